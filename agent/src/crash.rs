@@ -1,4 +1,4 @@
-//! Failpoints at which a test kills this process, to show that it converges on restart.
+//! Failpoints at which a test kills this process, to show that a restart continues correctly.
 //!
 //! Debug builds only: a release build contains neither the environment variable's name nor the
 //! call.

@@ -68,7 +68,7 @@ fn read(path: &Path) -> Result<Vec<u8>, EndpointError> {
 pub(crate) trait ByteStream: AsyncRead + AsyncWrite + Send + Unpin {}
 impl<T: AsyncRead + AsyncWrite + Send + Unpin> ByteStream for T {}
 
-/// TLS client identity: the own certificate, and the CAs that servers are verified with.
+/// TLS identity of a client: its certificate and key, and the CAs with which servers are verified.
 #[derive(Clone, Debug)]
 pub(crate) struct ClientTlsIdentity(Arc<ClientConfig>);
 

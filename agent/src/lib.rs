@@ -1,8 +1,9 @@
 //! The agent, Muster's program on each host. It finds the other hosts through discovery, then runs
 //! and supervises the node.
 //!
-//! The way in: `main` here parses the command line and calls one file of `commands/`. A host's life
-//! is `commands/run.rs`: it decides from the state on disk whether to enrol or to operate.
+//! The way in: `main` here parses the command line and calls one file of `commands/`. The life of a
+//! host is in `commands/run.rs`, which decides from the state on disk whether to enrol or to
+//! operate.
 //!
 //! Each row uses only rows below it, and the files `endpoint`, `exit`, `retry` and `crash`.
 //!

@@ -16,8 +16,9 @@ pub(super) struct Installation {
 }
 
 impl Installation {
-    /// Finds an installation. `named` is the only candidate if given; otherwise PATH comes before
-    /// the newest package. An existing `data` directory needs the version that made it.
+    /// Finds an installation. `named` is the only candidate if it is given. Otherwise the
+    /// directories in PATH come first, then the packages, from the newest version on. An existing
+    /// `data` directory needs the version that made it.
     pub(super) fn find(named: Option<&Path>, data: &Path) -> Result<Self, ManagedPostgresError> {
         let wanted = std::fs::read_to_string(data.join("PG_VERSION")).ok();
         let wanted = wanted.as_deref().map(str::trim);

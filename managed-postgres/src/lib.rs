@@ -2,10 +2,10 @@
 //! and small installations without a database server.
 //!
 //! Its directory holds `data/`, `run/` (the socket; there is no network port), `postgres.log` and a
-//! lock. A folder with anything else is refused. Everybody who can enter `run/` can connect, so its
-//! mode is 0700. As root the server runs as an unprivileged user. That user gets `data/` and `run/`
-//! and nothing else. Otherwise it could place files that root opens or gives away at the next
-//! start.
+//! lock. At the first start, a folder with anything else is refused. Everybody who can enter `run/`
+//! can connect, so its mode is 0700. As root the server runs as an unprivileged user. That user
+//! gets `data/` and `run/` and nothing else. Otherwise it could place files that root opens or
+//! gives away at the next start.
 //!
 //! One thread owns the child from start to stop. Linux sends the parent-death signal when the
 //! *thread* that forked ends, so the end of a pool's thread would stop Postgres.
@@ -113,8 +113,8 @@ pub enum ManagedPostgresError {
     )]
     Foreign {
         dir: PathBuf,
-        /// Reason of the refusal, as the rest of a sentence that begins with the path, such as `is
-        /// no folder`.
+        /// Reason of the refusal. It continues a sentence that begins with the path: for example
+        /// `is no folder`.
         why: String,
     },
     /// Another process runs a server in the directory.

@@ -112,7 +112,8 @@ impl MembershipView {
         let (count, started) = (voters().count(), count_started(voters()));
         let needed = quorum(count + 1);
         let mut objections = Vec::new();
-        // A second member may always join a single started one, although it has not started yet.
+        // A second member may always join a single started one, although the second has not started
+        // yet.
         let is_second = started == 1 && count == 1;
         if !is_learner && !is_second && started < needed {
             objections.push(QuorumObjection::NotEnoughStarted { started, needed });
@@ -152,9 +153,9 @@ impl MembershipView {
         (healthy < needed).then_some(QuorumObjection::Unhealthy { healthy, needed })
     }
 
-    /// Returns the objection to one more voter, which is a learner until then (`mayPromoteMember`
-    /// and `IsReadyToPromoteMember`). The learner itself counts as started, because it could not be
-    /// in sync otherwise.
+    /// Returns the objection to making a learner one more voter (`mayPromoteMember` and
+    /// `IsReadyToPromoteMember`). The learner itself counts as started, because it could not be in
+    /// sync otherwise.
     #[must_use]
     pub fn promotion_objection(&self) -> Option<QuorumObjection> {
         let (started, needed) =

@@ -35,7 +35,7 @@ fn unhealthy(healthy: usize, needed: usize) -> Option<QuorumObjection> {
     Some(QuorumObjection::Unhealthy { healthy, needed })
 }
 
-/// Shows etcd's `mayAddMember` (`server/etcdserver/server.go`) and `IsReadyToAddVotingMember`
+/// Follows etcd's `mayAddMember` (`server/etcdserver/server.go`) and `IsReadyToAddVotingMember`
 /// (`server/etcdserver/api/membership/cluster.go`). The verdicts are those of etcd 3.5 and 3.7, as
 /// measured. The exceptions are the cases with promised voters.
 #[test]
@@ -68,7 +68,7 @@ fn all_objections_to_an_addition_are_returned_in_etcds_order() {
     assert_eq!(found, [not_started(2, 3).unwrap(), unhealthy(2, 3).unwrap()]);
 }
 
-/// Shows etcd's `mayAddMember` (`server/etcdserver/server.go`) for a learner.
+/// Follows etcd's `mayAddMember` (`server/etcdserver/server.go`) for a learner.
 #[test]
 fn adding_a_learner_needs_healthy_members_only() {
     for (members, away, expected) in [
@@ -84,9 +84,9 @@ fn adding_a_learner_needs_healthy_members_only() {
     }
 }
 
-/// Shows etcd's `mayRemoveMember` (`server/etcdserver/server.go`) and `IsReadyToRemoveVotingMember`
-/// (`server/etcdserver/api/membership/cluster.go`). One rule is our own: the members that stay and
-/// are reachable must be a quorum.
+/// Follows etcd's `mayRemoveMember` (`server/etcdserver/server.go`) and
+/// `IsReadyToRemoveVotingMember` (`server/etcdserver/api/membership/cluster.go`). One rule is our
+/// own: the members that stay and are reachable must be a quorum.
 #[test]
 fn a_removal_must_leave_a_reachable_quorum() {
     for (members, away, id, expected) in [
@@ -114,7 +114,7 @@ fn a_removal_must_leave_a_reachable_quorum() {
     }
 }
 
-/// Shows etcd's `mayPromoteMember` (`server/etcdserver/server.go`) and `IsReadyToPromoteMember`
+/// Follows etcd's `mayPromoteMember` (`server/etcdserver/server.go`) and `IsReadyToPromoteMember`
 /// (`server/etcdserver/api/membership/cluster.go`).
 #[test]
 fn a_promotion_must_not_cost_the_quorum() {
@@ -125,7 +125,7 @@ fn a_promotion_must_not_cost_the_quorum() {
     }
 }
 
-/// Shows etcd's `ValidateConfigurationChange` (`server/etcdserver/api/membership/cluster.go`).
+/// Follows etcd's `ValidateConfigurationChange` (`server/etcdserver/api/membership/cluster.go`).
 #[test]
 fn learners_are_limited() {
     for (members, most, expected) in [

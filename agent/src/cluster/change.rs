@@ -54,8 +54,8 @@ pub(crate) struct NewMember {
 pub(crate) struct ChangeMetadata {
     /// Id of the operation, which the cluster carries out at most once.
     pub operation: [u8; 16],
-    /// Configuration for which the change was planned; at any other configuration the cluster
-    /// refuses the change.
+    /// Index of the configuration for which the change was planned. At any other configuration, the
+    /// cluster refuses the change.
     pub planned_at: Option<u64>,
 }
 

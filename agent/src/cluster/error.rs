@@ -16,7 +16,7 @@ pub(crate) enum ClusterError {
     /// No member could be reached: nothing was sent.
     #[error("no member can be reached: {}", .0.join("; "))]
     Unreachable(Vec<String>),
-    /// The member asked can't serve now; nothing has changed.
+    /// The member that was asked can't serve now; nothing has changed.
     #[error("the cluster can't serve this now: {text}")]
     Unavailable {
         /// Text of the server, or why no answer came.
@@ -33,7 +33,7 @@ pub(crate) enum ClusterError {
     /// The cluster carried out a request with this operation id before.
     #[error("the cluster has done this already: {text}")]
     CarriedOut {
-        /// The configuration that the request made.
+        /// Index of the configuration that the request made.
         at: Option<u64>,
         /// Text of the server.
         text: String,
@@ -41,7 +41,7 @@ pub(crate) enum ClusterError {
     /// The members have changed since the change was planned.
     #[error("the plan is stale: {text}")]
     Stale {
-        /// The configuration that the cluster has now.
+        /// Index of the configuration that the cluster has now.
         now: Option<u64>,
         /// Text of the server.
         text: String,

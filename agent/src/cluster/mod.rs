@@ -272,8 +272,8 @@ async fn status(channel: Channel) -> Result<Response<pb::StatusResponse>, Status
     MaintenanceClient::new(channel).status(StatusRequest::default()).await
 }
 
-/// Makes a member of etcd before 3.5 catch up by a linearizable read, before it lists the members.
-/// Without that read, its list may be outdated.
+/// Makes a member that runs etcd before 3.5 catch up, by a linearizable read. Without that read,
+/// the list that the member then gives may be outdated.
 async fn catch_up_old_member(channel: Channel) -> Result<(), Status> {
     let version = status(channel.clone()).await?.into_inner().version;
     if ["3.2.", "3.3.", "3.4."].iter().any(|old| version.starts_with(old)) {

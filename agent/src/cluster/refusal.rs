@@ -41,14 +41,14 @@ refusals! {
     TooManyRequests: "too-many-requests" "etcdserver: too many requests";
     /// The cluster has no member with this id.
     MemberNotFound: "member-not-found" "etcdserver: member not found";
-    /// The member asked is a learner, or was removed.
+    /// The member that was asked is a learner, or was removed.
     NotSupportedForLearner: "not-for-learners" "etcdserver: rpc not supported for learner";
     /// The cluster has no leader now. `muster-node` sends no code, because a request that waits for a
     /// leader may still be carried out.
     NoLeader: "" "etcdserver: no leader";
-    /// The member asked can't serve the request yet, since it has just started.
+    /// The member that was asked can't serve the request yet, since it has just started.
     NotCapable: "not-capable" "etcdserver: not capable";
-    /// The member asked doesn't know the method.
+    /// The member that was asked doesn't know the method.
     UnknownMethod: "unknown-method" "etcdserver: unknown method";
     /// The caller may not make this request.
     PermissionDenied: "permission-denied"

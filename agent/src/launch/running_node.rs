@@ -97,7 +97,7 @@ impl RunningNode {
                 return Ok(Some(Self { identity, process, child: None }));
             }
             // The launcher holds the lock but has no pid file yet, or the node has ended but not
-            // yet released the lock. Both pass quickly.
+            // yet released the lock. Neither state lasts long.
             if tokio::time::Instant::now() > deadline {
                 return Err(NodeStartError::LockHolderUnknown(layout.node_lock()));
             }

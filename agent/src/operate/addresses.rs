@@ -1,8 +1,8 @@
 //! This member's addresses: those that its cluster agreed on, or those that it has moved to since.
 //!
 //! A host whose node has not run yet is bound to the agreed addresses. Once its node has run, the
-//! host may move with its data. Its peers learn the new addresses by a membership change, its agent
-//! by the flags of its next start.
+//! host may move with its data. Its peers learn the new addresses by a membership change. Its agent
+//! learns them from the flags of its next start.
 
 use std::net::IpAddr;
 

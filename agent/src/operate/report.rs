@@ -8,10 +8,10 @@
 //! forgotten it. It is also repeated as soon as the members change, because operators give orders
 //! by discovery's list of members.
 //!
-//! Each answer names the Raft cluster whose reports discovery accepts. It differs from this node's
-//! Raft cluster after an operator has made a new cluster from the data left on this host. Then the
-//! agent sends the recovery statements and repeats the report. So the agent needs no memory of what
-//! it has sent.
+//! Each answer names the Raft cluster whose reports discovery accepts. That cluster differs from
+//! this node's Raft cluster after an operator has made a new cluster from the data left on this
+//! host. Then the agent sends the recovery statements and repeats the report. So the agent needs no
+//! memory of what it has sent.
 
 use std::cell::RefCell;
 use std::convert::Infallible;
@@ -295,8 +295,8 @@ fn is_settled(answer: &Result<ClusterState, ClientError>) -> bool {
     }
 }
 
-/// Logs an answer at level info or warning if it differs from the last one, in `said`. Logs a
-/// repeated or temporary answer at level debug.
+/// Logs a settled answer (see [`is_settled`]) at level info or warning, if it differs from the last
+/// settled answer, whose text is in `said`. Logs every other answer at level debug.
 fn log(answer: &Result<ClusterState, ClientError>, status: &NodeStatus, said: &mut String) {
     let settled = is_settled(answer);
     let says = match answer {

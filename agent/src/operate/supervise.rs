@@ -91,7 +91,8 @@ pub(crate) async fn run(
     handle_outcome(outcome?, &plan, &mut protocol, &known).await
 }
 
-/// Facts that concurrent tasks learn, shared with each other and with the journal.
+/// Facts that the concurrent tasks learn. The tasks share them with each other and with the
+/// journal.
 struct SharedFacts {
     /// The members as last seen.
     members: watch::Sender<Vec<ClusterMember>>,

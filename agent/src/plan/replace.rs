@@ -28,7 +28,7 @@ pub(crate) struct ReplacementFacts<'a> {
     pub old: Option<MemberId>,
     /// Peer URLs of the new member.
     pub peer_urls: &'a [String],
-    /// Operation that removed the old member, if the old member is gone.
+    /// Origin of the old member's removal, if the old member is gone.
     pub removal_origin: RemovalOrigin,
     /// Whether the cluster has refused to add the new member because too few voters are healthy.
     pub is_addition_refused: bool,

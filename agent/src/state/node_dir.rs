@@ -1,4 +1,4 @@
-//! Classifies the node's directory: blank, this member's, with a log, or foreign.
+//! Classifies the node's directory: blank, marked for an incarnation, with a log, or foreign.
 
 use std::path::{Path, PathBuf};
 
@@ -8,10 +8,11 @@ use serde::{Deserialize, Serialize};
 
 use super::StateError;
 
-/// File in the node's directory after a new cluster was made from it.
+/// File that is in the node's directory after a new cluster was made from that directory.
 pub const FORCED_FILE: &str = "muster-forced.json";
 
-/// File in the node's directory while a new cluster is being made from it. No node starts then.
+/// File that is in the node's directory while a new cluster is being made from that directory. No
+/// node starts then.
 pub const FORCING_FILE: &str = "muster-forcing.json";
 
 /// Lists the node's directory. An unfinished marker, which a crash may leave behind, is left out.

@@ -43,7 +43,7 @@ pub(super) struct IntentFacts<'a> {
     /// Members that did not answer when the cluster refused the newcomer because too few voters are
     /// healthy; `None` if the cluster has not refused.
     pub refused_addition: Option<&'a [MemberId]>,
-    /// The operation that removed the replaced member, if that member is gone.
+    /// Origin of the replaced member's removal, if that member is gone.
     pub removal_origin: RemovalOrigin,
 }
 

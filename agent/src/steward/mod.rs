@@ -83,7 +83,7 @@ struct IntentObservations {
     /// Members that did not answer when the cluster refused the newcomer because too few voters are
     /// healthy.
     refused_addition: Option<Vec<MemberId>>,
-    /// The operation that removed the replaced member.
+    /// Origin of the replaced member's removal, if that member is gone.
     removal_origin: RemovalOrigin,
     last_logged_wait: String,
     /// The last reason to wait that was reported to discovery, and when it was reported.

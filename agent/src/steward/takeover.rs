@@ -4,11 +4,11 @@
 //! the cluster's own store every few seconds. Each other voter's agent times the sign by its own
 //! monotonic clock, so neither another host's clock nor discovery can move the leadership. After
 //! [`TAKEOVER_TIMEOUT`] without a new sign, the first of these agents asks the leader's node to
-//! hand over to its own node. It then carries out the intents itself. If that agent is silent too,
-//! the next one follows after another [`TAKEOVER_TIMEOUT`].
+//! hand the leadership over to the agent's own node. That agent then carries out the intents. If it
+//! is silent too, the next one follows after another [`TAKEOVER_TIMEOUT`].
 //!
-//! The leadership must not move if another leader could do no more than this one. So an agent takes
-//! over under three conditions:
+//! The leadership must not move if another leader's agent could do no more than this one's. So an
+//! agent takes over under three conditions:
 //! - There is an intent on which it could act at once.
 //! - It has tried fewer than [`MAX_TAKEOVERS`] times for that intent.
 //! - It has written a sign of its own, which proves that others will see it alive.

@@ -26,11 +26,11 @@ struct Replacement<'a> {
     old: MemberId,
     /// Operation id of the removal of the old member.
     operation: [u8; 16],
-    /// Operation that removed the old member, if the old member is gone.
+    /// Origin of the old member's removal, if the old member is gone.
     removal_origin: RemovalOrigin,
     /// Whether the cluster has refused to add the new member because too few voters are healthy.
     is_addition_refused: bool,
-    /// Limit of the wait for the new member's start.
+    /// Timer of the wait for the new member's start.
     start: WaitTimer,
     /// Whether the operator was asked to start the new member.
     is_start_asked_for: bool,

@@ -42,8 +42,8 @@ enum AnswerError {
     /// The certificates with the document are invalid.
     #[error("{0}")]
     Leaves(#[from] discovery_types::leaves::LeafError),
-    /// The epoch is beyond this agent's limit. A promise about such an epoch would exclude this
-    /// host from every later list.
+    /// The epoch is beyond this agent's limit. Releasing such an epoch would exclude this host from
+    /// every later list.
     #[error(
         "it shows epoch {epoch}, and no cluster that this host has seen can have come beyond \
          {limit}: the service is broken, or lies"
