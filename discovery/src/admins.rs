@@ -1,7 +1,8 @@
 //! The admin chain: elements signed by owners, starting at the key directory's owner.
 //!
-//! Rows that don't extend the chain, in their order, are ignored and raise an alarm. Such rows were
-//! written into the database by hand, or remain from a chain that lost a row.
+//! The rows are read in their order. A row that doesn't extend the chain is ignored and raises an
+//! alarm. Such a row was written into the database by hand, or remains from a chain that lost a
+//! row.
 //!
 //! Elements that this process has once acted on are in its ledger and are read first. A database
 //! that was set back therefore can't restore a role that an owner has revoked.
@@ -25,12 +26,13 @@ pub(crate) struct Admins {
     pub chain: AdminChain,
     /// The chain's elements, in order.
     pub elements: Vec<Jws>,
-    /// Every key that was ever an owner's: each may have started a cluster's statements.
+    /// Every key that was ever an owner's. Any of these keys can have signed a cluster's first
+    /// statement.
     pub ever_owners: BTreeSet<KeyId>,
     /// Number of rows that don't belong to the chain.
     pub ignored_rows: usize,
-    /// Error for the first row that a newer program wrote; it names the row's version. This row and
-    /// all later rows are ignored.
+    /// Error for the first row that a newer program wrote. The error contains the row's version.
+    /// This row and all later rows are ignored.
     pub newer: Option<JwsError>,
     fingerprint: Vec<u8>,
 }
@@ -72,7 +74,7 @@ impl AdminCache {
         // The chain must be durable in the ledger before this process acts on it.
         ledger.ensure_admins(&texts).await?;
         let mut known = self.known.write().unwrap_or_else(PoisonError::into_inner);
-        // Two requests may read the rows at the same time; only the first one raises the alarm.
+        // Two requests can read the rows at the same time; only the first one raises the alarm.
         let news = known.as_ref().is_none_or(|known| known.fingerprint != admins.fingerprint);
         if news && admins.ignored_rows > 0 {
             self.metrics.count_alarm("admin_rows_ignored");
@@ -156,7 +158,7 @@ mod tests {
     }
 
     #[test]
-    fn rows_that_no_owner_signed_are_ignored_and_those_after_them_are_not() {
+    fn rows_that_no_owner_signed_are_ignored_and_later_rows_still_count() {
         let root = SigningKey::generate();
         let (thief, planted) = admin("thief", Role::Owner);
         let (_, issuer) = admin("issuer", Role::Issuer);
@@ -171,7 +173,7 @@ mod tests {
     }
 
     #[test]
-    fn a_change_by_a_newer_program_is_ignored_with_those_after_it_and_told_apart() {
+    fn a_newer_programs_change_is_ignored_with_later_rows_and_its_version_is_reported() {
         let root = SigningKey::generate();
         let (_, issuer) = admin("issuer", Role::Issuer);
         let mut chain = AdminChain::root(root.public());
@@ -192,7 +194,7 @@ mod tests {
     }
 
     #[test]
-    fn whoever_was_an_owner_once_is_remembered_as_one() {
+    fn a_revoked_owner_is_still_known_as_a_former_owner() {
         let root = SigningKey::generate();
         let (second_key, second) = admin("second", Role::Owner);
         let mut chain = AdminChain::root(root.public());
@@ -206,7 +208,7 @@ mod tests {
     }
 
     #[test]
-    fn a_revocation_that_was_acted_on_once_is_not_undone_by_older_or_other_rows() {
+    fn a_revocation_in_the_ledger_is_not_undone_by_older_or_forked_rows() {
         let root = SigningKey::generate();
         let (thief, thrown_out) = admin("thief", Role::Owner);
         let (_, friend) = admin("friend", Role::Owner);

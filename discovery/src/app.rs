@@ -53,18 +53,18 @@ pub(crate) struct App {
     pub poll_slots: SlotPool<[u8; 32]>,
     /// Maximum time that a long poll waits for a change.
     pub max_poll_wait: Duration,
-    /// How long a draft can be used after it was made.
+    /// Time for which the draft of a cluster can be used after it was made.
     pub draft_life: Duration,
     /// Cancelled when the process drains, which ends every long poll.
     pub draining: CancellationToken,
 }
 
-/// Rate (a second) and burst of documents that one address may show. A burst is normal after a
-/// restore.
+/// Limit on the documents that one address may show: rate per second, and burst. A burst is normal
+/// after a restore.
 pub(crate) const ADOPTION_RATE_AND_BURST: (u32, u32) = (2, 20);
 
 impl App {
-    /// Error for an address over its rate limit; counts an alarm.
+    /// Returns the error for an address over its rate limit, and counts an alarm.
     pub(crate) fn rate_limited(&self, wait: Duration) -> ApiError {
         self.metrics.count_alarm("rate_limited");
         let next = "Wait, and send less often.";

@@ -1,5 +1,6 @@
-//! Background tasks of a process: listen for other processes' notifications, sweep, fill the ledger
-//! and write it back. Each task retries after an error, with a growing pause.
+//! Background tasks of a process: listen for other processes' notifications, sweep the clusters,
+//! fill the ledger, and put its commits back into the database. Each task retries after an error,
+//! with a growing pause.
 
 use std::time::{Duration, Instant};
 
@@ -29,8 +30,8 @@ async fn run_until_stopped(stop: CancellationToken, task: impl Future<Output = (
     let _ = stop.run_until_cancelled(task).await;
 }
 
-/// Listens for other processes' changes, which arrive as Postgres notifications. Notifications may
-/// be lost with a connection. So every waiting request is woken after the connection was lost.
+/// Listens for other processes' changes, which arrive as Postgres notifications. A lost connection
+/// can lose notifications. So every waiting request is woken after a connection was lost.
 async fn listen(app: App) {
     let mut pause = FIRST_PAUSE;
     loop {
@@ -175,8 +176,8 @@ async fn put_back_when_changed(app: App) {
     }
 }
 
-/// Settles the clusters as soon as the database's generation is settled, by this process or
-/// another.
+/// Tells the clusters that the database is settled, as soon as this process or another one has
+/// settled the database's generation.
 async fn settle_clusters_when_settled(app: App) {
     let mut generation = app.store.watch().generation.subscribe();
     while generation.changed().await.is_ok() {

@@ -21,7 +21,7 @@ use crate::kek::KeyPurpose;
 
 const HOUR: u64 = 3_600;
 const DAY: u64 = 24 * HOUR;
-/// Validity of a CA: longer than any leaf that will be renewed under it.
+/// Validity of a CA. It must outlast all leaves that are issued under the CA.
 const CA_LIFE: Duration = Duration::from_secs(20 * 365 * DAY);
 /// Validity of a member's certificates.
 pub(crate) const MEMBER_LIFE: Duration = Duration::from_secs(365 * DAY);
@@ -313,7 +313,7 @@ mod tests {
     }
 
     #[test]
-    fn hosts_lose_their_ports_and_their_doubles() {
+    fn hosts_are_returned_without_ports_and_without_duplicates() {
         let urls = ["https://10.0.0.1:2380", "https://[fd00::1]:2380", "https://10.0.0.1:2381"];
         assert_eq!(hosts(&urls.map(str::to_owned)), ["10.0.0.1", "[fd00::1]"]);
     }
@@ -344,7 +344,7 @@ mod tests {
     }
 
     #[test]
-    fn other_keys_and_mangled_requests_are_refused() {
+    fn a_request_that_is_mangled_or_has_an_ed25519_key_is_refused() {
         let (_, authority) = ca(KeyPurpose::ClientCa);
         let ed25519 = request(&KeyPair::generate_for(&rcgen::PKCS_ED25519).unwrap());
         let refused = authority.issue_credential(&ed25519, "a", NOW);

@@ -4,8 +4,9 @@
 //! The monotonic clock also shows when Postgres' clock was set:
 //!
 //! - After a jump forward the clock may be set back again. No deadline is trusted before the clock
-//!   has run evenly for a while.
-//! - After a jump backward, whatever was stored in the meantime has to be checked.
+//!   has run without a jump for a while.
+//! - After a jump backward, deadlines that were stored while the clock was ahead are too late, and
+//!   have to be computed again.
 
 use std::sync::{PoisonError, RwLock};
 use std::time::{Duration, Instant, SystemTime};
@@ -124,7 +125,7 @@ mod tests {
     }
 
     #[test]
-    fn it_goes_on_from_where_it_was_set_and_is_written_as_http_wants_it() {
+    fn the_clock_runs_on_from_its_last_reading_and_formats_http_dates() {
         let clock = Clock::default();
         clock.set(784_111_777_000_000);
         assert!(clock.micros() >= 784_111_777_000_000);

@@ -29,7 +29,7 @@ const RETRY_AFTER_SECONDS: u64 = 2;
 /// A refused or failed request, as a problem document.
 #[derive(Debug)]
 pub(crate) struct ApiError {
-    // Boxed because nearly every function here returns this error: it keeps `Result` small.
+    // Boxed to keep `Result` small: nearly every function here returns this error.
     problem: Box<Problem>,
     retry_after_seconds: Option<u64>,
     /// The cause, for the log only: clients never see it.
@@ -46,8 +46,8 @@ impl ApiError {
         ApiError { problem, retry_after_seconds, cause: None, is_newer_data: false }
     }
 
-    /// Keeps the messages of `error` and its sources for the log. Only the messages: a database
-    /// error may quote a row in its details.
+    /// Keeps the messages of `error` and its sources for the log. Only messages are kept, because
+    /// the details of a database error can quote a row.
     #[must_use]
     pub(crate) fn because(mut self, error: &dyn std::error::Error) -> Self {
         let mut text = error.to_string();
@@ -317,7 +317,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_postgres_says_of_the_schema_is_for_the_log() {
+    fn postgres_messages_about_the_schema_are_kept_from_clients() {
         let error = from_postgres_error(Some("42501"), "permission denied for table grants");
         assert!(!error.to_string().contains("grants"), "{error}");
     }

@@ -1,4 +1,4 @@
-//! Bounds the time of work on clusters, and keeps it out of a database that was set back.
+//! Limits the time of work on clusters, and prevents such work on a database that was set back.
 
 use std::time::Duration;
 
@@ -39,8 +39,8 @@ impl App {
         Ok(transaction)
     }
 
-    /// Checks the database again, as is done for each new connection. If it has changed, this
-    /// process starts to put its ledger back.
+    /// Checks the database again, as is done for each new connection, and returns the error for the
+    /// caller. If the database has changed, this process starts to put its ledger back.
     pub(crate) async fn report_database_change(&self, cluster: Uuid, why: &str) -> ApiError {
         tracing::error!(cluster.id = %cluster, why, "the database was set back");
         self.metrics.count_alarm("database_set_back");

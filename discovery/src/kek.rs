@@ -163,7 +163,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_wrapped_opens_again() {
+    fn a_wrapped_key_is_unwrapped_again() {
         let id = Uuid::now_v7();
         let wrapped = kek(&[1]).wrap(id, KeyPurpose::PeerCa, b"secret").unwrap();
         assert_eq!(&kek(&[1]).unwrap(id, KeyPurpose::PeerCa, &wrapped).unwrap()[..], b"secret");

@@ -334,7 +334,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_made_loads_and_is_closed_to_others() {
+    fn a_new_key_directory_loads_and_is_closed_to_other_users() {
         let (_folder, dir) = made();
         let loaded = KeyDirectory::load(&dir).unwrap();
         assert_eq!((loaded.settings, loaded.owner), (settings(), owner()));
@@ -346,7 +346,7 @@ mod tests {
     }
 
     #[test]
-    fn a_directory_with_anything_in_it_is_left_alone() {
+    fn create_refuses_a_directory_that_is_not_empty() {
         let folder = tempfile::tempdir().unwrap();
         std::fs::write(folder.path().join("x"), "").unwrap();
         let refused = KeyDirectory::create(folder.path(), &settings(), &owner());
@@ -355,7 +355,7 @@ mod tests {
     }
 
     #[test]
-    fn a_key_that_others_may_read_stops_the_start() {
+    fn a_key_that_others_can_read_is_refused() {
         let (_folder, dir) = made();
         let key = dir.join("kek-1.key");
         std::fs::set_permissions(&key, std::fs::Permissions::from_mode(0o640)).unwrap();

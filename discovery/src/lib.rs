@@ -5,8 +5,8 @@
 //! | `cli` | the command line: the program's whole command tree, and the admin's commands |
 //! | `server` | start and stop: arguments, listener, drain |
 //! | `routes`, `handlers`, `auth`, `error` | the API: routing table, handlers, authorisation, one error format |
-//! | `redeem` | the verification of redeems, of boot tokens as of join tickets |
-//! | `gate`, `members` | the start of work on a cluster; who its members are, and which report |
+//! | `redeem` | the verification of redeemed boot tokens and join tickets |
+//! | `gate`, `members` | the start of work on a cluster; who its members are, and which of them report |
 //! | `forming` | one event on one cluster: the shell around the pure state machine |
 //! | `intents` | changes of running clusters, on their way to the clusters' own agents |
 //! | `store`, `ledger` | access to Postgres, the only SQL; the record of decisions kept outside Postgres |

@@ -1,5 +1,4 @@
-//! Limits on how often one address, and all addresses together, may ask. They are checked before
-//! any costly work.
+//! Limits on how often one address may send requests. They are checked before any costly work.
 
 use std::net::{IpAddr, Ipv6Addr};
 use std::num::NonZeroU32;
@@ -57,8 +56,9 @@ impl AddressLimit {
         self.limiter.check_key(&key).map_err(|not_until| not_until.wait_time_from(self.clock.now()))
     }
 
-    /// Whether a full table may be cleaned up now. A cleanup visits every address, so at most one
-    /// runs in each [`TIDY_EVERY`], however many requests ask.
+    /// Whether a full table may be cleaned up now. If so, the time is recorded as that of the last
+    /// cleanup. A cleanup visits every address, so at most one runs in each [`TIDY_EVERY`], however
+    /// many requests ask.
     fn may_tidy(&self) -> bool {
         let now = self.started.elapsed().as_millis() as u64 + 1; // 0 means never.
         let tidy = |last: u64| {
@@ -96,7 +96,7 @@ mod tests {
     }
 
     #[test]
-    fn a_full_table_is_not_gone_through_for_each_request() {
+    fn a_full_table_is_not_cleaned_up_twice_in_a_second() {
         let limit = AddressLimit::new(1, 1);
         assert!(limit.may_tidy());
         assert!(!limit.may_tidy(), "not twice at once");

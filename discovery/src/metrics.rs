@@ -134,7 +134,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_alarm_is_there_before_the_first_one() {
+    fn every_alarm_is_shown_as_zero_before_it_is_raised() {
         let text = ServiceMetrics::default().text();
         for kind in ALARMS {
             let sample = format!("muster_discovery_alarms_total{{kind=\"{kind}\"}} 0");

@@ -90,7 +90,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_waiting_costs_nothing() {
+    fn a_channel_is_removed_with_its_last_subscription() {
         let (wakes, cluster) = (ClusterNotifier::default(), Uuid::now_v7());
         drop((wakes.subscribe(cluster), wakes.subscribe(cluster)));
         assert!(wakes.channels.lock().unwrap().is_empty());

@@ -37,7 +37,7 @@ use uuid::Uuid;
 use crate::error::ApiError;
 use crate::store::cluster::ClusterTransaction;
 
-/// A redeem whose envelope is verified. The record and the grant aren't yet.
+/// A redeem whose envelope is verified. The record and the grant aren't verified yet.
 #[derive(Debug)]
 pub(crate) struct RedeemRequest {
     /// The signed envelope, as received.
@@ -138,8 +138,8 @@ impl VerifiedRedeem {
     /// time is in the future.
     ///
     /// A void grant is not refused for good before the database is settled. A cluster that looks
-    /// open may have committed, and its hosts must learn that first. An operator may also replace
-    /// the database by the right one, in which the grant is valid.
+    /// open can have committed already, and its hosts must learn that first. An operator can also
+    /// replace the database by the right one, in which the grant is valid.
     pub(crate) fn check_issue(&self, transaction: &ClusterTransaction) -> Result<(), ApiError> {
         if self.is_void && !transaction.settled {
             let detail =
@@ -175,7 +175,7 @@ pub(crate) fn unsettled_error(detail: &str) -> ApiError {
     ApiError::new(Code::DatabaseChanged, detail, next)
 }
 
-/// Whether a token was issued before the database was last set back or accepted. The database may
+/// Whether a token was issued before the database was last set back or accepted. The database can
 /// have lost the token's revocation, so such a token admits no new key any more.
 ///
 /// A token is void if its time of issue or its time of storage is too early. The time of issue

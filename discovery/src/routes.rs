@@ -259,7 +259,7 @@ fn log_fault(response: &ServiceResponse<impl MessageBody>, route: &str) {
     };
     let path = response.request().path();
     match status.as_u16() {
-        // 503 is temporary and may be gone by the next request: a warning, not an error.
+        // Log 503 as a warning, not as an error: the next request may succeed.
         503 => tracing::warn!(%method, route, path, error = text, "a request was not served"),
         status => tracing::error!(%method, route, path, status, error = text, "a request failed"),
     }

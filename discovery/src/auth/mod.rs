@@ -90,7 +90,7 @@ pub(crate) async fn authorise(
     Ok(Caller { key, principal, name })
 }
 
-/// Whether the cluster's newest statement gives the key a role that may do `action`.
+/// Checks that the cluster's newest statement gives the key a role that may do `action`.
 pub(crate) fn check_statement_allows(
     chain: &StatementChain,
     key: &PublicKey,

@@ -131,8 +131,8 @@ fn is_same(one: &Admin, other: &Admin) -> bool {
     one.name == other.name && roles(one) == roles(other)
 }
 
-/// Errors on a change that may be a mistake: a known key without --replace, or another admin's
-/// name.
+/// Refuses an addition that is probably a mistake: a known key without --replace, or another
+/// admin's name.
 fn check_add(
     chain: &AdminChain,
     known: Option<&Admin>,

@@ -303,7 +303,7 @@ mod tests {
     }
 
     #[test]
-    fn another_key_directory_opens_nothing() {
+    fn an_export_cant_be_opened_with_another_key_directory() {
         let world = IssueFixture::new();
         key_directory(&world.dir.path().join("other"), &SigningKey::generate());
         let error = world.issue("other").unwrap_err();
@@ -312,7 +312,7 @@ mod tests {
     }
 
     #[test]
-    fn an_export_that_was_tampered_with_makes_nothing() {
+    fn no_certificate_is_made_from_an_export_that_was_tampered_with() {
         let mut world = IssueFixture::new();
         let stranger = IssueFixture::new();
         // The test changes three exports: it swaps the CA keys, inserts another cluster's

@@ -3,7 +3,7 @@
 use super::CliError;
 use super::printer::Printer;
 
-/// An act that can't be undone, or only by an owner and for a limited time.
+/// An act that can't be undone, or that only an owner can undo for a limited time.
 pub(super) struct IrreversibleAct<'a> {
     /// Sentences that describe what the act ends.
     pub(super) consequences: Vec<String>,
@@ -12,8 +12,8 @@ pub(super) struct IrreversibleAct<'a> {
 }
 
 impl IrreversibleAct<'_> {
-    /// Prints what the act ends. Succeeds if `yes` is true or a person types the name. Errors
-    /// without a terminal, because nobody can be asked.
+    /// Prints what the act ends. Succeeds if `yes` is true or a person types the name. Without
+    /// `yes` and without a terminal it fails, because nobody can be asked.
     pub(super) fn confirm(&self, yes: bool, printer: &mut Printer) -> Result<(), CliError> {
         for sentence in &self.consequences {
             printer.note(sentence);
@@ -45,7 +45,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_name_typed_again_goes_on_and_nothing_else_does() {
+    fn only_the_exact_name_confirms_the_act() {
         let act = IrreversibleAct { consequences: vec!["It ends prod.".into()], name: "prod" };
         assert!(act.judge(Some("prod")).is_ok());
         for answer in [Some(""), Some("yes"), Some("prod-2"), Some("PROD"), None] {

@@ -142,7 +142,7 @@ impl CliError {
         }
     }
 
-    /// Advice on what to do next, unless the message contains it already.
+    /// Advice on what to do next. `None` if there is none, or if the message contains it already.
     pub fn next(&self) -> Option<String> {
         let text = match self {
             CliError::NoContext { .. } => {

@@ -36,7 +36,8 @@ impl Home {
     /// Stores a context. The first one becomes current.
     pub(super) fn put(&self, name: &Name, context: &Context) -> Result<(), CliError> {
         let contexts = self.contexts();
-        // Private, like ~/.ssh: by default it also holds the admin's key.
+        // Make the folders private, like ~/.ssh: by default, `self.folder` also holds the admin's
+        // key.
         muster_files::open_own_folder(&contexts)?;
         muster_files::replace(&self.file(name), format!("{context}\n").as_bytes())?;
         if self.current().is_none() {
@@ -166,7 +167,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_made_is_closed_to_others() {
+    fn new_folders_are_closed_to_other_users() {
         use std::os::unix::fs::PermissionsExt;
         let folder = tempfile::tempdir().unwrap();
         let home = Home::new(Some(&folder.path().join("config/muster"))).unwrap();
@@ -178,7 +179,7 @@ mod tests {
     }
 
     #[test]
-    fn without_a_current_context_those_that_are_kept_are_pointed_at() {
+    fn the_error_tells_no_context_from_no_current_context() {
         let folder = tempfile::tempdir().unwrap();
         let home = Home::new(Some(folder.path())).unwrap();
         for name in ["one", "two"] {
@@ -190,7 +191,7 @@ mod tests {
     }
 
     #[test]
-    fn a_name_can_not_leave_the_folder() {
+    fn a_context_name_cant_point_outside_the_folder() {
         let folder = tempfile::tempdir().unwrap();
         let home = Home::new(Some(folder.path())).unwrap();
         assert!(matches!(home.get(Some("../current")), Err(CliError::NoContext { .. })));

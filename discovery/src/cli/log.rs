@@ -31,7 +31,7 @@ enum ServeLogFormat {
 }
 
 impl LogArgs {
-    /// Sets up logging to stderr. May be called once in a process.
+    /// Sets up logging to stderr. A second call in one process fails.
     pub(super) fn install(&self) -> Result<(), CliError> {
         let filter = EnvFilter::try_new(&self.log)
             .map_err(|error| CliError::Usage(format!("--log: {error}")))?;

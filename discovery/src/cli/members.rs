@@ -13,7 +13,7 @@ use super::CliError;
 use super::session::AdminSession;
 
 /// Maximum time to wait until the members report the result of the last change. `POLL_INTERVAL` is
-/// the pause between two requests for their list.
+/// the pause between two requests for the member list.
 const SETTLE_TIMEOUT: Duration = Duration::from_secs(5);
 const POLL_INTERVAL: Duration = Duration::from_millis(200);
 
@@ -67,8 +67,8 @@ impl MemberDirectory {
         }
     }
 
-    /// The confirmed configuration, on which a change is planned. `None` if no quorum has reported
-    /// one.
+    /// The configuration that a quorum of the members has reported. A change is planned on it.
+    /// `None` if there is no such configuration.
     pub(super) fn configuration(&self) -> Option<u64> {
         let confirmed = self.0.as_ref().filter(|view| view.confirmed)?;
         confirmed.membership.configuration
@@ -139,7 +139,7 @@ mod tests {
     }
 
     #[test]
-    fn who_is_unknown_or_not_one_is_refused_with_those_that_there_are() {
+    fn an_unknown_or_ambiguous_member_is_refused_with_a_list_of_the_members() {
         let twins = members(&[("db", 1), ("db", 2)]);
         for (text, wanted) in
             [("db", "several"), ("db-9", "0000000000000001 (db)"), ("77", "no member")]
@@ -151,7 +151,7 @@ mod tests {
     }
 
     #[test]
-    fn before_anybody_spoke_an_id_is_taken_as_it_is() {
+    fn before_any_member_has_reported_every_id_is_accepted() {
         let members = MemberDirectory(None);
         assert_eq!(members.find("abc").unwrap().get(), 0xabc);
         assert!(members.find("db-1").unwrap_err().to_string().contains("etcdctl"));

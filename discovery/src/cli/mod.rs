@@ -206,8 +206,8 @@ fn refuse_secrets(arguments: impl Iterator<Item = OsString>) -> Result<(), CliEr
     Ok(())
 }
 
-/// Whether an argument contains a Postgres URL with a password. libpq accepts it before the host or
-/// as a parameter.
+/// Whether an argument contains a Postgres URL with a password. libpq accepts the password before
+/// the host or as a parameter.
 fn holds_password(argument: &str) -> bool {
     let small = argument.to_ascii_lowercase();
     let urls = ["postgres://", "postgresql://"];

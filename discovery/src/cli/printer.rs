@@ -119,7 +119,7 @@ const TIMES_IN_MS: [&str; 4] = ["at_ms", "seen_ms", "until_ms", "now_ms"];
 /// Fields that hold a time in seconds since 1970. They are part of what admins sign.
 const TIMES_IN_SECONDS: [&str; 2] = ["issued_at", "expires_at"];
 
-/// Replaces every time by its RFC 3339 form, in a field without a unit in its name.
+/// Replaces every time by its RFC 3339 form, and removes the unit `_ms` from its field's name.
 fn write_times(json: &mut Value) {
     match json {
         Value::Array(items) => items.iter_mut().for_each(write_times),
@@ -153,7 +153,7 @@ impl TextOutput<'_> {
         }
     }
 
-    /// Prints a table without rules, in columns as wide as their content, so that `awk` can parse
+    /// Prints a table without borders, in columns as wide as their content, so that `awk` can parse
     /// it.
     pub(super) fn table<const N: usize>(
         &mut self,

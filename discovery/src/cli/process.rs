@@ -1,4 +1,5 @@
-//! `process`: shows which discovery processes share the database, and whose ledgers it waits for.
+//! `process`: lists the discovery processes that share the database, and declares lost ones
+//! forgotten.
 
 use clap::Subcommand;
 use discovery_types::api::{ProcessList, ProcessView};
@@ -71,8 +72,8 @@ fn describe_loss(list: &ProcessList, id: Uuid) -> Result<String, CliError> {
     ))
 }
 
-/// Formats the number of commits in a process's ledger. A restored database may show too low a
-/// number.
+/// Formats the number of commits in a process's ledger. In a restored database the number can be
+/// too low.
 fn commits(process: &ProcessView) -> String {
     match process.missing {
         true => format!("{} or more", process.ledger_entries),
@@ -80,7 +81,8 @@ fn commits(process: &ProcessView) -> String {
     }
 }
 
-/// Formats a process's state. A running process sweeps more often than once a minute.
+/// Formats a process's state. A running process is seen at each of its sweeps, more often than once
+/// a minute.
 fn state(process: &ProcessView, now_ms: i64) -> String {
     const SILENT_MS: i64 = 60_000;
     let silent_ms = now_ms.saturating_sub(process.last_seen_ms);

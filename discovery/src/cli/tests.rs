@@ -34,7 +34,8 @@ struct CommandOutput {
     err: String,
 }
 
-/// Runs a command as `main` does. `HOME` in the arguments becomes the test's folder, `~` a space.
+/// Runs a command as `main` does. `HOME` in the arguments becomes the test's folder, and `~`
+/// becomes a space.
 fn muster(folder: &std::path::Path, line: &str) -> CommandOutput {
     let home = folder.to_str().unwrap();
     let args = line.split(' ').map(|word| word.replace("HOME", home).replace('~', " "));
@@ -64,7 +65,7 @@ fn context_line(url: &str) -> String {
 }
 
 #[test]
-fn the_tree_is_sound() {
+fn the_command_tree_is_valid() {
     DiscoveryCli::command().debug_assert();
 }
 
@@ -92,7 +93,7 @@ fn help_of_each_command() {
 }
 
 #[test]
-fn a_new_key_is_private_and_its_public_half_stands_beside_it() {
+fn key_new_writes_the_private_key_and_the_public_key_beside_it() {
     let folder = tempfile::tempdir().unwrap();
     let ran = muster(folder.path(), "key new --out HOME/ada.pem");
     assert_eq!(ran.code, 0, "{}", ran.err);
@@ -117,7 +118,7 @@ fn a_key_is_not_overwritten() {
 }
 
 #[test]
-fn a_folder_is_no_place_for_a_key() {
+fn key_new_refuses_a_folder_as_its_file() {
     let folder = tempfile::tempdir().unwrap();
     let ran = muster(folder.path(), "key new --out HOME/");
     assert_eq!((ran.code, ran.out.as_str()), (2, ""), "{}", ran.err);
@@ -125,7 +126,7 @@ fn a_folder_is_no_place_for_a_key() {
 }
 
 #[test]
-fn json_may_be_asked_for_before_the_command_too() {
+fn json_can_be_requested_before_or_after_the_command() {
     for line in [
         "--json cluster list",
         "cluster --json list",
@@ -145,7 +146,7 @@ fn json_may_be_asked_for_before_the_command_too() {
 }
 
 #[test]
-fn a_clusters_status_is_what_show_says_and_no_new_statement() {
+fn status_is_accepted_and_restate_needs_either_a_cluster_or_all() {
     for line in ["cluster status demo", "cluster restate --all"] {
         let words = std::iter::once("muster-discovery").chain(line.split(' '));
         assert!(DiscoveryCli::try_parse_from(words).is_ok(), "{line}");
@@ -171,7 +172,7 @@ fn a_secret_among_the_arguments_is_refused_and_never_repeated() {
 }
 
 #[test]
-fn the_first_owner_may_be_named_by_the_pub_file() {
+fn init_accepts_the_pub_file_of_the_first_owner() {
     let folder = tempfile::tempdir().unwrap();
     muster(folder.path(), "key new --out HOME/owner.pem");
     let line = "init --owner HOME/owner.pub --dir HOME/keys --url https://disco.example:8443";
@@ -186,7 +187,7 @@ fn the_first_owner_may_be_named_by_the_pub_file() {
 }
 
 #[test]
-fn another_context_of_the_same_name_is_replaced_only_if_that_is_said() {
+fn another_context_of_the_same_name_is_replaced_only_with_replace() {
     let folder = tempfile::tempdir().unwrap();
     let (one, two) = (context_line("https://a.example:1"), context_line("https://b.example:1"));
     for (line, code) in [
@@ -207,7 +208,7 @@ fn another_context_of_the_same_name_is_replaced_only_if_that_is_said() {
 }
 
 #[test]
-fn a_private_key_never_stands_where_the_public_one_goes() {
+fn key_new_refuses_a_pub_file_and_an_existing_public_key() {
     let folder = tempfile::tempdir().unwrap();
     let ran = muster(folder.path(), "key new --out HOME/ada.pub");
     assert_eq!((ran.code, ran.out.as_str()), (2, ""));
@@ -280,7 +281,7 @@ fn a_service_that_is_down_is_named_and_json_errors_stay_off_stdout() {
 }
 
 #[test]
-fn what_can_not_be_meant_is_a_usage_error_before_anything_is_asked() {
+fn invalid_arguments_are_a_usage_error_before_any_request() {
     let folder = tempfile::tempdir().unwrap();
     muster(folder.path(), "key new --out HOME/admin.pem");
     let line = context_line("https://127.0.0.1:1");
@@ -309,7 +310,7 @@ fn what_can_not_be_meant_is_a_usage_error_before_anything_is_asked() {
 }
 
 #[test]
-fn an_existing_bundle_file_is_refused_before_anything_is_asked() {
+fn an_existing_bundle_file_is_refused_before_any_request() {
     let folder = tempfile::tempdir().unwrap();
     muster(folder.path(), "key new --out HOME/admin.pem");
     let line = context_line("https://127.0.0.1:1");
@@ -325,7 +326,7 @@ fn an_existing_bundle_file_is_refused_before_anything_is_asked() {
 }
 
 #[test]
-fn text_from_elsewhere_can_not_steer_the_terminal() {
+fn control_characters_in_foreign_text_are_not_printed() {
     let (out, err) = (OutputBuffer::default(), OutputBuffer::default());
     let mut printer = Printer::new(false, Box::new(out.clone()), Box::new(err.clone()));
     printer

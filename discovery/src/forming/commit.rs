@@ -123,8 +123,8 @@ impl App {
             .map_err(|error| closed(format!("The cluster's CA can't be loaded: {error}.")))
     }
 
-    /// Returns the commit document with the caller's certificates, and the commit's entry for the
-    /// ledger if the ledger lacks it.
+    /// Returns the commit document with the certificates of `asker`. If the ledger lacks the
+    /// commit, also returns the entry to write.
     pub(super) async fn delivery_of(
         &self,
         connection: &mut PgConnection,
@@ -143,7 +143,8 @@ impl App {
         Ok((Some(delivery), entry))
     }
 
-    /// Returns the entry for a cluster's commit if the ledger lacks it.
+    /// Returns the ledger entry for a cluster's commit. `None` if the ledger already holds the
+    /// commit.
     pub(crate) async fn missing_ledger_entry(
         &self,
         connection: &mut PgConnection,

@@ -25,7 +25,7 @@ use crate::redeem::RedeemRequest;
 use crate::store::cluster::ClusterTransaction;
 
 /// Maximum total size in bytes of one seat's record, endorsement and grant; `MAX_ACK_BYTES` limits
-/// its ack. A document contains up to nine of each and may have [`MAX_JWS`] bytes in base64. A
+/// its ack. A document contains up to nine of each, and has at most [`MAX_JWS`] bytes in base64. A
 /// larger document could be committed, but nobody could read it.
 ///
 /// [`MAX_JWS`]: discovery_types::jws::MAX_JWS
@@ -246,8 +246,8 @@ fn signer(chain: &StatementChain, jws: &Jws) -> String {
     admin.unwrap_or_default()
 }
 
-/// Checks that the signature undoes the last retirement: it must not undo a later one. A cluster
-/// that is no longer retired passes, because its retirement was undone before.
+/// Checks that `unretire` was signed for the cluster's last retirement, not for an earlier one. A
+/// cluster that is no longer retired passes: its retirement was undone already.
 fn check_same_retirement(cluster: &Cluster, unretire: &Unretire) -> Result<(), ApiError> {
     let ended = cluster.ended.as_ref().filter(|_| cluster.phase == Phase::Retired);
     let at = ended.map(|ended| (ended.at.0 / 1_000) as i64);
@@ -330,7 +330,7 @@ fn prepare_release(
     Ok(ClusterEvent::Release { key: convert::key(key), release })
 }
 
-/// Makes an event that names its sender's session, which is checked first.
+/// Prepares an event together with the check of its sender's session, which is applied first.
 fn with_session(key: &PublicKey, sent: &Session, event: ClusterEvent) -> PreparedEvent {
     let session = convert::session(sent.boot, &sent.nonce);
     PreparedEvent {
@@ -339,8 +339,8 @@ fn with_session(key: &PublicKey, sent: &Session, event: ClusterEvent) -> Prepare
     }
 }
 
-/// Checks that a request is about the current list, by its hash. The machine itself refuses another
-/// epoch.
+/// Checks by its hash that a request is about the current list. If the request is about another
+/// epoch, the state machine refuses it.
 fn check_current_list(cluster: &Cluster, epoch: u64, h: &Digest) -> Result<(), ApiError> {
     match &cluster.frozen {
         Some(frozen) if frozen.proposal.epoch == epoch && frozen.proposal_hash.0 != h.0 => {

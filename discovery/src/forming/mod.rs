@@ -36,8 +36,8 @@ use crate::store::cluster::{ClusterTransaction, LeafPair, Trust};
 pub(crate) use event::ClusterRequest;
 pub(crate) use show::{explanations, poll_response, summary_of};
 
-/// Result of an applied event. A refusal by the machine is not an error of the transaction: what
-/// time has changed in the cluster is saved anyway.
+/// Result of an applied event. Even if the state machine refuses the event, the transaction
+/// commits: it saves the changes that are due because time has passed.
 #[derive(Debug)]
 pub(crate) struct ClusterReply {
     /// The cluster after the event.
@@ -50,18 +50,19 @@ pub(crate) struct ClusterReply {
     pub answer: Answer,
     /// The commit document, if the caller is a member of the list that the cluster has decided.
     pub document: Option<Delivery>,
-    /// Grants of the frozen list, if the caller is to sign it.
+    /// Grants of the frozen list, if the caller is asked to sign the list. Otherwise empty.
     pub grants: Vec<Jws>,
     /// JWS of the grant that was redeemed.
     pub redeemed_grant: Option<String>,
 }
 
-/// A document on its way to a member. The ledger already holds its commit.
+/// A commit document on its way to a member. The ledger must hold the commit before the document
+/// leaves this process.
 #[derive(Clone, Debug)]
 pub(crate) struct Delivery {
     /// The signed commit document.
     pub document: Jws,
-    /// DER of the member's two certificates.
+    /// DER of the member's two certificates. `None` if the document is not for a member.
     pub leaves: Option<LeafPair>,
 }
 
@@ -153,7 +154,8 @@ impl App {
         })
     }
 
-    /// Locks a cluster and loads it. Errors if the database was set back. `asked` is a grant's id.
+    /// Locks a cluster and loads it. Returns an error if the database was set back. `asked` is the
+    /// id of the grant that the request redeems.
     async fn begin(
         &self,
         cluster: Uuid,
@@ -179,8 +181,8 @@ impl App {
         }
     }
 
-    /// Reads a cluster as `key` sees it, without a lock. The commit that a response contains is
-    /// written to the ledger first.
+    /// Reads a cluster as `key` sees it, without a lock. If the reply contains a commit document,
+    /// the commit is written to the ledger first.
     pub(crate) async fn view_cluster(
         &self,
         cluster: Uuid,
@@ -244,7 +246,7 @@ impl App {
     }
 
     /// Converts the machine's refusal to a problem. Adds the name of the agent whose record
-    /// conflicts with the request, because the machine's text contains only its key.
+    /// conflicts with the request, because the machine's text contains only that agent's key.
     fn refusal_error(&self, refusal: &Refusal, cluster: &Cluster) -> ApiError {
         let error = ApiError::from_refusal(refusal, self.settings.lease);
         match refusal {
@@ -293,7 +295,7 @@ impl App {
     }
 
     /// Returns the reason why this process may not make `decisions`, if there is one. A process
-    /// must have copied all decisions of other processes first. The database may also have been set
+    /// must have copied all decisions of other processes first. The database can also have been set
     /// back while this connection was open.
     async fn find_decision_blocker(
         &self,
@@ -328,7 +330,8 @@ impl App {
         )))
     }
 
-    /// Error for a ledger that lacks too many decisions of others. Starts filling it.
+    /// Returns the error for a ledger that lacks too many decisions of other processes. Starts
+    /// filling the ledger.
     fn ledger_behind_error(&self) -> ApiError {
         self.store.watch().fill_needed.notify_one();
         let (copied, newest) = self.store.watch().progress.copied_and_newest();
@@ -351,7 +354,7 @@ impl App {
         step(&mut transaction.cluster, &context, transaction.now, event)
     }
 
-    /// Makes a commit durable in the ledger. The document may leave this process afterwards.
+    /// Makes a commit durable in the ledger. Only afterwards may its document leave this process.
     async fn record_in_ledger(&self, commit: ledger::Commit) -> Result<(), ApiError> {
         crate::crash::point("before", "ledger");
         self.store.record_commit(commit).await?;

@@ -267,8 +267,8 @@ pub(crate) fn raft_cluster(cluster: &Cluster) -> Option<String> {
     cluster.majority_report().map(|id| format!("{id:016x}"))
 }
 
-/// Builds a cluster's timeline from its events (newest first). `full` is the moment when the last
-/// missing agent took its seat.
+/// Builds a cluster's timeline from its events (newest first). Its moment `full` is the time at
+/// which the last missing agent took its seat.
 pub(crate) fn timeline(mut events: Vec<StoredEvent>) -> Vec<api::Moment> {
     events.reverse();
     let mut moments: Vec<(String, i64)> = Vec::new();

@@ -48,8 +48,8 @@ pub(crate) async fn list(
     list_of(&app).await
 }
 
-/// Declares that a process won't come back, so that its ledger isn't waited for. A running process
-/// is refused.
+/// Declares that a process won't come back, so that its ledger isn't waited for. The request is
+/// refused if the process is running.
 #[utoipa::path(post, path = "/v1/processes/{id}/forget", tag = "database",
     params(("id" = Uuid, Path,)),
     responses((status = 200, body = ProcessList), (status = "default", body = Problem)))]
@@ -68,8 +68,8 @@ pub(crate) async fn forget(
     list_of(&app).await
 }
 
-/// Errors if the process may still run. A running process would register again, so forgetting it
-/// would have no effect.
+/// Returns an error if the process is possibly still running. A running process would register
+/// again, so forgetting it would have no effect.
 async fn check_not_running(app: &App, id: Uuid) -> Result<(), ApiError> {
     let store = &app.store;
     let runs = |detail: &str| {
@@ -89,8 +89,8 @@ async fn check_not_running(app: &App, id: Uuid) -> Result<(), ApiError> {
     if now - row.last_seen_us < ALIVE_US {
         return runs("The process was heard of in the last minute.");
     }
-    // After a restore, `last_seen_us` is as old as the dump. The process may be running without
-    // having connected to this database yet.
+    // After a restore, `last_seen_us` is as old as the dump. A process can be running that hasn't
+    // connected to this database yet.
     if now - store.refresh_generation().await?.changed_us < ALIVE_US {
         return runs(
             "The database changed in the last minute: the process may not have seen it yet.",

@@ -37,7 +37,8 @@ use crate::redeem::{RedeemRequest, hide_unknown_cluster, unknown_token};
 
 /// Maximum length in characters of a text from an agent that is stored.
 const MAX_TEXT_CHARS: usize = 300;
-/// Margin after a cluster's deadline, so that it has surely passed when it is checked.
+/// Margin that is added to the wait for a cluster's deadline, so that the deadline has surely
+/// passed when it is checked.
 const DEADLINE_SLACK: Duration = Duration::from_millis(5);
 
 /// Redeems a token: takes a seat or a place in the queue. Needs no access token: the connection's
@@ -105,7 +106,7 @@ fn respond(
 ) -> Result<PollResponse, ApiError> {
     let generation = app.store.watch().generation.borrow().clone();
     let mut response = poll_response(applied, key, &app.settings, generation.as_ref())?;
-    // Use the time of this response, not of the last read: agents compare clocks with it.
+    // Use the time of this response, not of the last read: agents compare their clocks with it.
     response.now_ms = app.clock.micros() / 1_000;
     Ok(response)
 }
@@ -134,7 +135,7 @@ pub(crate) async fn poll(
     Ok(Json(respond(&app, &waited, key)?))
 }
 
-/// Query of the poll without an agent's state.
+/// Query of the poll that changes nothing.
 #[derive(Debug, Deserialize, IntoParams)]
 pub(crate) struct WatchQuery {
     /// Revision that the caller has seen; the answer waits for another one. Without it the service
@@ -200,7 +201,7 @@ async fn park(
     }
 }
 
-/// Consents to the present proposal; the last consent commits.
+/// Consents to the present proposal. The last missing consent commits the list.
 #[utoipa::path(post, path = "/v1/clusters/{id}/ack", tag = "forming",
     params(("id" = Uuid, Path,)), request_body = SignedBody,
     responses((status = 200, body = PollResponse), (status = "default", body = Problem)))]
@@ -270,7 +271,8 @@ pub(crate) async fn probes(
     Ok(Json(respond(&app, &applied, agent_key(&caller))?))
 }
 
-/// Stores the agent's signed promise never to take part in epochs up to a given one.
+/// Stores the agent's signed promise never to be a member of a list of the given epoch or an
+/// earlier one.
 #[utoipa::path(post, path = "/v1/clusters/{id}/release", tag = "forming",
     params(("id" = Uuid, Path,)), request_body = SignedBody,
     responses((status = 200, body = PollResponse), (status = "default", body = Problem)))]
@@ -340,8 +342,8 @@ pub(crate) async fn trouble(
     Ok(Json(ReportResponse { state: convert::state(phase), raft_cluster_id: None }))
 }
 
-/// Presents a commit document that this service may have lost. Every agent listed in a valid
-/// document may do so: a restored database may know neither its key nor its token.
+/// Presents a commit document, in case this service has lost it. Every agent that a valid document
+/// lists is allowed to do so: a restored database can lack both the agent's key and its token.
 #[utoipa::path(post, path = "/v1/clusters/{id}/adopt", tag = "forming",
     params(("id" = Uuid, Path,)), request_body = AdoptRequest,
     responses((status = 200, body = ClusterSummary), (status = "default", body = Problem)))]

@@ -32,7 +32,7 @@ use crate::redeem::RedeemRequest;
 /// The query of a newcomer's request to join.
 #[derive(Debug, Deserialize, IntoParams)]
 pub(crate) struct JoinQuery {
-    /// Program that the newcomer's host runs as its node; none from an older agent.
+    /// Program that the newcomer's host runs as its node. Older agents don't send it.
     #[param(inline)]
     pub program: Option<NodeProgram>,
 }
@@ -82,7 +82,7 @@ pub(crate) struct IntentsQuery {
     /// Revision that the caller has seen; the answer waits for another one. Without it the service
     /// answers at once.
     pub after: Option<u64>,
-    /// Whether to list intents that ended within the last day, too.
+    /// Whether to list ended intents, too, if they were made within the last day.
     pub all: Option<bool>,
 }
 
@@ -191,8 +191,9 @@ pub(crate) async fn directory(
     Ok(Json(app.directory(*path).await?))
 }
 
-/// Stores the recovery statements by which the cluster goes on as another Raft cluster. Sent by the
-/// agent of the host whose data it was made from; sent again, they change nothing.
+/// Stores the recovery statements by which the cluster goes on as another Raft cluster. They are
+/// sent by the agent of the host from whose data the new Raft cluster was made. Sending them again
+/// changes nothing.
 #[utoipa::path(post, path = "/v1/clusters/{id}/recoveries", tag = "intents",
     params(("id" = Uuid, Path,)), request_body = RecoveriesRequest,
     responses((status = 200, body = RecoveriesResponse), (status = "default", body = Problem)))]

@@ -27,7 +27,8 @@ pub(crate) async fn livez() -> &'static str {
     "ok\n"
 }
 
-/// Checks that the database answers, and so that the process can. Changes nothing.
+/// Checks that the database answers, because the process can't serve requests without it. Changes
+/// nothing.
 #[utoipa::path(get, path = "/readyz", tag = "operations",
     responses((status = 200, body = Readiness), (status = 503, body = Problem)))]
 pub(crate) async fn readyz(app: Data<App>) -> Result<HttpResponse, ApiError> {
@@ -59,7 +60,8 @@ pub(crate) async fn not_found() -> HttpResponse {
     ApiError::new(Code::NotFound, "There is nothing at this path.", next).error_response()
 }
 
-/// Response for a known path with another method. `allow` lists the right ones (RFC 9110, 15.5.6).
+/// Response for a known path with a method that it doesn't have. `allow` lists its methods (RFC
+/// 9110, 15.5.6).
 pub(crate) async fn method_not_allowed(allow: &'static str) -> HttpResponse {
     let next = format!("Use one of: {allow}.");
     let error = ApiError::new(Code::MethodNotAllowed, "This path takes another method.", next);

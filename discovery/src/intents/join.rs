@@ -31,8 +31,8 @@ pub(crate) struct JoinReply {
 }
 
 impl App {
-    /// Redeems a join ticket. The first key that redeems it owns it, and gets the same answer to
-    /// every retry. `program` is the node program on the newcomer's host: `None` from an older
+    /// Redeems a join ticket. The first key that redeems a ticket owns it, and gets the same answer
+    /// to every retry. `program` is the node program on the newcomer's host: `None` from an older
     /// agent.
     pub(crate) async fn join(
         &self,
@@ -84,7 +84,8 @@ impl App {
         self.end_join(transaction, &changes, &stored).await
     }
 
-    /// Commits. Makes the cluster's commit durable in the ledger before its document is returned.
+    /// Commits the transaction. If the ledger lacks the cluster's commit, records it there durably
+    /// before the commit document is returned.
     async fn end_join(
         &self,
         mut transaction: ClusterTransaction,
@@ -153,7 +154,7 @@ fn new_intent(
     NewIntent { intent, newcomer: Some(newcomer), subject: record.name.to_string(), made_by }
 }
 
-/// Refuses another record than the one with which the same key has redeemed the ticket.
+/// Refuses a retry whose record differs from the one with which the same key redeemed the ticket.
 fn check_same_record(known: &StoredIntent, record: &VerifiedRecord) -> Result<(), ApiError> {
     if known.record_hash() == Some(record.hash()) {
         return Ok(());
@@ -211,7 +212,7 @@ fn name_taken_error(record: &VerifiedRecord, member: MemberId) -> ApiError {
     ApiError::new(Code::NameTaken, detail, next)
 }
 
-/// Errors unless the ticket is valid now.
+/// Returns an error if the ticket was revoked or has expired, or if the database isn't settled.
 fn admit(transaction: &ClusterTransaction, verified: &VerifiedRedeem) -> Result<(), ApiError> {
     let again = "Ask for another ticket: `muster-discovery token create --kind join`.";
     if verified.is_revoked || verified.is_void {

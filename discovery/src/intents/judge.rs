@@ -32,7 +32,7 @@ pub(super) enum OutcomeDecision {
 }
 
 impl StoredIntent {
-    /// State of the intent at `now`: an open intent may have expired.
+    /// State of the intent at `now`: an open intent can have expired by then.
     pub(super) fn state_at(&self, now: UnixMicros) -> IntentState {
         let over = now.unsigned_abs() / 1_000_000 >= self.intent.expires_at;
         match self.state {
@@ -85,7 +85,8 @@ pub(super) struct ReportPosition<'a> {
 impl ReportPosition<'_> {
     /// Whether an outcome of `known` was already reported from a later position. A stored position
     /// beyond the position of a quorum counts as the quorum's. A member that reported a wrong
-    /// position therefore can't block the reports of other members.
+    /// position therefore can't block the reports of other members. If no quorum's position is
+    /// known, only an outcome that the same member reported counts.
     fn is_older_than(&self, known: &StoredIntent) -> bool {
         let same = known.reported_by.as_deref() == Some(self.by);
         let last = match (known.position, self.reached) {

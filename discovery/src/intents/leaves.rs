@@ -57,8 +57,8 @@ impl App {
         Ok(show::leaves(&leaves))
     }
 
-    /// Exports a cluster's CA keys, encrypted with the key directory's KEK, and the documents they
-    /// belong to.
+    /// Exports a cluster's CA keys, encrypted with the key directory's KEK, and the signed
+    /// documents that the keys belong to.
     pub(crate) async fn export(&self, cluster: Uuid) -> Result<ClusterExport, ApiError> {
         let (delivery, statements) = self.document(cluster, None).await?;
         let delivery = delivery.ok_or_else(|| {
@@ -83,7 +83,7 @@ impl App {
 }
 
 /// Returns the hosts of the member's peer URLs. The list that the cluster has confirmed takes
-/// precedence, because the member may have moved.
+/// precedence over the member's record, because the member may have moved.
 fn peer_hosts(member: &RosterMember, changes: &MembershipChanges) -> Vec<String> {
     let listed = confirmed_peer_urls(member, changes);
     hosts(&urls_to_strings(if listed.is_empty() { &member.record.peer_urls } else { &listed }))

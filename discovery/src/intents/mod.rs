@@ -43,12 +43,12 @@ use crate::store::changes::{MembershipChanges, MembershipReport, StoredIntent};
 use crate::store::cluster::{ClusterTransaction, RunningCluster};
 use crate::store::intents::{self, IntentResult, NewIntent};
 
-/// How long a finished intent stays in the list, in microseconds.
+/// Time after its creation for which an ended intent stays in the list, in microseconds.
 const LIST_RETENTION_US: UnixMicros = 86_400 * 1_000_000;
 /// Maximum length in characters of an agent's text that is stored.
 const MAX_TEXT_CHARS: usize = 300;
 
-/// Reader of intents, which determines the visible ones.
+/// Reader of intents. It determines which intents are visible.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum IntentReader {
     /// An admin, who may read every intent.
@@ -74,7 +74,7 @@ impl App {
         Ok((transaction, changes))
     }
 
-    /// Commits, and returns the intent as stored.
+    /// Commits the transaction, and returns the intent as stored.
     async fn end_change(
         &self,
         transaction: ClusterTransaction,
@@ -281,8 +281,8 @@ impl App {
         .await
     }
 
-    /// Returns a cluster's intents that are open or under way. With `all`, also those of the last
-    /// day.
+    /// Returns a cluster's intents that are open or under way. With `all`, also returns ended
+    /// intents that were made within the last day.
     pub(crate) async fn intents(
         &self,
         cluster: Uuid,
@@ -339,7 +339,7 @@ impl App {
     }
 
     /// Stores a member's report of its cluster's membership. Returns the Raft cluster that
-    /// discovery follows, or `None` if the report contains no members.
+    /// discovery follows, or `None` if the report contains no member list.
     pub(crate) async fn note_membership(
         &self,
         cluster: Uuid,
@@ -396,8 +396,8 @@ impl App {
         .await
     }
 
-    /// Confirms lists as long as the reports contain a newer one: each list may change the
-    /// electors.
+    /// Confirms member lists for as long as a quorum of the electors has reported a newer one. Each
+    /// confirmed list can change the electors.
     async fn confirm(
         &self,
         transaction: &mut ClusterTransaction,
@@ -452,7 +452,7 @@ fn refuse_removed(changes: &MembershipChanges, agent: Option<&PublicKey>) -> Res
     }
 }
 
-/// Errors on numbers too large for a cluster's log.
+/// Returns an error if a number is too large for a cluster's log.
 fn check_position(numbers: &[u64]) -> Result<(), ApiError> {
     match directory::objection_to_position(numbers) {
         None => Ok(()),
@@ -531,7 +531,8 @@ fn admin_name(transaction: &ClusterTransaction, jws: &Jws) -> String {
     admin.map_or_else(|| jws.kid().to_string(), |admin| admin.name.to_string())
 }
 
-/// Returns the name of the admin whose order removed a member, if it is known.
+/// Returns the name of the admin whose order or ticket removed a member. If there is no such admin,
+/// the cluster's own API was used, and the result says so.
 fn remover(changes: &MembershipChanges, member: MemberId) -> String {
     let removes = |known: &&StoredIntent| match &known.outcome {
         Some(Outcome::Removed { member: gone }) => *gone == member,

@@ -5,7 +5,7 @@
 //!
 //! * Commits that left this process and that no copy of the chain has shown yet (*unconfirmed*).
 //! * Everything that the ledger held when the database's generation began. These entries are
-//!   compared once in each generation, and the ledger records when that is done.
+//!   compared once in each generation, and the ledger records that this was done.
 
 use discovery_formation::memory::{LedgerEntry, RestoreAction};
 use sqlx::PgConnection;
@@ -22,7 +22,8 @@ pub(super) enum Agreement {
     Agrees,
     /// The database could make a decision on this cluster that contradicts the ledger.
     Contradicted(Uuid),
-    /// There are more entries than the limit allows to compare.
+    /// There are more entries than the limit allows to compare, or the ledger knows no database
+    /// yet.
     Unknown,
 }
 

@@ -93,7 +93,7 @@ fn add(copied: &mut CopiedDecisions, ledger: &Ledger, watch: &DatabaseWatch, row
             );
         }
         // This process sent the commit's document out, and now the database confirms the commit.
-        // Record that, so that no later look searches for it.
+        // Record that, so that no later check of the database searches for the commit.
         (Some(h), Some(LedgerEntry::Commit { .. })) if ledger.is_unconfirmed(row.cluster_id) => {
             copied.commits.push(pack_commit(row.cluster_id, &h));
         }

@@ -51,7 +51,8 @@ pub(crate) enum LedgerError {
         /// Offset in bytes of the damaged line.
         offset: u64,
     },
-    /// The ledger holds another commit of the same cluster: two clusters nearly had one identity.
+    /// The ledger holds another commit of the same cluster: two clusters nearly had the same
+    /// identity.
     #[error("the ledger holds another commit of cluster {cluster_id}")]
     Contradiction {
         /// Id of the cluster with two commits.
@@ -73,7 +74,7 @@ pub(super) struct LedgerFile {
     dir: PathBuf,
 }
 
-/// Takes the file's lock. A previous process that is ending may hold the lock for a moment. So may
+/// Takes the file's lock. A previous process that is ending can hold the lock for a moment. So can
 /// a child of this process between fork and exec. A failed attempt is therefore repeated until
 /// [`LOCK_TIMEOUT`] has passed.
 fn lock(file: &std::fs::File, path: &Path, shown: &str) -> Result<(), LedgerError> {
@@ -148,7 +149,8 @@ impl LedgerFile {
         self.file.sync_data().map_err(io("can't sync the ledger"))
     }
 
-    /// Appends a seal: everything before it is durable. Call this after [`LedgerFile::append`].
+    /// Appends a seal, which states that all lines before it are durable. Call this only after
+    /// [`LedgerFile::append`] has succeeded.
     pub(super) fn seal(&mut self) -> Result<(), LedgerError> {
         self.append(&[&LedgerLine::Seal])
     }
@@ -179,9 +181,9 @@ fn checksum(bytes: &[u8]) -> String {
     data_encoding::HEXLOWER.encode(&digest.as_ref()[..SUM_LEN / 2])
 }
 
-/// Parses all lines. Returns them with the offset at which the last valid one ends, or the offset
-/// of a damaged line. A broken line without a seal after it is torn: its append never finished, so
-/// nothing depends on it.
+/// Parses all lines. Returns the lines and the offset at which the last valid line ends. The error
+/// is the offset of a damaged line. A broken line without a seal after it is torn: its append never
+/// finished, so nothing depends on it.
 fn parse(bytes: &[u8]) -> Result<(Vec<LedgerLine>, u64), u64> {
     let mut lines = Vec::new();
     let mut offset = 0;

@@ -56,7 +56,7 @@ pub(crate) struct ProcessRow {
     /// The last generation into which the process put its ledger back.
     pub generation: i64,
     /// Number of commits in the process's ledger when the process was last seen. After a restore
-    /// the ledger may hold more.
+    /// the ledger can hold more.
     pub entries: i64,
     /// When the process was first seen.
     pub first_seen_us: UnixMicros,
@@ -66,9 +66,10 @@ pub(crate) struct ProcessRow {
     pub forgotten_us: Option<UnixMicros>,
 }
 
-/// Inserts the first generation, the next one, or only this process's row. `last` is the present
-/// generation's number. `mismatch` is the reason why the database isn't the one that this process
-/// last saw. The caller holds the generation's lock.
+/// Begins the first generation if there is none, or the next one if there is a `mismatch`. Then
+/// inserts or updates this process's row. `last` is the present generation's number. `mismatch` is
+/// the reason why the database isn't the one that this process last saw. The caller holds the
+/// generation's lock.
 pub(super) async fn begin_generation(
     connection: &mut PgConnection,
     ledger: &Ledger,
@@ -88,7 +89,7 @@ pub(super) async fn begin_generation(
         write_generation(connection, server, number, is_known, &reason).await?;
     }
     if !is_known {
-        // A restored table may lack processes that joined later. The ledger remembers them.
+        // A restored table can lack processes that joined later. The ledger lists them.
         sqlx::query(
             "INSERT INTO processes (id, generation, entries, first_seen_us, last_seen_us)
              SELECT id, 0, 0, now_us(), now_us() FROM unnest($1::uuid[]) AS id

@@ -84,8 +84,8 @@ impl DatabasePosition {
         }
     }
 
-    /// Returns this position. If `known` is of the same history, its later values replace those of
-    /// this position.
+    /// Returns this position. If `known` is of the same history, each of `wal` and `beat` is the
+    /// greater value of the two positions.
     pub(super) fn later_of(&self, known: Option<&DatabasePosition>) -> DatabasePosition {
         let mut seen = self.clone();
         if let Some(known) = known.filter(|known| known.history() == self.history()) {
@@ -96,7 +96,7 @@ impl DatabasePosition {
     }
 
     /// Whether this position and `other` describe the same history and processes, so that only
-    /// `wal` and `beat` may differ.
+    /// `wal` and `beat` can differ.
     pub(crate) fn has_same_history(&self, other: &DatabasePosition) -> bool {
         self.history() == other.history() && self.processes == other.processes
     }
@@ -162,7 +162,7 @@ pub(super) enum LedgerLine {
     Admin {
         jws: String,
     },
-    /// Seal: everything before it was durable before it was written.
+    /// Seal, which states that all lines before it were durable before it was written.
     Seal,
 }
 
@@ -273,7 +273,7 @@ impl Index {
         match line {
             LedgerLine::Header { .. } | LedgerLine::Seal | LedgerLine::Here { .. } => {}
             LedgerLine::Admin { jws } => {
-                // Two callers may have appended the same element.
+                // Two callers can append the same element.
                 if self.admins.last() != Some(&jws) {
                     self.admins.push(jws);
                 }
@@ -325,7 +325,7 @@ impl Index {
         }
     }
 
-    /// Adds an entry. A cluster's first commit stays, and may get its document later. A commit
+    /// Adds an entry. A cluster's first commit stays, and can get its document later. A commit
     /// replaces an end.
     fn add_entry(&mut self, cluster: Uuid, new: IndexEntry) {
         match self.entry_by_cluster.entry(cluster) {
@@ -351,10 +351,9 @@ impl Index {
         }
     }
 
-    /// Takes a position from the position file, if it is of the same history as the ledger's.
+    /// Takes `wal` and `beat` from the position file, if they are greater and of the same history.
     pub(super) fn update_position(&mut self, position: DatabasePosition) {
-        // Take only `wal` and `beat` from the position file. The other fields may be newer in the
-        // ledger.
+        // Keep the ledger's other fields, because they can be newer than those of the file.
         let Some(seen) = &mut self.seen else { return };
         *seen = seen.later_of(Some(&position));
     }

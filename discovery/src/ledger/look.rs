@@ -81,7 +81,7 @@ async fn look_once(
     watch: &DatabaseWatch,
     occasion: Occasion,
 ) -> Result<bool, sqlx::Error> {
-    // Read the ledger's memory before asking the server. Otherwise another connection could
+    // Read the ledger's summary before asking the server. Otherwise another connection could
     // meanwhile record a newer position, and this server's answer would seem too old.
     let before = ledger.memory();
     let server = server_of(connection).await?;
@@ -117,8 +117,8 @@ async fn look_once(
     if fill == CopyScope::IncompleteLedger {
         alarm_older_ledger(ledger, watch);
         watch.set_incomplete();
-        // Keep the old count of sweeps until the ledger is filled. A process that restarts before
-        // that then finds again that its ledger is old.
+        // Keep the old count of sweeps until the ledger is filled. If the process restarts before
+        // then, it finds again that its ledger is old.
         seen.beat = before.database.map_or(0, |known| known.sweeps);
     }
     if ledger.position().is_none_or(|old| !old.has_same_history(&seen)) {
@@ -171,8 +171,8 @@ struct LookFindings<'a> {
 
 /// Result of an attempt to complete the ledger.
 enum Completion {
-    /// The ledger holds every decision in the database. If the generation is settled, the database
-    /// also contradicts no entry of the ledger.
+    /// The ledger holds all decisions that the database has. If the generation is settled (lists
+    /// may be committed), the database also contradicts no entry of the ledger.
     Complete,
     /// The look reached the limit of its [`Occasion`] before it had read everything.
     Incomplete,

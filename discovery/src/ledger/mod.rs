@@ -1,8 +1,8 @@
-//! The ledger: what this process has sent out and seen decided, kept outside Postgres. It protects
-//! against a database that was set back.
+//! The ledger: a record, kept outside Postgres, of the commits that this process has sent out and
+//! of the decisions that it has seen. It protects against a database that was set back.
 //!
-//! A database can go back in time. A dump may be loaded, a copy of its files may be put in place,
-//! or an old primary may still answer. It would then let a second cluster form under an identity
+//! A database can go back in time. Somebody loads a dump or puts back a copy of its files, or an
+//! old primary still answers. Such a database would let a second cluster form under an identity
 //! that hosts already run. Nothing in the database shows this, so each process keeps a ledger on a
 //! disk of its own. The decisions are pure and are in [`discovery_formation::memory`]; this module
 //! provides what they need.
@@ -13,27 +13,27 @@
 //!    written before the process acts on it ([`Ledger::ensure_admins`]).
 //! 2. **Ledgers are complete** (`copy`). The database numbers commits and ends in the order in
 //!    which they become visible (`decisions`, in the migrations). Other processes' decisions are
-//!    copied from there: only a cluster's id and the list's hash. The cost depends on what is new.
-//!    A connection or a sweep copies a limited number. A task of its own (`background`) fills a
-//!    ledger that lacks more, in durable batches. Until the ledger is complete, nothing is frozen,
-//!    decided or ended here ([`DatabaseWatch::is_complete`]).
+//!    copied from there, each as a cluster's id and the list's hash. The cost depends on the number
+//!    of new decisions. A new connection or a sweep copies a limited number of them. A task of its
+//!    own (`background`) fills a ledger that lacks more, in durable batches. Until the ledger is
+//!    complete, nothing is frozen, decided or ended here ([`DatabaseWatch::is_complete`]).
 //! 3. **Every connection is checked before its first use, and again at each sweep** (`look`): is
 //!    this the database that was last seen? Each sweep is counted in this process's row, and then
-//!    beside the ledger. Every transaction also reads the generation and the newest decision's
-//!    number. A transaction that sees less than the ledger, or more, may not freeze, decide or end
-//!    anything.
+//!    in the file beside the ledger. Every transaction also reads the generation and the newest
+//!    decision's number. A transaction that sees fewer decisions than the ledger, or more, may not
+//!    freeze, decide or end anything.
 //! 4. **A difference begins a generation**, which is unsettled at first (`generation`). Older
-//!    tokens become void and lists wait. Each known process puts its ledger back (`put_back`). The
-//!    generation is settled when the last one has done so. An owner can also forget the missing
-//!    processes or accept the database as it is. A commit of which only the hash is known can't be
-//!    put back. Its cluster is closed until a host, or the process that sent the document out,
-//!    shows the document.
-//! 5. **A ledger, like the database, may go back in time.** The database knows how many commits
-//!    were in it and how often its process has swept. A ledger that holds less is filled from the
-//!    database, with an alarm. If the database went back too, database and ledger may agree. So the
-//!    file beside the ledger also identifies the place where it was written (`position`). A copied
-//!    ledger puts back what it holds, but its process stays missing. A database that differs then
-//!    waits for an owner.
+//!    tokens become void, and no list is frozen or committed. Each known process puts its ledger
+//!    back (`put_back`). The generation is settled when the last one has done so. An owner can also
+//!    forget the missing processes or accept the database as it is. A commit of which only the hash
+//!    is known can't be put back. Its cluster is closed until a host, or the process that sent the
+//!    document out, shows the document.
+//! 5. **A ledger, like the database, can go back in time.** The database records how many commits
+//!    each ledger held and how often its process has swept. A ledger that holds less is filled from
+//!    the database, with an alarm. If the database went back too, database and ledger can agree. So
+//!    the file beside the ledger also identifies the place where it was written (`position`). A
+//!    copied ledger puts back what it holds, but its process stays missing. A database that differs
+//!    then waits for an owner.
 //! 6. **Two processes on copies of one ledger** write the same row, each with the id of its own
 //!    run. A process that finds the id of another run there at two consecutive sweeps stops and
 //!    reports why. If it knows that its ledger is a copy, it stops at the first such sweep.
@@ -42,19 +42,19 @@
 //!
 //! Each entry is one line: 16 hex digits of the SHA-256 of the JSON, a space, the JSON. When a
 //! batch of lines is durable, a *seal* line follows it. A line that doesn't match its checksum and
-//! has no seal after it is torn, and is cut off. It comes from a power failure during an append,
-//! whose pages reach the disk in any order; nobody has relied on it. With any other mismatch the
-//! service refuses to start. One thread writes and syncs, for all appends that wait at the time.
-//! After a failed write or sync nothing more is accepted: what the disk holds is then unknown
-//! (ATC'20, "Can applications recover from fsync failures?").
+//! has no seal after it is torn, and is cut off. Such a line comes from a power failure during an
+//! append, whose pages can reach the disk in any order. Nobody has relied on it. With any other
+//! mismatch the service refuses to start. One thread writes and syncs, for all appends that wait at
+//! the time. After a failed write or sync nothing more is accepted: what the disk holds is then
+//! unknown (ATC'20, "Can applications recover from fsync failures?").
 //!
 //! # What it does not do
 //!
-//! A database may be set back by copying its files, so that Postgres can't tell, together with
-//! every ledger. The processes then report that the ledgers are copies, but nothing waits. Only the
-//! hosts of the clusters that have formed since the copy was made hold the missing decisions. A
-//! machine's snapshot sets a file system back as a whole and keeps its files' birth times. Its
-//! ledgers then don't even look like copies.
+//! Suppose that a database is set back by copying its files, so that Postgres can't notice it, and
+//! every ledger is set back with it. The processes then report that the ledgers are copies, but
+//! nothing waits for a person. Only the hosts of the clusters that have formed since the copy was
+//! made hold the missing decisions. A machine's snapshot sets a file system back as a whole and
+//! keeps its files' birth times. The ledgers on it then don't even look like copies.
 
 mod agree;
 mod copy;
@@ -90,8 +90,8 @@ pub(crate) use watch::DatabaseWatch;
 
 use index::{CopiedDecisions, Index, LedgerLine};
 
-/// Notification channel for new decisions and changes of the admin chain, which must be copied
-/// then.
+/// Notification channel that announces new decisions and changes of the admin chain. Each process
+/// then copies them into its ledger.
 pub(crate) const CHANNEL: &str = "muster_decision";
 /// Maximum number of appends that wait for the disk. Further callers wait until there is space.
 const QUEUE: usize = 256;
@@ -102,13 +102,14 @@ struct Append {
 }
 
 enum AppendContent {
-    /// Lines of the ledger; either all of them are written, or none.
+    /// Lines of the ledger, which are written and synced together.
     Lines(Vec<LedgerLine>),
     /// The database's position, which is written to the file beside the ledger.
     Position(DatabasePosition),
 }
 
-/// Handle to the ledger. Clones share the file, which is closed and unlocked with the last one.
+/// Handle to the ledger. Clones share the file, which is closed and unlocked when the last clone is
+/// dropped.
 #[derive(Clone, Debug)]
 pub(crate) struct Ledger {
     process: Uuid,
@@ -131,8 +132,8 @@ impl Ledger {
         if let Some(position) = position {
             index.update_position(position.seen);
         }
-        // A ledger without a commit may not have a position yet, so a missing one doesn't make it a
-        // copy.
+        // A ledger without commits can still lack a position file. Only with commits does a missing
+        // file mean that the ledger is a copy.
         let is_copy = !at_home.unwrap_or(index.commits() == 0);
         let is_copy = Arc::new(AtomicBool::new(is_copy));
         let index = Arc::new(RwLock::new(index));
@@ -152,7 +153,7 @@ impl Ledger {
     }
 
     /// Whether the ledger is a copy of the original files: it was restored from a backup, copied,
-    /// or came with a cloned machine. It may then be as old as a restored database.
+    /// or came with a cloned machine. The ledger can then be as old as a restored database.
     pub(crate) fn is_copy(&self) -> bool {
         self.is_copy.load(Ordering::Acquire)
     }
@@ -168,7 +169,8 @@ impl Ledger {
         self.read(|index| index.entry(cluster))
     }
 
-    /// Returns a cluster's commit with its document, if it left this process.
+    /// Returns a cluster's commit with its document. `None` if the document never left this
+    /// process.
     pub(crate) fn commit_with_document(&self, cluster: Uuid) -> Option<Arc<Commit>> {
         self.read(|index| index.commit_with_document(cluster))
     }
@@ -342,8 +344,8 @@ fn write_batch(
         match &append.content {
             AppendContent::Lines(more) => lines.extend(more),
             AppendContent::Position(seen) => {
-                // Two looks may finish in either order, but the position in the file must never go
-                // back.
+                // Two checks of the database can finish in either order, but the position in the
+                // file must never go back.
                 let known = index.read().unwrap_or_else(PoisonError::into_inner).seen();
                 file.write_position(&seen.later_of(known.as_ref()), is_copy)?;
             }

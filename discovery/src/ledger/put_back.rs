@@ -1,4 +1,5 @@
-//! Puts this process's ledger back into a database that has changed, and lets an owner accept one.
+//! Puts this process's ledger back into a database that has changed, and lets an owner accept such
+//! a database.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -114,7 +115,7 @@ impl App {
             return Ok(restored);
         }
         tracing::info!(generation = generation.number, restored, "the ledger is back");
-        if !self.store.note_ledger_back(generation.number).await? {
+        if !self.store.record_ledger_put_back(generation.number).await? {
             tracing::warn!("other processes have yet to put their ledgers back");
         }
         Ok(restored)
@@ -154,7 +155,7 @@ impl App {
         };
         let mut put = self.adopt_from_ledger(&commit).await;
         if put.as_ref().is_err_and(|error| error.problem().code == Code::Conflict) {
-            // Another cluster took its name concurrently: try again.
+            // Another cluster may have taken this cluster's name concurrently: try again.
             put = self.adopt_from_ledger(&commit).await;
         }
         match put {

@@ -40,7 +40,7 @@ pub(super) fn site(
 }
 
 /// SQL for the oids of the database and its core tables. It looks the oids up by name each time,
-/// because the tables may have been created again.
+/// because the tables can have been created again.
 macro_rules! oids {
     () => {
         "(SELECT oid::bigint FROM pg_database WHERE datname = current_database()) AS database_oid,
@@ -52,7 +52,7 @@ macro_rules! oids {
 pub(crate) use oids;
 
 /// Present identity of the database behind an open connection. The connection led to `known` when
-/// it was made, and still leads to the same server. Only the oids may have changed.
+/// it was made, and still leads to the same server. Only the oids can have changed.
 pub(crate) fn current_site(
     known: &DatabaseIdentity,
     database: i64,

@@ -60,7 +60,7 @@ impl Store {
 
     /// Records that this process has put its ledger back into `generation`. If no other process is
     /// missing, the generation becomes settled. Returns whether it is settled now.
-    pub(super) async fn note_ledger_back(&self, generation: i64) -> Result<bool, StoreError> {
+    pub(super) async fn record_ledger_put_back(&self, generation: i64) -> Result<bool, StoreError> {
         let mut transaction = self.begin("BEGIN").await?;
         generation::lock_generation(&mut transaction).await?;
         sqlx::query("UPDATE processes SET generation = $2 WHERE id = $1")
@@ -74,9 +74,9 @@ impl Store {
         Ok(settled)
     }
 
-    /// Writes a commit to the ledger, then the number of its commits to the process's row. By that
-    /// number an owner decides whether a process may be forgotten. A ledger that holds fewer
-    /// commits than its row says was set back. The commit is durable when this returns.
+    /// Writes a commit to the ledger, then the number of the ledger's commits to the process's row.
+    /// By that number an owner decides whether a process may be forgotten. A ledger that holds
+    /// fewer commits than the row says was set back. The commit is durable when this returns.
     pub(crate) async fn record_commit(&self, commit: Commit) -> Result<(), LedgerError> {
         self.ledger().ensure_commit(commit).await?;
         if let Err(error) = self.count_entries().await {

@@ -46,7 +46,7 @@ async fn reopened(dir: &Path, old: Ledger) -> Result<Ledger, LedgerError> {
 }
 
 #[tokio::test]
-async fn what_was_ensured_is_there_after_a_restart_under_the_same_process_id() {
+async fn ensured_commits_and_the_process_id_survive_a_restart() {
     let dir = tempfile::tempdir().unwrap();
     let ledger = Ledger::open(dir.path()).unwrap();
     let (id, process) = (Uuid::now_v7(), ledger.process());
@@ -104,7 +104,7 @@ async fn a_torn_end_is_cut_and_everything_before_it_kept() {
 }
 
 #[tokio::test]
-async fn a_changed_byte_in_the_middle_refuses_to_start_and_says_where() {
+async fn a_changed_byte_before_the_last_seal_refuses_to_start() {
     let dir = tempfile::tempdir().unwrap();
     let ledger = Ledger::open(dir.path()).unwrap();
     ledger.ensure_commit(commit(Uuid::now_v7(), AA)).await.unwrap();
@@ -149,7 +149,7 @@ fn copied(to: u64, commits: &[(Uuid, &str)]) -> CopiedDecisions {
 }
 
 #[tokio::test]
-async fn pages_of_a_last_batch_that_reached_the_disk_out_of_order_are_cut() {
+async fn a_last_batch_whose_pages_reached_the_disk_out_of_order_is_cut() {
     let dir = tempfile::tempdir().unwrap();
     let ledger = Ledger::open(dir.path()).unwrap();
     let (first, second) = (Uuid::now_v7(), Uuid::now_v7());
@@ -176,7 +176,7 @@ async fn pages_of_a_last_batch_that_reached_the_disk_out_of_order_are_cut() {
 }
 
 #[tokio::test]
-async fn how_far_the_database_had_come_outlives_a_kill_and_never_goes_back() {
+async fn the_stored_position_survives_a_restart_and_never_goes_back() {
     let dir = tempfile::tempdir().unwrap();
     let ledger = Ledger::open(dir.path()).unwrap();
     ledger.record_position(seen(1)).await.unwrap();
@@ -296,7 +296,7 @@ async fn each_batch_is_sealed_once_it_is_durable() {
 }
 
 #[tokio::test]
-async fn after_a_failed_write_nothing_more_is_taken() {
+async fn after_a_failed_write_nothing_more_is_accepted() {
     let (appends, queue) = mpsc::channel(QUEUE);
     let (failed_sender, failed) = tokio::sync::watch::channel(false);
     let index = Arc::new(RwLock::new(Index::default()));
@@ -318,7 +318,7 @@ async fn after_a_failed_write_nothing_more_is_taken() {
 }
 
 #[tokio::test]
-async fn admins_are_kept_in_their_order_and_another_chain_is_left_alone() {
+async fn admins_are_kept_in_their_order_and_a_forked_chain_is_ignored() {
     let dir = tempfile::tempdir().unwrap();
     let ledger = Ledger::open(dir.path()).unwrap();
     let chain = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect::<Vec<_>>();
@@ -394,7 +394,7 @@ fn next(calls: &[String], from: usize, call: &str, part: &str) -> usize {
 }
 
 #[tokio::test]
-async fn what_is_answered_for_is_written_synced_renamed_and_its_folder_synced_before() {
+async fn every_write_and_rename_is_durable_before_the_call_returns() {
     let root = tempfile::tempdir().unwrap();
     let Some(trace) = Trace::attach(root.path()) else {
         assert!(std::env::var_os("CI").is_none(), "strace cannot be used");

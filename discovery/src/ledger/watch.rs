@@ -20,7 +20,7 @@ pub(crate) struct DatabaseWatch {
     /// Wakes the task that fills the ledger. A check of the database (`look`) does so if the ledger
     /// lacks more than the check may read.
     pub fill_needed: Notify,
-    /// Held during a copy without a limit, so that only one runs.
+    /// Held while the ledger is filled, and while new decisions are copied after a notification.
     pub fill_lock: tokio::sync::Mutex<()>,
     /// Progress of the copy of the database's decisions.
     pub progress: CopyProgress,
@@ -49,7 +49,7 @@ pub(crate) struct DatabaseWatch {
 }
 
 /// Number of consecutive sweeps that must find another run of this process before this run stops. A
-/// single sweep isn't enough: a killed process's last query may run after its successor has
+/// single sweep isn't enough: a killed process's last query can run after its successor has
 /// started.
 const MAX_OTHER_RUN_SWEEPS: u32 = 2;
 
@@ -205,7 +205,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn only_news_that_this_process_is_waited_for_wake_whoever_puts_the_ledger_back() {
+    async fn put_back_is_woken_only_by_news_that_this_process_is_missing() {
         let watch = DatabaseWatch::new(Arc::default());
         let (own, other) = (Uuid::now_v7(), Uuid::now_v7());
         publish(&watch, own, unsettled(vec![own, other]));
@@ -219,7 +219,7 @@ mod tests {
     }
 
     #[test]
-    fn who_meets_another_life_twice_in_a_row_ends_and_with_a_copied_ledger_at_once() {
+    fn another_run_seen_twice_in_a_row_or_once_with_a_copied_ledger_stops_this_one() {
         let watch = DatabaseWatch::new(Arc::default());
         assert!(!watch.note_other_run(true), "what a killed process had asked for");
         assert!(!watch.note_other_run(false));

@@ -235,7 +235,7 @@ mod tests {
     }
 
     #[test]
-    fn the_founders_quorum_confirms_first() {
+    fn a_quorum_of_the_founders_confirms_the_first_list() {
         let one = [by('1', said(None, 5, "123"))];
         assert_eq!(newly_confirmed(None, &ids("123"), &one), None);
         let two = [by('1', said(None, 5, "123")), by('3', said(None, 9, "123"))];
@@ -258,7 +258,7 @@ mod tests {
     }
 
     #[test]
-    fn who_differs_counts_for_nothing() {
+    fn reports_of_different_lists_confirm_none() {
         let last = said(Some(5), 5, "123");
         let reports = [by('1', said(Some(7), 7, "12")), by('2', said(Some(7), 7, "13"))];
         assert_eq!(newly_confirmed(Some(&last), &ids("123"), &reports), None);
@@ -275,7 +275,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_older_never_comes_back() {
+    fn an_older_list_is_never_confirmed_again() {
         let last = said(Some(9), 20, "12");
         let reports = [by('1', said(Some(5), 90, "123")), by('2', said(Some(5), 90, "123"))];
         assert_eq!(newly_confirmed(Some(&last), &ids("123"), &reports), None);
@@ -287,7 +287,7 @@ mod tests {
     }
 
     #[test]
-    fn a_late_report_does_not_take_the_place_of_its_reporters_last() {
+    fn a_late_report_does_not_replace_its_reporters_last_one() {
         let last = said(Some(9), 20, "12");
         let reached = Some(last.position());
         assert!(!said(Some(5), 90, "1").replaces(&last, reached));
@@ -296,7 +296,7 @@ mod tests {
     }
 
     #[test]
-    fn a_reporter_that_was_wrong_is_right_with_its_next_report() {
+    fn a_wrong_report_is_replaced_by_its_reporters_next_one() {
         const MAX: u64 = i64::MAX as u64;
         let electors = ids("123");
         for (configuration, index) in [(Some(MAX), MAX), (Some(5), MAX), (Some(MAX), 30)] {
@@ -316,7 +316,7 @@ mod tests {
     }
 
     #[test]
-    fn one_liar_moves_no_position_that_others_have_to_exceed() {
+    fn one_members_false_position_does_not_block_later_lists() {
         const MAX: u64 = i64::MAX as u64;
         // The liar reports the true list, at a position that the others will never reach.
         let mut liar = said(None, MAX, "123");
@@ -331,7 +331,7 @@ mod tests {
     }
 
     #[test]
-    fn a_quorum_of_five_goes_on_beside_two_liars() {
+    fn two_false_reports_of_five_move_no_position() {
         const MAX: u64 = i64::MAX as u64;
         let lie = |who| by(who, said(Some(MAX), MAX, "12345"));
         let tell = |who, index| by(who, said(Some(5), index, "12345"));
@@ -342,7 +342,7 @@ mod tests {
     }
 
     #[test]
-    fn names_and_client_urls_are_those_that_most_supporters_say() {
+    fn names_and_client_urls_are_those_that_most_supporters_report() {
         let mut liar = said(Some(5), 9, "123");
         liar.membership.members[0].client_urls = vec!["https://elsewhere:2379".into()];
         let reports =
@@ -360,7 +360,7 @@ mod tests {
     }
 
     #[test]
-    fn the_newest_list_that_a_quorum_says_is_taken() {
+    fn the_newest_list_that_a_quorum_reports_is_confirmed() {
         let last = said(Some(1), 1, "123");
         let reports = [
             by('1', said(Some(9), 9, "12")),
@@ -372,7 +372,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_shown_is_confirmed_or_says_that_it_is_not() {
+    fn the_shown_list_says_whether_it_is_confirmed() {
         assert!(view(None, &[]).is_none());
         let reports = [by('1', said(Some(5), 5, "12")), by('2', said(Some(7), 7, "1"))];
         let unsure = view(None, &reports).unwrap();
@@ -386,7 +386,7 @@ mod tests {
     }
 
     #[test]
-    fn lists_are_bounded() {
+    fn a_list_that_breaks_a_limit_is_refused() {
         assert_eq!(objection(&said(None, 1, "12a").membership), None);
         for bad in ["", "11", "ab"] {
             assert!(objection(&said(None, 1, bad).membership).is_some(), "{bad}");

@@ -160,7 +160,7 @@ mod tests {
     }
 
     #[test]
-    fn a_step_that_was_signed_again_is_the_known_one() {
+    fn a_recovery_that_was_signed_again_is_still_known() {
         let world = ClusterFixture::new(3);
         let known = followed(&world, &[step(&world, FOUNDED, 0xc1, &world.owner)]);
         let again =
@@ -171,7 +171,7 @@ mod tests {
     }
 
     #[test]
-    fn a_second_way_from_one_cluster_competes_whatever_its_length() {
+    fn a_chain_that_branches_off_competes_whatever_its_length() {
         let world = ClusterFixture::new(3);
         let owner = &world.owner;
         let first = step(&world, FOUNDED, 0xc1, owner);
@@ -189,7 +189,7 @@ mod tests {
     }
 
     #[test]
-    fn only_operators_and_owners_make_a_chain_and_only_of_this_cluster() {
+    fn only_operators_and_owners_sign_a_chain_and_only_of_this_cluster() {
         let world = ClusterFixture::new(3);
         let known = followed(&world, &[]);
         let refused = |shown: &[Jws]| known.compare(shown, &world.chain()).unwrap_err();

@@ -83,8 +83,8 @@ pub(crate) fn present_members(
 }
 
 /// Returns a member with the name and client URLs that a quorum of the voters reports now. A member
-/// that restarts may change its name and client URLs without a membership change. The confirmed
-/// list may therefore hold older values.
+/// that restarts can change its name and client URLs without a membership change. So the confirmed
+/// list can hold older values.
 fn with_newest_urls(
     listed: &ListedMember,
     confirmed: &MembershipReport,
@@ -295,7 +295,7 @@ mod tests {
     }
 
     #[test]
-    fn client_urls_are_those_that_a_quorum_says_now() {
+    fn client_urls_are_those_that_a_quorum_reports_now() {
         let shown = |reports: &[&str]| {
             let confirmed = said("https://old:2379");
             let said = (1..).map(MemberId::new).zip(reports.iter().map(|url| said(url)));
@@ -339,7 +339,7 @@ mod tests {
     }
 
     #[test]
-    fn a_lost_majority_is_told_first_with_the_way_to_recover() {
+    fn a_lost_majority_is_explained_first_with_the_way_to_recover() {
         let members = vec![
             member(1, Some(1_000), false),
             member(2, Some(1_000), true),

@@ -116,8 +116,8 @@ impl Roster {
     }
 
     /// Returns the single member that a recovery made: the survivor with its new id. Returns `None`
-    /// if its agent is unknown or the id doesn't parse. Its certificates keep their label, because
-    /// the label is the user name of its agent in the cluster.
+    /// if the survivor's agent is unknown or the id doesn't parse. The survivor's certificates keep
+    /// their label, because the label is the agent's user name in the cluster.
     pub(crate) fn founder_made_by(
         &self,
         recovery: &Recovery,
@@ -128,7 +128,7 @@ impl Roster {
         if let Some(survivor) = known.find(|member| member.key == recovery.agent) {
             return Some(RosterMember { id, ..survivor.clone() });
         }
-        // The survivor may be a newcomer whose addition was never reported before the cluster was
+        // The survivor can be a newcomer whose addition was never reported before the cluster was
         // lost.
         let own = |intent: &&StoredIntent| intent.agent == Some(recovery.agent);
         let redeemed = changes.intents.iter().rev().find(own)?;
@@ -157,8 +157,8 @@ impl Roster {
         self.founders.iter().map(listed).collect()
     }
 
-    /// Returns the member whose agent has this key. Errors if it was removed, was lost, or isn't
-    /// known.
+    /// Returns the member whose agent has this key. Returns an error if the member was removed, was
+    /// lost, or isn't known.
     pub(crate) fn member(&self, key: &PublicKey) -> Result<&RosterMember, ApiError> {
         if let Some(removal) = self.removal(key) {
             return Err(ApiError::removed(removal.clone()));
@@ -270,8 +270,8 @@ fn document_members(cluster: &Cluster) -> Option<Vec<RosterMember>> {
     founders.collect()
 }
 
-/// Builds a newcomer's member from the redeem envelope in its intent, which was verified on
-/// arrival.
+/// Builds the member that a newcomer became, from the redeem envelope in the newcomer's intent. The
+/// envelope was verified on arrival.
 fn newcomer(id: MemberId, redeem: &Jws) -> Option<RosterMember> {
     let redeem: Redeem = redeem.claims_unverified(JwsType::Redeem).ok()?;
     let record: Record = redeem.signed.record.claims_unverified(JwsType::Record).ok()?;

@@ -194,8 +194,8 @@ pub(crate) struct LimitArgs {
 
 /// Reads a public key, given as text or as the path of a file that holds it.
 ///
-/// Errors with the sentence that the command line shows. The sentence never repeats the argument,
-/// which may be a private key by mistake.
+/// The error is the sentence that the command line shows. The sentence never repeats the argument,
+/// which can be a private key by mistake.
 pub(crate) fn read_public_key(text: &str) -> Result<PublicKey, String> {
     let parse = |text: &str| text.trim().parse().map_err(|error: KeyError| error.to_string());
     if text.starts_with("ed25519:") {
@@ -208,7 +208,7 @@ pub(crate) fn read_public_key(text: &str) -> Result<PublicKey, String> {
 
 /// Parses a time such as `90s`, `500ms`, `10m` or `24h`. A bare number is seconds.
 ///
-/// Errors with the sentence that the command line shows.
+/// The error is the sentence that the command line shows.
 pub(crate) fn parse_duration(text: &str) -> Result<Duration, String> {
     let digits = text.len() - text.trim_start_matches(|c: char| c.is_ascii_digit()).len();
     let (number, unit) = text.split_at(digits);
@@ -240,7 +240,7 @@ mod tests {
     }
 
     #[test]
-    fn times_that_are_none_are_refused() {
+    fn texts_that_are_no_times_are_refused() {
         for text in ["", "s", "-1s", "1.5s", "0s", "3 weeks", "99999999999999999999h"] {
             assert!(parse_duration(text).is_err(), "{text}");
         }

@@ -5,8 +5,8 @@
 //! list of them with their hashes is written. A folder without that list is not a backup.
 //!
 //! The service recognises a restored database and ledger. The database runs on another server than
-//! the one noted in it, and the ledger is not in the place where it was written. The service then
-//! serves committed clusters, but forms nothing before an owner runs `db accept`.
+//! the one that is recorded in it, and the ledger is not in the place where it was written. The
+//! service then serves committed clusters, but forms nothing before an owner runs `db accept`.
 
 use std::collections::BTreeMap;
 use std::fs::{File, OpenOptions};
@@ -244,7 +244,7 @@ mod tests {
     }
 
     #[test]
-    fn a_whole_backup_is_taken_and_a_damaged_or_partial_one_is_named() {
+    fn a_whole_backup_is_accepted_and_a_damaged_or_partial_one_is_refused() {
         let folder = tempfile::tempdir().unwrap();
         let list = backup(folder.path());
         assert_eq!(check(folder.path()).unwrap(), list);

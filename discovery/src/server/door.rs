@@ -35,11 +35,11 @@ use crate::routes;
 
 /// Time limit for a request's headers.
 const HEADER_TIMEOUT: Duration = Duration::from_secs(5);
-/// After a connection's last response, the client has this long to read the rest of it.
+/// Time in which a client must read the rest of a connection's last response.
 const DISCONNECT_TIMEOUT: Duration = Duration::from_secs(1);
 /// Maximum number of concurrent handshakes, over all workers.
 pub(super) const MAX_HANDSHAKES: usize = 256;
-/// Maximum number of concurrent handshakes of one address. Its other sockets wait.
+/// Maximum number of concurrent handshakes of one address. Further sockets of the address wait.
 const MAX_HANDSHAKES_PER_ADDRESS: usize = 32;
 
 /// Limits on connections, shared by all workers.

@@ -42,7 +42,7 @@ pub enum ServerError {
         #[source]
         source: Box<dyn std::error::Error + Send + Sync>,
     },
-    /// A failure that a second try or an operator may fix. Exit code 1.
+    /// A failure that a second try or an operator can fix. Exit code 1.
     #[error("{message}")]
     Failed {
         /// The failed operation, and what to do about it.

@@ -55,7 +55,7 @@ pub(super) const DATABASE: &str = "muster";
 
 /// A started service, which stops with [`RunningService::stop`].
 pub(crate) struct RunningService {
-    /// Addresses on which it listens.
+    /// Addresses on which the service listens.
     #[cfg_attr(not(test), expect(dead_code, reason = "tests serve where the kernel picks"))]
     pub addresses: Vec<SocketAddr>,
     handle: ServerHandle,
@@ -258,7 +258,7 @@ async fn database(
     Ok((external_options(args)?, None))
 }
 
-/// Returns the connect options of an external Postgres. Its URL may hold a password, so no error
+/// Returns the connect options of an external Postgres. Its URL can hold a password, so no error
 /// message repeats the URL.
 fn external_options(args: &DatabaseArgs) -> Result<PgConnectOptions, ServerError> {
     let from_environment =
@@ -379,7 +379,7 @@ impl RunningService {
         self.stop_background.cancel();
         self.tracker.close();
         self.tracker.wait().await;
-        // Limit the wait: closing the pool may block on a Postgres that doesn't respond.
+        // Limit the wait: closing the pool can block on a Postgres that doesn't respond.
         let _ = tokio::time::timeout(POOL_WAIT, self.app.store.pool().close()).await;
         if let Some(postgres) = self.postgres {
             postgres.stop().await;

@@ -9,8 +9,8 @@ use std::time::Duration;
 use actix_web::rt::time::{Sleep, sleep};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
-/// Stream whose writes fail if the peer accepts no byte for `patience`. The kernel's own timeout
-/// isn't enough: it restarts with each byte that the peer sends.
+/// Stream whose writes fail if the peer accepts no byte for `write_timeout`. The kernel's own
+/// timeout isn't enough: it restarts with each byte that the peer sends.
 pub(super) struct WriteTimeoutStream<S> {
     pub(super) stream: S,
     write_timeout: Duration,

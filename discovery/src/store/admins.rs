@@ -79,7 +79,8 @@ impl Store {
         Ok(inserted.rows_affected() == 1)
     }
 
-    /// Returns the cluster that an agent's key belongs to. If it has several, returns the newest.
+    /// Returns the cluster that an agent's key belongs to. If the key belongs to several clusters,
+    /// returns the newest one.
     pub(crate) async fn cluster_of_agent(
         &self,
         key: &[u8; 32],

@@ -105,12 +105,12 @@ mod tests {
     }
 
     #[test]
-    fn a_well_kept_server_has_no_findings() {
+    fn a_server_with_safe_settings_has_no_findings() {
         assert_eq!(judge(&good()), Findings::default());
     }
 
     #[test]
-    fn what_loses_commits_is_refused() {
+    fn settings_that_can_lose_commits_are_refused() {
         for facts in [
             Facts { version: 120_009, ..good() },
             Facts { in_recovery: true, ..good() },
@@ -123,7 +123,7 @@ mod tests {
     }
 
     #[test]
-    fn what_weakens_it_is_said() {
+    fn settings_that_weaken_durability_are_warned_of() {
         for facts in [
             Facts { synchronous_commit: "off".into(), ..good() },
             Facts { data_checksums: "off".into(), ..good() },

@@ -27,7 +27,8 @@ pub(super) struct CredentialsArguments<'a> {
     pub(super) out: &'a Path,
     /// Whether to replace an existing certificate.
     pub(super) renew: bool,
-    /// Networks in which the members should be. If empty, those that their tokens are bound to.
+    /// Networks in which the members should be. If empty, each member should be in the networks
+    /// that its token is bound to.
     pub(super) expected: &'a [IpNet],
     /// Whether members at unexpected addresses need no confirmation.
     pub(super) yes: bool,
@@ -164,8 +165,8 @@ fn strange_seats(seats: &[SeatView], expected: &[IpNet]) -> Vec<String> {
         .collect()
 }
 
-/// Makes the folder. Refuses one that others own or may write to: they could swap the CA or the key
-/// later.
+/// Makes the folder. Refuses a folder that another user owns or can write to, because that user
+/// could swap the CA or the key later.
 fn own_folder(out: &Path) -> Result<(), CliError> {
     match muster_files::open_own_folder(out) {
         Ok(_) => Ok(()),
@@ -217,7 +218,7 @@ mod tests {
     }
 
     #[test]
-    fn members_that_are_not_where_they_should_be_are_named() {
+    fn members_outside_the_expected_networks_are_reported() {
         let inside = "https://10.1.0.7:2380";
         let cases = [
             (seat(Some("10.1.0.7"), inside, &[]), vec![], 0),
@@ -248,7 +249,7 @@ mod tests {
     }
 
     #[test]
-    fn of_a_cluster_that_runs_the_members_of_now_are_judged_and_not_its_founders() {
+    fn current_members_of_a_running_cluster_are_judged_and_not_its_founders() {
         let founder = seat(Some("10.1.0.7"), "https://10.1.0.7:2380", &["10.1.0.0/16"]);
         let member = |url: &str, source: Option<&str>| -> MemberView {
             serde_json::from_value(json!({
@@ -294,7 +295,7 @@ mod tests {
     }
 
     #[test]
-    fn who_said_yes_beforehand_is_warned_all_the_same() {
+    fn yes_skips_the_question_but_not_the_warning() {
         let said = SharedBuffer::default();
         let mut printer = Printer::new(false, Box::new(said.clone()), Box::new(said.clone()));
         let seat = seat(Some("10.2.0.7"), "https://10.2.0.7:2380", &["10.1.0.0/16"]);
@@ -304,7 +305,7 @@ mod tests {
     }
 
     #[test]
-    fn a_folder_that_others_may_write_to_is_refused_before_anything_is_asked() {
+    fn a_folder_that_others_can_write_to_is_refused() {
         use std::os::unix::fs::PermissionsExt;
         let dir = tempfile::tempdir().unwrap();
         own_folder(&dir.path().join("new/one")).unwrap();
@@ -316,7 +317,7 @@ mod tests {
     }
 
     #[test]
-    fn the_environment_survives_a_shell() {
+    fn words_are_quoted_for_a_shell() {
         assert_eq!(quote_for_shell("/home/ada/demo/ca.crt"), "/home/ada/demo/ca.crt");
         assert_eq!(quote_for_shell("/tmp/a b"), "'/tmp/a b'");
         assert_eq!(quote_for_shell("it's"), r"'it'\''s'");

@@ -44,7 +44,7 @@ fn chain(owner: &SigningKey) -> StatementChain {
 }
 
 #[test]
-fn a_grant_as_it_is_typed_is_one_that_everybody_takes() {
+fn a_grant_made_from_the_command_line_is_valid() {
     let owner = SigningKey::generate();
     let chain = chain(&owner);
     let token = Token::generate(TokenKind::Boot);
@@ -55,7 +55,7 @@ fn a_grant_as_it_is_typed_is_one_that_everybody_takes() {
 }
 
 #[test]
-fn a_ticket_is_worth_one_member_for_a_quarter_of_an_hour() {
+fn a_ticket_is_for_one_member_and_for_at_most_a_quarter_of_an_hour() {
     let owner = SigningKey::generate();
     let chain = chain(&owner);
     let token = Token::generate(TokenKind::Join);
@@ -79,7 +79,7 @@ fn an_address_alone_is_a_block_of_one() {
 }
 
 #[test]
-fn uses_are_the_size_or_one_for_a_named_member() {
+fn uses_default_to_the_size_or_to_one_for_a_named_member() {
     let chain = chain(&SigningKey::generate());
     let token = Token::generate(TokenKind::Boot);
     let uses = |line| grant(&chain, &token, &typed(line), 1000).unwrap().uses;
@@ -87,7 +87,7 @@ fn uses_are_the_size_or_one_for_a_named_member() {
 }
 
 #[test]
-fn a_bundle_that_is_worth_more_than_one_seat_comes_with_a_warning() {
+fn a_bundle_for_more_than_one_seat_comes_with_a_warning() {
     let chain = chain(&SigningKey::generate());
     let token = Token::generate(TokenKind::Boot);
     let warning = |line| danger(&grant(&chain, &token, &typed(line), 1000).unwrap());
@@ -98,7 +98,7 @@ fn a_bundle_that_is_worth_more_than_one_seat_comes_with_a_warning() {
 }
 
 #[test]
-fn what_nobody_would_take_is_a_usage_error() {
+fn a_grant_that_would_be_invalid_is_a_usage_error() {
     let chain = chain(&SigningKey::generate());
     let token = Token::generate(TokenKind::Boot);
     for line in ["--uses 0", "--uses 4", "--ttl 25h", "--ttl 999ms"] {
@@ -108,7 +108,7 @@ fn what_nobody_would_take_is_a_usage_error() {
 }
 
 #[test]
-fn a_service_whose_clock_is_off_is_told_before_its_tokens_puzzle_anybody() {
+fn a_service_clock_that_differs_from_the_admins_is_warned_of() {
     assert_eq!(clock_warning(1_000_000, 1_029_999), None);
     let ahead = clock_warning(4_600_000, 1_000_000).unwrap();
     assert!(ahead.contains("is 3600 s ahead of this machine's"), "{ahead}");

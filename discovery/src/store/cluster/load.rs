@@ -120,8 +120,8 @@ impl TryFrom<String> for Hex {
 pub(super) struct ClusterRows {
     #[sqlx(flatten)]
     row: ClusterRow,
-    /// Database time of this statement. A transaction takes its lock earlier, so the time is read
-    /// after that.
+    /// Database time of this statement. In a transaction, the time is read after the cluster was
+    /// locked.
     pub(super) now: i64,
     pub(super) settled: bool,
     pub(super) void_before_us: i64,

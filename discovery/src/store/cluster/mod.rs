@@ -109,7 +109,8 @@ pub(crate) struct NewCommit {
     pub h: formation::Hash,
     /// The signed commit document.
     pub document: Jws,
-    /// Whether a member sent this document back to the service. Otherwise, this service decided it.
+    /// Whether an agent or a ledger has shown this document to the service. Otherwise, this service
+    /// has decided the list.
     pub adopted: bool,
     /// Peer and client certificate of each seat in DER, seat 1 first.
     pub leaves: Vec<LeafPair>,
@@ -157,7 +158,7 @@ impl Store {
         asked: Option<&str>,
         with_changes: bool,
     ) -> Result<Option<(ClusterTransaction, MembershipChanges)>, StoreError> {
-        // Read the ledger before the database. The ledger may then lag behind the rows, but it
+        // Read the ledger before the database. The ledger can then lag behind the rows, but it
         // can't be ahead of them.
         let known = self.ledger.known();
         let copied = known.map_or(0, |known| known.last_copied.number);
@@ -358,7 +359,7 @@ impl ClusterTransaction {
 }
 
 /// Whether the change only replaces an earlier value of the same agent. Such a change appends no
-/// event. Events are kept for ever, while an agent may send such requests without limit. The newest
+/// event. Events are kept for ever, while an agent can send such requests without limit. The newest
 /// value is stored in the agent's own row.
 fn is_repeated(before: &Cluster, change: &ClusterChange) -> bool {
     match change {

@@ -1,7 +1,8 @@
 //! Cache of verified signatures: signed texts in rows, parsed and verified once.
 //!
-//! A row that somebody changed by hand must not become a member. The signature of each text is
-//! verified when it is first read. The result is cached under the text's hash.
+//! A record that somebody wrote into the database by hand must not make its host a member. So the
+//! signature of each text is verified when the text is first read. The result is cached under the
+//! text's hash.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -59,9 +60,9 @@ impl Caches {
         Ok(chain)
     }
 
-    /// Returns a stored grant after verifying its signature. Any statement of the chain may have
-    /// allowed its signer. A redeem is checked against the newest statement only, but seats given
-    /// earlier stay valid.
+    /// Returns a stored grant after verifying its signature. The grant is valid if any statement of
+    /// the chain allows its signer. A redeem is checked against the newest statement only, but
+    /// seats that were given earlier stay valid.
     pub(super) fn grant(
         &self,
         jws: &str,
@@ -91,8 +92,8 @@ impl Caches {
         Ok(grant)
     }
 
-    /// Returns a stored record after verifying it. `token_key` is the key of the grant that it
-    /// names.
+    /// Returns a stored record after verifying it. `token_key` is the key of the grant that the
+    /// record names.
     pub(super) fn record(
         &self,
         record: &str,
@@ -132,7 +133,8 @@ fn write_cache<T>(cache: &Mutex<BTreeMap<Digest, Arc<T>>>, name: Digest, value: 
     cache.insert(name, value.clone());
 }
 
-/// A record, unless its signatures don't belong together; or why it can't be read.
+/// Result of reading a record. It is `Ok(None)` if the record's signatures don't belong together.
+/// The error says why the record can't be read.
 type ReadRecord = Result<Option<formation::AgentRecord>, Box<dyn std::error::Error>>;
 
 fn verify(record: &str, endorsement: &str, token_key: &PublicKey) -> ReadRecord {
