@@ -359,8 +359,8 @@ pub(crate) async fn note_report(
     Ok(())
 }
 
-/// Stores the membership that a quorum confirmed, and the members that it removed. A removed member
-/// is stored with its agent's key, its id, and the signer of the order.
+/// Stores the membership that a quorum confirmed, and the members that are gone from it. Each of
+/// these is stored with its agent's key, its id, and the text that says who removed it.
 pub(crate) async fn confirm(
     connection: &mut PgConnection,
     cluster: Uuid,

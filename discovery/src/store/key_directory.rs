@@ -13,7 +13,8 @@ use super::StoreError;
 use super::connect::ConnectError;
 use crate::keydir::KeyDirectory;
 
-/// Claims a database that has no owner yet. Errors if it belongs to another key directory.
+/// Claims a database that belongs to no key directory yet. Returns an error if the database belongs
+/// to another key directory.
 pub(super) async fn check(
     connection: &mut PgConnection,
     keys: &KeyDirectory,

@@ -51,8 +51,8 @@ impl Store {
         &self.pool
     }
 
-    /// Takes a connection that answers a ping from the pool. A connection that doesn't is dropped,
-    /// and the next one is tried.
+    /// Takes a connection from the pool and pings it. A dead connection is dropped, and the next
+    /// one is tried. If a ping gets no answer in time, returns an error at once.
     pub(crate) async fn acquire(&self) -> Result<PoolConnection<Postgres>, StoreError> {
         for _ in 0..=self.pool.size() {
             let mut connection = self.pool.acquire().await?;

@@ -7,7 +7,8 @@ use uuid::Uuid;
 
 use super::{Store, StoreError, UnixMicros};
 
-/// Maximum number of hosts without a seat that are stored for a cluster: the newest.
+/// Maximum number of hosts per cluster that are stored as asking for a seat. Those that asked last
+/// are kept.
 pub(crate) const MAX_ASKING: i64 = 16;
 
 /// Reason why a member's node has no leader, as the member's agent reported it last.

@@ -20,9 +20,9 @@ use super::error::{is_dead_connection, no_answer_error};
 /// Time limit for BEGIN, including the wait for a connection. It exceeds the session's
 /// `lock_timeout`.
 const BEGIN_WAIT: Duration = Duration::from_secs(4);
-/// Time limit for COMMIT. A loaded disk needs less.
+/// Time limit for COMMIT. Even a loaded disk needs less.
 const COMMIT_WAIT: Duration = Duration::from_secs(10);
-/// Time limit for ROLLBACK. It may wait for an abandoned statement, which Postgres ends after
+/// Time limit for ROLLBACK. ROLLBACK can wait for an abandoned statement, which Postgres ends after
 /// `statement_timeout`.
 const ROLLBACK_WAIT: Duration = Duration::from_secs(5);
 
@@ -63,7 +63,8 @@ impl Transaction {
         Ok(transaction)
     }
 
-    /// Commits. An error means that the transaction was rolled back, or that its fate is unknown.
+    /// Commits the transaction. An error means that it was rolled back, or that its fate is
+    /// unknown.
     pub(crate) async fn commit(mut self) -> Result<(), sqlx::Error> {
         let asked = sqlx::raw_sql("COMMIT").execute(&mut *self);
         tokio::time::timeout(COMMIT_WAIT, asked)

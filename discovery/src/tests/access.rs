@@ -30,7 +30,7 @@ fn code(body: &str) -> Code {
 }
 
 #[tokio::test]
-async fn an_assertion_is_worth_one_token_however_often_it_is_sent() {
+async fn an_assertion_gives_one_token_however_often_it_is_sent() {
     let world = TestInstallation::new().await;
     let service = world.serve().await;
     let issuer = world.owner(&service).context().await.unwrap().issuer;
@@ -46,7 +46,7 @@ async fn an_assertion_is_worth_one_token_however_often_it_is_sent() {
 }
 
 #[tokio::test]
-async fn a_token_is_worth_nothing_on_another_keys_connection_or_on_none() {
+async fn a_token_is_refused_with_another_client_key_or_without_one() {
     let world = TestInstallation::new().await;
     let service = world.serve().await;
     let issuer = world.owner(&service).context().await.unwrap().issuer;
@@ -70,7 +70,7 @@ async fn a_token_is_worth_nothing_on_another_keys_connection_or_on_none() {
 }
 
 #[tokio::test]
-async fn tokens_and_assertions_that_are_not_quite_right_are_refused() {
+async fn invalid_assertions_and_forged_tokens_are_refused() {
     let world = TestInstallation::new().await;
     let service = world.serve().await;
     let now = service.app().clock.seconds();
@@ -114,7 +114,7 @@ async fn tokens_and_assertions_that_are_not_quite_right_are_refused() {
 }
 
 #[tokio::test]
-async fn admins_come_and_go_by_the_owner_signed_chain_at_once() {
+async fn added_and_revoked_admins_gain_and_lose_access_at_once() {
     let world = TestInstallation::new().await;
     let service = world.serve().await;
     let admin = world.owner(&service);
@@ -145,7 +145,7 @@ async fn admins_come_and_go_by_the_owner_signed_chain_at_once() {
 }
 
 #[tokio::test]
-async fn an_admin_planted_in_the_database_is_nobody_and_raises_an_alarm() {
+async fn an_admin_planted_in_the_database_has_no_rights_and_raises_an_alarm() {
     let world = TestInstallation::new().await;
     let mut args = world.args("ledger");
     // Prevent further sweeps: a sweep reads the rows too, and could raise the alarm in place of the

@@ -12,7 +12,7 @@ use super::support::{TestInstallation, folder, get, wait_until};
 use crate::server::{RunningService, start};
 
 #[tokio::test]
-async fn without_postgres_the_service_lives_says_so_and_comes_back_with_it() {
+async fn the_service_reports_a_lost_postgres_and_recovers_with_it() {
     let world = TestInstallation::new().await;
     let pg = folder();
     let service = serve_with_postgres(&world, &pg.path().join("pg")).await;
@@ -44,7 +44,7 @@ async fn without_postgres_the_service_lives_says_so_and_comes_back_with_it() {
 
 /// Tests requests of all kinds: a poll, a redeem, a wait for a row lock, and an admin's request.
 #[tokio::test]
-async fn a_postgres_that_falls_silent_keeps_no_request_waiting() {
+async fn no_request_waits_forever_for_a_postgres_that_stops_responding() {
     const SOON: Duration = Duration::from_secs(60);
     let world = TestInstallation::new().await;
     let pg = folder();
@@ -89,7 +89,7 @@ async fn a_postgres_that_falls_silent_keeps_no_request_waiting() {
 }
 
 #[tokio::test]
-async fn a_database_that_was_dropped_is_named_with_the_way_back() {
+async fn the_error_for_a_dropped_database_names_it_and_the_way_back() {
     let world = TestInstallation::new().await;
     let service = world.serve().await;
     let admin = world.owner(&service);

@@ -16,7 +16,7 @@ use super::agent::{TestAgent, form};
 use super::support::TestInstallation;
 
 #[tokio::test]
-async fn an_expired_token_is_not_revived_by_whoever_may_change_its_row() {
+async fn changing_an_expired_tokens_row_does_not_revive_it() {
     let world = TestInstallation::new().await;
     let service = world.serve().await;
     let admin = world.owner(&service);
@@ -34,7 +34,7 @@ async fn an_expired_token_is_not_revived_by_whoever_may_change_its_row() {
 }
 
 #[tokio::test]
-async fn uses_are_those_that_were_signed_whatever_the_row_says() {
+async fn the_signed_number_of_uses_counts_and_not_the_number_in_the_row() {
     let world = TestInstallation::new().await;
     let service = world.serve().await;
     let admin = world.owner(&service);
@@ -90,7 +90,7 @@ async fn write_boot_grant(world: &TestInstallation, grant: &Grant) {
 /// The service stores no grant with a time in the future. Such a row exists only if Postgres' clock
 /// was set back after the insert.
 #[tokio::test]
-async fn a_boot_token_of_the_future_takes_no_seat() {
+async fn a_boot_token_issued_in_the_future_takes_no_seat() {
     let world = TestInstallation::new().await;
     let service = world.serve().await;
     let admin = world.owner(&service);
@@ -107,7 +107,7 @@ async fn a_boot_token_of_the_future_takes_no_seat() {
 }
 
 #[tokio::test]
-async fn an_epoch_that_nobody_proposed_moves_nothing_and_the_cluster_forms() {
+async fn an_epoch_that_nobody_proposed_is_refused_and_the_cluster_still_forms() {
     let world = TestInstallation::new().await;
     let service = world.serve().await;
     let admin = world.owner(&service);
@@ -137,7 +137,7 @@ async fn an_epoch_that_nobody_proposed_moves_nothing_and_the_cluster_forms() {
 }
 
 #[tokio::test]
-async fn an_agent_that_was_restarted_after_its_launch_reports_and_the_cluster_is_formed() {
+async fn an_agent_restarted_after_the_commit_reports_and_the_cluster_is_formed() {
     let world = TestInstallation::new().await;
     let service = world.serve().await;
     let admin = world.owner(&service);
@@ -166,8 +166,8 @@ async fn an_agent_that_was_restarted_after_its_launch_reports_and_the_cluster_is
     service.stop().await;
 }
 
-/// Pads the payload of `short` with spaces and signs it again. JSON allows that, so a signer may do
-/// so.
+/// Pads the payload of `short` with spaces and signs it again. JSON allows such padding, so a
+/// signer can use it.
 fn padded(short: &Jws, key: &SigningKey, spaces: usize) -> Jws {
     let mut parts = short.as_str().split('.');
     let header = parts.next().unwrap();
@@ -237,7 +237,7 @@ async fn a_seat_that_was_padded_is_refused_so_that_the_document_stays_readable()
 }
 
 #[tokio::test]
-async fn an_ack_of_another_epoch_than_the_list_counts_for_nobody() {
+async fn an_ack_of_another_epoch_than_the_list_does_not_count() {
     let world = TestInstallation::new().await;
     let service = world.serve().await;
     let admin = world.owner(&service);
@@ -260,7 +260,7 @@ async fn an_ack_of_another_epoch_than_the_list_counts_for_nobody() {
 }
 
 #[tokio::test]
-async fn a_token_of_a_split_cluster_is_not_called_refused_and_revoked_all_the_same() {
+async fn a_refused_revocation_leaves_a_split_clusters_token_valid() {
     let world = TestInstallation::new().await;
     let service = world.serve().await;
     let admin = world.owner(&service);
@@ -301,7 +301,7 @@ async fn an_admin_whom_the_statement_does_not_name_gets_no_client_certificate() 
 }
 
 #[tokio::test]
-async fn one_cluster_that_is_beyond_help_keeps_no_other_from_being_due() {
+async fn a_stuck_cluster_does_not_hide_other_due_clusters() {
     let world = TestInstallation::new().await;
     let service = world.serve().await;
     let admin = world.owner(&service);
@@ -321,7 +321,7 @@ async fn one_cluster_that_is_beyond_help_keeps_no_other_from_being_due() {
 }
 
 #[tokio::test]
-async fn one_cluster_that_cannot_be_read_keeps_no_other_from_being_looked_after() {
+async fn a_cluster_that_cant_be_read_does_not_stop_the_sweep_of_others() {
     let world = TestInstallation::new().await;
     let service = world.serve().await;
     let admin = world.owner(&service);
@@ -360,7 +360,7 @@ async fn expired_assertions(connection: &mut PgConnection) {
 }
 
 #[tokio::test]
-async fn every_assertion_that_has_expired_is_forgotten_in_one_sweep() {
+async fn every_expired_assertion_is_deleted_at_once() {
     let world = TestInstallation::new().await;
     let service = world.serve().await;
     let mut connection = world.database.connect().await;
@@ -372,7 +372,7 @@ async fn every_assertion_that_has_expired_is_forgotten_in_one_sweep() {
 }
 
 #[tokio::test]
-async fn assertions_that_another_process_is_forgetting_end_no_sweep() {
+async fn expired_assertions_that_another_process_deletes_cause_no_error() {
     let world = TestInstallation::new().await;
     let service = world.serve().await;
     let mut another = world.database.connect().await;
@@ -390,7 +390,7 @@ async fn assertions_that_another_process_is_forgetting_end_no_sweep() {
 }
 
 #[tokio::test]
-async fn a_seat_that_repeats_itself_adds_no_events_for_ever() {
+async fn repeated_probes_and_releases_of_an_agent_add_no_events() {
     use discovery_types::api::{ProbeResult, ProbesRequest};
     let world = TestInstallation::new().await;
     let service = world.serve().await;

@@ -71,7 +71,7 @@ async fn three_agents_become_one_cluster_with_certificates_of_its_own_cas() {
 }
 
 #[tokio::test]
-async fn the_fourth_agent_waits_and_is_told_when_the_seats_are_gone() {
+async fn a_fourth_agent_is_a_standby_and_refused_after_the_commit() {
     let world = TestInstallation::new().await;
     let service = world.serve().await;
     let admin = world.owner(&service);
@@ -159,7 +159,7 @@ async fn a_seat_whose_agent_goes_silent_goes_to_the_standby() {
 }
 
 #[tokio::test]
-async fn every_answer_can_be_lost_and_asked_for_again() {
+async fn every_request_can_be_repeated_after_a_lost_response() {
     let world = TestInstallation::new().await;
     let service = world.serve().await;
     let admin = world.owner(&service);
@@ -187,7 +187,7 @@ async fn every_answer_can_be_lost_and_asked_for_again() {
 
 /// Times in the database are an hour ahead, as if Postgres' clock was wrong and was then corrected.
 #[tokio::test]
-async fn times_that_were_stored_an_hour_ahead_are_over_in_time() {
+async fn leases_and_lists_stored_an_hour_ahead_still_end_in_time() {
     let world = TestInstallation::new().await;
     let service = world.serve().await;
     let admin = world.owner(&service);

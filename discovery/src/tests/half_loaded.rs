@@ -31,7 +31,7 @@ async fn load_all_but(world: &TestInstallation, dump: &[u8], last: &str) -> Stri
 }
 
 #[tokio::test]
-async fn a_living_service_leaves_a_half_loaded_database_alone() {
+async fn a_running_service_leaves_a_half_loaded_database_alone() {
     let world = TestInstallation::new().await;
     let service = start(world.args("ledger")).await.unwrap();
     let admin = world.owner(&service);

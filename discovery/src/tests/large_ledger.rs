@@ -52,7 +52,7 @@ async fn wait_for_sweep(service: &RunningService) {
 }
 
 #[tokio::test]
-async fn a_service_with_a_new_ledger_starts_over_many_decisions_and_fills_it_meanwhile() {
+async fn a_service_with_a_new_ledger_starts_at_once_and_fills_it_afterwards() {
     let world = TestInstallation::new().await;
     world.serve().await.stop().await;
     decide_many(&world.database, MANY).await;
@@ -77,7 +77,7 @@ async fn a_service_with_a_new_ledger_starts_over_many_decisions_and_fills_it_mea
 }
 
 #[tokio::test]
-async fn a_fill_that_was_cut_short_goes_on_from_there() {
+async fn an_interrupted_fill_of_a_ledger_continues_where_it_stopped() {
     let world = TestInstallation::new().await;
     world.serve().await.stop().await;
     decide_many(&world.database, SEVERAL).await;
@@ -104,8 +104,8 @@ async fn a_fill_that_was_cut_short_goes_on_from_there() {
         Some((line["to"].as_u64()?, line["commits"].as_array()?.clone()))
     });
     let (mut to, mut commits) = (0, Vec::new());
-    // The look of a new connection may copy the same decisions beside the fill, and write an earlier
-    // number after a later one. The position in memory doesn't go back with it.
+    // The check of a new connection can copy the same decisions while the ledger is filled, and
+    // write a lower number after a higher one. The position in memory doesn't go back with it.
     for (next, new) in lines {
         let first_look = LOOK_LIMIT as u64;
         assert!(to <= first_look || next > first_look, "{next} was copied after {to}");
@@ -149,7 +149,7 @@ async fn a_process_whose_ledger_is_being_filled_answers_and_decides_nothing() {
 }
 
 #[tokio::test]
-async fn who_lacks_many_decisions_of_others_copies_them_before_it_freezes_a_list() {
+async fn a_process_that_lacks_many_decisions_copies_them_before_it_freezes_a_list() {
     let world = TestInstallation::new().await;
     let one = start(args_without_sweeps(&world)).await.unwrap();
     let admin = world.owner(&one);

@@ -13,7 +13,7 @@ fn problem(body: &str) -> Problem {
 }
 
 #[tokio::test]
-async fn what_is_too_large_of_another_kind_or_no_json_is_refused_with_a_problem_document() {
+async fn a_bad_body_path_or_method_is_refused_with_a_problem_document() {
     let world = TestInstallation::new().await;
     let service = world.serve().await;
     let path = "/v1/redeem";
@@ -40,7 +40,7 @@ async fn what_is_too_large_of_another_kind_or_no_json_is_refused_with_a_problem_
 }
 
 #[tokio::test]
-async fn membership_is_refused_and_the_door_named() {
+async fn requests_to_change_members_are_refused_and_name_the_cluster_api() {
     let world = TestInstallation::new().await;
     let service = world.serve().await;
     let id = uuid::Uuid::now_v7();
@@ -61,7 +61,7 @@ async fn membership_is_refused_and_the_door_named() {
 }
 
 #[tokio::test]
-async fn answers_have_the_headers_that_http_asks_for() {
+async fn responses_have_the_headers_that_http_requires() {
     let world = TestInstallation::new().await;
     let service = world.serve().await;
     let ask = async |method: &str, path: &str| {
@@ -94,7 +94,7 @@ async fn answers_have_the_headers_that_http_asks_for() {
 const MANY_REQUESTS: usize = 200;
 
 #[tokio::test]
-async fn an_address_that_asks_too_often_is_told_to_wait_before_any_signature_is_looked_at() {
+async fn an_address_over_its_rate_limit_is_refused_before_any_signature_check() {
     let world = TestInstallation::new().await;
     let mut args = world.args("ledger");
     (args.limits.rate, args.limits.burst) = (1, 3);
@@ -126,7 +126,7 @@ async fn an_address_that_asks_too_often_is_told_to_wait_before_any_signature_is_
 }
 
 #[tokio::test]
-async fn parked_polls_beyond_the_named_limit_are_shed() {
+async fn long_polls_beyond_the_limit_are_refused() {
     let world = TestInstallation::new().await;
     let mut args = world.args("ledger");
     args.limits.max_parked_polls = 1;
@@ -156,7 +156,7 @@ async fn parked_polls_beyond_the_named_limit_are_shed() {
 }
 
 #[tokio::test]
-async fn only_tls_1_3_is_spoken() {
+async fn only_tls_1_3_is_accepted() {
     let world = TestInstallation::new().await;
     let service = world.serve().await;
     let socket = tokio::net::TcpStream::connect(service.addresses[0]).await.unwrap();
@@ -194,7 +194,7 @@ async fn headers_that_never_end_and_bodies_that_never_come_are_cut_off() {
 }
 
 #[tokio::test]
-async fn a_draining_service_lets_parked_polls_go() {
+async fn a_draining_service_answers_waiting_polls_at_once() {
     let world = TestInstallation::new().await;
     let mut args = with_long_polls(world.args("ledger"));
     // Prevent further sweeps, because each sweep sets the clock that the responses show.
@@ -218,7 +218,7 @@ async fn a_draining_service_lets_parked_polls_go() {
 }
 
 #[tokio::test]
-async fn sockets_of_one_address_beyond_the_named_limit_are_closed_before_a_handshake() {
+async fn sockets_of_one_address_beyond_the_limit_are_closed_before_a_handshake() {
     use tokio::io::AsyncReadExt;
     let world = TestInstallation::new().await;
     let mut args = world.args("ledger");
@@ -226,7 +226,7 @@ async fn sockets_of_one_address_beyond_the_named_limit_are_closed_before_a_hands
     let service = crate::server::start(args).await.unwrap();
     let connect = async || tokio::net::TcpStream::connect(service.addresses[0]).await.unwrap();
     let mut silent = vec![connect().await, connect().await, connect().await];
-    // The workers may accept the sockets in any order. So the service may close any of the three.
+    // The workers accept the sockets in any order. So the service can close any of the three.
     let ends = silent.iter_mut().map(|socket| Box::pin(async { socket.read(&mut [0]).await }));
     let ends = tokio::time::timeout(WAIT_TIMEOUT, futures_util::future::select_all(ends));
     let (end, beyond, _) = ends.await.expect("one of three is closed");
@@ -245,7 +245,7 @@ async fn sockets_of_one_address_beyond_the_named_limit_are_closed_before_a_hands
 }
 
 #[tokio::test]
-async fn one_address_that_says_nothing_takes_no_handshakes_from_another() {
+async fn silent_sockets_of_one_address_delay_no_other_address() {
     let world = TestInstallation::new().await;
     let service = world.serve().await;
     // Open more sockets than all workers together may have in a handshake.
@@ -268,7 +268,7 @@ async fn one_address_that_says_nothing_takes_no_handshakes_from_another() {
 }
 
 #[tokio::test]
-async fn who_reads_no_answer_loses_the_connection() {
+async fn a_client_that_reads_no_response_loses_its_connection() {
     use tokio::io::AsyncWriteExt;
     let world = TestInstallation::new().await;
     let service = world.serve().await;

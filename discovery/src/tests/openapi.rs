@@ -1,7 +1,7 @@
 //! Tests of the OpenAPI description. The repository contains a copy, so a review shows its changes.
 
 #[test]
-fn the_kept_description_is_the_served_one() {
+fn the_file_openapi_json_equals_the_served_description() {
     let path = concat!(env!("CARGO_MANIFEST_DIR"), "/openapi.json");
     let served = format!("{}\n", crate::openapi::openapi_text());
     if std::env::var_os("UPDATE_OPENAPI").is_some() {

@@ -54,7 +54,7 @@ async fn assert_forms_no_second_list(
     }
 }
 
-/// Makes a token that is issued now. The service may refuse to store its grant.
+/// Makes a token that is issued now. The service can refuse to store its grant.
 async fn another_token(
     world: &TestInstallation,
     admin: &DiscoveryClient,
@@ -88,7 +88,7 @@ async fn formed(
 }
 
 #[tokio::test]
-async fn what_another_process_let_out_forms_no_second_time_when_a_dump_is_loaded() {
+async fn a_cluster_that_another_process_formed_forms_no_second_time_from_a_dump() {
     let world = TestInstallation::new().await;
     let one = world.serve().await;
     let two = start(second_process_args(&world)).await.unwrap();
@@ -161,7 +161,7 @@ async fn a_process_whose_ledger_is_empty_sees_that_a_dump_was_loaded() {
 }
 
 #[tokio::test]
-async fn a_process_that_the_dump_forgot_is_waited_for() {
+async fn a_process_that_the_dump_lacks_is_waited_for() {
     let world = TestInstallation::new().await;
     let two = start(second_process_args(&world)).await.unwrap();
     let (.., dump, _) = formed(&world, &two).await;
@@ -217,7 +217,7 @@ async fn assert_forms_no_second_list_unnoticed(
 }
 
 #[tokio::test]
-async fn a_dump_loaded_over_the_tables_under_living_connections_is_noticed() {
+async fn a_dump_loaded_over_the_tables_under_open_connections_is_noticed() {
     assert_forms_no_second_list_unnoticed(async |world, dump| {
         world.database.restore(dump, &["--clean", "--if-exists"]);
     })
@@ -225,7 +225,7 @@ async fn a_dump_loaded_over_the_tables_under_living_connections_is_noticed() {
 }
 
 #[tokio::test]
-async fn rows_of_a_dump_in_the_same_tables_under_living_connections_are_noticed() {
+async fn rows_of_a_dump_in_the_same_tables_under_open_connections_are_noticed() {
     assert_forms_no_second_list_unnoticed(async |world, dump| {
         world.database.set_rows_back(dump).await
     })
@@ -251,7 +251,7 @@ async fn entries(world: &TestInstallation, process: Uuid) -> i64 {
 }
 
 #[tokio::test]
-async fn a_ledger_put_back_is_filled_from_the_database_and_somebody_hears_of_it() {
+async fn a_ledger_that_was_set_back_is_filled_from_the_database_with_an_alarm() {
     let world = TestInstallation::new().await;
     let (ledger, kept) = (world.folder.path().join("ledger"), world.folder.path().join("kept"));
     let one = world.serve().await;
@@ -365,7 +365,7 @@ async fn a_ledger_with_a_line_cut_out_is_filled_from_the_start() {
 }
 
 #[tokio::test]
-async fn who_freezes_a_list_has_copied_first_what_others_decided() {
+async fn a_process_copies_the_decisions_of_others_before_it_freezes_a_list() {
     let world = TestInstallation::new().await;
     let one = start(args_without_sweeps(&world, "ledger")).await.unwrap();
     let admin = world.owner(&one);
@@ -376,7 +376,7 @@ async fn who_freezes_a_list_has_copied_first_what_others_decided() {
         store.ledger().known().is_some_and(|known| known.sweeps == 2)
     })
     .await;
-    // Insert another process's decision. Its notification doesn't reach this process.
+    // Insert another process's decision without the notification that goes with it.
     let other = Uuid::now_v7();
     sqlx::query("INSERT INTO decisions VALUES (1, $1, sha256('h'), NULL, 0, sha256('chain'))")
         .bind(other)
@@ -440,7 +440,7 @@ async fn set_back(world: &TestInstallation, sql: &'static str) {
 }
 
 #[tokio::test]
-async fn rows_that_know_of_fewer_sweeps_are_the_past() {
+async fn a_row_with_fewer_sweeps_than_the_ledger_begins_a_new_generation() {
     let world = TestInstallation::new().await;
     let one = start(args_without_sweeps(&world, "ledger")).await.unwrap();
     let store = &one.app().store;
@@ -457,7 +457,7 @@ async fn rows_that_know_of_fewer_sweeps_are_the_past() {
 }
 
 #[tokio::test]
-async fn a_history_that_went_another_way_is_not_copied_but_noticed() {
+async fn a_different_history_is_noticed_and_not_copied_as_a_continuation() {
     let world = TestInstallation::new().await;
     let one = start(args_without_sweeps(&world, "ledger")).await.unwrap();
     formed(&world, &one).await;

@@ -15,7 +15,7 @@ async fn row(admin: &DiscoveryClient, service: &RunningService) -> ProcessView {
 }
 
 #[tokio::test]
-async fn the_commits_of_each_ledger_are_counted_as_they_come_in() {
+async fn the_commits_of_each_ledger_are_counted_without_a_sweep() {
     let world = TestInstallation::new().await;
     let mut args = world.args("ledger");
     // Prevent further sweeps, because a sweep would correct the number.
@@ -42,7 +42,7 @@ async fn the_commits_of_each_ledger_are_counted_as_they_come_in() {
 }
 
 #[tokio::test]
-async fn a_process_that_runs_is_not_forgotten() {
+async fn a_running_process_cant_be_forgotten() {
     let world = TestInstallation::new().await;
     let one = world.serve().await;
     let two = start(world.args("ledger-2")).await.unwrap();
@@ -62,7 +62,7 @@ async fn a_process_that_runs_is_not_forgotten() {
 /// Two processes each begin a transaction on one cluster, and wait for the lock on its row before
 /// reading. Without the lock, both would see an empty cluster and give away the same seat.
 #[tokio::test]
-async fn what_two_processes_do_to_a_cluster_at_a_time_is_done_one_after_the_other() {
+async fn two_processes_change_one_cluster_one_after_the_other() {
     let world = TestInstallation::new().await;
     let one = world.serve().await;
     let two = start(world.args("ledger-2")).await.unwrap();
@@ -93,7 +93,7 @@ async fn what_two_processes_do_to_a_cluster_at_a_time_is_done_one_after_the_othe
         }
         held.commit().await.unwrap();
     };
-    // Retry: one redeem may reach the lock timeout before the other one waits for the lock.
+    // Retry: one redeem can reach the lock timeout before the other one waits for the lock.
     let redeem = async |agent: &TestAgent| loop {
         match agent.redeem().await {
             Ok(seen) => break seen.standing,

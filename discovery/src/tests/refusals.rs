@@ -21,7 +21,7 @@ async fn keys_used(world: &TestInstallation) -> i64 {
 }
 
 #[tokio::test]
-async fn tokens_that_are_no_good_are_refused_and_nothing_is_consumed() {
+async fn invalid_tokens_are_refused_and_nothing_is_used_up() {
     let world = TestInstallation::new().await;
     let service = world.serve().await;
     let admin = world.owner(&service);
@@ -107,7 +107,7 @@ async fn a_redeem_for_another_service_or_by_another_connection_is_refused() {
 }
 
 #[tokio::test]
-async fn a_bundle_that_pins_a_statement_of_no_cluster_or_of_another_one_takes_no_seat() {
+async fn a_bundle_that_pins_an_unknown_or_foreign_statement_takes_no_seat() {
     let world = TestInstallation::new().await;
     let service = world.serve().await;
     let admin = world.owner(&service);
@@ -274,7 +274,7 @@ async fn votes_about_another_list_are_refused_and_a_nack_opens_the_cluster_again
 }
 
 #[tokio::test]
-async fn a_committed_cluster_is_not_abandoned_but_retired_by_an_owners_word() {
+async fn a_committed_cluster_cant_be_abandoned_but_an_owner_can_retire_it() {
     let world = TestInstallation::new().await;
     let service = world.serve().await;
     let admin = world.owner(&service);

@@ -26,7 +26,7 @@ fn agents(
 }
 
 #[tokio::test]
-async fn a_backup_taken_in_open_and_restored_after_the_commit_forms_no_second_cluster() {
+async fn a_backup_of_an_open_cluster_restored_after_the_commit_forms_no_second_one() {
     let world = TestInstallation::new().await;
     let service = world.serve().await;
     let admin = world.owner(&service);
@@ -61,7 +61,7 @@ async fn a_backup_taken_in_open_and_restored_after_the_commit_forms_no_second_cl
 }
 
 #[tokio::test]
-async fn a_backup_taken_in_preparing_and_restored_after_the_commit_comes_back_committed() {
+async fn a_backup_of_a_preparing_cluster_restored_after_the_commit_is_committed_again() {
     let world = TestInstallation::new().await;
     let service = world.serve().await;
     let admin = world.owner(&service);
@@ -142,7 +142,7 @@ async fn nothing_forms_until_every_known_process_has_put_its_ledger_back_or_is_f
 }
 
 #[tokio::test]
-async fn a_database_on_another_server_waits_and_accepting_it_abandons_and_revokes() {
+async fn accepting_a_database_from_another_server_abandons_and_revokes() {
     let world = TestInstallation::new().await;
     let one = world.serve().await;
     let two = crate::server::start(world.args("ledger-2")).await.unwrap();
@@ -178,7 +178,7 @@ async fn a_database_on_another_server_waits_and_accepting_it_abandons_and_revoke
 }
 
 #[tokio::test]
-async fn an_agent_in_the_document_may_show_it_to_a_database_that_lost_it() {
+async fn a_listed_agent_can_show_the_document_to_a_database_that_lost_it() {
     let world = TestInstallation::new().await;
     let service = world.serve().await;
     let admin = world.owner(&service);
@@ -232,7 +232,7 @@ async fn an_agent_in_the_document_may_show_it_to_a_database_that_lost_it() {
 }
 
 #[tokio::test]
-async fn a_cluster_whose_name_was_taken_meanwhile_comes_back_and_the_database_settles_for_good() {
+async fn a_cluster_whose_name_was_reused_comes_back_and_the_database_settles() {
     let world = TestInstallation::new().await;
     let one = world.serve().await;
     let admin = world.owner(&one);
@@ -275,7 +275,7 @@ async fn a_cluster_whose_name_was_taken_meanwhile_comes_back_and_the_database_se
 }
 
 #[tokio::test]
-async fn a_cluster_that_ended_here_before_its_ledger_came_back_unsettles_nothing_again() {
+async fn a_late_ledger_with_a_commit_of_an_abandoned_cluster_unsettles_nothing() {
     let world = TestInstallation::new().await;
     let service = world.serve().await;
     let admin = world.owner(&service);
@@ -325,7 +325,7 @@ async fn raw(
 }
 
 #[tokio::test]
-async fn the_database_refuses_what_would_make_a_second_cluster() {
+async fn the_database_refuses_changes_that_could_make_a_second_cluster() {
     let world = TestInstallation::new().await;
     let service = world.serve().await;
     let admin = world.owner(&service);
@@ -394,7 +394,7 @@ async fn a_commit_without_all_acks_is_refused_by_the_database_itself() {
 }
 
 #[tokio::test]
-async fn a_record_changed_by_hand_stops_its_cluster_and_abandoning_is_the_way_out() {
+async fn a_cluster_with_a_record_changed_by_hand_can_only_be_abandoned() {
     let world = TestInstallation::new().await;
     let service = world.serve().await;
     let admin = world.owner(&service);

@@ -113,8 +113,8 @@ async fn counted(world: &TestInstallation) -> (RunningService, Counter) {
     (service, counter)
 }
 
-/// Three earlier redeems prepare the connection's SQL statements, so the counted redeem doesn't
-/// include that.
+/// The first three redeems prepare the connection's SQL statements, so the counted redeems don't
+/// have to.
 #[tokio::test]
 async fn a_redeem_takes_five_round_trips() {
     let world = TestInstallation::new().await;
@@ -141,7 +141,7 @@ async fn a_redeem_takes_five_round_trips() {
 
 /// Counts the round trips of each request of a join, by the newcomer and by the agent that adds it.
 #[tokio::test]
-async fn a_join_takes_so_many_round_trips() {
+async fn each_request_of_a_join_stays_within_its_round_trips() {
     let world = TestInstallation::new().await;
     let (service, counter) = counted(&world).await;
     let admin = world.owner(&service);
@@ -222,7 +222,7 @@ async fn a_connection_that_died_in_the_pool_fails_no_request_of_an_agent() {
 /// The cluster's row stays locked for longer than any request waits. A dump, an ALTER TABLE, or a
 /// stopped process can cause that.
 #[tokio::test]
-async fn a_lock_that_is_waited_for_in_vain_spoils_no_connection() {
+async fn a_lock_timeout_leaves_no_connection_in_a_transaction() {
     let world = TestInstallation::new().await;
     let service = world.serve().await;
     let admin = world.owner(&service);

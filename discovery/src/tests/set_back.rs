@@ -49,7 +49,7 @@ async fn eventually_committed(
 }
 
 #[tokio::test]
-async fn tables_set_back_under_living_connections_freeze_no_second_list() {
+async fn tables_set_back_under_open_connections_freeze_no_second_list() {
     let world = TestInstallation::new().await;
     let service = crate::server::start(args_without_sweeps(&world)).await.unwrap();
     let admin = world.owner(&service);
@@ -82,10 +82,10 @@ async fn a_database_that_was_set_back_ends_no_cluster_that_committed() {
     service.stop().await;
 }
 
-/// The process has copied no decision from the database. Only the commit in its own ledger shows
-/// that the database lacks one.
+/// The process has copied no decision from the database. Only the commit in the process's own
+/// ledger shows that the database lacks that commit.
 #[tokio::test]
-async fn a_database_set_back_before_its_commit_was_copied_gets_it_back() {
+async fn a_commit_that_was_not_copied_yet_is_put_back_into_the_database() {
     let world = TestInstallation::new().await;
     let service = crate::server::start(args_without_sweeps(&world)).await.unwrap();
     let admin = world.owner(&service);
@@ -111,7 +111,8 @@ async fn the_last_ack_of_a_list_that_the_ledger_contradicts_commits_nothing() {
     let token = world.token(&admin, &statement).await;
     let mut agent = TestAgent::new(&world, &service, &statement, &token, 1);
     let seen = agent.redeem().await.unwrap();
-    // Add a commit to the ledger. This process sent it out before the database was set back.
+    // Add a commit to the ledger, as if this process had sent it out before the database was set
+    // back.
     let ledger: &Ledger = service.app().store.ledger();
     let authority = crate::ledger::Authority { certificate: String::new(), wrapped_key: None };
     ledger
@@ -148,7 +149,7 @@ async fn run_another_process(world: &TestInstallation) -> Uuid {
 }
 
 #[tokio::test]
-async fn a_ledger_entry_that_can_never_go_back_unsettles_the_database_once() {
+async fn a_ledger_entry_that_cant_be_put_back_unsettles_the_database_only_once() {
     let world = TestInstallation::new().await;
     let service = world.serve().await;
     let admin = world.owner(&service);
@@ -178,7 +179,7 @@ async fn a_ledger_entry_that_can_never_go_back_unsettles_the_database_once() {
 }
 
 #[tokio::test]
-async fn an_accepted_away_cluster_comes_back_from_a_late_ledger_though_its_name_is_taken() {
+async fn a_late_ledger_brings_an_abandoned_cluster_back_under_a_new_name() {
     let world = TestInstallation::new().await;
     let one = world.serve().await;
     let two = crate::server::start(world.args("ledger-2")).await.unwrap();
@@ -247,7 +248,7 @@ async fn a_token_from_before_the_database_was_set_back_admits_nobody() {
 }
 
 #[tokio::test]
-async fn an_old_token_waits_until_the_database_is_settled_before_it_is_called_void() {
+async fn an_old_token_is_refused_for_good_only_once_the_database_is_settled() {
     let world = TestInstallation::new().await;
     let absent = run_another_process(&world).await;
     let service = world.serve().await;
@@ -275,7 +276,7 @@ async fn an_old_token_waits_until_the_database_is_settled_before_it_is_called_vo
 }
 
 #[tokio::test]
-async fn a_ticket_that_was_made_since_waits_until_the_database_is_settled() {
+async fn a_new_ticket_is_redeemed_only_once_the_database_is_settled() {
     let world = TestInstallation::new().await;
     let absent = run_another_process(&world).await;
     let service = world.serve().await;
@@ -299,7 +300,7 @@ async fn a_ticket_that_was_made_since_waits_until_the_database_is_settled() {
 }
 
 #[tokio::test]
-async fn a_revoked_admin_stays_revoked_in_a_database_that_has_forgotten_it() {
+async fn a_revoked_admin_stays_revoked_in_a_database_that_lost_the_revocation() {
     let world = TestInstallation::new().await;
     let service = world.serve().await;
     let admin = world.owner(&service);
@@ -360,7 +361,7 @@ async fn a_cluster_whose_statements_were_damaged_can_still_be_abandoned() {
 }
 
 #[tokio::test]
-async fn accepting_a_database_goes_past_a_cluster_whose_statements_were_damaged() {
+async fn accepting_a_database_abandons_a_cluster_with_damaged_statements() {
     let world = TestInstallation::new().await;
     let two = crate::server::start(world.args("ledger-2")).await.unwrap();
     two.stop().await;
@@ -383,7 +384,7 @@ async fn accepting_a_database_goes_past_a_cluster_whose_statements_were_damaged(
 }
 
 #[tokio::test]
-async fn a_parked_poll_has_its_news_when_the_database_is_settled() {
+async fn a_waiting_poll_is_answered_when_the_database_becomes_settled() {
     let world = TestInstallation::new().await;
     let absent = run_another_process(&world).await;
     age_last_seen(&world.database, absent).await;

@@ -51,7 +51,7 @@ async fn a_service_whose_port_is_taken_leaves_nothing_in_the_database() {
 }
 
 #[tokio::test]
-async fn what_only_a_person_can_mend_asks_for_no_restart() {
+async fn an_error_that_only_a_person_can_mend_has_the_exit_code_against_restarts() {
     let world = TestInstallation::new().await;
     world.serve().await.stop().await;
     let ledger = world.folder.path().join("ledger/ledger.jsonl");
@@ -72,7 +72,7 @@ async fn what_only_a_person_can_mend_asks_for_no_restart() {
 }
 
 #[tokio::test]
-async fn without_a_database_both_ways_to_one_are_named() {
+async fn the_error_without_a_database_names_the_ways_to_give_one() {
     let world = TestInstallation::new().await;
     let mut args = world.args("ledger");
     args.database.database_url = None;
@@ -84,7 +84,7 @@ async fn without_a_database_both_ways_to_one_are_named() {
 }
 
 #[tokio::test]
-async fn a_folder_of_somebody_elses_is_neither_taken_nor_touched_for_postgres() {
+async fn managed_postgres_refuses_a_folder_with_foreign_files_and_leaves_it_alone() {
     use std::os::unix::fs::MetadataExt;
     let world = TestInstallation::new().await;
     let dir = world.folder.path().join("letters");

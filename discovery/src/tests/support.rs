@@ -310,7 +310,7 @@ pub(super) fn times() -> TimeArgs {
     }
 }
 
-/// One installation: keys, ledgers and a database. Services may be started and stopped.
+/// One installation: keys, ledgers and a database. Services can be started and stopped.
 pub(super) struct TestInstallation {
     pub folder: tempfile::TempDir,
     pub database: TestDatabase,

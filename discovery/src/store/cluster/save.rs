@@ -117,7 +117,7 @@ pub(super) async fn save(
             .await?;
     }
     // If an agent's lease was renewed and nothing else changed, don't rewrite the cluster's row.
-    // The stored deadline may then be too early. In that case the sweep finds nothing to do, and
+    // The stored deadline can then be too early. In that case the sweep finds nothing to do, and
     // corrects the deadline.
     let own = match row_differs(before, after) || before == after {
         true => vec![cluster_row(after, beside.next_deadline)?],
@@ -323,8 +323,7 @@ pub(in crate::store) async fn append_event(
     Ok(())
 }
 
-/// Stores the decision and the members' certificates. It must run after the decided rows are
-/// written.
+/// Stores the decision and the members' certificates. Call this after the decided rows are written.
 pub(super) async fn commit(
     connection: &mut PgConnection,
     id: Uuid,

@@ -11,7 +11,7 @@ use super::{CommittedCluster, added, code, names, remove};
 use crate::tests::agent::{TestAgent, form};
 
 #[tokio::test]
-async fn only_members_agents_read_and_report_and_none_of_itself() {
+async fn only_members_agents_can_report_and_no_newcomer_about_itself() {
     let cluster = CommittedCluster::of(1).await;
     let id = cluster.statement.cluster;
     let founder = &cluster.agents[0];
@@ -99,7 +99,7 @@ async fn agent_of_other_cluster(cluster: &CommittedCluster) -> TestAgent {
 }
 
 #[tokio::test]
-async fn the_directory_believes_a_quorum_of_who_had_a_vote_and_goes_forward_only() {
+async fn a_quorum_of_the_last_voters_confirms_a_list_and_never_an_older_one() {
     let cluster = CommittedCluster::of(3).await;
     let [a, b, c] = [0, 1, 2].map(|i| cluster.id(&cluster.agents[i]));
     let all = [(a, false), (b, false), (c, false)];
@@ -139,7 +139,7 @@ async fn the_directory_believes_a_quorum_of_who_had_a_vote_and_goes_forward_only
 }
 
 #[tokio::test]
-async fn what_is_believed_may_make_a_quorum_for_what_was_said_before() {
+async fn a_confirmed_list_can_make_earlier_reports_a_quorum() {
     let cluster = CommittedCluster::of(3).await;
     let [a, b] = [0, 1].map(|i| cluster.id(&cluster.agents[i]));
     let newcomer = cluster.newcomer(9).await;
@@ -158,7 +158,7 @@ async fn what_is_believed_may_make_a_quorum_for_what_was_said_before() {
 }
 
 #[tokio::test]
-async fn a_report_of_numbers_that_no_log_has_is_refused_and_a_wrong_one_is_put_right_by_the_next() {
+async fn an_impossible_position_is_refused_and_the_next_report_corrects_a_wrong_one() {
     const MAX: u64 = i64::MAX as u64;
     /// The highest number that the service accepts in a report.
     const WRONG: u64 = 1 << 53;
@@ -186,7 +186,7 @@ async fn a_report_of_numbers_that_no_log_has_is_refused_and_a_wrong_one_is_put_r
 }
 
 #[tokio::test]
-async fn an_outcome_from_beyond_the_log_keeps_no_other_agent_from_speaking() {
+async fn an_outcome_with_a_false_position_does_not_block_other_agents() {
     const WRONG: u64 = 1 << 53;
     let cluster = CommittedCluster::of(3).await;
     let [a, b, c] = [0, 1, 2].map(|i| cluster.id(&cluster.agents[i]));
@@ -225,7 +225,7 @@ async fn a_recovered_clusters_list_removes_nobody_from_the_founded_one() {
 }
 
 #[tokio::test]
-async fn a_removed_members_agent_hears_that_from_every_call() {
+async fn every_call_tells_a_removed_members_agent_of_the_removal() {
     let cluster = CommittedCluster::of(3).await;
     let id = cluster.statement.cluster;
     let [a, b, c] = [0, 1, 2].map(|i| cluster.id(&cluster.agents[i]));
@@ -270,7 +270,7 @@ async fn a_removed_members_agent_hears_that_from_every_call() {
 /// A newcomer is added and then removed. Its agent redeems the used ticket again, as after the loss
 /// of its directory.
 #[tokio::test]
-async fn a_removed_newcomers_ticket_tells_it_that_it_was_removed() {
+async fn a_removed_newcomer_is_refused_when_it_redeems_its_ticket_again() {
     let cluster = CommittedCluster::of(1).await;
     let (founder, own) = (&cluster.agents[0], cluster.id(&cluster.agents[0]));
     let newcomer = cluster.newcomer(9).await;
@@ -285,7 +285,7 @@ async fn a_removed_newcomers_ticket_tells_it_that_it_was_removed() {
 }
 
 #[tokio::test]
-async fn a_member_renews_its_leaves_over_its_own_key_alone_at_where_it_moved() {
+async fn a_member_renews_its_leaves_for_its_own_key_and_its_new_address() {
     let cluster = CommittedCluster::of(1).await;
     let id = cluster.statement.cluster;
     let agent = &cluster.agents[0];

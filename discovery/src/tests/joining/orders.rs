@@ -16,7 +16,7 @@ use crate::tests::agent::{TestAgent, form};
 use crate::tests::support::{TestInstallation, send};
 
 #[tokio::test]
-async fn operators_order_and_nobody_else() {
+async fn only_operators_and_owners_can_order_a_change() {
     let world = TestInstallation::new().await;
     let service = world.serve().await;
     let admin = world.owner(&service);
@@ -50,7 +50,7 @@ async fn operators_order_and_nobody_else() {
 }
 
 #[tokio::test]
-async fn an_order_is_taken_once_in_its_time_and_may_be_taken_back() {
+async fn an_order_is_accepted_once_before_it_expires_and_can_be_withdrawn() {
     let cluster = CommittedCluster::of(1).await;
     let id = cluster.statement.cluster;
     let order = cluster.order(remove(MemberId::new(7)));
@@ -113,7 +113,7 @@ async fn an_order_is_taken_once_in_its_time_and_may_be_taken_back() {
 }
 
 #[tokio::test]
-async fn a_cluster_has_so_many_changes_under_way_and_no_more() {
+async fn the_number_of_a_clusters_pending_changes_is_limited() {
     let cluster = CommittedCluster::of(1).await;
     let joining = cluster.newcomer(8).await.join().await.unwrap().intent;
     cluster.report_outcome(&cluster.agents[0], &joining, added(77), 20).await.unwrap();
@@ -136,7 +136,7 @@ async fn a_cluster_has_so_many_changes_under_way_and_no_more() {
 
 /// A member that joined by a ticket stays known after more than a thousand later orders.
 #[tokio::test]
-async fn many_later_changes_make_nobody_forget_who_came_by_ticket() {
+async fn a_member_that_joined_by_ticket_stays_known_after_many_later_orders() {
     let cluster = CommittedCluster::of(1).await;
     let id = cluster.statement.cluster;
     let newcomer = cluster.newcomer(9).await;

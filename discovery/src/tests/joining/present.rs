@@ -95,7 +95,7 @@ async fn silent_voters_and_a_lost_majority_are_explained_and_counted_in_the_list
 }
 
 #[tokio::test]
-async fn a_member_that_names_other_members_or_has_no_leader_is_told_apart_from_a_silent_one() {
+async fn members_that_disagree_or_have_no_leader_are_explained_as_such() {
     let cluster = CommittedCluster::of(3).await;
     let all = founders(&cluster);
     report_all(&cluster, 3, &all).await;
@@ -119,7 +119,7 @@ async fn a_member_that_names_other_members_or_has_no_leader_is_told_apart_from_a
 }
 
 #[tokio::test]
-async fn a_seat_that_never_came_up_is_named() {
+async fn a_member_that_never_reported_is_explained() {
     let cluster = CommittedCluster::of(3).await;
     let all = founders(&cluster);
     for agent in &cluster.agents[..2] {
@@ -137,7 +137,7 @@ async fn a_seat_that_never_came_up_is_named() {
 }
 
 #[tokio::test]
-async fn credentials_name_the_members_of_now_and_silent_ones_last() {
+async fn credentials_list_the_current_members_with_silent_ones_last() {
     let cluster = CommittedCluster::of(3).await;
     let id = cluster.statement.cluster;
     let [a, b, c] = [0, 1, 2].map(|at| cluster.id(&cluster.agents[at]));
@@ -169,7 +169,7 @@ async fn credentials_name_the_members_of_now_and_silent_ones_last() {
 }
 
 #[tokio::test]
-async fn a_host_that_comes_with_a_boot_token_after_the_commit_is_listed_and_told_what_it_needs() {
+async fn a_late_host_with_a_boot_token_is_listed_and_told_that_it_needs_a_ticket() {
     let cluster = CommittedCluster::of(1).await;
     let id = cluster.statement.cluster;
     let late = late_host(&cluster, 9);
@@ -200,7 +200,7 @@ async fn a_host_that_comes_with_a_boot_token_after_the_commit_is_listed_and_told
 }
 
 #[tokio::test]
-async fn what_an_agent_says_of_a_waiting_intent_is_shown_with_both_names() {
+async fn the_reason_why_an_intent_waits_is_shown_with_its_reporter_and_member() {
     let cluster = CommittedCluster::of(3).await;
     let all = founders(&cluster);
     report_all(&cluster, 3, &all).await;
@@ -231,7 +231,7 @@ async fn what_an_agent_says_of_a_waiting_intent_is_shown_with_both_names() {
 }
 
 #[tokio::test]
-async fn a_cluster_whose_members_report_is_retired_by_force_alone_and_comes_back_as_it_was() {
+async fn a_reporting_cluster_is_retired_only_by_force_and_can_be_unretired() {
     let cluster = CommittedCluster::of(3).await;
     let id = cluster.statement.cluster;
     report_all(&cluster, 3, &founders(&cluster)).await;
@@ -268,7 +268,7 @@ async fn a_cluster_whose_members_report_is_retired_by_force_alone_and_comes_back
 }
 
 #[tokio::test]
-async fn silent_members_keep_no_retirement_back_and_a_taken_name_stays_with_its_taker() {
+async fn silent_members_allow_a_retirement_and_a_reused_name_is_not_taken_back() {
     let cluster = CommittedCluster::of(3).await;
     let id = cluster.statement.cluster;
     report_all(&cluster, 3, &founders(&cluster)).await;
@@ -285,7 +285,7 @@ async fn silent_members_keep_no_retirement_back_and_a_taken_name_stays_with_its_
 }
 
 #[tokio::test]
-async fn a_retirement_of_more_than_a_week_ago_stays() {
+async fn a_retirement_cant_be_undone_after_a_week() {
     let cluster = CommittedCluster::of(1).await;
     let id = cluster.statement.cluster;
     cluster.admin.retire(id, &retire(&cluster, true)).await.unwrap();

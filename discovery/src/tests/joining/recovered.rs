@@ -77,7 +77,7 @@ impl CommittedCluster {
 }
 
 #[tokio::test]
-async fn discovery_follows_what_an_operator_made_of_a_lost_cluster() {
+async fn discovery_follows_a_recovery_that_an_operator_signed() {
     let cluster = CommittedCluster::of(3).await;
     let [a, b, c] = [0, 1, 2].map(|i| cluster.id(&cluster.agents[i]));
     let [survivor, lost, _] = &cluster.agents[..] else { panic!("three agents") };
@@ -99,7 +99,7 @@ async fn discovery_follows_what_an_operator_made_of_a_lost_cluster() {
         assert_eq!((answer.followed, answer.raft_cluster_id), (1, format!("{MADE:016x}")));
     }
     assert_eq!(cluster.confirmed().await, None, "nothing is known of the recovered one yet");
-    // The recovered cluster's single voter is a quorum. Its configuration number may be far below
+    // The recovered cluster's single voter is a quorum. Its configuration number can be far below
     // the lost cluster's.
     let followed = cluster.answer(MADE, survivor, 2, &[SURVIVOR]).await.unwrap().raft_cluster_id;
     assert_eq!(followed, Some(format!("{MADE:016x}")));
@@ -131,7 +131,7 @@ async fn discovery_follows_what_an_operator_made_of_a_lost_cluster() {
 }
 
 #[tokio::test]
-async fn tickets_and_orders_are_the_recovered_clusters_from_then_on() {
+async fn after_a_recovery_tickets_and_orders_belong_to_the_recovered_cluster() {
     let cluster = CommittedCluster::of(3).await;
     let id = cluster.statement.cluster;
     let [a, b, c] = [0, 1, 2].map(|i| cluster.id(&cluster.agents[i]));
@@ -192,7 +192,7 @@ async fn tickets_and_orders_are_the_recovered_clusters_from_then_on() {
 }
 
 #[tokio::test]
-async fn a_recovered_cluster_is_recovered_again_by_whoever_is_left_of_it() {
+async fn a_recovered_cluster_can_be_recovered_again_from_a_newcomers_host() {
     let cluster = CommittedCluster::of(1).await;
     let id = cluster.statement.cluster;
     let founder = &cluster.agents[0];
@@ -225,7 +225,7 @@ async fn a_recovered_cluster_is_recovered_again_by_whoever_is_left_of_it() {
 }
 
 #[tokio::test]
-async fn a_recovery_that_no_operator_of_today_signed_changes_nothing() {
+async fn a_recovery_that_no_current_operator_signed_changes_nothing() {
     let cluster = CommittedCluster::of(3).await;
     let founded = cluster.raft_cluster();
     let [a, b, c] = [0, 1, 2].map(|i| cluster.id(&cluster.agents[i]));
@@ -289,7 +289,7 @@ async fn a_recovery_that_no_operator_of_today_signed_changes_nothing() {
 }
 
 #[tokio::test]
-async fn of_two_recoveries_of_one_cluster_the_first_is_followed_and_people_are_told() {
+async fn of_two_recoveries_the_first_is_followed_and_an_alarm_names_the_other() {
     let cluster = CommittedCluster::of(3).await;
     let [one, two, three] = &cluster.agents[..] else { panic!("three agents") };
     let first = cluster.first(one);

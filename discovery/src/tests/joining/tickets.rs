@@ -20,7 +20,7 @@ use crate::redeem::RedeemRequest;
 use crate::tests::agent::TestAgent;
 
 #[tokio::test]
-async fn a_ticket_is_carried_to_the_clusters_agents_and_its_holder_becomes_a_member() {
+async fn a_clusters_agents_get_a_redeemed_ticket_and_its_host_becomes_a_member() {
     let cluster = CommittedCluster::of(1).await;
     let id = cluster.statement.cluster;
     let newcomer = cluster.newcomer(9).await;
@@ -73,7 +73,7 @@ async fn a_ticket_is_carried_to_the_clusters_agents_and_its_holder_becomes_a_mem
 /// After each step the response is lost and the service restarts. The repeated request must get the
 /// same answer.
 #[tokio::test]
-async fn every_step_may_be_asked_twice_and_survives_the_service() {
+async fn every_step_of_a_join_can_be_repeated_and_survives_a_restart() {
     let mut cluster = CommittedCluster::of(1).await;
     let id = cluster.statement.cluster;
     let mut newcomer = cluster.newcomer(9).await;
@@ -181,7 +181,7 @@ async fn of_a_thousand_keys_that_redeem_one_ticket_at_once_one_wins() {
 }
 
 #[tokio::test]
-async fn a_used_ticket_is_bound_to_its_network_and_another_network_is_no_way_around_the_alarm() {
+async fn a_used_ticket_keeps_its_network_and_a_copy_raises_the_alarm_from_anywhere() {
     let cluster = CommittedCluster::of(1).await;
     let (token, mut grant) = cluster.world.join_grant(&cluster.admin, &cluster.statement);
     grant.cidrs = vec!["127.0.0.0/8".parse().unwrap()];
@@ -204,7 +204,7 @@ async fn a_used_ticket_is_bound_to_its_network_and_another_network_is_no_way_aro
 }
 
 #[tokio::test]
-async fn a_ticket_admits_nobody_it_is_not_for() {
+async fn a_ticket_admits_only_the_host_that_it_is_for() {
     let cluster = CommittedCluster::of(1).await;
     let (world, admin) = (&cluster.world, &cluster.admin);
     let statement = &cluster.statement;
@@ -261,7 +261,7 @@ async fn a_ticket_admits_nobody_it_is_not_for() {
 }
 
 #[tokio::test]
-async fn a_ticket_of_before_a_restore_is_void() {
+async fn a_ticket_issued_before_a_restore_is_void() {
     let mut cluster = CommittedCluster::of(1).await;
     let used = cluster.newcomer(8).await;
     // The ticket was made on a machine whose clock is ahead.
@@ -290,7 +290,7 @@ async fn a_ticket_of_before_a_restore_is_void() {
 
 /// Commands and orders name members, so a newcomer can't take a name that another member has.
 #[tokio::test]
-async fn a_newcomer_has_a_name_of_its_own_or_the_place_of_whoever_has_it() {
+async fn a_newcomer_needs_a_free_name_or_that_of_the_member_it_replaces() {
     let cluster = CommittedCluster::of(3).await;
     let mut newcomer = cluster.newcomer(9).await;
     newcomer.record.name = "node-2".parse().unwrap();
@@ -310,7 +310,7 @@ async fn a_newcomer_has_a_name_of_its_own_or_the_place_of_whoever_has_it() {
 }
 
 #[tokio::test]
-async fn a_replacement_says_whom_it_replaces_and_who_is_gone_is_replaced_by_nobody() {
+async fn a_replacement_names_the_old_member_and_no_other_can_replace_it_again() {
     let cluster = CommittedCluster::of(3).await;
     let (world, admin, statement) = (&cluster.world, &cluster.admin, &cluster.statement);
     let [a, b, c] = [0, 1, 2].map(|i| cluster.id(&cluster.agents[i]));
@@ -348,10 +348,10 @@ async fn a_replacement_says_whom_it_replaces_and_who_is_gone_is_replaced_by_nobo
     cluster.service.stop().await;
 }
 
-/// Postgres repeatedly ends the service's connections while a ticket is redeemed and its outcome is
-/// reported. No later answer may contradict an earlier one, and nothing may be stored twice.
+/// Postgres repeatedly ends the service's connections while a ticket is redeemed ten times. No
+/// later answer may contradict an earlier one, and nothing may be stored twice.
 #[tokio::test]
-async fn connections_that_die_at_any_step_leave_one_intent_and_no_answer_that_is_taken_back() {
+async fn dying_connections_leave_one_intent_and_no_contradicting_answers() {
     let cluster = CommittedCluster::of(1).await;
     let newcomer = cluster.newcomer(9).await;
     let founder = &cluster.agents[0];
@@ -395,7 +395,7 @@ async fn connections_that_die_at_any_step_leave_one_intent_and_no_answer_that_is
 
 /// `muster-node` and stock etcd can't be members of one cluster.
 #[tokio::test]
-async fn a_host_that_runs_another_program_than_the_members_uses_no_ticket() {
+async fn a_host_that_runs_another_node_program_is_refused_and_keeps_its_ticket() {
     let cluster = CommittedCluster::of(1).await;
     let founder = &cluster.agents[0];
     let members = [(cluster.id(founder), false)];
