@@ -25,7 +25,7 @@ pub(crate) async fn with_timeout<T>(
 }
 
 impl App {
-    /// Errors if the database of a transaction that has just begun was set back.
+    /// Returns an error if the database of a transaction that has just begun was set back.
     pub(crate) async fn check_gate(
         &self,
         transaction: ClusterTransaction,

@@ -201,7 +201,7 @@ impl KeyDirectory {
             .map_err(|error| damaged(&key_path, &error))?;
 
         let mut signing = Vec::new();
-        for (version, path) in versions(dir, "signing-")? {
+        for (version, path) in versioned_files(dir, "signing-")? {
             signing.push(signing_key(version, &path)?);
         }
         signing.sort_by_key(|key| std::cmp::Reverse(key.version));
@@ -209,7 +209,7 @@ impl KeyDirectory {
             return Err(damaged(dir, &"there is no signing-N.key"));
         }
         let mut keks = Vec::new();
-        for (version, path) in versions(dir, "kek-")? {
+        for (version, path) in versioned_files(dir, "kek-")? {
             let bytes = decode(&path)?;
             let bytes: [u8; KEK_LEN] =
                 bytes[..].try_into().map_err(|error| damaged(&path, &error))?;
@@ -269,7 +269,7 @@ fn decode(path: &Path) -> Result<Zeroizing<Vec<u8>>, KeyDirectoryError> {
 }
 
 /// Finds the files named `<prefix>N.key` in `dir`. Returns each N with its path.
-fn versions(dir: &Path, prefix: &str) -> Result<Vec<(u32, PathBuf)>, KeyDirectoryError> {
+fn versioned_files(dir: &Path, prefix: &str) -> Result<Vec<(u32, PathBuf)>, KeyDirectoryError> {
     let mut found = Vec::new();
     for entry in std::fs::read_dir(dir).map_err(io("read", dir))? {
         let entry = entry.map_err(io("read", dir))?;

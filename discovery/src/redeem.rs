@@ -123,7 +123,7 @@ impl RedeemRequest {
 }
 
 impl VerifiedRedeem {
-    /// Errors if the grant doesn't allow this source address.
+    /// Returns an error if the grant doesn't allow this source address.
     pub(crate) fn check_address(&self, address: IpAddr) -> Result<(), ApiError> {
         let blocks = &self.grant.cidrs;
         if blocks.is_empty() || blocks.iter().any(|block| block.contains(&address)) {
@@ -134,8 +134,8 @@ impl VerifiedRedeem {
         Err(ApiError::new(Code::GrantBinding, detail, next))
     }
 
-    /// Errors if the grant can't admit a new key now: its validity isn't known yet, or its issue
-    /// time is in the future.
+    /// Returns an error if the grant can't admit a new key now: the grant's validity isn't known
+    /// yet, or its issue time is in the future.
     ///
     /// A void grant is not refused for good before the database is settled. A cluster that looks
     /// open can have committed already, and its hosts must learn that first. An operator can also

@@ -165,8 +165,8 @@ pub(crate) fn configure(config: &mut ServiceConfig) {
         )
         // Membership of a running cluster. These routes refuse every method, because only the
         // cluster itself changes its members.
-        .service(members("/v1/clusters/{id}/members"))
-        .service(members("/v1/clusters/{id}/members/{rest:.*}"))
+        .service(membership_resource("/v1/clusters/{id}/members"))
+        .service(membership_resource("/v1/clusters/{id}/members/{rest:.*}"))
         // The database.
         .service(resource_at("/v1/db/accept", "POST").route(post().to(database::accept)))
         .service(
@@ -206,7 +206,7 @@ fn resource_at(path: &str, allow: &'static str) -> Resource {
     web::resource(path).default_service(web::to(move || ops::method_not_allowed(allow)))
 }
 
-fn members(path: &str) -> Resource {
+fn membership_resource(path: &str) -> Resource {
     web::resource(path).default_service(web::to(ops::membership))
 }
 

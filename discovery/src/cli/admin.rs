@@ -95,7 +95,7 @@ pub(super) async fn run(args: AdminArgs, printer: &mut Printer) -> Result<(), Cl
             Ok(())
         }
         AdminCommand::Revoke { admin, yes } => {
-            let found = find(&chain, &admin)?;
+            let found = find_admin(&chain, &admin)?;
             let ends = format!(
                 "From now on the service takes nothing that the key of {} signs. Orders of {0} that \
                  nobody has begun are refused once the cluster is restated.",
@@ -177,7 +177,7 @@ async fn change(
     Ok(())
 }
 
-fn find(chain: &AdminChain, text: &str) -> Result<Admin, CliError> {
+fn find_admin(chain: &AdminChain, text: &str) -> Result<Admin, CliError> {
     let named =
         |admin: &&Admin| admin.name.as_str() == text || admin.key.key_id().to_string() == text;
     let found = chain.admins().iter().find(named).cloned();

@@ -166,7 +166,7 @@ impl App {
         self.check_gate(transaction.ok_or_else(|| ApiError::not_found("such cluster"))?).await
     }
 
-    /// Errors if the caller's member was removed from the cluster.
+    /// Returns an error if the caller's member was removed from the cluster.
     async fn refuse_removed(
         &self,
         transaction: &mut ClusterTransaction,

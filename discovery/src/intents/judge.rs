@@ -204,7 +204,7 @@ fn task(known: &StoredIntent, about_name: Option<&str>) -> String {
     }
 }
 
-fn line(code: &str, missing: String, held_by: &str, command: Option<String>) -> Explanation {
+fn explanation(code: &str, missing: String, held_by: &str, command: Option<String>) -> Explanation {
     Explanation {
         code: code.into(),
         missing,
@@ -235,7 +235,7 @@ fn explain_open(
     match &known.wait_reason {
         Some(waits) => Explanation {
             last_error: Some(waits.reason.clone()),
-            ..line(
+            ..explanation(
                 "waits_for_the_cluster",
                 format!(
                     "{task}; the agent of {}, beside the leader, waits: {}",
@@ -245,7 +245,7 @@ fn explain_open(
                 command,
             )
         },
-        None => line(
+        None => explanation(
             "waits_for_an_agent",
             format!(
                 "{task}; the agent beside the cluster's leader{} has to do it: it must run, reach \
@@ -271,7 +271,7 @@ fn explain(
         (IntentState::Open, _) => lines.push(explain_open(known, changes, about_name, name)),
         (IntentState::Added, _) => lines.push(Explanation {
             last_error: known.wait_reason.as_ref().map(|waits| waits.reason.clone()),
-            ..line(
+            ..explanation(
                 "catches_up",
                 format!(
                     "{}; {subject} is a learner, and becomes a voter when it has caught up",
@@ -281,13 +281,13 @@ fn explain(
                 Some("muster-agent status".into()),
             )
         }),
-        (IntentState::Expired, _) => lines.push(line(
+        (IntentState::Expired, _) => lines.push(explanation(
             "expired",
             "no agent of the cluster began it in time".into(),
             "admin",
             Some(retry_command(verb, name)),
         )),
-        (IntentState::Withdrawn, _) => lines.push(line(
+        (IntentState::Withdrawn, _) => lines.push(explanation(
             "withdrawn",
             format!("{} took it back", known.reported_by.as_deref().unwrap_or("an admin")),
             "admin",
@@ -296,7 +296,7 @@ fn explain(
         (
             IntentState::Refused | IntentState::Stalled,
             Some(Outcome::Refused { reason } | Outcome::Stalled { reason, .. }),
-        ) => lines.push(line(
+        ) => lines.push(explanation(
             state.as_str(),
             reason.clone(),
             "admin",
@@ -305,7 +305,7 @@ fn explain(
         _ => {}
     }
     if let Some(address) = &known.contested_by {
-        lines.push(line(
+        lines.push(explanation(
             "ticket_contested",
             format!("another key tried the same ticket, from {address}: somebody copied it"),
             "admin",

@@ -58,8 +58,8 @@ pub(crate) enum IntentReader {
 }
 
 impl App {
-    /// Locks a running cluster and reads its changes. Errors if `agent` is the agent of a removed
-    /// member. `grant` is the id of the ticket that the agent redeems.
+    /// Locks a running cluster and reads its changes. Returns an error if `agent` is the agent of a
+    /// removed member. `grant` is the id of the ticket that the agent redeems.
     async fn begin_change(
         &self,
         cluster: Uuid,
@@ -86,7 +86,7 @@ impl App {
         crate::crash::point("before", "intent");
         transaction.commit().await?;
         crate::crash::point("after", "intent");
-        let before = find(changes, stored.intent.operation).ok().map(|known| known.rev);
+        let before = find_intent(changes, stored.intent.operation).ok().map(|known| known.rev);
         if before != Some(stored.rev) {
             self.metrics.count_change("intent");
         }
@@ -94,8 +94,8 @@ impl App {
         Ok(judge::view(stored, changes, chain.newest().name.as_str(), now))
     }
 
-    /// Reads a cluster and its changes, without a lock. Errors if `reader` is the agent of a
-    /// removed member.
+    /// Reads a cluster and its changes, without a lock. Returns an error if `reader` is the agent
+    /// of a removed member.
     async fn read_running(
         &self,
         cluster: Uuid,
@@ -132,7 +132,7 @@ impl App {
             OrderedChange::Update { .. } => Verb::Update,
         };
         let operation = OperationId::of(jws, verb);
-        if let Ok(known) = find(&changes, operation) {
+        if let Ok(known) = find_intent(&changes, operation) {
             return self.end_change(transaction, &changes, known).await;
         }
         let seconds = transaction.now.0 / 1_000_000;
@@ -174,7 +174,7 @@ impl App {
         with_timeout(async {
             let (mut transaction, changes) = self.begin_change(cluster, None, None).await?;
             check_statement_allows(&transaction.chain, &caller.key, Action::WithdrawIntent)?;
-            let known = find(&changes, operation)?;
+            let known = find_intent(&changes, operation)?;
             let now = transaction.now;
             match known.state_at(now.0 as UnixMicros) {
                 IntentState::Withdrawn => {
@@ -218,7 +218,7 @@ impl App {
     ) -> Result<IntentView, ApiError> {
         let (mut transaction, changes) = self.begin_change(cluster, Some(key), None).await?;
         let roster = Roster::of(&transaction.cluster, &transaction.chain, &changes)?;
-        let known = find(&changes, operation)?;
+        let known = find_intent(&changes, operation)?;
         if known.agent == Some(*key) {
             let next = "An agent of another member says what became of it.";
             let detail = "No agent says of itself that it has joined.";
@@ -267,7 +267,7 @@ impl App {
         with_timeout(async {
             let (mut transaction, changes) = self.begin_change(cluster, Some(key), None).await?;
             let roster = Roster::of(&transaction.cluster, &transaction.chain, &changes)?;
-            let known = find(&changes, operation)?;
+            let known = find_intent(&changes, operation)?;
             let by = roster.member(key)?.record.name.to_string();
             let now = transaction.now;
             if !known.state_at(now.0 as UnixMicros).is_live() {
@@ -319,7 +319,7 @@ impl App {
     ) -> Result<IntentView, ApiError> {
         let RunningCluster { cluster, chain, now, changes } =
             self.read_running(cluster, reader).await?;
-        let known = find(&changes, operation);
+        let known = find_intent(&changes, operation);
         if let IntentReader::Agent(key) = reader {
             let own = known.as_ref().is_ok_and(|known| known.agent == Some(key));
             if !own {
@@ -443,7 +443,7 @@ impl App {
     }
 }
 
-/// Errors if the agent's member was removed from the cluster.
+/// Returns an error if the agent's member was removed from the cluster.
 fn refuse_removed(changes: &MembershipChanges, agent: Option<&PublicKey>) -> Result<(), ApiError> {
     let removed = changes.removed.iter().find(|(key, _)| key.is_some() && key.as_ref() == agent);
     match removed {
@@ -463,7 +463,10 @@ fn check_position(numbers: &[u64]) -> Result<(), ApiError> {
     }
 }
 
-fn find(changes: &MembershipChanges, operation: OperationId) -> Result<&StoredIntent, ApiError> {
+fn find_intent(
+    changes: &MembershipChanges,
+    operation: OperationId,
+) -> Result<&StoredIntent, ApiError> {
     let found = changes.intents.iter().find(|known| known.intent.operation == operation);
     found.ok_or_else(|| ApiError::not_found("such intent"))
 }
@@ -485,7 +488,8 @@ fn check_intent_limit(changes: &MembershipChanges, now: UnixMicros) -> Result<()
     ))
 }
 
-/// Errors if the order's member doesn't exist, or if the order was planned with an older list.
+/// Returns an error if the order's member doesn't exist, or if the order was planned with an older
+/// list.
 fn check_order_target(
     order: &Order,
     changes: &MembershipChanges,

@@ -170,8 +170,8 @@ impl App {
     }
 }
 
-/// Errors unless the caller is the agent that the newest recovery statement names, and discovery
-/// has that agent's record. Certificates are made from the record.
+/// Returns an error unless the caller is the agent that the newest recovery statement names, and
+/// discovery has that agent's record. Certificates are made from the record.
 fn check_named_agent(
     lineage: &Lineage,
     key: &PublicKey,

@@ -68,7 +68,7 @@ pub(crate) async fn copy_decisions(
         from = HistoryPosition { number: last.number.unsigned_abs(), hash };
         let mut copied = CopiedDecisions::up_to(generation, from);
         for row in &rows {
-            add(&mut copied, ledger, watch, row);
+            add_decision(&mut copied, ledger, watch, row);
         }
         let durable = ledger.append_copied(copied).await;
         durable.map_err(|error| sqlx::Error::Io(std::io::Error::other(error)))?;
@@ -81,7 +81,12 @@ pub(crate) async fn copy_decisions(
     Ok(CopyResult::Limited)
 }
 
-fn add(copied: &mut CopiedDecisions, ledger: &Ledger, watch: &DatabaseWatch, row: &DecisionRow) {
+fn add_decision(
+    copied: &mut CopiedDecisions,
+    ledger: &Ledger,
+    watch: &DatabaseWatch,
+    row: &DecisionRow,
+) {
     let known = ledger.entry(row.cluster_id);
     let h = row.h.as_deref().and_then(|h| h.try_into().ok()).map(Hash);
     match (h, known) {

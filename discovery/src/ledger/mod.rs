@@ -142,7 +142,7 @@ impl Ledger {
         let (shared, shared_copy) = (index.clone(), is_copy.clone());
         std::thread::Builder::new()
             .name("ledger".into())
-            .spawn(move || write(file, queue, &(shared, shared_copy), &failed_sender))
+            .spawn(move || run_writer(file, queue, &(shared, shared_copy), &failed_sender))
             .map_err(|source| LedgerError::Io { what: "can't start a thread".into(), source })?;
         Ok(Ledger { process, index, is_copy, appends, failed })
     }
@@ -290,7 +290,7 @@ impl Ledger {
 const UNCOPIED: HistoryPosition = HistoryPosition::START;
 
 /// Body of the thread that writes the file. Ends with the last handle, or when the disk fails.
-fn write(
+fn run_writer(
     mut file: file::LedgerFile,
     mut queue: mpsc::Receiver<Append>,
     (index, is_copy): &(Arc<RwLock<Index>>, Arc<AtomicBool>),

@@ -25,7 +25,8 @@ impl Store {
     }
 
     /// Completes the ledger, however much it lacks. Each batch is durable when it is copied, so an
-    /// interrupted fill continues from there. Errors if the database has changed in the meantime.
+    /// interrupted fill continues from there. Returns an error if the database has changed in the
+    /// meantime.
     pub(crate) async fn fill_ledger(&self) -> Result<(), StoreError> {
         let _alone = self.watch().fill_lock.lock().await;
         let mut connection = self.acquire().await?;

@@ -304,8 +304,9 @@ async fn after_a_failed_write_nothing_more_is_accepted() {
     // The disk is full for the first write, and would have space for the next.
     let dir = tempfile::tempdir().unwrap();
     let fifo = file::LedgerFile::from_file(std::fs::File::create("/dev/full").unwrap(), dir.path());
-    let writer =
-        std::thread::spawn(move || write(fifo, queue, &(shared, Arc::default()), &failed_sender));
+    let writer = std::thread::spawn(move || {
+        run_writer(fifo, queue, &(shared, Arc::default()), &failed_sender)
+    });
     let ledger = Ledger { process: Uuid::nil(), index, is_copy: Arc::default(), appends, failed };
     let id = Uuid::now_v7();
     let first = ledger.ensure_commit(commit(id, AA)).await;
@@ -387,7 +388,7 @@ fn mark(what: &str) {
 /// Returns the index after the next call at or after `from` that starts with `call` and contains
 /// `part`.
 #[track_caller]
-fn next(calls: &[String], from: usize, call: &str, part: &str) -> usize {
+fn index_after_call(calls: &[String], from: usize, call: &str, part: &str) -> usize {
     let found =
         calls.iter().skip(from).position(|line| line.starts_with(call) && line.contains(part));
     from + found.unwrap_or_else(|| panic!("no {call} of {part} after {from}: {calls:#?}")) + 1
@@ -416,21 +417,21 @@ async fn every_write_and_rename_is_durable_before_the_call_returns() {
     mark("position");
     let calls = trace.calls(root.path());
     let file = "ledger.jsonl";
-    let mut at = next(&calls, 0, "openat", file);
+    let mut at = index_after_call(&calls, 0, "openat", file);
     // The ledger's header and its file name are durable before `Ledger::open` returns.
-    at = next(&calls, at, "write", "header");
-    at = next(&calls, at, "fdatasync", file);
-    at = next(&calls, at, "fsync", "traced>");
-    at = next(&calls, at, "openat", "/mark-opened");
+    at = index_after_call(&calls, at, "write", "header");
+    at = index_after_call(&calls, at, "fdatasync", file);
+    at = index_after_call(&calls, at, "fsync", "traced>");
+    at = index_after_call(&calls, at, "openat", "/mark-opened");
     for (line, done) in [("commit", "let-out"), ("copied", "copied"), ("seen", "noted")] {
-        let written = next(&calls, at, "write", &format!(r#"\"kind\":\"{line}\""#));
-        let synced = next(&calls, written, "fdatasync", file);
-        at = next(&calls, at, "openat", &format!("/mark-{done}"));
+        let written = index_after_call(&calls, at, "write", &format!(r#"\"kind\":\"{line}\""#));
+        let synced = index_after_call(&calls, written, "fdatasync", file);
+        at = index_after_call(&calls, at, "openat", &format!("/mark-{done}"));
         assert!(synced < at, "{done}: {calls:#?}");
     }
-    let written = next(&calls, at, "write", "seen");
-    let synced = next(&calls, written, "fsync", "traced/");
-    let renamed = next(&calls, synced, "rename", "ledger.position");
-    let folder = next(&calls, renamed, "fsync", "traced>");
-    assert!(folder < next(&calls, at, "openat", "/mark-position"), "{calls:#?}");
+    let written = index_after_call(&calls, at, "write", "seen");
+    let synced = index_after_call(&calls, written, "fsync", "traced/");
+    let renamed = index_after_call(&calls, synced, "rename", "ledger.position");
+    let folder = index_after_call(&calls, renamed, "fsync", "traced>");
+    assert!(folder < index_after_call(&calls, at, "openat", "/mark-position"), "{calls:#?}");
 }

@@ -173,7 +173,7 @@ pub(crate) fn explain(view: &MembersView, name: &str) -> Vec<Explanation> {
         if let Some(error) = &member.last_error {
             lines.push(Explanation {
                 last_error: Some(error.clone()),
-                ..line(
+                ..member_explanation(
                     "member_without_leader",
                     member,
                     format!("the node of {} has no leader", member.display_name()),
@@ -181,7 +181,7 @@ pub(crate) fn explain(view: &MembersView, name: &str) -> Vec<Explanation> {
                 )
             });
         } else if let Some(disagreement) = &member.disagreement {
-            lines.push(line(
+            lines.push(member_explanation(
                 "member_disagrees",
                 member,
                 format!("{} {disagreement}", member.display_name()),
@@ -193,7 +193,12 @@ pub(crate) fn explain(view: &MembersView, name: &str) -> Vec<Explanation> {
     lines
 }
 
-fn line(code: &str, member: &MemberView, missing: String, command: &str) -> Explanation {
+fn member_explanation(
+    code: &str,
+    member: &MemberView,
+    missing: String,
+    command: &str,
+) -> Explanation {
     Explanation {
         code: code.into(),
         missing,
@@ -248,7 +253,12 @@ fn explain_silent(member: &MemberView, name: &str, left: Option<usize>) -> Expla
     let code = if member.last_heard_ms.is_some() { "member_silent" } else { "member_never_heard" };
     Explanation {
         last_error: member.last_error.clone(),
-        ..line(code, member, format!("{kind} {who} ({}) {since}{then}", member.id), &command)
+        ..member_explanation(
+            code,
+            member,
+            format!("{kind} {who} ({}) {since}{then}", member.id),
+            &command,
+        )
     }
 }
 

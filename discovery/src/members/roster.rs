@@ -52,7 +52,7 @@ pub(crate) struct Roster {
     pub(crate) lineage: Lineage,
 }
 
-/// Errors unless the cluster runs: it is committed or formed.
+/// Returns an error unless the cluster runs, that is, unless it is committed or formed.
 pub(crate) fn check_running(cluster: &Cluster) -> Result<(), ApiError> {
     match cluster.phase {
         Phase::Committed | Phase::Formed => Ok(()),

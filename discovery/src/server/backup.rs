@@ -97,7 +97,7 @@ pub(crate) fn back_up(args: &BackupArgs) -> Result<BackupList, ServerError> {
 
 /// Restores a backup into a new managed Postgres and a new ledger. Doesn't start the service.
 pub(crate) async fn restore(args: &RestoreArgs) -> Result<BackupList, ServerError> {
-    let list = check(&args.from)?;
+    let list = check_backup(&args.from)?;
     let settings = settings(&args.postgres)?;
     for (option, path) in [
         ("--managed-postgres", settings.dir.join("data")),
@@ -141,7 +141,7 @@ pub(crate) async fn restore(args: &RestoreArgs) -> Result<BackupList, ServerErro
 }
 
 /// Reads the list of files and checks every file's length and hash.
-fn check(from: &Path) -> Result<BackupList, ServerError> {
+fn check_backup(from: &Path) -> Result<BackupList, ServerError> {
     let wrong = |what: String| ServerError::Usage(format!("--from: {}: {what}", from.display()));
     let text = muster_files::read(&from.join(LIST), MAX_LIST)
         .map_err(|error| refused("--from", error))?
@@ -247,13 +247,13 @@ mod tests {
     fn a_whole_backup_is_accepted_and_a_damaged_or_partial_one_is_refused() {
         let folder = tempfile::tempdir().unwrap();
         let list = backup(folder.path());
-        assert_eq!(check(folder.path()).unwrap(), list);
+        assert_eq!(check_backup(folder.path()).unwrap(), list);
         std::fs::write(folder.path().join(LEDGER_FILE), "ledger.jsonL").unwrap();
-        let refused = check(folder.path()).unwrap_err();
+        let refused = check_backup(folder.path()).unwrap_err();
         assert_eq!(refused.exit_code(), 2);
         assert!(refused.to_string().contains(LEDGER_FILE), "{refused}");
         std::fs::remove_file(folder.path().join(LIST)).unwrap();
-        let refused = check(folder.path()).unwrap_err().to_string();
+        let refused = check_backup(folder.path()).unwrap_err().to_string();
         assert!(refused.contains("not all of one"), "{refused}");
     }
 }

@@ -109,7 +109,7 @@ pub(crate) async fn serve(args: ServeArgs) -> Result<(), ServerError> {
 
 /// Starts a service. Returns when it listens.
 pub(crate) async fn start(args: ServeArgs) -> Result<RunningService, ServerError> {
-    check(&args)?;
+    check_args(&args)?;
     tracing::info!(
         version = env!("CARGO_PKG_VERSION"),
         keys = %args.keys.display(),
@@ -131,7 +131,7 @@ pub(crate) async fn start(args: ServeArgs) -> Result<RunningService, ServerError
     // Bind before using the database: if a port is taken, this process must leave no row in the
     // database.
     let sockets = bind(&args.listen)?;
-    let (options, postgres) = database(&args.database).await?;
+    let (options, postgres) = open_database(&args.database).await?;
     let pool = PoolSettings { size: args.database.pool_size, wait: POOL_WAIT };
     let store = match connect(options, pool, ledger, &keys, Arc::default()).await {
         Ok(store) => store,
@@ -212,7 +212,7 @@ fn cant_listen(address: SocketAddr, error: std::io::Error) -> ServerError {
     ServerError::failed(format!("can't listen on {address}"), error)
 }
 
-fn check(args: &ServeArgs) -> Result<(), ServerError> {
+fn check_args(args: &ServeArgs) -> Result<(), ServerError> {
     if args.listen.is_empty() {
         return Err(ServerError::Usage("--listen: name at least one address".into()));
     }
@@ -233,7 +233,7 @@ fn check(args: &ServeArgs) -> Result<(), ServerError> {
     Ok(())
 }
 
-async fn database(
+async fn open_database(
     args: &DatabaseArgs,
 ) -> Result<(PgConnectOptions, Option<ManagedPostgres>), ServerError> {
     if let Some(dir) = &args.managed_postgres {

@@ -16,9 +16,9 @@ use crate::server::{RunningService, ServeArgs, start};
 use crate::store::{PoolSettings, connect};
 
 /// More decisions than one connection can copy in the pool's time limit, even on a fast machine.
-const MANY: i64 = 400_000;
+const MANY_DECISIONS: i64 = 400_000;
 /// Number of decisions that is more than one check of the database (a "look") copies.
-const SEVERAL: i64 = 12_000;
+const SEVERAL_DECISIONS: i64 = 12_000;
 
 /// Inserts decisions about clusters that have no rows. That suffices, because a ledger copies only
 /// a cluster's id and a hash.
@@ -55,7 +55,7 @@ async fn wait_for_sweep(service: &RunningService) {
 async fn a_service_with_a_new_ledger_starts_at_once_and_fills_it_afterwards() {
     let world = TestInstallation::new().await;
     world.serve().await.stop().await;
-    decide_many(&world.database, MANY).await;
+    decide_many(&world.database, MANY_DECISIONS).await;
 
     // The service answers at once and reports how much it has copied. It is ready when the ledger
     // is complete.
@@ -66,7 +66,7 @@ async fn a_service_with_a_new_ledger_starts_at_once_and_fills_it_afterwards() {
         get(&world, &two, "/readyz").await.1.contains(r#""status":"ready""#)
     })
     .await;
-    assert_eq!(two.app().store.ledger().commits() as i64, MANY);
+    assert_eq!(two.app().store.ledger().commits() as i64, MANY_DECISIONS);
     two.stop().await;
 
     // The ledger matches the hash over the database's decisions. So the restarted service neither
@@ -80,7 +80,7 @@ async fn a_service_with_a_new_ledger_starts_at_once_and_fills_it_afterwards() {
 async fn an_interrupted_fill_of_a_ledger_continues_where_it_stopped() {
     let world = TestInstallation::new().await;
     world.serve().await.stop().await;
-    decide_many(&world.database, SEVERAL).await;
+    decide_many(&world.database, SEVERAL_DECISIONS).await;
 
     // Copy with the first check of the database only, and stop before the rest is copied.
     let folder = world.folder.path().join("ledger-2");
@@ -113,7 +113,7 @@ async fn an_interrupted_fill_of_a_ledger_continues_where_it_stopped() {
         commits.extend(new.into_iter().map(|packed| packed.to_string()));
     }
     let different: BTreeSet<String> = commits.into_iter().collect();
-    assert_eq!((to as i64, different.len() as i64), (SEVERAL, SEVERAL));
+    assert_eq!((to as i64, different.len() as i64), (SEVERAL_DECISIONS, SEVERAL_DECISIONS));
 }
 
 #[tokio::test]
@@ -159,7 +159,7 @@ async fn a_process_that_lacks_many_decisions_copies_them_before_it_freezes_a_lis
     let store = &one.app().store;
     wait_for_sweep(&one).await;
     let held = store.watch().fill_lock.lock().await;
-    decide_many(&world.database, SEVERAL).await;
+    decide_many(&world.database, SEVERAL_DECISIONS).await;
     // A transaction that locks a cluster copies only a limited number of decisions.
     let refused = agent.redeem().await.unwrap_err();
     assert_eq!(refused.code(), Some(Code::Overloaded), "{refused}");
@@ -168,6 +168,6 @@ async fn a_process_that_lacks_many_decisions_copies_them_before_it_freezes_a_lis
     drop(held);
     let seen = wait_for_value("it is frozen", async || agent.redeem().await.ok()).await;
     assert!(seen.proposal.is_some());
-    assert_eq!(store.ledger().commits() as i64, SEVERAL);
+    assert_eq!(store.ledger().commits() as i64, SEVERAL_DECISIONS);
     one.stop().await;
 }

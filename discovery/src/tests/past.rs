@@ -74,7 +74,7 @@ async fn alarms(world: &TestInstallation, service: &RunningService, kind: &str) 
 
 /// Forms a cluster of one member through `one`. Returns its statement, its token, a dump from
 /// before the commit, and its commit document.
-async fn formed(
+async fn form_demo_cluster(
     world: &TestInstallation,
     one: &RunningService,
 ) -> (Statement, Token, Vec<u8>, Jws) {
@@ -93,7 +93,7 @@ async fn a_cluster_that_another_process_formed_forms_no_second_time_from_a_dump(
     let one = world.serve().await;
     let two = start(second_process_args(&world)).await.unwrap();
     let delivered = one.app().store.ledger().process();
-    let (statement, token, dump, decided) = formed(&world, &one).await;
+    let (statement, token, dump, decided) = form_demo_cluster(&world, &one).await;
     // The second process copies only the commit's hash, not the commit document.
     wait_until("copied", async || two.app().store.ledger().commits() == 1).await;
     one.stop().await;
@@ -150,7 +150,7 @@ async fn a_process_that_joined_after_the_dump_and_never_swept_notices_it() {
 async fn a_process_whose_ledger_is_empty_sees_that_a_dump_was_loaded() {
     let world = TestInstallation::new().await;
     let one = world.serve().await;
-    let (statement, token, dump, decided) = formed(&world, &one).await;
+    let (statement, token, dump, decided) = form_demo_cluster(&world, &one).await;
     one.stop().await;
     world.database.load(&dump).await;
     let new = start(second_process_args(&world)).await.unwrap();
@@ -164,7 +164,7 @@ async fn a_process_whose_ledger_is_empty_sees_that_a_dump_was_loaded() {
 async fn a_process_that_the_dump_lacks_is_waited_for() {
     let world = TestInstallation::new().await;
     let two = start(second_process_args(&world)).await.unwrap();
-    let (.., dump, _) = formed(&world, &two).await;
+    let (.., dump, _) = form_demo_cluster(&world, &two).await;
     let one = world.serve().await;
     let joined = one.app().store.ledger().process();
     two.app().store.look_at_database(Occasion::Doubt).await.unwrap();
@@ -233,7 +233,7 @@ async fn rows_of_a_dump_in_the_same_tables_under_open_connections_are_noticed() 
 }
 
 /// Copies the files of a folder.
-fn copy(from: &Path, to: &Path) {
+fn copy_folder(from: &Path, to: &Path) {
     let _ = std::fs::remove_dir_all(to);
     std::fs::create_dir_all(to).unwrap();
     for entry in std::fs::read_dir(from).unwrap() {
@@ -260,13 +260,13 @@ async fn a_ledger_that_was_set_back_is_filled_from_the_database_with_an_alarm() 
     let token = world.token(&admin, &first).await;
     form(&mut [TestAgent::new(&world, &one, &first, &token, 1)]).await;
     one.stop().await;
-    copy(&ledger, &kept);
+    copy_folder(&ledger, &kept);
     let one = world.serve().await;
     let process = one.app().store.ledger().process();
-    let (statement, token, dump, decided) = formed(&world, &one).await;
+    let (statement, token, dump, decided) = form_demo_cluster(&world, &one).await;
     one.stop().await;
     assert_eq!(entries(&world, process).await, 2);
-    copy(&kept, &ledger);
+    copy_folder(&kept, &ledger);
 
     let one = world.serve().await;
     wait_until("filled", async || one.app().store.ledger().commits() == 2).await;
@@ -299,13 +299,13 @@ async fn a_dump_and_a_ledger_of_the_same_night_wait_for_an_owner() {
     let statement = world.cluster(&admin, "demo", 1).await;
     let token = world.token(&admin, &statement).await;
     one.stop().await;
-    copy(&ledger, &kept);
+    copy_folder(&ledger, &kept);
     let dump = world.database.dump();
     let one = world.serve().await;
     form(&mut [TestAgent::new(&world, &one, &statement, &token, 1)]).await;
     let decided = stored_document(&world.database, statement.cluster).await.unwrap();
     one.stop().await;
-    copy(&kept, &ledger);
+    copy_folder(&kept, &ledger);
     world.database.load(&dump).await;
 
     // A restart of the service changes none of this.
@@ -460,7 +460,7 @@ async fn a_row_with_fewer_sweeps_than_the_ledger_begins_a_new_generation() {
 async fn a_different_history_is_noticed_and_not_copied_as_a_continuation() {
     let world = TestInstallation::new().await;
     let one = start(args_without_sweeps(&world, "ledger")).await.unwrap();
-    formed(&world, &one).await;
+    form_demo_cluster(&world, &one).await;
     let store = &one.app().store;
     let copied = || store.ledger().known().unwrap().last_copied.number;
     wait_until("copied", async || copied() == 1).await;

@@ -209,7 +209,7 @@ async fn a_listed_agent_can_show_the_document_to_a_database_that_lost_it() {
     // The request has no access token, because the service gives one only to an agent that it
     // knows.
     let answer =
-        raw(&world, &service, Some(&member[0]), "POST", "adopt", statement.cluster, &adopt);
+        send_raw(&world, &service, Some(&member[0]), "POST", "adopt", statement.cluster, &adopt);
     let (status, body) = answer.await;
     assert_eq!(status, 200, "{body}");
     assert_eq!(state(&admin, statement.cluster).await, ClusterState::Committed);
@@ -218,8 +218,15 @@ async fn a_listed_agent_can_show_the_document_to_a_database_that_lost_it() {
     // Each request costs dozens of signature checks and needs no token, so there is a rate limit.
     let mut shown_again = 0;
     loop {
-        let again =
-            raw(&world, &service, Some(&member[0]), "POST", "adopt", statement.cluster, &adopt);
+        let again = send_raw(
+            &world,
+            &service,
+            Some(&member[0]),
+            "POST",
+            "adopt",
+            statement.cluster,
+            &adopt,
+        );
         let (status, body) = again.await;
         if status == 429 {
             break assert!(body.contains("rate_limited"), "{body}");
@@ -309,7 +316,7 @@ async fn text_of(world: &TestInstallation, service: &RunningService, path: &str)
     super::support::get(world, service, path).await.1
 }
 
-async fn raw(
+async fn send_raw(
     world: &TestInstallation,
     service: &RunningService,
     agent: Option<&TestAgent>,

@@ -16,22 +16,22 @@ use super::support::{TestInstallation, socket, wait_until};
 use crate::server::{RunningService, start};
 
 /// Time to wait for work that earlier requests have triggered.
-const SETTLES: Duration = Duration::from_millis(300);
+const SETTLE_TIME: Duration = Duration::from_millis(300);
 /// Maximum number of round trips of a request that changes a cluster. Four are BEGIN with the lock,
 /// one read, one write and COMMIT. The fifth is a ping when the pool takes the connection back.
-const CHANGE: usize = 5;
+const CHANGE_TRIPS: usize = 5;
 /// Maximum number of round trips of a request that reads a cluster. One is the read. The others are
 /// pings when the connection leaves the pool and returns to it.
-const READ: usize = 3;
+const READ_TRIPS: usize = 3;
 /// Maximum number of round trips of each request of a join. Issuing certificates takes a second
 /// read, for the CAs.
-const JOIN: [(&str, usize); 6] = [
-    ("join", CHANGE),
-    ("intents", READ),
-    ("outcome added", CHANGE),
-    ("outcome promoted", CHANGE),
-    ("intent", READ),
-    ("leaves", READ + 1),
+const JOIN_TRIPS: [(&str, usize); 6] = [
+    ("join", CHANGE_TRIPS),
+    ("intents", READ_TRIPS),
+    ("outcome added", CHANGE_TRIPS),
+    ("outcome promoted", CHANGE_TRIPS),
+    ("intent", READ_TRIPS),
+    ("leaves", READ_TRIPS + 1),
 ];
 
 /// Proxy between the service and Postgres. It counts the server's `ReadyForQuery` messages, which
@@ -70,7 +70,7 @@ impl Counter {
 
 /// Waits until Postgres has no more work and a connection is idle.
 async fn settle(service: &RunningService) {
-    tokio::time::sleep(SETTLES).await;
+    tokio::time::sleep(SETTLE_TIME).await;
     while service.app().store.pool().num_idle() == 0 {
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
@@ -95,7 +95,7 @@ async fn pass_on(
     }
 }
 
-async fn counted(world: &TestInstallation) -> (RunningService, Counter) {
+async fn start_counted(world: &TestInstallation) -> (RunningService, Counter) {
     let dir = world.folder.path().join("counted");
     std::fs::create_dir(&dir).unwrap();
     let counter = Counter::listen(&dir);
@@ -118,7 +118,7 @@ async fn counted(world: &TestInstallation) -> (RunningService, Counter) {
 #[tokio::test]
 async fn a_redeem_takes_five_round_trips() {
     let world = TestInstallation::new().await;
-    let (service, counter) = counted(&world).await;
+    let (service, counter) = start_counted(&world).await;
     let admin = world.owner(&service);
     let statement = world.cluster(&admin, "demo", 5).await;
     let token = world.token(&admin, &statement).await;
@@ -129,11 +129,11 @@ async fn a_redeem_takes_five_round_trips() {
     }
     let trips = counter.of(&service, async { drop(agents[3].redeem().await.unwrap()) }).await;
     println!("a redeem: {trips} round trips");
-    assert!(trips <= CHANGE, "{trips}");
+    assert!(trips <= CHANGE_TRIPS, "{trips}");
     // The redeem of the last seat also freezes the list and stores its seats, URLs and events.
     let trips = counter.of(&service, async { drop(agents[4].redeem().await.unwrap()) }).await;
     println!("the redeem that freezes: {trips} round trips");
-    assert!(trips <= CHANGE, "{trips}");
+    assert!(trips <= CHANGE_TRIPS, "{trips}");
     let trips = counter.of(&service, async { drop(agents[4].poll(None).await.unwrap()) }).await;
     println!("a poll: {trips} round trips");
     service.stop().await;
@@ -143,7 +143,7 @@ async fn a_redeem_takes_five_round_trips() {
 #[tokio::test]
 async fn each_request_of_a_join_stays_within_its_round_trips() {
     let world = TestInstallation::new().await;
-    let (service, counter) = counted(&world).await;
+    let (service, counter) = start_counted(&world).await;
     let admin = world.owner(&service);
     let statement = world.cluster(&admin, "demo", 1).await;
     let id = statement.cluster;
@@ -186,8 +186,8 @@ async fn each_request_of_a_join_stays_within_its_round_trips() {
         note("leaves", counter.of(&service, asks).await);
         totals.push(trips);
     }
-    let within = totals[1].iter().zip(JOIN).all(|(count, (_, most))| *count <= most);
-    assert!(within, "{totals:?}, and not {JOIN:?}");
+    let within = totals[1].iter().zip(JOIN_TRIPS).all(|(count, (_, most))| *count <= most);
+    assert!(within, "{totals:?}, and not {JOIN_TRIPS:?}");
     service.stop().await;
 }
 
