@@ -100,7 +100,8 @@ async fn sweep_periodically(app: App, every: Duration) {
     }
 }
 
-/// Fills the ledger in batches when it lacks more than a connection may copy. Logs the progress.
+/// Fills the ledger in batches when it lacks more decisions than one check of the database (`look`)
+/// may copy. Logs the progress.
 async fn fill_ledger_when_behind(app: App) {
     let mut pause = FIRST_PAUSE;
     loop {

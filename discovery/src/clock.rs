@@ -3,7 +3,7 @@
 //!
 //! The monotonic clock also shows when Postgres' clock was set:
 //!
-//! - After a jump forward the clock may be set back again. No deadline is trusted before the clock
+//! - After a jump forward the clock can be set back again. No deadline is trusted before the clock
 //!   has run without a jump for a while.
 //! - After a jump backward, deadlines that were stored while the clock was ahead are too late, and
 //!   have to be computed again.
@@ -106,7 +106,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_jump_of_the_databases_clock_is_noticed_either_way() {
+    fn a_jump_of_the_databases_clock_is_noticed_in_both_directions() {
         const HOUR: i64 = 3_600_000_000;
         let clock = Clock::default();
         let start = clock.micros();

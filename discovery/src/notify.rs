@@ -73,7 +73,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn news_between_subscribing_and_waiting_are_not_lost() {
+    async fn a_change_between_subscribing_and_waiting_is_not_lost() {
         let (wakes, cluster) = (ClusterNotifier::default(), Uuid::now_v7());
         let mut subscription = wakes.subscribe(cluster);
         wakes.wake(cluster);
@@ -81,7 +81,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn another_clusters_news_wake_nobody() {
+    async fn a_change_of_another_cluster_wakes_no_subscription() {
         let (wakes, cluster) = (ClusterNotifier::default(), Uuid::now_v7());
         let mut subscription = wakes.subscribe(cluster);
         wakes.wake(Uuid::now_v7());

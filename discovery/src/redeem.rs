@@ -179,7 +179,7 @@ pub(crate) fn unsettled_error(detail: &str) -> ApiError {
 /// have lost the token's revocation, so such a token admits no new key any more.
 ///
 /// A token is void if its time of issue or its time of storage is too early. The time of issue
-/// alone isn't enough: it is in whole seconds, and the issuer's clock may be ahead. The time of
+/// alone isn't enough: it is in whole seconds, and the issuer's clock can be ahead. The time of
 /// storage alone isn't enough either, because the issuer didn't sign it.
 pub(crate) fn is_void(grant: &Grant, stored_us: i64, void_before: UnixMicros) -> bool {
     grant.issued_at < void_before.0 / 1_000_000 || stored_us.unsigned_abs() < void_before.0

@@ -109,7 +109,7 @@ pub(super) fn run(args: ContextArgs, printer: &mut Printer) -> Result<(), CliErr
 }
 
 /// Adds the owners at the end of the verified admin chain to the context. Old owners stay, because
-/// the statement chain of an older cluster may start with an owner who has left.
+/// the statement chain of an older cluster can start with an owner who has left.
 async fn refresh(args: &RemoteArgs, printer: &mut Printer) -> Result<(), CliError> {
     let mut session = AdminSession::open(args)?;
     let (_, chain) = session.admins().await?;

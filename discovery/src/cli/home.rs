@@ -179,7 +179,7 @@ mod tests {
     }
 
     #[test]
-    fn the_error_tells_no_context_from_no_current_context() {
+    fn no_context_and_no_current_context_are_different_errors() {
         let folder = tempfile::tempdir().unwrap();
         let home = Home::new(Some(folder.path())).unwrap();
         for name in ["one", "two"] {

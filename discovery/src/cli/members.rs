@@ -27,7 +27,7 @@ impl MemberDirectory {
 
     /// Returns the member list, after waiting until it contains the result of the last intent. An
     /// order that was planned with an older list would be refused. The wait is limited, because
-    /// somebody may have changed the members again with the cluster's own API.
+    /// somebody can have changed the members again with the cluster's own API.
     pub(super) async fn fetch_settled(
         session: &AdminSession,
         cluster: Uuid,

@@ -134,7 +134,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_process_that_is_not_heard_of_is_called_silent() {
+    fn a_process_not_seen_for_a_minute_is_shown_as_silent() {
         let process = |last_seen_ms| ProcessView {
             id: Uuid::nil(),
             answering: false,

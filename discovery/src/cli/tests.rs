@@ -219,7 +219,7 @@ fn key_new_refuses_a_pub_file_and_an_existing_public_key() {
 }
 
 #[test]
-fn a_context_is_kept_from_a_line_or_a_file_and_printed_again() {
+fn a_context_is_added_from_a_line_or_a_file_and_printed_again() {
     let folder = tempfile::tempdir().unwrap();
     let line = context_line("https://disco.example:8443");
     let file = folder.path().join("context.txt");

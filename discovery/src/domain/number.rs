@@ -16,7 +16,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_number_that_would_come_back_as_another_is_an_error() {
+    fn a_number_that_does_not_fit_a_row_is_an_error() {
         assert_eq!(number_to_row(i64::MAX as u64), Ok(i64::MAX));
         assert_eq!(number_to_row(1 << 63), Err(OutOfRange(1 << 63)));
     }

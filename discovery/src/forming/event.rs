@@ -429,7 +429,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_document_of_the_longest_seats_can_be_read() {
+    fn a_document_with_seats_of_maximum_length_can_be_parsed() {
         let key = SigningKey::generate();
         let long = |typ, length: usize| {
             let jws = |text: usize| Jws::sign(typ, &key, &"x".repeat(text));

@@ -175,7 +175,7 @@ pub(crate) fn explanations(
         agent.map_or_else(|| key.to_string(), |agent| agent.record.name.clone())
     };
     // If `generation` is given, it alone decides whether the database's reason is shown. The
-    // cluster's own copy of that reason may be stale, because only a cluster event updates it.
+    // cluster's own copy of that reason can be stale, because only a cluster event updates it.
     let known = generation.is_some();
     let own = explain(cluster, settings, now).into_iter();
     let own = own.filter(|line| !(known && line.code == DATABASE_CHANGED));

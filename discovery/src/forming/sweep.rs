@@ -9,7 +9,7 @@ use crate::app::App;
 use crate::error::ApiError;
 use crate::ledger::Occasion;
 
-/// Maximum number of clusters that may fail in one sweep. The next sweep does the rest.
+/// Number of failed clusters at which a sweep ends. The next sweep does the rest.
 const STUCK_MAX: usize = 1_000;
 
 impl App {

@@ -33,8 +33,8 @@ pub(crate) async fn token(
         Assertion::verify(&body.assertion, &key, &app.issuer, now).map_err(|error| {
             let clock = matches!(error, AccessError::Time { .. });
             let error = refused(format!("The assertion: {error}."));
-            // The client's clock may be wrong. This response carries the right time, so a retry may
-            // succeed.
+            // Perhaps the client's clock is wrong. This response carries the right time, so a retry
+            // can succeed.
             if clock { error.mark_retryable() } else { error }
         })?;
     let admins = app.admins.current().await?;

@@ -138,8 +138,8 @@ pub(crate) async fn poll(
 /// Query of the poll that changes nothing.
 #[derive(Debug, Deserialize, IntoParams)]
 pub(crate) struct WatchQuery {
-    /// Revision that the caller has seen; the answer waits for another one. Without it the service
-    /// answers at once.
+    /// Revision that the caller has seen. The service waits until the revision differs, or until
+    /// the poll's time is up. Without this parameter it answers at once.
     pub after: Option<u64>,
 }
 

@@ -83,7 +83,7 @@ impl App {
 }
 
 /// Returns the hosts of the member's peer URLs. The list that the cluster has confirmed takes
-/// precedence over the member's record, because the member may have moved.
+/// precedence over the member's record, because the member can have moved.
 fn peer_hosts(member: &RosterMember, changes: &MembershipChanges) -> Vec<String> {
     let listed = confirmed_peer_urls(member, changes);
     hosts(&urls_to_strings(if listed.is_empty() { &member.record.peer_urls } else { &listed }))
@@ -102,7 +102,7 @@ fn client_hosts(member: &RosterMember, changes: &MembershipChanges) -> Vec<Strin
 fn confirmed_peer_urls(member: &RosterMember, changes: &MembershipChanges) -> Vec<NodeUrl> {
     let confirmed = changes.confirmed.iter().flat_map(|said| &said.membership.members);
     let listed = confirmed.filter(|listed| listed.id == member.id);
-    // A host's record holds normalised URLs, but the cluster's member list may hold any text. So
+    // A host's record holds normalised URLs, but the cluster's member list can hold any text. So
     // parse each URL.
     listed.flat_map(|listed| &listed.peer_urls).filter_map(|url| url.parse().ok()).collect()
 }

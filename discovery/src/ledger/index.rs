@@ -68,7 +68,7 @@ pub(crate) struct DatabasePosition {
     pub wal: u64,
     /// Number of sweeps of this process.
     pub beat: u64,
-    /// Processes known to share the database. A restored database may have forgotten some of them.
+    /// Processes known to share the database. A restored database can lack some of them.
     pub processes: Vec<Uuid>,
 }
 

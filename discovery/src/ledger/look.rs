@@ -92,8 +92,8 @@ async fn look_once(
     let mut transaction = connection.begin().await?;
     let (mut verdict, mut row) = looked.judge(&mut transaction).await?;
     if verdict.is_err() || row.generation.is_none() || row.beat.is_none() || row.forgotten {
-        // Read the state again under the exclusive lock: another process may be changing the
-        // generation too.
+        // Read the state again under the exclusive lock: another process can be changing the
+        // generation, too.
         generation::lock_generation(&mut transaction).await?;
         (verdict, row) = looked.judge(&mut transaction).await?;
         let mismatch = verdict.as_ref().err().map(MismatchReason::to_string);

@@ -3,7 +3,7 @@
 //! stored position was set back.
 //!
 //! The file also holds the inodes and birth times of itself and the ledger, which no copy keeps. A
-//! ledger may be old because it was restored from a backup, or came with a cloned machine. A
+//! ledger can be old because it was restored from a backup, or came with a cloned machine. A
 //! database of the same age agrees with such a ledger. Only the inodes and birth times then show
 //! that the ledger is a copy.
 

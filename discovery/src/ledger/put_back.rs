@@ -96,7 +96,7 @@ impl ClusterStateRow {
 
 impl App {
     /// Puts the ledger back, if the database is unsettled and this process is missing from its
-    /// generation. Returns the number of commits put back. Every step may be repeated.
+    /// generation. Returns the number of commits put back. Every step can be repeated.
     pub(crate) async fn put_ledger_back(&self) -> Result<u64, ApiError> {
         let generation = self.store.refresh_generation().await?;
         let own = self.store.ledger().process();

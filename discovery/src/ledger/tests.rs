@@ -104,7 +104,7 @@ async fn a_torn_end_is_cut_and_everything_before_it_kept() {
 }
 
 #[tokio::test]
-async fn a_changed_byte_before_the_last_seal_refuses_to_start() {
+async fn a_changed_byte_before_the_last_seal_prevents_the_start() {
     let dir = tempfile::tempdir().unwrap();
     let ledger = Ledger::open(dir.path()).unwrap();
     ledger.ensure_commit(commit(Uuid::now_v7(), AA)).await.unwrap();
@@ -184,7 +184,7 @@ async fn the_stored_position_survives_a_restart_and_never_goes_back() {
     let length = || std::fs::metadata(dir.path().join("ledger.jsonl")).unwrap().len();
     let before = length();
     ledger.record_position(DatabasePosition { beat: 3, ..seen(9) }).await.unwrap();
-    // Of two concurrent looks, the one that started first may finish last.
+    // Of two concurrent checks of the database, the one that started first can finish last.
     ledger.record_position(DatabasePosition { beat: 2, ..seen(8) }).await.unwrap();
     let furthest = DatabasePosition { beat: 3, ..seen(9) };
     assert_eq!(ledger.position(), Some(furthest.clone()));

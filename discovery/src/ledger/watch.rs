@@ -20,7 +20,7 @@ pub(crate) struct DatabaseWatch {
     /// Wakes the task that fills the ledger. A check of the database (`look`) does so if the ledger
     /// lacks more than the check may read.
     pub fill_needed: Notify,
-    /// Held while the ledger is filled, and while new decisions are copied after a notification.
+    /// Held while the ledger is filled or new decisions are copied, so that only one of these runs.
     pub fill_lock: tokio::sync::Mutex<()>,
     /// Progress of the copy of the database's decisions.
     pub progress: CopyProgress,

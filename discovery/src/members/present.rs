@@ -330,7 +330,7 @@ mod tests {
     }
 
     #[test]
-    fn a_cluster_whose_members_are_well_needs_nothing() {
+    fn a_healthy_cluster_has_no_explanations() {
         let well = |id| member(id, Some(1_000), false);
         assert_eq!(told(vec![well(1), well(2), well(3)]), "");
     }

@@ -233,7 +233,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn times_take_their_unit() {
+    fn a_time_is_parsed_with_its_unit() {
         assert_eq!(parse_duration("500ms"), Ok(Duration::from_millis(500)));
         assert_eq!(parse_duration("90"), Ok(Duration::from_secs(90)));
         assert_eq!(parse_duration("24h"), Ok(Duration::from_secs(86_400)));

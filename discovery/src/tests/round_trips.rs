@@ -248,7 +248,7 @@ async fn a_lock_timeout_leaves_no_connection_in_a_transaction() {
         agents[0].poll(None).await.unwrap();
         admin.explain(statement.cluster).await.unwrap();
     }
-    // Background work of the service may be in a transaction for a moment. But no connection may
+    // Background work of the service can be in a transaction for a moment. But no connection may
     // stay in one.
     let in_transactions = "SELECT count(*) FROM pg_stat_activity
          WHERE datname = current_database() AND state LIKE 'idle in transaction%'";

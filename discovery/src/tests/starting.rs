@@ -51,7 +51,7 @@ async fn a_service_whose_port_is_taken_leaves_nothing_in_the_database() {
 }
 
 #[tokio::test]
-async fn an_error_that_only_a_person_can_mend_has_the_exit_code_against_restarts() {
+async fn a_damaged_ledger_or_missing_key_directory_asks_for_no_restart() {
     let world = TestInstallation::new().await;
     world.serve().await.stop().await;
     let ledger = world.folder.path().join("ledger/ledger.jsonl");

@@ -97,7 +97,7 @@ pub(super) async fn credentials(
 }
 
 /// Asks for confirmation if a member's address is outside the expected networks. A client with the
-/// certificate would otherwise write its data to a stranger's host. With `yes` this only warns.
+/// certificate would otherwise write its data to a stranger's host. With `yes` it only warns.
 fn confirm_members(
     view: &ClusterView,
     expected: &[IpNet],
@@ -175,7 +175,8 @@ fn own_folder(out: &Path) -> Result<(), CliError> {
     }
 }
 
-/// Returns the existing key with `renew`, otherwise a new one.
+/// Returns the existing key, or makes one if there is none. An existing key is an error without
+/// `renew`.
 fn key_pair(files: &CredentialFiles, renew: bool) -> Result<rcgen::KeyPair, CliError> {
     match (files.key.exists(), renew) {
         (true, false) => Err(CliError::Usage(format!(

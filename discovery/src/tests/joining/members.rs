@@ -306,7 +306,7 @@ async fn a_member_renews_its_leaves_for_its_own_key_and_its_new_address() {
         names(&moved.peer)
     );
     assert!(!names(&moved.peer).iter().any(|name| name.contains("7f:00:00:01")));
-    // The client certificate contains the old and the new host, because clients may still use the
+    // The client certificate contains the old and the new host, because clients can still use the
     // old one.
     for place in ["7f:00:00:01", "7f:00:00:09"] {
         assert!(names(&moved.client).iter().any(|name| name.contains(place)), "{place}");

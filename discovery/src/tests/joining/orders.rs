@@ -63,7 +63,7 @@ async fn an_order_is_accepted_once_before_it_expires_and_can_be_withdrawn() {
     let withdrawn = cluster.admin.withdraw_intent(id, intent.intent.operation).await.unwrap();
     assert_eq!(withdrawn.state, IntentState::Withdrawn);
     assert_eq!(cluster.put(&order).await.unwrap().state, IntentState::Withdrawn, "and stays so");
-    // A reported outcome overrides a withdrawal, because the agent may have made the change just
+    // A reported outcome overrides a withdrawal, because the agent can have made the change just
     // before.
     let member = MemberId::new(7);
     let agent = &cluster.agents[0];
