@@ -57,7 +57,7 @@ pub(crate) enum ClusterRequest {
     Restate { jws: Jws },
     /// Revocation of a grant by the admin `by`.
     RevokeGrant { id: GrantId, by: String },
-    /// A commit document that an agent or admin shows, with its statement chain.
+    /// A commit document that an agent or a ledger shows, with its statement chain.
     Adopt { document: Jws, statements: Vec<Jws> },
     /// An operator abandons the cluster.
     Abandon { by: String },

@@ -1,11 +1,11 @@
 //! The ledger: a record, kept outside Postgres, of the commits that this process has sent out and
 //! of the decisions that it has seen. It protects against a database that was set back.
 //!
-//! A database can go back in time. Somebody loads a dump or puts back a copy of its files, or an
-//! old primary still answers. Such a database would let a second cluster form under an identity
-//! that hosts already run. Nothing in the database shows this, so each process keeps a ledger on a
-//! disk of its own. The decisions are pure and are in [`discovery_formation::memory`]; this module
-//! provides what they need.
+//! A database can go back in time: when somebody loads a dump or puts back a copy of its files, or
+//! when an old primary still answers. Such a database would let a second cluster form under an
+//! identity that hosts already run. Nothing in the database shows this, so each process keeps a
+//! ledger on a disk of its own. The decisions are pure and are in [`discovery_formation::memory`];
+//! this module provides what they need.
 //!
 //! 1. **A commit document is fsynced in the ledger before it first leaves this process**
 //!    ([`Ledger::ensure_commit`]). The entry holds the document, the statements and the wrapped CA

@@ -155,7 +155,8 @@ impl App {
         };
         let mut put = self.adopt_from_ledger(&commit).await;
         if put.as_ref().is_err_and(|error| error.problem().code == Code::Conflict) {
-            // Another cluster may have taken this cluster's name concurrently: try again.
+            // On a conflict try again, for example because another cluster has just taken this
+            // cluster's name.
             put = self.adopt_from_ledger(&commit).await;
         }
         match put {
