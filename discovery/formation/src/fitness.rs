@@ -1,6 +1,6 @@
-//! Checks whether a list may contain a record at all, and whether it may contain two together. The
-//! service (at redeem) and the agents (rules S1 and S2 of `agent/sign.rs`, before they sign) share
-//! these checks.
+//! Checks whether a list may contain a certain record, and whether it may contain two certain
+//! records together. The service (at redeem) and the agents (rules S1 and S2 of `agent/sign.rs`,
+//! before they sign) share these checks.
 
 use std::net::IpAddr;
 
@@ -154,7 +154,7 @@ mod tests {
     }
 
     #[test]
-    fn two_records_share_nothing_that_one_member_has() {
+    fn two_records_of_a_list_share_no_value_that_must_be_unique() {
         let clash = |change: fn(&mut AgentRecord)| {
             let mut other = plain_record(2);
             change(&mut other);

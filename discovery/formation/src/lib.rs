@@ -16,22 +16,23 @@
 //! * **Two discovery processes, one database.** Each transaction locks the cluster's row before it
 //!   reads it, and a commit is an INSERT under a unique key. No rule here can replace that lock;
 //!   the exploration shows what happens without it.
-//! * **A database that was set back in time.** It may freeze a second list although the first is
-//!   decided. An agent that signed the first list signs no second one before enough members of the
-//!   first have *released* it ([`Rule::ReleasesFirst`]). An agent that holds the first list's
-//!   document never releases it ([`Rule::HeldReleasesNothing`]). An agent that has released a list
-//!   never holds its document ([`Rule::HoldAboveReleased`]). After `size − quorum + 1` releases,
-//!   fewer members than a quorum could still hold the document. So a second list that shares a host
-//!   with a running majority is never fully signed. No agent can know of a second list that shares
-//!   no host with the first. Only the ledgers and [`service::ClusterEvent::DatabaseChanged`] help
-//!   there; [`memory`] decides when that event is due.
-//! * **A service that lies.** It may show any list to anybody at any time. The three rules of the
+//! * **A database that was set back in time.** With it, the service may freeze a second list
+//!   although the first is decided. An agent that signed the first list signs no second one before
+//!   enough members of the first have *released* it ([`Rule::ReleasesFirst`]). An agent that holds
+//!   the first list's document never releases that list ([`Rule::HeldReleasesNothing`]). An agent
+//!   that has released a list never holds its document ([`Rule::HoldAboveReleased`]). After
+//!   `size − quorum + 1` releases, fewer members than a quorum could still hold the document. So a
+//!   second list that shares a host with a running majority is never fully signed. No agent can
+//!   know of a second list that shares no host with the first. Only the ledgers and
+//!   [`service::ClusterEvent::DatabaseChanged`] help there; [`memory`] decides when that event is
+//!   due.
+//! * **A service that lies.** It can show any list to anybody at any time. The three rules of the
 //!   previous item hold without its help, because agents rely on nothing but signed releases.
 //! * **A host that starts twice.** The marker and `launching` are durable before the node is
 //!   executed ([`Rule::LaunchingBeforeExec`]). A directory that is blank afterwards has lost its
 //!   data and is never a fresh start. The journal names its machine ([`Rule::SameMachine`]), so a
-//!   copied disk is not the same host. A session is a boot counter and a nonce
-//!   ([`Rule::OneSession`]), so one of two holders of one key is ordered to stop.
+//!   host with a copied disk doesn't count as the same host. A session is a boot counter and a
+//!   nonce ([`Rule::OneSession`]), so one of two holders of one key is ordered to stop.
 //! * **A host that promises twice.** The caller saves [`agent::AgentOutput::journal`] before it
 //!   carries out the output's actions. So each promise is durable before anybody else sees it.
 //!
@@ -55,14 +56,14 @@
 //! # What is explored
 //!
 //! The `tests` crate runs these very sources over all interleavings of hosts, processes, messages
-//! and faults within bounds. With one rule switched off, the exploration finds that rule's disaster
-//! again. Five rules are exceptions, because other rules back them up:
+//! and faults within bounds. If one rule is switched off, the exploration finds the disaster that
+//! the rule prevents. Five rules are exceptions, because other rules back them up:
 //!
-//! * [`Rule::OneListPerEpoch`] matters once [`Rule::HoldAboveReleased`] is also off.
-//! * [`Rule::AbandonBeforeCommit`] matters once there are no ledgers.
-//! * [`Rule::OneDocument`], [`Rule::HoldWhatWasSigned`] and [`Rule::OneSession`] matter once a disk
-//!   or a copy has broken what the other rules rely on. Each rule's comment says so, and the unit
-//!   tests show what it refuses.
+//! * [`Rule::OneListPerEpoch`] matters only if [`Rule::HoldAboveReleased`] is also off.
+//! * [`Rule::AbandonBeforeCommit`] matters only if there are no ledgers.
+//! * [`Rule::OneDocument`], [`Rule::HoldWhatWasSigned`] and [`Rule::OneSession`] matter only if a
+//!   disk or a copy has broken what the other rules rely on. Each rule's comment says so, and the
+//!   unit tests show what the rule refuses.
 //!
 //! # What this crate does not do
 //!

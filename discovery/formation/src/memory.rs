@@ -1,5 +1,5 @@
-//! Memory that a discovery process keeps outside its database, and what follows from comparing the
-//! two.
+//! Memory of the database: each discovery process keeps one on its own disk, and compares it with
+//! the database.
 //!
 //! A database can be set back in time by a dump that is loaded into a new database or over the old
 //! tables. A copy of its files, or an old primary that still answers, has the same effect. Such a
@@ -17,29 +17,30 @@
 //!   position. A lower value than the remembered one shows that the database was set back. Another
 //!   hash at a number that was copied shows another history. A missing row of this process shows
 //!   that the dump is older than the row.
-//! * **Entries** ([`LedgerEntry`], [`plan_restore`]): a commit in a ledger that the database lacks.
+//! * **Entries** ([`LedgerEntry`], [`plan_restore`]): a commit or an end in a ledger that the
+//!   database lacks.
 //!
-//! The process that finds a difference begins a new *generation*. Nothing is frozen or decided in
-//! it, and no earlier token admits anybody. The generation is settled once every known process has
-//! put its ledger back, or an owner has accepted the database. Ledgers are **complete**: each holds
-//! every decision that any process has published, at least as a cluster's id and the decided list's
-//! hash. So a single remaining process knows which clusters must not form again. [`check_ledger`]
-//! ensures that: before a process freezes, decides or ends anything, it copies all earlier
-//! decisions that its transaction can see.
+//! The process that finds a difference begins a new *generation*. Until the generation is settled,
+//! nothing is frozen or decided. Tokens from before the generation admit nobody. The generation is
+//! settled once every known process has put its ledger back, or an owner has accepted the database.
+//! Ledgers are **complete**: each holds every decision that any process has published, at least as
+//! a cluster's id and the decided list's hash. So a single remaining process knows which clusters
+//! must not form again. [`check_ledger`] ensures that: before a process freezes, decides or ends
+//! anything, it copies all earlier decisions that its transaction can see.
 //!
-//! A ledger may be set back to an older state, too. The database records how many entries it had,
-//! and how often its process has swept. A ledger that holds less is filled from the database
-//! ([`CopyScope::IncompleteLedger`]), and an operator is informed.
+//! A ledger may be set back to an older state, too. The database records how many entries each
+//! ledger had, and how often its process has swept. A ledger that holds less than that is filled
+//! from the database ([`CopyScope::IncompleteLedger`]), and an operator is informed.
 //!
 //! # What this does not do
 //!
 //! Two cases go unnoticed:
 //!
 //! * A database was set back together with every ledger, to a moment at which all of them agreed.
-//! * A database was set back in place (its files, or rows in the same tables) to a backup younger
-//!   than this process's last sweep. That process was down or cut off, so its ledger holds no later
-//!   decision than the backup. Only waiting for all other processes could prevent this case. The
-//!   exploration finds two clusters in it.
+//! * A database was set back in place (its files, or rows in the same tables) while a process was
+//!   down or cut off, to a backup younger than that process's last sweep. So the process's ledger
+//!   holds no decision that the backup lacks. Only waiting for all other processes could prevent
+//!   this case. The exploration shows that two clusters can then form.
 //!
 //! In these cases only the rules of the hosts prevent a second cluster: see the crate's own
 //! documentation.
@@ -80,7 +81,7 @@ impl HistoryPosition {
     pub const START: HistoryPosition = HistoryPosition { number: 0, hash: Hash([0; 32]) };
 }
 
-/// Memory that a process has of the database it last worked with.
+/// Values that a process remembers of the database it last worked with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct RememberedDatabase {
     /// Identity of the database.

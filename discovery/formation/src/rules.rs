@@ -1,8 +1,8 @@
 //! Rules of formation: each prevents a known way to end with two clusters, or with none.
 //!
-//! Both state machines check [`Rules`] before they apply a rule. So the exhaustive exploration can
-//! switch a rule off, and show that it then finds that rule's disaster. A rule that nobody can
-//! switch off can't be shown to matter.
+//! Both state machines ask [`Rules`] whether a rule is on before they apply it. So the exhaustive
+//! exploration can switch a rule off, and show the disaster that the rule prevents. A rule that
+//! nobody can switch off can't be shown to matter.
 //!
 //! **In the product every rule is always on, by construction.** The field of [`Rules`] is private,
 //! and the only value that this crate hands out is [`Rules::ALL`]. `Rules::without` exists under
@@ -34,9 +34,9 @@ pub enum Rule {
     /// Once two failed lists were counted against an agent, it goes behind the live standbys in the
     /// queue. Without the rule an unreachable host keeps its seat while a good one waits.
     CountedGoBehind,
-    /// If members miss each other in pairs, failed lists are counted against some of them, although
-    /// most members reach each of these. Without the rule one broken link between two of many hosts
-    /// freezes the same list for ever.
+    /// If pairs of members can't reach each other, a failed list is counted against the fewest
+    /// members that together touch every pair, although most other members reach them. Without the
+    /// rule one broken link between two of many hosts freezes the same list for ever.
     PairsAreCounted,
     /// A stored time is lowered if it is later than any time that could be stored now. Without the
     /// rule, a clock that was set ahead for some seconds delays every cluster by the whole
@@ -64,16 +64,17 @@ pub enum Rule {
     /// earlier one have released it. Without the rule one host completes the majorities of two
     /// lists.
     ReleasesFirst,
-    /// By rule S6 of `agent/sign.rs` an agent waits until fewer than a quorum of a list's members
-    /// have not released it. Without this rule it waits for one release less. The quorum that has
-    /// not released the list then starts, while the other members help another list to a majority.
+    /// By rule S6 of `agent/sign.rs` an agent waits until the members of a list that have not
+    /// released it are fewer than a quorum. Without this rule it waits for one release less. The
+    /// quorum that has not released the list then starts, while the other members help another list
+    /// to a majority.
     EnoughReleases,
     /// A document is held only if its epoch is above everything that the agent released. Without
     /// the rule the agent breaks a promise to others.
     HoldAboveReleased,
-    /// A document is held only if the agent's journal knows that the agent signed it. Without the
+    /// A document is held only if the agent's journal records that the agent signed it. Without the
     /// rule an agent with a restored old directory holds a document whose list it may have released
-    /// later.
+    /// after that directory was saved.
     ///
     /// Defence in depth, so no exploration isolates it. An agent never holds a document of a list
     /// that it did not sign, unless its journal was set back to an older state. An agent with such

@@ -265,7 +265,7 @@ mod tests {
     }
 
     #[test]
-    fn another_machine_is_one_where_a_fact_in_both_differs() {
+    fn machines_differ_if_a_fact_that_both_have_differs() {
         let here = machine(&[("dmi", "1"), ("id", "a")]);
         assert!(here.differs_from(&machine(&[("dmi", "2"), ("id", "a")])));
         assert!(!here.differs_from(&machine(&[("dmi", "1")])));
@@ -276,7 +276,7 @@ mod tests {
     }
 
     #[test]
-    fn a_shared_machine_needs_a_fact_in_common_and_no_difference() {
+    fn machines_are_the_same_if_they_share_a_fact_and_none_differs() {
         let here = machine(&[("dmi", "1"), ("id", "a")]);
         assert!(here.is_same_as(&machine(&[("dmi", "1")])));
         assert!(!here.is_same_as(&machine(&[("dmi", "1"), ("id", "b")])));

@@ -1,4 +1,4 @@
-//! How an agent takes a commit document as its own, and launches the node that it allows.
+//! How an agent decides to hold a commit document, and launches its node by that document.
 
 use std::sync::Arc;
 
@@ -42,7 +42,8 @@ impl Agent {
         }
     }
 
-    /// Checks whether this agent may be a member of `document`; the error says why it never can.
+    /// Checks whether this agent may hold `document` and so become a member. The error says why it
+    /// never may.
     fn check_document(
         &self,
         rules: &Rules,

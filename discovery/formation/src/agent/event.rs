@@ -16,10 +16,10 @@ use crate::values::{
 /// where a variant says otherwise.
 #[derive(Clone, Debug)]
 pub enum AgentEvent {
-    /// The record for this start is built and signed. It is the journal's record if that still
-    /// fits.
+    /// The agent's record for this start is built and signed. If the journal's record still fits,
+    /// it is that one.
     RecordReady(Arc<AgentRecord>),
-    /// The service answered a request; holds the cluster's state in that answer.
+    /// The service answered a request. The value is the cluster's state in that answer.
     StatusReceived(ClusterStatus),
     /// The service's answer carried a proposal, which the I/O shell has examined.
     ProposalReceived(Box<ExaminedProposal>),
@@ -28,8 +28,10 @@ pub enum AgentEvent {
     /// The service showed another member's release, and its signature is valid. Releases in probe
     /// answers come with [`AgentEvent::ProbeEnded`] instead.
     ReleaseSeen { key: AgentKey, epoch: Epoch },
-    /// The proposal of `epoch` has waited for [`release_wait_limit`](crate::agent::release_wait_limit). If releases are
-    /// still missing (rule S6 of `sign.rs`), the agent refuses the proposal and names them.
+    /// The proposal of `epoch` has waited as long as
+    /// [`release_wait_limit`](crate::agent::release_wait_limit) allows. If releases are still
+    /// missing (rule S6 of `sign.rs`), the agent refuses the proposal and names the missing
+    /// members.
     ReleaseTimeout { epoch: Epoch },
     /// A whole commit document was shown and verified. `machine` is the machine that the agent runs
     /// on now.
@@ -94,7 +96,8 @@ pub struct ProbeAnswer {
     pub key: AgentKey,
     /// Incarnation of the probed agent's node.
     pub incarnation: Incarnation,
-    /// Highest epoch that the probed agent has released, durably. The signed release comes with it.
+    /// Highest epoch that the probed agent has released, durably. The signed release comes with the
+    /// answer.
     pub released_epoch: Epoch,
 }
 
@@ -112,9 +115,9 @@ pub struct ProbeTarget {
     pub is_in_proposal: bool,
 }
 
-/// Commands for the I/O shell after one event. `journal` is written first, whole, and fsynced. If
-/// that fails, the process stops and restarts from disk. Only then are the actions of `actions`
-/// carried out, in order.
+/// Commands for the I/O shell after one event. The shell first writes the whole `journal` and
+/// fsyncs it. If that fails, the process stops and restarts from disk. Otherwise the shell carries
+/// out `actions`, in order.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[must_use]
 pub struct AgentOutput {
@@ -129,7 +132,8 @@ pub struct AgentOutput {
 pub enum AgentAction {
     /// Redeem the token: send the journal's record to the service.
     Redeem,
-    /// Probe each of `targets`, 50 ms to 1 s apart, until it answers or the epoch ends.
+    /// Probe each of `targets` repeatedly, 50 ms to 1 s apart, until the target answers or the
+    /// epoch ends.
     Probe { epoch: Epoch, targets: Vec<ProbeTarget> },
     /// Send this row of the probe matrix; it replaces the row that was sent before.
     SendProbeResults { epoch: Epoch, row: ProbeResults },

@@ -84,8 +84,8 @@ impl SignedList {
         SignedList { proposal_hash: h, members: proposal.records.iter().map(member).collect() }
     }
 
-    /// Number of members that must have released this list before another list may be signed. Fewer
-    /// than a quorum are then left that could still hold its document.
+    /// Number of members that must have released this list before the agent may sign another list.
+    /// Then fewer members than a quorum could still hold this list's document.
     #[must_use]
     pub fn releases_needed(&self, rules: &Rules) -> usize {
         let leaves_a_quorum = self.members.len() - quorum(self.members.len());
@@ -174,8 +174,8 @@ impl Journal {
         self.held_document.is_some() || self.is_admitted
     }
 
-    /// Whether another record may replace this one, for instance with a new address. It may not
-    /// while a list with the old record could still be committed, nor after that commit.
+    /// Whether the agent may replace its record, for instance by one with a new address. It may not
+    /// while a list with the old record can still be committed, nor after such a commit.
     #[must_use]
     pub fn may_change_record(&self) -> bool {
         !self.may_launch()

@@ -104,7 +104,8 @@ impl Agent {
         self.try_to_sign(rules, changed, output);
     }
 
-    /// Incarnation that `peer` must have, by the proposal or else by an earlier signed list.
+    /// Incarnation that `peer` must have: the one in the proposal, or else in an earlier signed
+    /// list.
     fn expected_incarnation(&self, peer: AgentKey) -> Option<Incarnation> {
         let proposal = self.pending_proposal.as_ref().map(|considered| &considered.offer.proposal);
         let proposed = proposal.and_then(|proposal| proposal.record_of(peer));
@@ -121,8 +122,9 @@ impl Agent {
         }
     }
 
-    /// Signs the proposal if all probes succeeded and every earlier list is released. Otherwise
-    /// sends the matrix row, once every peer has been tried.
+    /// Signs the proposal if all probes succeeded and enough members have released each earlier
+    /// signed list. Otherwise sends the row of the probe matrix, if it changed and every peer has
+    /// been tried.
     pub(super) fn try_to_sign(
         &mut self,
         rules: &Rules,

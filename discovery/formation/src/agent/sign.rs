@@ -10,8 +10,8 @@
 //! * S7: the agent holds no commit document, its node's directory is blank, and the machine is the
 //!   one on which its key was made.
 //!
-//! All except S3 and S6 are judged once, when the proposal arrives, and a failure is a nack. S6 may
-//! become true while the agent waits, because other agents may be about to sign their releases.
+//! All except S3 and S6 are judged once, when the proposal arrives, and a failure is a nack. S6 can
+//! become true while the agent waits, because other agents can still sign their releases.
 
 use std::collections::BTreeMap;
 
@@ -106,8 +106,9 @@ pub(super) fn is_signed(journal: &Journal, offer: &ExaminedProposal) -> bool {
         && epoch > journal.released_epoch
 }
 
-/// S6: enough members of each earlier signed list have released it that no quorum of it can ever
-/// hold its document. A running node at a member's address doesn't count as a release.
+/// S6: so many members of each earlier signed list have released that list that no quorum of its
+/// members can ever hold its document. A running node at a member's address doesn't count as a
+/// release.
 pub(super) fn check_s6_releases(
     rules: &Rules,
     journal: &Journal,

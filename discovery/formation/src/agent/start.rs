@@ -14,10 +14,12 @@ pub enum StartDecision {
     /// The journal was made on another machine: move key and journal aside, then decide again
     /// without them.
     SetAsideAndBeginNew,
-    /// Persist [`Journal::with_next_boot`], then go on where the journal stands (redeem, or wait).
+    /// Persist [`Journal::with_next_boot`], then continue from the journal's state (redeem, or
+    /// wait).
     Resume,
-    /// Persist [`Journal::with_next_boot`], then step [`AgentEvent::DirectoryExamined`](super::AgentEvent::DirectoryExamined). The agent
-    /// holds the document, or the running cluster has added this host.
+    /// Persist [`Journal::with_next_boot`], then pass the directory's kind to the agent as
+    /// [`AgentEvent::DirectoryExamined`](super::AgentEvent::DirectoryExamined). The agent holds the
+    /// document, or the running cluster has added this host.
     ResumeToLaunch,
     /// Execute the node, without asking the service or any peer.
     StartNode(StartSource),
@@ -30,8 +32,8 @@ pub enum StartDecision {
     Removed,
 }
 
-/// Decides what a restarted agent does. With the node's own log in the directory it never asks the
-/// discovery service.
+/// Decides what a restarted agent does. If the node's own log is in the directory, the agent never
+/// asks the discovery service.
 #[must_use]
 pub fn decide_at_start(
     rules: &Rules,

@@ -44,16 +44,16 @@ pub struct Agent {
 }
 
 impl Agent {
-    /// Returns an agent that goes on after its start. `journal` is on disk with this boot counter;
-    /// `nonce` is random and new.
+    /// Returns an agent that goes on after its start. The caller has written `journal` to disk with
+    /// the boot counter of this start. `nonce` is random and new.
     #[must_use]
     pub fn new(journal: Journal, nonce: u128) -> Agent {
         let session = AgentSession { boot: journal.boot, nonce };
         Agent { journal, session, pending_proposal: None, releases: BTreeMap::new() }
     }
 
-    /// Applies one event. `self.journal` then equals [`AgentOutput::journal`]. If that can't be written,
-    /// the caller must throw this value away and end the process.
+    /// Applies one event. If `self.journal` changes, [`AgentOutput::journal`] is a copy of it. If
+    /// the caller can't write that copy to disk, it must throw this agent away and end the process.
     pub fn step(&mut self, rules: &Rules, event: AgentEvent) -> AgentOutput {
         let mut output = AgentOutput::default();
         match event {
@@ -167,9 +167,9 @@ impl Agent {
         }
     }
 
-    /// Releases all epochs below `epoch`, the one that the service shows. This is a promise never
-    /// to sign a list of a released epoch, nor to hold its document. An agent that holds a document
-    /// releases nothing.
+    /// Releases all epochs below `epoch`, the one that the service shows. A release is a promise
+    /// never to sign a list of a released epoch, nor to hold its document. An agent that holds a
+    /// document releases nothing, and an epoch above [`Journal::epoch_limit`] is ignored.
     pub(super) fn release_epochs_below(
         &mut self,
         rules: &Rules,

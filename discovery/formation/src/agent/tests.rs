@@ -92,7 +92,7 @@ fn nacked(output: &AgentOutput) -> Option<String> {
 }
 
 #[test]
-fn it_signs_once_the_matrix_is_green_and_is_bound_before() {
+fn an_agent_journals_the_list_and_signs_once_all_probes_succeed() {
     let mut agent = joined(1);
     let output = offered(&mut agent, offer(1, &[1, 2, 3]));
     assert!(
@@ -106,7 +106,7 @@ fn it_signs_once_the_matrix_is_green_and_is_bound_before() {
 }
 
 #[test]
-fn a_peer_out_of_reach_goes_into_the_matrix_not_into_a_nack() {
+fn an_unreachable_peer_is_reported_in_the_matrix_and_not_by_a_nack() {
     let mut agent = joined(1);
     let _ = offered(&mut agent, offer(1, &[1, 2, 3]));
     let _ = reach(&mut agent, 1, 2);
@@ -123,7 +123,7 @@ fn a_peer_out_of_reach_goes_into_the_matrix_not_into_a_nack() {
 }
 
 #[test]
-fn another_agent_at_the_address_is_no_answer() {
+fn an_answer_by_another_incarnation_is_a_failed_probe() {
     let mut agent = joined(1);
     let _ = offered(&mut agent, offer(1, &[1, 2]));
     let answer = ProbeAnswer { key: key(2), incarnation: Incarnation(99), released_epoch: 0 };
@@ -133,7 +133,7 @@ fn another_agent_at_the_address_is_no_answer() {
 }
 
 #[test]
-fn no_service_carries_an_agent_to_where_epochs_end() {
+fn an_agent_neither_releases_nor_signs_an_epoch_above_its_limit() {
     for far in [MAX_EPOCH_DISTANCE + 1, MAX_EPOCH, u64::MAX - 1, u64::MAX] {
         let mut agent = joined(1);
         assert_eq!(agent.step(&RULES, shown(far)), AgentOutput::default(), "{far}");
@@ -152,7 +152,7 @@ fn no_service_carries_an_agent_to_where_epochs_end() {
 }
 
 #[test]
-fn each_check_refuses_with_its_own_reason() {
+fn each_signing_check_refuses_with_its_own_reason() {
     type Change = fn(&mut ExaminedProposal);
     let changes: [(Change, &str); 9] = [
         (
@@ -191,7 +191,7 @@ fn at_loopback(host: u8) -> Arc<AgentRecord> {
 }
 
 #[test]
-fn s5_no_second_list_in_an_epoch_and_none_below_a_released_one() {
+fn s5_refuses_a_second_list_in_an_epoch_and_any_list_of_a_released_epoch() {
     let mut agent = signed();
     assert_eq!(nacked(&offered(&mut agent, offer(1, &[1, 2, 4]))).as_deref(), Some("OldEpoch"));
     let mut agent = joined(1);
@@ -202,7 +202,7 @@ fn s5_no_second_list_in_an_epoch_and_none_below_a_released_one() {
 }
 
 #[test]
-fn s5_the_same_list_is_signed_again() {
+fn s5_signs_the_same_list_again_until_it_is_released() {
     let mut agent = signed();
     let mut again = Agent::new(agent.journal.clone().with_next_boot(), 2);
     let output = offered(&mut again, offer(1, &[1, 2, 3]));
@@ -243,7 +243,7 @@ fn s6_a_second_list_waits_for_the_releases_of_the_first() {
 }
 
 #[test]
-fn s6_a_lower_release_takes_nothing_back() {
+fn s6_a_lower_release_does_not_replace_a_higher_one() {
     let mut agent = signed();
     let _ = agent.step(&RULES, AgentEvent::ReleaseSeen { key: key(2), epoch: 1 });
     let _ = agent.step(&RULES, AgentEvent::ReleaseSeen { key: key(3), epoch: 5 });
@@ -262,7 +262,7 @@ fn s6_a_lower_release_takes_nothing_back() {
 }
 
 #[test]
-fn s6_patience_ends_in_a_refusal_that_names_who_is_missing() {
+fn s6_the_list_is_refused_if_releases_are_missing_at_the_time_limit() {
     let mut agent = signed();
     let _ = offered(&mut agent, offer(2, &[1, 4, 5]));
     let output = agent.step(&RULES, AgentEvent::ReleaseTimeout { epoch: 2 });
@@ -280,7 +280,7 @@ fn s6_patience_ends_in_a_refusal_that_names_who_is_missing() {
 }
 
 #[test]
-fn whoever_holds_a_document_releases_nothing_and_signs_nothing() {
+fn an_agent_that_holds_a_document_releases_and_signs_nothing() {
     let mut agent = signed();
     let output = show_document(&mut agent, document(1, &[1, 2, 3]));
     assert!(output.journal.is_some_and(|journal| journal.held_document.is_some()));
@@ -290,7 +290,7 @@ fn whoever_holds_a_document_releases_nothing_and_signs_nothing() {
 }
 
 #[test]
-fn a_document_is_refused_if_it_was_released_unsigned_foreign_or_the_second() {
+fn a_released_unsigned_foreign_or_second_document_is_refused() {
     let mut released = signed();
     let _ = released.step(&RULES, shown(2));
     let mut unsigned = joined(1);
@@ -315,7 +315,7 @@ fn a_document_is_refused_if_it_was_released_unsigned_foreign_or_the_second() {
 }
 
 #[test]
-fn the_first_start_is_marker_then_launching_then_exec_then_ran() {
+fn the_first_start_writes_the_marker_then_launches_then_waits_for_the_log() {
     let mut agent = signed();
     let _ = show_document(&mut agent, document(1, &[1, 2, 3]));
     let look = agent.step(&RULES, AgentEvent::DirectoryExamined(DirectoryKind::Blank));
@@ -330,7 +330,7 @@ fn the_first_start_is_marker_then_launching_then_exec_then_ran() {
 }
 
 #[test]
-fn nothing_starts_over_another_incarnations_marker() {
+fn no_node_starts_in_a_directory_with_a_log_or_another_incarnations_marker() {
     let strange = [DirectoryKind::Marked(Incarnation(2)), DirectoryKind::Log(Some(Incarnation(1)))];
     for directory in strange {
         let mut agent = signed();
@@ -351,7 +351,7 @@ fn nothing_starts_over_another_incarnations_marker() {
 }
 
 #[test]
-fn a_journal_that_no_agent_can_have_is_known_as_broken() {
+fn a_journal_that_no_agent_can_have_violates_an_invariant() {
     type Change = fn(&mut Journal);
     let held: Change = |journal| journal.held_document = Some(document(1, &[1, 2, 3]));
     let changes: [(Change, Option<&str>); 8] = [
@@ -389,7 +389,7 @@ fn each_start_has_a_higher_boot_counter_than_the_last() {
 }
 
 #[test]
-fn only_those_in_its_lists_get_an_answer_to_a_probe() {
+fn an_agent_answers_probes_by_members_of_its_lists_only() {
     let mut agent = joined(1);
     assert_eq!(agent.answer_probe(key(2)), None);
     let _ = offered(&mut agent, offer(1, &[1, 2, 3]));
@@ -400,7 +400,7 @@ fn only_those_in_its_lists_get_an_answer_to_a_probe() {
 }
 
 #[test]
-fn refusals_stop_it_for_good_only_where_waiting_can_not_help() {
+fn a_refusal_stops_an_agent_for_good_only_if_waiting_can_not_help() {
     let refused = |code, retryable| AgentEvent::RequestRefused { code, retryable };
     let exit = |code: Option<RefusalCode>, retryable| {
         let output = joined(1).step(&RULES, refused(code, retryable));
@@ -421,7 +421,7 @@ fn refusals_stop_it_for_good_only_where_waiting_can_not_help() {
 }
 
 #[test]
-fn the_record_is_not_changed_while_an_old_list_may_still_commit() {
+fn the_record_is_not_replaced_while_a_signed_list_can_still_commit() {
     let mut agent = signed();
     let _ = agent.step(&RULES, AgentEvent::RecordReady(other_record(1, 42)));
     assert_eq!(agent.journal.record.as_ref().map(|record| record.hash), Some(Hash([1; 32])));
@@ -431,7 +431,7 @@ fn the_record_is_not_changed_while_an_old_list_may_still_commit() {
 }
 
 #[test]
-fn the_restart_table() {
+fn decisions_at_a_restart_follow_the_table() {
     let own = Incarnation(1);
     let other = Incarnation(2);
     let at = |held: bool, start: LaunchState| {
@@ -480,7 +480,7 @@ fn the_restart_table() {
 }
 
 #[test]
-fn a_journal_from_another_machine_is_put_aside_unless_a_log_lies_there() {
+fn a_journal_of_another_machine_is_set_aside_unless_the_directory_has_a_log() {
     let journal = signed().journal;
     let elsewhere = |directory| decide_at_start(&RULES, Some(&journal), &machine(9), &directory);
     assert_eq!(elsewhere(DirectoryKind::Blank), StartDecision::SetAsideAndBeginNew);
@@ -524,7 +524,7 @@ fn a_directory_is_blank_if_nothing_or_only_lost_and_found_is_in_it() {
 }
 
 #[test]
-fn a_newcomer_that_the_cluster_has_added_launches_by_that_alone() {
+fn a_newcomer_that_the_cluster_has_added_launches_without_a_document() {
     let mut agent = joined(1);
     let output = agent.step(&RULES, AgentEvent::DirectoryExamined(DirectoryKind::Blank));
     assert_eq!(output, AgentOutput::default(), "nobody has added it");
@@ -545,7 +545,7 @@ fn a_newcomer_that_the_cluster_has_added_launches_by_that_alone() {
 }
 
 #[test]
-fn a_newcomers_restarts_follow_the_same_table() {
+fn decisions_at_a_newcomers_restart_follow_the_same_table() {
     let mut journal = joined(1).journal;
     let decide = |journal: &Journal, directory: DirectoryKind| {
         decide_at_start(&RULES, Some(journal), &machine(1), &directory)
@@ -570,7 +570,7 @@ fn a_newcomers_restarts_follow_the_same_table() {
 }
 
 #[test]
-fn whoever_came_later_holds_no_document() {
+fn an_admitted_newcomer_holds_no_document() {
     let mut agent = signed();
     let _ = agent.step(&RULES, AgentEvent::Admitted);
     let output = show_document(&mut agent, document(1, &[1, 2, 3]));

@@ -35,7 +35,7 @@ fn database() -> ObservedDatabase {
 }
 
 #[test]
-fn who_wrote_a_row_after_this_life_began_lives_elsewhere() {
+fn a_process_row_with_unknown_sweeps_shows_a_second_copy_of_the_process() {
     let own = |sweeps| ProcessRow { entries: 3, sweeps };
     assert!(is_running_elsewhere(&known_database(), &own(10), false));
     assert!(
@@ -50,7 +50,7 @@ fn who_wrote_a_row_after_this_life_began_lives_elsewhere() {
 }
 
 #[test]
-fn the_database_that_was_left_is_the_same_one_and_what_is_new_in_it_is_copied() {
+fn an_unchanged_database_is_recognised_and_its_new_decisions_are_copied() {
     assert_eq!(compare(&ledger_summary(), &database()), Ok(CopyScope::NewDecisions));
     let later = ObservedDatabase { wal: 200, newest: 9, ..database() };
     assert_eq!(compare(&ledger_summary(), &later), Ok(CopyScope::NewDecisions));
@@ -62,7 +62,7 @@ fn the_database_that_was_left_is_the_same_one_and_what_is_new_in_it_is_copied() 
 }
 
 #[test]
-fn what_a_dump_does_not_carry_tells_even_an_empty_ledger() {
+fn another_database_identity_is_noticed_even_with_an_empty_ledger() {
     let empty = LedgerSummary { database: None, entries: 0 };
     let loaded = DatabaseIdentity { database: 21, ..IDENTITY };
     let loaded_over_tables = DatabaseIdentity { tables: [1, 2, 9, 4], ..IDENTITY };
@@ -91,7 +91,7 @@ fn what_a_dump_does_not_carry_tells_even_an_empty_ledger() {
 }
 
 #[test]
-fn less_than_is_remembered_is_the_past() {
+fn a_lower_value_than_the_remembered_one_shows_an_older_database() {
     let lower = |at_copied, newest| ObservedDatabase {
         newest,
         hash_at_last_copied: at_copied,
@@ -119,7 +119,7 @@ fn less_than_is_remembered_is_the_past() {
 }
 
 #[test]
-fn a_change_that_another_process_has_found_makes_everything_new() {
+fn all_history_is_new_in_a_generation_that_another_process_began() {
     let identity = DatabaseIdentity { database: 21, ..IDENTITY };
     let stored = Some(StoredGeneration { identity, generation: 3 });
     let found = ObservedDatabase {
@@ -144,7 +144,7 @@ fn a_change_that_another_process_has_found_makes_everything_new() {
 }
 
 #[test]
-fn a_ledger_that_holds_less_than_the_database_says_is_filled() {
+fn a_ledger_that_holds_less_than_the_database_recorded_is_incomplete() {
     let fewer = LedgerSummary { entries: 2, ..ledger_summary() };
     assert_eq!(compare(&fewer, &database()), Ok(CopyScope::IncompleteLedger));
     let swept =
@@ -161,7 +161,7 @@ fn a_ledger_that_holds_less_than_the_database_says_is_filled() {
 }
 
 #[test]
-fn who_decides_has_copied_what_it_sees_and_sees_what_it_has_copied() {
+fn a_process_decides_only_if_its_ledger_and_the_database_agree() {
     let read = DatabaseFacts {
         identity: IDENTITY,
         generation: 2,
@@ -217,7 +217,7 @@ fn stands(phase: Phase) -> ClusterInDatabase {
 }
 
 #[test]
-fn a_commit_goes_back_with_its_document_and_without_it_keeps_every_other_list_away() {
+fn a_commit_is_put_back_with_its_document_and_otherwise_closes_the_cluster() {
     let whole = LedgerEntry::Commit { h: hash(1), document: true };
     let bare = LedgerEntry::Commit { h: hash(1), document: false };
     let draft = ClusterInDatabase { phase: None, ..stands(Phase::Open) };
@@ -259,7 +259,7 @@ fn a_commit_goes_back_with_its_document_and_without_it_keeps_every_other_list_aw
 }
 
 #[test]
-fn what_a_ledger_holds_is_never_decided_otherwise() {
+fn no_decision_contradicts_an_entry_of_the_ledger() {
     let commit = Some(LedgerEntry::Commit { h: hash(1), document: false });
     let decide = |h, adopted| ClusterDecision::Commit { h: hash(h), adopted };
     assert!(contradicts(commit, ClusterDecision::Freeze));

@@ -69,12 +69,12 @@ pub struct Cluster {
     /// Newest statement of the cluster. The store keeps the whole chain.
     pub statement: Statement,
     pub phase: Phase,
-    /// Epoch of the present proposal, or of the next one. Starts at 1, and never falls in one
-    /// database.
+    /// Epoch of the present proposal, or of the next one. Starts at 1, and never falls unless the
+    /// database is set back.
     pub epoch: Epoch,
     /// Highest epoch that any of its agents has signed or released, as far as they have reported.
     pub floor: Epoch,
-    /// Revision: one higher whenever something that agents or `explain` show has changed.
+    /// Revision. Each step that changes anything that agents or `explain` can see adds 1 to it.
     pub rev: u64,
     /// Time at which an uncommitted cluster expires.
     pub deadline: UnixMicros,
@@ -159,7 +159,7 @@ pub type ProbeResults = BTreeMap<AgentKey, ProbeOutcome>;
 pub enum ProbeOutcome {
     /// The right agent answered.
     Reached,
-    /// The peer was not reached yet, and why: one sentence, of which 400 bytes are kept.
+    /// The peer was not reached yet. The value is the reason in one sentence, cut to 400 bytes.
     Failed(String),
 }
 
@@ -169,7 +169,8 @@ pub struct ClusterEnd {
     pub cause: EndCause,
     /// Time at which the cluster ended.
     pub at: UnixMicros,
-    /// Name of the admin who ended it, and the reason as a text.
+    /// Name of the admin who ended the cluster and, for a retirement, the reason. If the deadline
+    /// passed, a text that says so.
     pub by: String,
 }
 

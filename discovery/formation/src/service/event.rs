@@ -50,7 +50,8 @@ pub enum ClusterEvent {
     DatabaseChanged,
     /// Every known process has put its ledger's commits back.
     DatabaseSettled,
-    /// An owner runs `db accept`: an uncommitted cluster is abandoned, any other is served.
+    /// An owner runs `db accept`. An uncommitted cluster is abandoned; any other cluster is served
+    /// again.
     DatabaseAccepted { by: String },
 }
 

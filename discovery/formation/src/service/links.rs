@@ -1,4 +1,5 @@
-//! Broken links between the members of a frozen list, and the members that are counted for them.
+//! Broken links between the members of a frozen list, and the members that the list is counted
+//! against.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
@@ -49,9 +50,9 @@ pub(super) fn find_broken_links(frozen: &FrozenList) -> Vec<BrokenLink<'_>> {
 }
 
 /// Returns the members that a timed-out list is counted against: those that most others can't
-/// reach, and those that sent neither ack nor probes. If there are none and members miss each other
-/// in pairs, it returns a smallest set without which all links work. Otherwise the same list would
-/// meet the same broken link for ever.
+/// reach, and those that sent neither ack nor probes. If there are no such members, but pairs of
+/// members can't reach each other, it returns a smallest set without which all links work.
+/// Otherwise the same list would meet the same broken link for ever.
 pub(super) fn find_members_at_fault(
     rules: &Rules,
     frozen: &FrozenList,
@@ -184,7 +185,7 @@ mod tests {
     use crate::fixtures::{key, plain_record};
 
     /// Returns the hosts that a timed-out list with these broken pairs is counted against. `counts`
-    /// holds the earlier counts of each host, seat 1 first.
+    /// holds the number of earlier failed lists that were counted against each host, seat 1 first.
     fn cover(counts: &[u32], pairs: &[(u8, u8)]) -> Vec<u8> {
         let seats: Vec<_> = (1..).map(key).zip(counts.iter().copied()).collect();
         let pairs: Vec<_> = pairs.iter().map(|&(one, other)| [key(one), key(other)]).collect();
@@ -192,14 +193,14 @@ mod tests {
     }
 
     #[test]
-    fn of_one_pair_it_is_whoever_was_counted_less_often_then_the_higher_seat() {
+    fn of_one_pair_the_member_with_fewer_failed_lists_is_chosen_then_the_higher_seat() {
         assert_eq!(cover(&[0, 0, 0], &[(1, 2)]), [2]);
         assert_eq!(cover(&[0, 1, 0], &[(1, 2)]), [1]);
         assert_eq!(cover(&[1, 1, 0], &[(1, 2)]), [2]);
     }
 
     #[test]
-    fn the_set_is_the_smallest_that_touches_every_pair() {
+    fn the_chosen_set_is_the_smallest_that_touches_every_pair() {
         assert_eq!(cover(&[0; 5], &[]), [] as [u8; 0]);
         assert_eq!(cover(&[9, 0, 0, 0, 0], &[(1, 2), (1, 3)]), [1], "one, however often counted");
         assert_eq!(cover(&[0; 5], &[(1, 2), (3, 4)]), [2, 4]);
@@ -212,7 +213,7 @@ mod tests {
     }
 
     #[test]
-    fn who_cannot_reach_whom_is_said_the_right_way_round_with_the_port_of_the_other() {
+    fn a_one_way_link_is_described_with_its_direction_and_the_port_to_open() {
         let at = |host, port| {
             let peer_urls = vec![format!("https://10.0.0.{host}:{port}")];
             AgentRecord { peer_urls, ..plain_record(host) }
@@ -238,7 +239,7 @@ mod tests {
     }
 
     #[test]
-    fn where_another_agent_answers_no_port_is_to_be_opened() {
+    fn no_port_is_to_be_opened_if_another_agent_answers() {
         let (one, other) = (plain_record(1), plain_record(2));
         let link =
             |why| BrokenLink { one: &one, other: &other, from_one: Some(why), from_other: None };
@@ -252,7 +253,7 @@ mod tests {
     }
 
     #[test]
-    fn a_sentence_names_three_links_and_counts_the_others() {
+    fn a_description_names_three_links_and_counts_the_others() {
         let (one, other) = (plain_record(1), plain_record(2));
         let why = failed("x");
         let broken = |count: usize| {

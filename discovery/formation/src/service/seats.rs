@@ -32,8 +32,9 @@ impl StepState<'_> {
         self.record_change(ClusterChange::Counted { key, counts });
     }
 
-    /// Takes the seat of each agent that is in backoff after two or more failed lists. The first
-    /// standby that isn't in backoff gets it. The agent moves behind all standbys.
+    /// Takes the seat away from each agent that is in backoff after two or more failed lists. The
+    /// first standby that isn't in backoff gets the seat, and the agent moves behind all standbys.
+    /// Without such a standby, the agent keeps its seat.
     fn put_behind_standbys(&mut self) {
         if !self.context.rules.is_on(Rule::CountedGoBehind) {
             return;
@@ -72,8 +73,9 @@ impl StepState<'_> {
         self.record_change(ClusterChange::Seated { key, seat });
     }
 
-    /// Returns the standby that has waited longest and can share a list with the seated agents. If
-    /// it is to replace `leaving`, which is in backoff, the standby must not be in backoff itself.
+    /// Returns the standby that has waited longest and can share a list with the seated agents.
+    /// `leaving` is a seated agent in backoff that the standby would replace. A standby that is
+    /// itself in backoff can't replace it.
     fn first_standby(&self, leaving: Option<AgentKey>) -> Option<AgentKey> {
         let cluster = &*self.cluster;
         let mut seated: Vec<AgentKey> = cluster.seats().into_values().collect();

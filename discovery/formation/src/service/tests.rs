@@ -46,22 +46,22 @@ impl Service {
         step(&mut self.cluster, &context, self.now, event)
     }
 
-    fn yes(&mut self, event: ClusterEvent) -> Answer {
+    fn accepted(&mut self, event: ClusterEvent) -> Answer {
         self.step(event).answer.expect("not refused")
     }
 
-    fn no(&mut self, event: ClusterEvent) -> Refusal {
+    fn refused(&mut self, event: ClusterEvent) -> Refusal {
         self.step(event).answer.expect_err("refused")
     }
 
-    fn pass(&mut self, count: u64) {
+    fn pass_seconds(&mut self, count: u64) {
         self.now = self.now.after(seconds(count));
     }
 
     fn joined(size: u8, hosts: &[u8]) -> Service {
         let mut service = Service::of_size(size);
         for &host in hosts {
-            let _ = service.yes(redeem(host));
+            let _ = service.accepted(redeem(host));
         }
         service
     }
@@ -69,7 +69,7 @@ impl Service {
     fn committed() -> Service {
         let mut service = Service::joined(3, &[1, 2, 3]);
         for host in [1, 2, 3] {
-            let _ = service.yes(ack(host, 1, &[1, 2, 3]));
+            let _ = service.accepted(ack(host, 1, &[1, 2, 3]));
         }
         assert_eq!(service.cluster.phase, Phase::Committed);
         service
@@ -126,12 +126,12 @@ fn nack(host: u8, epoch: u64) -> ClusterEvent {
 #[test]
 fn three_hosts_take_three_seats_and_a_fourth_waits() {
     let mut service = Service::of_size(3);
-    assert_eq!(service.yes(redeem(1)).standing, Some(AgentStanding::Seat(1)));
-    assert_eq!(service.yes(redeem(2)).standing, Some(AgentStanding::Seat(2)));
-    let third = service.yes(redeem(3));
+    assert_eq!(service.accepted(redeem(1)).standing, Some(AgentStanding::Seat(1)));
+    assert_eq!(service.accepted(redeem(2)).standing, Some(AgentStanding::Seat(2)));
+    let third = service.accepted(redeem(3));
     assert_eq!((third.standing, third.phase), (Some(AgentStanding::Seat(3)), Phase::Preparing));
     assert!(third.proposal.is_some(), "whoever fills the last seat sees the list at once");
-    let fourth = service.yes(redeem(4));
+    let fourth = service.accepted(redeem(4));
     assert_eq!(fourth.standing, Some(AgentStanding::Standby { ahead: 0 }));
     assert_eq!(fourth.proposal, None);
 }
@@ -153,80 +153,84 @@ fn the_last_ack_commits_and_later_ones_get_the_document() {
 #[test]
 fn acks_of_another_epoch_list_or_host_are_refused() {
     let mut service = Service::joined(3, &[1, 2, 3, 4]);
-    assert_eq!(variant(&service.no(ack(1, 2, &[1, 2, 3]))), "StaleEpoch");
-    assert_eq!(variant(&service.no(ack(1, 1, &[1, 2, 4]))), "OtherProposal");
-    assert_eq!(variant(&service.no(ack(4, 1, &[1, 2, 3]))), "NotSeated");
+    assert_eq!(variant(&service.refused(ack(1, 2, &[1, 2, 3]))), "StaleEpoch");
+    assert_eq!(variant(&service.refused(ack(1, 1, &[1, 2, 4]))), "OtherProposal");
+    assert_eq!(variant(&service.refused(ack(4, 1, &[1, 2, 3]))), "NotSeated");
     assert!(service.cluster.frozen.as_ref().is_some_and(|frozen| frozen.acks.is_empty()));
     let mut open = Service::joined(3, &[1]);
-    assert_eq!(variant(&open.no(ack(1, 1, &[1, 2, 3]))), "StaleEpoch");
+    assert_eq!(variant(&open.refused(ack(1, 1, &[1, 2, 3]))), "StaleEpoch");
 }
 
 #[test]
-fn a_late_host_is_told_that_the_members_are_decided() {
+fn a_late_host_is_refused_because_the_members_are_decided() {
     let mut service = Service::committed();
-    let refusal = service.no(redeem(4));
+    let refusal = service.refused(redeem(4));
     assert_eq!(refusal.code(), RefusalCode::BootClosed);
 }
 
 #[test]
-fn a_standby_is_told_that_the_members_are_decided() {
+fn a_standby_is_refused_because_the_members_are_decided() {
     let mut service = Service::joined(3, &[1, 2, 3, 4]);
     for host in [1, 2, 3] {
-        let _ = service.yes(ack(host, 1, &[1, 2, 3]));
+        let _ = service.accepted(ack(host, 1, &[1, 2, 3]));
     }
-    assert_eq!(variant(&service.no(poll(4))), "BootClosed");
-    assert!(service.yes(poll(2)).document.is_some());
+    assert_eq!(variant(&service.refused(poll(4))), "BootClosed");
+    assert!(service.accepted(poll(2)).document.is_some());
 }
 
 #[test]
 fn a_seat_whose_lease_lapses_goes_to_the_standby() {
     let mut service = Service::joined(3, &[1, 2, 3, 4]);
-    service.pass(50);
+    service.pass_seconds(50);
     for host in [1, 2, 4] {
-        let _ = service.yes(poll(host));
+        let _ = service.accepted(poll(host));
     }
-    service.pass(41);
-    let _ = service.yes(ClusterEvent::Tick);
+    service.pass_seconds(41);
+    let _ = service.accepted(ClusterEvent::Tick);
     assert_eq!(service.cluster.seats()[&3], key(4));
     assert_eq!((service.cluster.phase, service.cluster.epoch), (Phase::Preparing, 2));
-    let late = service.yes(poll(3));
+    let late = service.accepted(poll(3));
     assert_eq!(late.standing, Some(AgentStanding::Standby { ahead: 0 }), "the late key queues");
 }
 
 #[test]
-fn the_last_ack_does_not_commit_the_dead() {
+fn the_last_ack_commits_no_list_with_a_lapsed_member() {
     let mut service = Service::joined(3, &[1, 2, 3]);
     let list = [1, 2, 3];
-    let _ = service.yes(ack(1, 1, &list));
-    let _ = service.yes(ack(2, 1, &list));
-    service.pass(50);
-    let _ = service.yes(poll(3));
-    service.pass(41);
+    let _ = service.accepted(ack(1, 1, &list));
+    let _ = service.accepted(ack(2, 1, &list));
+    service.pass_seconds(50);
+    let _ = service.accepted(poll(3));
+    service.pass_seconds(41);
     let outcome = service.step(ack(3, 1, &list));
     assert_eq!(variant(&outcome.answer.expect_err("too late")), "StaleEpoch");
     assert_eq!((service.cluster.phase, service.cluster.epoch), (Phase::Open, 2));
 }
 
 #[test]
-fn a_renewed_lease_moves_no_revision() {
+fn a_renewed_lease_does_not_change_the_revision() {
     let mut service = Service::joined(3, &[1, 2]);
     let before = service.cluster.rev;
-    service.pass(10);
+    service.pass_seconds(10);
     let outcome = service.step(poll(1));
     assert!(outcome.changed && !outcome.has_new_revision());
     assert_eq!(service.cluster.rev, before);
 }
 
 #[test]
-fn a_second_holder_of_a_key_is_refused_and_alarmed() {
+fn a_second_holder_of_a_key_is_refused_and_raises_an_alarm() {
     let mut service = Service::joined(3, &[1]);
     let other = AgentSession { boot: 1, nonce: 999 };
     let outcome = service.step(redeem_with(record(1), other, 0));
     assert_eq!(variant(&outcome.answer.expect_err("another nonce")), "KeyElsewhere");
     assert_eq!(outcome.alarms, [Alarm::KeyElsewhere { key: key(1) }]);
     let higher = AgentSession { boot: 2, nonce: 999 };
-    let _ = service.yes(redeem_with(record(1), higher, 0));
-    assert_eq!(variant(&service.no(poll(1))), "KeyElsewhere", "the older session has lost the key");
+    let _ = service.accepted(redeem_with(record(1), higher, 0));
+    assert_eq!(
+        variant(&service.refused(poll(1))),
+        "KeyElsewhere",
+        "the older session has lost the key"
+    );
 }
 
 #[test]
@@ -238,40 +242,40 @@ fn a_restarted_agent_replaces_its_record_and_the_list_is_frozen_anew() {
         ..plain_record(1)
     };
     let same_session = redeem_with(Arc::new(moved.clone()), session(1, 1), 0);
-    assert_eq!(variant(&service.no(same_session)), "RecordChanged");
-    let _ = service.yes(redeem_with(Arc::new(moved), session(1, 2), 0));
+    assert_eq!(variant(&service.refused(same_session)), "RecordChanged");
+    let _ = service.accepted(redeem_with(Arc::new(moved), session(1, 2), 0));
     assert_eq!((service.cluster.phase, service.cluster.epoch), (Phase::Preparing, 2));
     let frozen = service.cluster.frozen.as_ref().expect("frozen anew");
     assert_eq!(frozen.proposal.records[0].hash, Hash([42; 32]));
 }
 
 #[test]
-fn a_refusal_reopens_and_holds_its_sender_back() {
+fn a_nack_reopens_the_cluster_and_starts_a_backoff_of_its_sender() {
     let mut service = Service::joined(3, &[1, 2, 3]);
-    let _ = service.yes(nack(2, 1));
+    let _ = service.accepted(nack(2, 1));
     assert_eq!((service.cluster.phase, service.cluster.epoch), (Phase::Open, 2));
     assert_eq!(service.cluster.seats().len(), 3, "it keeps its seat");
     let until = next_deadline(&service.cluster, &FormationSettings::DEFAULT, service.now);
     assert_eq!(until, Some(service.now.after(seconds(2))));
-    service.pass(2);
-    let _ = service.yes(ClusterEvent::Tick);
+    service.pass_seconds(2);
+    let _ = service.accepted(ClusterEvent::Tick);
     assert_eq!((service.cluster.phase, service.cluster.epoch), (Phase::Preparing, 2));
 }
 
 #[test]
-fn whoever_refuses_twice_goes_behind_the_standby() {
+fn an_agent_that_refuses_twice_goes_behind_the_standby() {
     let mut service = Service::joined(3, &[1, 2, 3, 4]);
-    let _ = service.yes(nack(2, 1));
-    service.pass(2);
-    let _ = service.yes(ClusterEvent::Tick);
-    let _ = service.yes(nack(2, 2));
+    let _ = service.accepted(nack(2, 1));
+    service.pass_seconds(2);
+    let _ = service.accepted(ClusterEvent::Tick);
+    let _ = service.accepted(nack(2, 2));
     assert_eq!(service.cluster.seats()[&2], key(4));
     assert!(matches!(service.cluster.agents[&key(2)].seating, Seating::Standby(_)));
     assert_eq!((service.cluster.phase, service.cluster.epoch), (Phase::Preparing, 3));
 }
 
 #[test]
-fn a_time_out_counts_whom_most_miss_and_who_is_silent() {
+fn a_timed_out_list_counts_against_unreachable_and_silent_members() {
     let mut service = Service::joined(3, &[1, 2, 3]);
     let row = |down: u8, up: u8| {
         BTreeMap::from([
@@ -279,46 +283,46 @@ fn a_time_out_counts_whom_most_miss_and_who_is_silent() {
             (key(up), ProbeOutcome::Reached),
         ])
     };
-    let _ = service.yes(ClusterEvent::Probes { key: key(1), epoch: 1, row: row(3, 2) });
-    let _ = service.yes(ClusterEvent::Probes { key: key(2), epoch: 1, row: row(3, 1) });
+    let _ = service.accepted(ClusterEvent::Probes { key: key(1), epoch: 1, row: row(3, 2) });
+    let _ = service.accepted(ClusterEvent::Probes { key: key(2), epoch: 1, row: row(3, 1) });
     let reached =
         BTreeMap::from([(key(1), ProbeOutcome::Reached), (key(2), ProbeOutcome::Reached)]);
-    let _ = service.yes(ClusterEvent::Probes { key: key(3), epoch: 1, row: reached });
-    service.pass(60);
-    let _ = service.yes(ClusterEvent::Tick);
+    let _ = service.accepted(ClusterEvent::Probes { key: key(3), epoch: 1, row: reached });
+    service.pass_seconds(60);
+    let _ = service.accepted(ClusterEvent::Tick);
     let counts: Vec<u32> =
         service.cluster.agents.values().map(|agent| agent.failed_lists).collect();
     assert_eq!(counts, [0, 0, 1], "two of two miss host 3");
-    service.pass(2);
-    let _ = service.yes(ClusterEvent::Tick);
-    service.pass(60 - 35);
+    service.pass_seconds(2);
+    let _ = service.accepted(ClusterEvent::Tick);
+    service.pass_seconds(60 - 35);
     for host in [1, 2, 3] {
-        let _ = service.yes(poll(host));
+        let _ = service.accepted(poll(host));
     }
-    service.pass(36);
-    let _ = service.yes(ClusterEvent::Tick);
+    service.pass_seconds(36);
+    let _ = service.accepted(ClusterEvent::Tick);
     let counts: Vec<u32> =
         service.cluster.agents.values().map(|agent| agent.failed_lists).collect();
     assert_eq!(counts, [1, 1, 2], "nobody has answered anything");
 }
 
 #[test]
-fn hold_backs_double_up_to_a_minute() {
+fn backoffs_double_up_to_a_minute() {
     let held: Vec<u64> =
         (1..=8).map(|count| FormationSettings::DEFAULT.backoff_after(count).0).collect();
     assert_eq!(held, [2_000, 4_000, 8_000, 16_000, 32_000, 60_000, 60_000, 60_000]);
 }
 
 #[test]
-fn the_next_freeze_is_above_everything_that_was_signed() {
+fn the_next_list_is_frozen_above_every_signed_epoch() {
     let mut service = Service::of_size(2);
-    let _ = service.yes(redeem_with(record(1), session(1, 1), 2));
-    let last = service.yes(redeem(2));
+    let _ = service.accepted(redeem_with(record(1), session(1, 1), 2));
+    let last = service.accepted(redeem(2));
     assert_eq!((last.phase, last.epoch), (Phase::Preparing, 3));
 }
 
 #[test]
-fn no_agent_carries_a_cluster_to_where_epochs_end() {
+fn an_epoch_far_above_the_clusters_own_is_refused() {
     let far = [MAX_EPOCH_DISTANCE + 2, MAX_EPOCH, u64::MAX - 1, u64::MAX];
     let mut service = Service::joined(3, &[1]);
     for epoch in far {
@@ -327,43 +331,43 @@ fn no_agent_carries_a_cluster_to_where_epochs_end() {
             release: Release { epoch, jws: Arc::from("release") },
         };
         for event in [redeem_with(record(2), session(2, 1), epoch), poll_of(1, epoch), release] {
-            assert_eq!(variant(&service.no(event)), "EpochTooFar", "{epoch}");
+            assert_eq!(variant(&service.refused(event)), "EpochTooFar", "{epoch}");
         }
     }
     assert_eq!((service.cluster.floor, service.cluster.agents.len()), (0, 1));
-    let _ = service.yes(poll_of(1, MAX_EPOCH_DISTANCE + 1));
-    let _ = service.yes(redeem(2));
-    let last = service.yes(redeem(3));
+    let _ = service.accepted(poll_of(1, MAX_EPOCH_DISTANCE + 1));
+    let _ = service.accepted(redeem(2));
+    let last = service.accepted(redeem(3));
     assert_eq!((last.phase, last.epoch), (Phase::Preparing, MAX_EPOCH_DISTANCE + 2));
     // From the commit on, an epoch that an agent names has no effect.
     let mut service = Service::committed();
-    assert!(service.yes(poll_of(1, u64::MAX)).document.is_some());
+    assert!(service.accepted(poll_of(1, u64::MAX)).document.is_some());
     let mut service = Service::joined(3, &[1]);
     let far = CommitDocument {
         proposal: crate::values::ProposedList { epoch: u64::MAX, ..proposal(1, &[1, 2, 3]) },
         ..document(1, &[1, 2, 3])
     };
-    assert_eq!(variant(&service.no(ClusterEvent::Adopt(far))), "EpochTooFar");
+    assert_eq!(variant(&service.refused(ClusterEvent::Adopt(far))), "EpochTooFar");
 }
 
 #[test]
-fn a_restarted_agent_takes_its_session_over_by_whatever_it_says_first() {
+fn any_first_message_of_a_restarted_agent_takes_its_key_over() {
     let speaks = |boot, nonce| ClusterEvent::SessionSeen {
         key: key(1),
         session: AgentSession { boot, nonce },
     };
     for mut service in [Service::joined(3, &[1]), Service::committed()] {
-        let _ = service.yes(speaks(2, 7));
+        let _ = service.accepted(speaks(2, 7));
         assert_eq!(
             service.cluster.agents[&key(1)].session,
             Some(AgentSession { boot: 2, nonce: 7 })
         );
-        assert_eq!(variant(&service.no(speaks(1, 101))), "KeyElsewhere");
+        assert_eq!(variant(&service.refused(speaks(1, 101))), "KeyElsewhere");
         let outcome = service.step(speaks(2, 8));
         assert_eq!(outcome.alarms, [Alarm::KeyElsewhere { key: key(1) }]);
-        let _ = service.yes(speaks(2, 7));
+        let _ = service.accepted(speaks(2, 7));
         let stranger = ClusterEvent::SessionSeen { key: key(9), session: session(9, 1) };
-        assert_eq!(variant(&service.no(stranger)), "UnknownKey");
+        assert_eq!(variant(&service.refused(stranger)), "UnknownKey");
     }
 }
 
@@ -374,14 +378,14 @@ fn a_release_is_stored_at_any_time_and_never_lowered() {
         key: key(1),
         release: Release { epoch, jws: Arc::from("release") },
     };
-    let _ = service.yes(release(2));
-    let _ = service.yes(release(1));
+    let _ = service.accepted(release(2));
+    let _ = service.accepted(release(1));
     let stored = service.cluster.agents[&key(1)].release.as_ref().map(|release| release.epoch);
     assert_eq!((stored, service.cluster.floor), (Some(2), 2));
 }
 
 #[test]
-fn two_records_with_one_name_url_or_machine_are_refused_while_the_other_lives() {
+fn a_record_is_refused_while_a_live_agent_has_its_name_url_or_machine() {
     let mut service = Service::joined(3, &[1]);
     let like = |change: fn(&mut AgentRecord)| {
         let mut record = plain_record(2);
@@ -399,69 +403,70 @@ fn two_records_with_one_name_url_or_machine_are_refused_while_the_other_lives() 
         ),
     ];
     for (change, code) in cases {
-        assert_eq!(service.no(like(change)).code(), code);
+        assert_eq!(service.refused(like(change)).code(), code);
     }
     assert_eq!(service.cluster.agents.len(), 1, "nothing is consumed");
-    service.pass(90);
-    let _ = service.yes(like(|record| record.name = "host-1".to_owned()));
+    service.pass_seconds(90);
+    let _ = service.accepted(like(|record| record.name = "host-1".to_owned()));
 }
 
 #[test]
 fn a_token_admits_no_new_key_once_expired_revoked_or_full() {
     let mut service = Service::joined(1, &[1]);
-    service.pass(3_600);
-    assert_eq!(variant(&service.no(redeem(2))), "GrantExpired");
-    let _ = service.yes(redeem(1));
+    service.pass_seconds(3_600);
+    assert_eq!(variant(&service.refused(redeem(2))), "GrantExpired");
+    let _ = service.accepted(redeem(1));
     let mut service = Service::joined(1, &[1]);
-    let _ = service.yes(ClusterEvent::GrantRevoked(GrantId(Arc::from("boot"))));
-    assert_eq!(variant(&service.no(redeem(2))), "GrantRevoked");
+    let _ = service.accepted(ClusterEvent::GrantRevoked(GrantId(Arc::from("boot"))));
+    assert_eq!(variant(&service.refused(redeem(2))), "GrantRevoked");
     let mut service = Service::joined(1, &[1, 2, 3]);
-    assert_eq!(variant(&service.no(redeem(4))), "TooManyKeys");
+    assert_eq!(variant(&service.refused(redeem(4))), "TooManyKeys");
 }
 
 #[test]
 fn abandon_ends_a_forming_cluster_and_is_refused_after_the_commit() {
     let mut service = Service::joined(3, &[1, 2, 3]);
-    let _ = service.yes(ClusterEvent::Abandon { by: "ann".to_owned() });
-    let refusal = service.no(ack(1, 1, &[1, 2, 3]));
+    let _ = service.accepted(ClusterEvent::Abandon { by: "ann".to_owned() });
+    let refusal = service.refused(ack(1, 1, &[1, 2, 3]));
     assert_eq!(refusal.code(), RefusalCode::Abandoned);
     let mut service = Service::committed();
-    let refusal = service.no(ClusterEvent::Abandon { by: "ann".to_owned() });
+    let refusal = service.refused(ClusterEvent::Abandon { by: "ann".to_owned() });
     assert_eq!(variant(&refusal), "AlreadyCommitted");
     assert!(refusal.remedy(FormationSettings::DEFAULT.lease).contains("retire"));
-    let _ = service.yes(ClusterEvent::Retire { by: "ann".to_owned() });
+    let _ = service.accepted(ClusterEvent::Retire { by: "ann".to_owned() });
     assert_eq!(service.cluster.phase, Phase::Retired);
 }
 
 #[test]
-fn the_deadline_ends_what_is_not_committed() {
+fn the_deadline_ends_a_cluster_that_is_not_committed() {
     let mut service = Service::joined(3, &[1, 2]);
-    service.pass(86_400);
-    assert_eq!(variant(&service.no(poll(1))), "Ended");
+    service.pass_seconds(86_400);
+    assert_eq!(variant(&service.refused(poll(1))), "Ended");
     let mut service = Service::committed();
-    service.pass(86_400);
-    assert!(service.yes(poll(1)).document.is_some());
+    service.pass_seconds(86_400);
+    assert!(service.accepted(poll(1)).document.is_some());
 }
 
 #[test]
-fn what_a_members_node_complains_of_is_explained_and_nobody_elses() {
+fn explain_shows_the_trouble_that_members_report_and_no_other() {
     let trouble =
         |host| ClusterEvent::Trouble { key: key(host), text: "no route to db-2".to_owned() };
     let mut service = Service::joined(3, &[1]);
-    assert!(matches!(service.no(trouble(1)), Refusal::NotCommitted { .. }));
+    assert!(matches!(service.refused(trouble(1)), Refusal::NotCommitted { .. }));
     let mut service = Service::committed();
-    assert!(matches!(service.no(trouble(9)), Refusal::BootClosed { .. }));
-    let _ = service.yes(trouble(1));
+    assert!(matches!(service.refused(trouble(9)), Refusal::BootClosed { .. }));
+    let _ = service.accepted(trouble(1));
     let lines = explain(&service.cluster, &FormationSettings::DEFAULT, service.now);
     let told = lines[0].last_error.as_deref().unwrap_or_default();
     assert!(told.contains("no route to db-2") && told.starts_with("host-1"), "{lines:?}");
 }
 
 #[test]
-fn who_waits_for_releases_is_what_explain_says_to_look_at_first() {
+fn explain_names_an_agent_that_waits_for_releases_first() {
     let mut service = Service::joined(3, &[1, 2, 3]);
     let reason = "unreleased: S6: of the 2 releases that end the list of epoch 1, 1 are here";
-    let _ = service.yes(ClusterEvent::Nack { key: key(2), epoch: 1, reason: reason.to_owned() });
+    let _ =
+        service.accepted(ClusterEvent::Nack { key: key(2), epoch: 1, reason: reason.to_owned() });
     let lines = explain(&service.cluster, &FormationSettings::DEFAULT, service.now);
     assert!(!lines.is_empty());
     for line in lines {
@@ -472,48 +477,51 @@ fn who_waits_for_releases_is_what_explain_says_to_look_at_first() {
         );
     }
     let mut service = Service::joined(3, &[1, 2, 3]);
-    let _ = service.yes(nack(2, 1));
+    let _ = service.accepted(nack(2, 1));
     let lines = explain(&service.cluster, &FormationSettings::DEFAULT, service.now);
     assert!(lines.iter().all(|line| !line.remedy.contains("reset")), "{lines:?}");
 }
 
 #[test]
-fn a_majority_of_equal_reports_is_formed() {
+fn a_cluster_is_formed_once_a_majority_reports_one_raft_cluster() {
     let mut service = Service::committed();
     let report = |host, raft_cluster| ClusterEvent::Report { key: key(host), raft_cluster };
-    assert_eq!(service.yes(report(1, 7)).phase, Phase::Committed);
-    assert_eq!(service.yes(report(2, 8)).phase, Phase::Committed, "another Raft cluster");
-    assert_eq!(service.yes(report(3, 7)).phase, Phase::Formed);
-    assert_eq!(variant(&service.no(report(4, 7))), "BootClosed");
+    assert_eq!(service.accepted(report(1, 7)).phase, Phase::Committed);
+    assert_eq!(service.accepted(report(2, 8)).phase, Phase::Committed, "another Raft cluster");
+    assert_eq!(service.accepted(report(3, 7)).phase, Phase::Formed);
+    assert_eq!(variant(&service.refused(report(4, 7))), "BootClosed");
 }
 
 #[test]
-fn a_next_statement_reopens_and_can_change_neither_size_nor_order() {
+fn a_next_statement_reopens_the_cluster_if_it_keeps_size_and_sequence() {
     let mut service = Service::joined(3, &[1, 2, 3]);
     let mut next = statement(3);
     next.hash = Hash([201; 32]);
     next.sequence = 3;
     assert_eq!(
-        variant(&service.no(ClusterEvent::StatementAdded(next.clone()))),
+        variant(&service.refused(ClusterEvent::StatementAdded(next.clone()))),
         "StatementOutOfOrder"
     );
     next.sequence = 2;
     let larger = crate::values::Statement { size: 5, ..next.clone() };
-    assert_eq!(variant(&service.no(ClusterEvent::StatementAdded(larger))), "StatementFixed");
-    let _ = service.yes(ClusterEvent::StatementAdded(next));
+    assert_eq!(variant(&service.refused(ClusterEvent::StatementAdded(larger))), "StatementFixed");
+    let _ = service.accepted(ClusterEvent::StatementAdded(next));
     assert_eq!((service.cluster.phase, service.cluster.epoch), (Phase::Preparing, 2));
 }
 
 #[test]
-fn a_changed_database_freezes_nothing_until_it_is_settled() {
+fn no_list_is_frozen_in_a_changed_database_until_it_is_settled() {
     let mut service = Service::joined(3, &[1, 2, 3]);
-    let _ = service.yes(ClusterEvent::DatabaseChanged);
+    let _ = service.accepted(ClusterEvent::DatabaseChanged);
     assert_eq!((service.cluster.phase, service.cluster.epoch), (Phase::Open, 2));
-    assert_eq!(service.yes(poll(1)).phase, Phase::Open);
+    assert_eq!(service.accepted(poll(1)).phase, Phase::Open);
     let lines = explain(&service.cluster, &FormationSettings::DEFAULT, service.now);
     assert_eq!(lines[0].code, "database_changed");
-    assert_eq!(variant(&service.no(ClusterEvent::Abandon { by: "ann".to_owned() })), "Unsettled");
-    let _ = service.yes(ClusterEvent::DatabaseSettled);
+    assert_eq!(
+        variant(&service.refused(ClusterEvent::Abandon { by: "ann".to_owned() })),
+        "Unsettled"
+    );
+    let _ = service.accepted(ClusterEvent::DatabaseSettled);
     assert_eq!(service.cluster.phase, Phase::Preparing);
 }
 
@@ -522,29 +530,29 @@ fn a_shown_document_is_adopted_and_a_second_one_stops_everything() {
     let mut service = Service::joined(3, &[1, 4]);
     let outcome = service.step(ClusterEvent::Adopt(document(1, &[1, 2, 3])));
     assert_eq!(outcome.committed, Some(document(1, &[1, 2, 3]).proposal_hash));
-    assert!(service.yes(poll(1)).document.is_some());
-    assert_eq!(variant(&service.no(poll(4))), "BootClosed");
-    let _ = service.yes(ClusterEvent::Adopt(document(1, &[1, 2, 3])));
+    assert!(service.accepted(poll(1)).document.is_some());
+    assert_eq!(variant(&service.refused(poll(4))), "BootClosed");
+    let _ = service.accepted(ClusterEvent::Adopt(document(1, &[1, 2, 3])));
     let second = service.step(ClusterEvent::Adopt(document(2, &[3, 4, 5])));
     assert_eq!(variant(&second.answer.expect_err("a second one")), "Split");
     assert!(matches!(second.alarms[..], [Alarm::Split { .. }]));
-    assert_eq!(variant(&service.no(poll(1))), "Split");
-    let _ = service.yes(ClusterEvent::Retire { by: "ann".to_owned() });
+    assert_eq!(variant(&service.refused(poll(1))), "Split");
+    let _ = service.accepted(ClusterEvent::Retire { by: "ann".to_owned() });
 }
 
 #[test]
 fn a_document_undoes_db_accept_and_no_other_end() {
     let mut service = Service::joined(3, &[1]);
-    let _ = service.yes(ClusterEvent::DatabaseAccepted { by: "ann".to_owned() });
+    let _ = service.accepted(ClusterEvent::DatabaseAccepted { by: "ann".to_owned() });
     let cause = service.cluster.ended.as_ref().map(|ended| ended.cause);
     assert_eq!(cause, Some(EndCause::DatabaseAccepted));
     // The cluster may still come back, so the service must not confirm that it was abandoned.
-    assert_eq!(variant(&service.no(ClusterEvent::Abandon { by: "ann".to_owned() })), "Ended");
-    let _ = service.yes(ClusterEvent::Adopt(document(1, &[1, 2, 3])));
+    assert_eq!(variant(&service.refused(ClusterEvent::Abandon { by: "ann".to_owned() })), "Ended");
+    let _ = service.accepted(ClusterEvent::Adopt(document(1, &[1, 2, 3])));
     assert_eq!(service.cluster.phase, Phase::Committed);
     let mut service = Service::joined(3, &[1]);
-    let _ = service.yes(ClusterEvent::Abandon { by: "ann".to_owned() });
-    assert_eq!(variant(&service.no(ClusterEvent::Adopt(document(1, &[1, 2, 3])))), "Ended");
+    let _ = service.accepted(ClusterEvent::Abandon { by: "ann".to_owned() });
+    assert_eq!(variant(&service.refused(ClusterEvent::Adopt(document(1, &[1, 2, 3])))), "Ended");
 }
 
 #[test]
@@ -552,10 +560,10 @@ fn every_wait_has_a_reason_and_a_way_out() {
     let mut waits =
         vec![Service::joined(3, &[1]), Service::joined(3, &[1, 2, 3]), Service::committed()];
     let mut held = Service::joined(3, &[1, 2, 3]);
-    let _ = held.yes(nack(2, 1));
+    let _ = held.accepted(nack(2, 1));
     waits.push(held);
     let mut ended = Service::joined(3, &[1]);
-    let _ = ended.yes(ClusterEvent::Abandon { by: "ann".to_owned() });
+    let _ = ended.accepted(ClusterEvent::Abandon { by: "ann".to_owned() });
     waits.push(ended);
     let mut codes = Vec::new();
     for service in &waits {

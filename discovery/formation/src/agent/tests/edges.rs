@@ -3,7 +3,7 @@
 use super::*;
 
 #[test]
-fn a_clock_that_is_off_by_just_what_is_allowed_signs() {
+fn an_agent_signs_if_its_clock_is_off_by_exactly_the_limit() {
     let mut agent = joined(1);
     let output =
         offered(&mut agent, ExaminedProposal { skew: Millis(30_000), ..offer(1, &[1, 2, 3]) });
@@ -11,7 +11,7 @@ fn a_clock_that_is_off_by_just_what_is_allowed_signs() {
 }
 
 #[test]
-fn a_clock_that_is_off_is_named_before_what_only_seems_wrong_by_it() {
+fn a_wrong_clock_is_reported_before_the_faults_that_it_causes() {
     const DAY: Millis = Millis(86_400_000);
     for (skew, is_behind, words) in [
         (DAY, true, "this host's clock is 24 h behind the service's"),
@@ -43,7 +43,7 @@ fn a_list_of_another_size_or_with_another_token_for_this_host_is_not_signed() {
 }
 
 #[test]
-fn every_earlier_list_must_be_released_not_the_newest_alone() {
+fn every_earlier_list_must_be_released_and_not_only_the_newest() {
     let mut agent = signed();
     let _ = agent.step(&RULES, AgentEvent::ReleaseSeen { key: key(2), epoch: 1 });
     let _ = offered(&mut agent, offer(2, &[1, 4, 5]));
@@ -88,7 +88,7 @@ fn a_document_with_another_record_of_this_host_is_not_held() {
 }
 
 #[test]
-fn nothing_is_launched_without_a_document_or_over_anothers_marker() {
+fn no_node_is_launched_without_a_document_or_with_another_marker() {
     let mut agent = signed();
     assert_eq!(agent.step(&RULES, AgentEvent::MarkerWritten), AgentOutput::default());
     assert_eq!(
@@ -103,7 +103,7 @@ fn nothing_is_launched_without_a_document_or_over_anothers_marker() {
 }
 
 #[test]
-fn once_launched_no_refusal_says_anything_to_it() {
+fn an_agent_ignores_refusals_after_the_launch() {
     let mut agent = signed();
     let _ = show_document(&mut agent, document(1, &[1, 2, 3]));
     let _ = agent.step(&RULES, AgentEvent::MarkerWritten);
@@ -113,7 +113,7 @@ fn once_launched_no_refusal_says_anything_to_it() {
 }
 
 #[test]
-fn each_start_counts_and_a_removed_incarnation_never_starts() {
+fn each_start_is_counted_and_a_removed_incarnation_never_starts() {
     let journal = signed().journal.with_next_boot();
     assert_eq!((journal.boot, journal.clone().with_next_boot().boot), (2, 3));
     let mut agent = Agent::new(journal, 2);

@@ -2,14 +2,15 @@
 
 use super::*;
 
-/// Lets every member of the frozen list probe the others; only links outside `broken` work. A
-/// member signs if all others answer.
+/// Lets every member of the frozen list probe the others; only links outside `broken` work. Each
+/// member that reaches all others signs.
 fn probe_and_sign(service: &mut Service, broken: &[(u8, u8)]) {
     let both = |&(one, other): &(u8, u8)| [(one, other), (other, one)];
     probe_one_way_and_sign(service, &broken.iter().flat_map(both).collect::<Vec<_>>());
 }
 
-/// Works as [`probe_and_sign`], with links that are broken from their first host to the second.
+/// Does the same as [`probe_and_sign`], but each broken link fails only from its first host to its
+/// second.
 fn probe_one_way_and_sign(service: &mut Service, broken: &[(u8, u8)]) {
     let list: Vec<u8> = service.cluster.seats().values().map(|key| key.0[0]).collect();
     let epoch = service.cluster.epoch;
@@ -21,9 +22,9 @@ fn probe_one_way_and_sign(service: &mut Service, broken: &[(u8, u8)]) {
         };
         let peers = list.iter().copied().filter(|&peer| peer != prober);
         let row: ProbeResults = peers.clone().map(|peer| (key(peer), probe(peer))).collect();
-        let _ = service.yes(ClusterEvent::Probes { key: key(prober), epoch, row });
+        let _ = service.accepted(ClusterEvent::Probes { key: key(prober), epoch, row });
         if peers.into_iter().all(works) {
-            let _ = service.yes(ack(prober, epoch, &list));
+            let _ = service.accepted(ack(prober, epoch, &list));
         }
     }
 }
@@ -35,7 +36,7 @@ fn next_list(service: &mut Service, hosts: &[u8]) {
         if service.cluster.epoch > epoch && service.cluster.phase == Phase::Preparing {
             return;
         }
-        service.pass(10);
+        service.pass_seconds(10);
         for &host in hosts {
             let _ = service.step(poll(host));
         }
@@ -44,7 +45,7 @@ fn next_list(service: &mut Service, hosts: &[u8]) {
 }
 
 #[test]
-fn two_hosts_that_miss_each_other_make_room_for_those_that_wait() {
+fn one_of_two_hosts_that_miss_each_other_is_replaced_by_a_standby() {
     let hosts = [1, 2, 3, 4, 5];
     let mut service = Service::joined(3, &hosts);
     for tries in 1..=10 {
@@ -73,7 +74,7 @@ fn explain_names_the_direction_of_a_link_that_works_one_way() {
 }
 
 #[test]
-fn explain_names_the_two_with_their_addresses_and_the_port() {
+fn explain_names_both_ends_of_a_broken_link_with_addresses_and_port() {
     let mut service = Service::joined(3, &[1, 2, 3]);
     probe_and_sign(&mut service, &[(1, 2)]);
     let explained = |service: &Service| {
@@ -89,8 +90,8 @@ fn explain_names_the_two_with_their_addresses_and_the_port() {
     let open = "open TCP port 2380 between these addresses";
     let preparing = explained(&service);
     assert!(preparing.starts_with(&format!("unreachable: {broken} [] {open}")), "{preparing}");
-    service.pass(60);
-    let _ = service.yes(ClusterEvent::Tick);
+    service.pass_seconds(60);
+    let _ = service.accepted(ClusterEvent::Tick);
     let held = explained(&service);
     assert!(held.contains("held back after a failed try: host-2"), "{held}");
     let timed_out = format!("[epoch 1 timed out with 2 acks missing; {broken}]");
