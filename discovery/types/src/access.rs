@@ -4,8 +4,9 @@
 //! certificate carries the key that signed it. An access token names that key in `cnf.jkt` (RFC
 //! 7638 thumbprint), and is refused on a connection with another key.
 //!
-//! The strict JWS code for all signed messages reads both, and requires and compares their
-//! registered claims (RFC 7519). This module judges their times, by the service's clock.
+//! The strict JWS code for all signed messages parses assertions and access tokens. It requires and
+//! compares their registered claims (RFC 7519). This module judges their times, by the service's
+//! clock.
 
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
@@ -22,8 +23,8 @@ pub const MAX_ACCESS_SECONDS: u64 = 600;
 /// `grant_type` of RFC 7523, section 2.1.
 pub const JWT_BEARER: &str = "urn:ietf:params:oauth:grant-type:jwt-bearer";
 
-/// Returns the name of a discovery service as issuer and audience. It is made from the root owner
-/// key: replicas share it, and it outlives the service's own keys.
+/// Returns the name of a discovery service as issuer and audience. The name is made from the root
+/// owner key. So replicas share it, and it stays the same when the service's own keys change.
 pub fn issuer(root_owner: &PublicKey) -> String {
     format!("urn:muster:discovery:{}", root_owner.key_id())
 }
@@ -42,7 +43,7 @@ pub struct Assertion {
     pub iat: u64,
     /// Time at which the assertion expires, in seconds since 1970: at most 60 s after `iat`.
     pub exp: u64,
-    /// Random id of the assertion: the service takes each one only once.
+    /// Random id of the assertion: the service accepts each id only once.
     pub jti: Nonce,
 }
 
@@ -150,8 +151,8 @@ impl AccessToken {
         Jws::sign(JwsType::Access, service, self)
     }
 
-    /// Verifies an access token that came over a TLS connection with the client key `tls_key`.
-    /// `service` lists the signing keys that the service may have used.
+    /// Verifies an access token that came over a TLS connection with the client key `tls_key`. The
+    /// token must be signed by one of the keys in `service`, the service's signing keys.
     pub fn verify<'k>(
         jws: &Jws,
         service: impl IntoIterator<Item = &'k PublicKey>,

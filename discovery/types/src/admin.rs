@@ -202,7 +202,7 @@ mod tests {
     }
 
     #[test]
-    fn owners_add_and_revoke() {
+    fn owners_add_and_revoke_admins() {
         let (first, second) = (SigningKey::generate(), SigningKey::generate());
         let mut chain = AdminChain::root(first.public());
         let add =
@@ -245,7 +245,7 @@ mod tests {
     }
 
     #[test]
-    fn the_last_owner_stays() {
+    fn the_last_owner_can_not_be_revoked_or_demoted() {
         let owner = SigningKey::generate();
         let mut chain = AdminChain::root(owner.public());
         let revoke = chain.sign_next(&owner, AdminOperation::Revoke(*owner.public()));

@@ -67,7 +67,7 @@ pub enum LineError {
 pub struct Bundle {
     /// URLs of the service, in order of preference.
     pub urls: Vec<ServiceUrl>,
-    /// SHA-256 of the service's TLS key (SPKI): one, or two while it is being changed.
+    /// SHA-256 of the service's TLS key (SPKI): one hash, or two while the key is being changed.
     pub pins: Vec<Digest>,
     /// Cluster that the token is for.
     pub cluster: Uuid,
@@ -78,7 +78,7 @@ pub struct Bundle {
 }
 
 impl Bundle {
-    /// Returns the line, without a newline. It holds the token's secret.
+    /// Returns the bundle's line, without a newline. The line contains the token's secret.
     pub fn expose(&self) -> SecretString {
         let token = self.token.expose();
         SecretString::from(format!(

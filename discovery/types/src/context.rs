@@ -56,7 +56,7 @@ mod tests {
     use crate::key::SigningKey;
 
     #[test]
-    fn a_context_survives_its_line() {
+    fn a_context_survives_a_round_trip_through_its_line() {
         let context = Context {
             urls: vec!["https://10.0.0.1:8443".parse().unwrap()],
             pins: vec![Digest::of(b"a"), Digest::of(b"b")],

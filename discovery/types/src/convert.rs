@@ -277,7 +277,7 @@ mod tests {
     use crate::fixtures::ClusterFixture;
 
     #[test]
-    fn each_refusal_comes_off_the_wire_as_it_went_in() {
+    fn each_refusal_code_survives_its_conversion() {
         for refusal in RefusalCode::EACH {
             let sent = serde_json::to_string(&problem_code(refusal)).unwrap();
             let heard: Code = serde_json::from_str(&sent).unwrap();
@@ -289,7 +289,7 @@ mod tests {
     }
 
     #[test]
-    fn each_phase_is_one_state() {
+    fn each_phase_has_one_state() {
         for state in [ClusterState::Open, ClusterState::Retired, ClusterState::Committed] {
             assert_eq!(phase(state).map(super::state), Some(state));
             assert_eq!(phase(state).map(Phase::as_str), Some(state.as_str()));
@@ -298,7 +298,7 @@ mod tests {
     }
 
     #[test]
-    fn each_field_of_a_statement_and_a_record_comes_from_its_own() {
+    fn each_field_of_a_statement_and_a_record_is_converted_from_its_own_field() {
         let world = ClusterFixture::new(1);
         let read = statement(&world.chain());
         assert_eq!((read.sequence, read.size), (1, 1));
@@ -317,7 +317,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_known_of_a_machine_comes_back() {
+    fn machine_facts_survive_their_conversion() {
         let facts = MachineFacts { dmi_uuid: Some("d".into()), machine_id: None };
         assert_eq!(machine_facts(&machine(&facts)), facts);
     }

@@ -142,7 +142,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_request_names_its_key() {
+    fn a_verified_request_has_the_hash_of_its_key() {
         let node = NodeKey::generate();
         let pair = rcgen::KeyPair::from_pem(&node.key_pem).unwrap();
         let verified = node.csr.verify().unwrap();
@@ -185,7 +185,7 @@ mod tests {
     }
 
     #[test]
-    fn a_request_has_nothing_behind_it_and_is_not_longer_than_the_longest() {
+    fn a_request_with_trailing_bytes_or_above_the_maximum_length_is_refused() {
         let pair = rcgen::KeyPair::generate_for(&rcgen::PKCS_ECDSA_P256_SHA256).unwrap();
         let named = |name: &str| {
             let mut params = rcgen::CertificateParams::default();

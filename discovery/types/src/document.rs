@@ -1,8 +1,9 @@
 //! The commit document: a proposal with an ack of every seat.
 //!
 //! Statement chain, records and acks make a document valid. The service's signature only shows
-//! which service handed the document out. It is checked when the document is received, and never
-//! again. A restart or an adoption can't depend on a service key that may no longer exist.
+//! which service handed the document out. That signature is checked when the document is received,
+//! and never again. A restart or an adoption must not depend on a service key that may no longer
+//! exist.
 
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
@@ -29,8 +30,7 @@ pub struct Document {
 /// Reason why a commit document is refused.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum DocumentError {
-    /// The kind or form of the document is wrong. Or the service's signature is wrong, where it is
-    /// checked.
+    /// The kind or form of the document is wrong or, if it is checked, the service's signature.
     #[error("the document: {0}")]
     Jws(#[from] JwsError),
     /// The proposal in the document is not valid.
@@ -98,8 +98,8 @@ impl VerifiedDocument {
         Ok(Self { jws: jws.clone(), proposal, acks: document.acks })
     }
 
-    /// Whether the unverified document claims that `key` has a seat. **Proves nothing**: for a key
-    /// without a seat, a caller can skip the expensive verification.
+    /// Whether the unverified document claims that `key` has a seat. **Proves nothing.** It lets a
+    /// caller skip the expensive verification for a key without a seat.
     pub fn claims_seat(jws: &Jws, key: &KeyId) -> Result<bool, DocumentError> {
         let document: Document = jws.claims_unverified(JwsType::Document)?;
         Ok(document.proposal.seats.iter().any(|seat| seat.record.kid() == key))

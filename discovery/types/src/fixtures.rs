@@ -191,7 +191,7 @@ fn record(grant: &Grant, key: &SigningKey, i: u8) -> Record {
     }
 }
 
-/// Signs `payload` as version 2 with an additional field, as a newer program may.
+/// Signs `payload` as version 2 with an additional field, as a newer program could.
 pub fn sign_version_2<T: serde::Serialize>(typ: JwsType, key: &SigningKey, payload: &T) -> Jws {
     let mut newer = serde_json::to_value(payload).unwrap();
     newer["version"] = 2.into();

@@ -132,7 +132,7 @@ pub struct Intent {
     pub redeem: Option<Jws>,
     /// Raft index of the configuration that the change was planned on, if known. An order names
     /// this index itself, and is stale in any other configuration. For a newcomer, the service
-    /// gives the latest index that it knows. An agent whose node has an older list waits.
+    /// gives the latest index that it knows. An agent whose node has an older configuration waits.
     pub planned_at: Option<u64>,
     /// Time until which the change may be begun, in seconds since 1970 by the service's clock. A
     /// change that has begun is completed even after that.

@@ -51,7 +51,7 @@ impl Leaves {
 }
 
 /// Returns the names and addresses in the first certificate of a PEM chain. Clients compare them
-/// with the host that they connect to. Returns none if the certificate can't be parsed.
+/// with the host that they connect to. The list is empty if the certificate can't be parsed.
 pub fn certificate_hosts(pem: &[u8]) -> Vec<UrlHost> {
     let Ok(leaf) = CertificateDer::from_pem_slice(pem) else { return Vec::new() };
     let Ok((_, parsed)) = X509Certificate::from_der(&leaf) else { return Vec::new() };
@@ -98,7 +98,7 @@ impl Validity {
     }
 }
 
-/// Verifies the first certificate of a PEM chain; `what` names it in errors.
+/// Verifies the first certificate of a PEM chain. `what` is the certificate's name in errors.
 pub fn verify_leaf(
     what: &'static str,
     pem: &str,
@@ -122,7 +122,7 @@ mod tests {
     use crate::fixtures::{ClusterFixture, TestCa};
 
     #[test]
-    fn leaves_of_the_right_key_and_cas_are_taken() {
+    fn leaves_of_the_right_key_and_cas_are_accepted() {
         let world = ClusterFixture::new(1);
         let leaves = world.leaves(0);
         let record = &world.records[0];
@@ -130,7 +130,7 @@ mod tests {
     }
 
     #[test]
-    fn a_leaf_says_whom_it_is_for() {
+    fn the_hosts_of_a_leaf_are_the_names_and_addresses_in_it() {
         let leaves = ClusterFixture::new(1).leaves(0);
         assert_eq!(
             certificate_hosts(leaves.peer.as_bytes()),
@@ -152,7 +152,7 @@ mod tests {
     }
 
     #[test]
-    fn leaves_are_due_after_a_third_of_their_life_and_late_after_two() {
+    fn renewal_is_due_after_a_third_of_the_validity_and_overdue_after_two_thirds() {
         let life = Validity { begins: 1_000, ends: 1_300 };
         assert_eq!((life.renewal_due(), life.renewal_overdue()), (1_100, 1_200));
         let leaves = ClusterFixture::new(1).leaves(0);

@@ -18,9 +18,9 @@
 //! | a statement | [`grant::VerifiedGrant`] or [`order::VerifiedOrder`] → [`intent::VerifiedIntent`] | one change of a running cluster |
 //! | records | [`proposal::VerifiedProposal`] → [`document::VerifiedDocument`] | the committed list |
 //!
-//! Nothing here decides a step of the protocol: that is `discovery-formation`, whose plain values
-//! [`convert`] makes of verified ones. Nothing but the client reads a clock, and no expiry is
-//! judged here. Times are compared by the side whose clock the protocol names.
+//! This crate decides no step of the protocol. `discovery-formation` does that, with plain values
+//! that [`convert`] makes from verified ones. Only the client reads a clock. All other functions
+//! get the time as an argument, by the clock that the protocol names.
 
 pub mod access;
 pub mod admin;

@@ -1,5 +1,5 @@
-//! Facts about the machine that an agent runs on. The protocol decides by them whether two agents
-//! run on one machine (`discovery_formation::MachineIdentity`).
+//! Facts about the machine that an agent runs on. By these facts the protocol decides whether two
+//! agents run on one machine (`discovery_formation::MachineIdentity`).
 
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;

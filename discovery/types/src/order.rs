@@ -1,7 +1,8 @@
 //! Orders by an operator to a running cluster: remove one member, or change its peer URLs.
 //!
 //! An order is addressed to the cluster and not to the service. An agent of the cluster carries it
-//! out on its own node, through the cluster's own API. It trusts only the operator's signature.
+//! out on its own node, through the cluster's own API. The agent trusts only the operator's
+//! signature.
 
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;

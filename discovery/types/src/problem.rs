@@ -122,7 +122,7 @@ codes! {
     /// The epoch is not the current one. The agent should poll for the present proposal.
     StaleEpoch "stale_epoch" 409 never "The epoch is not the current one",
     /// Another recovery statement begins with the same Raft cluster, and the service follows that
-    /// one.
+    /// other statement.
     RecoveryContested "recovery_contested" 409 never "The cluster was recovered twice",
     /// The cluster's state doesn't allow the request.
     WrongState "wrong_state" 409 never "The cluster's state doesn't allow this",
@@ -251,7 +251,7 @@ mod tests {
     }
 
     #[test]
-    fn each_code_reads_as_it_is_written() {
+    fn each_code_survives_a_round_trip_through_json() {
         for code in Code::ALL {
             let text = serde_json::to_string(code).unwrap();
             assert_eq!(text, format!("\"{code}\""));
@@ -260,7 +260,7 @@ mod tests {
     }
 
     #[test]
-    fn a_code_of_a_newer_service_is_still_a_problem() {
+    fn a_problem_with_an_unknown_code_is_still_parsed() {
         let text = r#"{"type":"urn:x","title":"t","status":409,"detail":"d","code":"brand_new",
             "retryable":true,"next":"n","instance":"/v1/x"}"#;
         let problem: Problem = serde_json::from_str(text).unwrap();

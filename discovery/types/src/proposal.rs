@@ -86,8 +86,8 @@ pub struct VerifiedProposal {
 }
 
 /// Computes `h`, the hash of a proposal. It is the SHA-256 of "muster-proposal-1", the statement's
-/// hash, the epoch (u64, big endian), and two hashes for each seat. The two are those of the JWS of
-/// the record and of the endorsement.
+/// hash, the epoch (u64, big endian), and two hashes for each seat: the hash of the record's JWS
+/// and the hash of the endorsement's JWS.
 pub(crate) fn hash(
     statement: &Digest,
     epoch: u64,

@@ -48,13 +48,13 @@ mod tests {
 
     /// The expected id was computed by etcd 3.5.
     #[test]
-    fn the_id_is_etcds() {
+    fn the_id_of_a_founder_equals_etcds() {
         let id = member_id(&["http://127.0.0.1:23201".to_owned()], "etcd-cluster");
         assert_eq!(id.to_string(), "c8d9246ced7969c0");
     }
 
     #[test]
-    fn the_order_of_urls_says_nothing() {
+    fn the_order_of_urls_does_not_change_the_id() {
         let urls: [NodeUrl; 2] =
             ["https://10.0.0.1:2380", "https://10.0.0.2:2380"].map(|u| u.parse().unwrap());
         let swapped = [urls[1].clone(), urls[0].clone()];

@@ -1,10 +1,10 @@
 //! Recovery statements: with one, an operator declares that another cluster continues a cluster
 //! that was lost for good.
 //!
-//! The statement names the old member, and the new member that was made of the old one's data. It
-//! records a decision and commands nothing. The agent on that host reads it, and from then on runs
-//! only the new member. Hosts that join later learn from it that the new Raft cluster replaces the
-//! founded one.
+//! The statement names the old member, and the new member that was made from the old member's data.
+//! It records a decision and commands nothing. The agent on the host with that data reads the
+//! statement, and from then on runs only the new member. Hosts that join later learn from it that
+//! the new Raft cluster replaces the founded one.
 
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
@@ -96,9 +96,9 @@ impl Recovery {
         Jws::sign(JwsType::Recovery, operator, self)
     }
 
-    /// Verifies that an operator or owner signed the recovery. The statement that the recovery
-    /// names decides who was one at that time. So the signature stays valid even if a newer
-    /// statement no longer names the signer.
+    /// Verifies that an operator or owner signed the recovery. The cluster statement that the
+    /// recovery names decides who was operator or owner at that time. So the signature stays valid
+    /// even if a newer statement no longer names the signer.
     ///
     /// Nothing proves when the recovery was signed. A program that learns of it for the first time
     /// should call [`Recovery::verify_now`].
@@ -210,7 +210,7 @@ mod tests {
     }
 
     #[test]
-    fn an_owners_word_counts_and_an_agents_or_strangers_does_not() {
+    fn a_recovery_signed_by_an_owner_is_accepted_and_by_an_agent_or_stranger_refused() {
         let world = ClusterFixture::new(3);
         let (said, chain) = (recovery(&world), world.chain());
         assert_eq!(Recovery::verify(&said.sign(&world.owner), &chain), Ok(said.clone()));
@@ -224,7 +224,7 @@ mod tests {
     }
 
     #[test]
-    fn an_operator_who_has_left_dates_no_recovery_back() {
+    fn a_former_operator_can_not_sign_a_recovery_with_an_old_date() {
         let world = ClusterFixture::new(3);
         let operator = SigningKey::generate();
         let mut with = world.statement.clone();
@@ -252,7 +252,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_new_or_not_known_is_refused() {
+    fn a_recovery_without_a_new_member_or_of_an_unknown_version_is_refused() {
         let world = ClusterFixture::new(3);
         let (said, chain) = (recovery(&world), world.chain());
         let verify = |said: &Recovery| Recovery::verify(&said.sign(&world.owner), &chain);

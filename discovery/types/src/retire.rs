@@ -102,7 +102,7 @@ mod tests {
     use crate::fixtures::ClusterFixture;
 
     #[test]
-    fn the_limit_of_a_reason_counts_bytes_and_says_so() {
+    fn the_limit_of_a_reason_is_in_bytes_as_the_error_says() {
         let world = ClusterFixture::new(1);
         let retire = |reason: String| {
             let (cluster, statement) = (world.statement.cluster, world.chain().newest_hash());

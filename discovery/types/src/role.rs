@@ -206,7 +206,7 @@ impl Action {
     }
 
     /// Whether an agent may do the action in its own cluster.
-    fn agents(self) -> bool {
+    fn allows_agents(self) -> bool {
         match self {
             Action::TakePart
             | Action::Report
@@ -268,7 +268,7 @@ pub fn roles_allow(roles: &[Role], action: Action) -> bool {
 pub fn is_allowed(principal: &Principal, action: Action, cluster: Option<uuid::Uuid>) -> bool {
     match principal {
         Principal::Admin { roles } => roles_allow(roles, action),
-        Principal::Agent { cluster: own } => action.agents() && cluster == Some(*own),
+        Principal::Agent { cluster: own } => action.allows_agents() && cluster == Some(*own),
     }
 }
 
@@ -294,7 +294,7 @@ mod tests {
     }
 
     #[test]
-    fn an_agent_may_nothing_in_another_cluster() {
+    fn an_agent_may_do_nothing_in_another_cluster() {
         let agent = Principal::Agent { cluster: uuid::Uuid::from_u128(1) };
         for action in Action::ALL {
             assert!(!is_allowed(&agent, action, Some(uuid::Uuid::from_u128(2))), "{action:?}");

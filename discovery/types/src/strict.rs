@@ -26,11 +26,11 @@ impl<'de, T: Deserialize<'de>> Deserialize<'de> for Strict<T> {
     }
 }
 
-/// Wrapper of a deserializer, visitor or seed. It wraps each nested one in the same way.
+/// Wrapper of a deserializer, visitor or seed. Everything nested in it is wrapped in the same way.
 struct Objects<R>(R);
 
 /// Deserializer methods that call the inner method with the visitor wrapped in [`Objects`].
-macro_rules! passed_on {
+macro_rules! forward_with_wrapped_visitor {
     ($($method:ident($($name:ident: $type:ty),*);)*) => {$(
         fn $method<V: Visitor<'de>>(
             self,
@@ -54,7 +54,7 @@ impl<'de, D: Deserializer<'de>> Deserializer<'de> for Objects<D> {
         self.0.deserialize_map(Objects(visitor))
     }
 
-    passed_on! {
+    forward_with_wrapped_visitor! {
         deserialize_any();
         deserialize_bool();
         deserialize_i8();
@@ -93,7 +93,7 @@ impl<'de, D: Deserializer<'de>> Deserializer<'de> for Objects<D> {
 }
 
 /// Visitor methods that pass a scalar value on to the inner visitor.
-macro_rules! handed_over {
+macro_rules! forward_scalars {
     ($($method:ident($type:ty);)*) => {$(
         fn $method<E: Error>(self, value: $type) -> Result<V::Value, E> {
             self.0.$method(value)
@@ -108,7 +108,7 @@ impl<'de, V: Visitor<'de>> Visitor<'de> for Objects<V> {
         self.0.expecting(to)
     }
 
-    handed_over! {
+    forward_scalars! {
         visit_bool(bool);
         visit_i64(i64);
         visit_i128(i128);
@@ -295,7 +295,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_written_is_read() {
+    fn a_written_value_is_read_again() {
         let json = serde_json::to_vec(&outer()).unwrap();
         assert_eq!(from_slice::<NestedStruct>(&json).unwrap(), outer());
     }
@@ -318,7 +318,7 @@ mod tests {
     }
 
     #[test]
-    fn members_that_are_twice_unknown_or_behind_it_are_refused() {
+    fn duplicate_and_unknown_members_and_trailing_text_are_refused() {
         for json in [r#"{"number":1,"number":1}"#, r#"{"number":1,"x":1}"#, r#"{"number":1} 1"#] {
             assert!(from_slice::<Inner>(json.as_bytes()).is_err(), "{json}");
         }

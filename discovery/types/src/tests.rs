@@ -154,7 +154,7 @@ fn a_payload_of_version_2_is_refused_by_its_version_and_not_by_its_new_member() 
 }
 
 #[test]
-fn what_has_no_version_that_ever_was_is_not_of_a_newer_program() {
+fn a_payload_with_an_invalid_version_is_not_of_a_newer_program() {
     let world = ClusterFixture::new(1);
     for reader in readers(&world) {
         let with = |name: &str, value: Value| {
@@ -180,7 +180,7 @@ fn what_has_no_version_that_ever_was_is_not_of_a_newer_program() {
 }
 
 #[test]
-fn only_a_valid_signature_makes_a_later_statement_one_of_a_newer_program() {
+fn a_later_statement_is_of_a_newer_program_only_if_an_owner_signed_it() {
     let world = ClusterFixture::new(1);
     let next = Statement {
         seq: 1,
@@ -208,7 +208,7 @@ fn only_a_valid_signature_makes_a_later_statement_one_of_a_newer_program() {
 }
 
 #[test]
-fn a_newer_statement_of_another_cluster_or_place_continues_no_chain() {
+fn a_newer_statement_of_another_cluster_or_position_continues_no_chain() {
     let world = ClusterFixture::new(1);
     let (chain, other) = (world.chain(), ClusterFixture::new(1));
     let next = Statement { seq: 1, previous: Some(chain.newest_hash()), ..world.statement.clone() };
@@ -221,7 +221,7 @@ fn a_newer_statement_of_another_cluster_or_place_continues_no_chain() {
 }
 
 #[test]
-fn only_an_issuer_makes_a_grant_and_only_the_token_a_record_of_a_newer_program() {
+fn a_newer_grant_needs_an_issuers_signature_and_a_newer_record_its_tokens() {
     let world = ClusterFixture::new(1);
     let stranger = SigningKey::generate();
     for reader in readers(&world) {

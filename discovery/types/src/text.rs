@@ -92,14 +92,14 @@ mod tests {
     }
 
     #[test]
-    fn what_is_one_line_already_stays_as_it_is() {
+    fn a_harmless_line_stays_as_it_is() {
         for text in ["", "a plain line", "größer, 大きい, 🦀"] {
             assert_eq!(printable(text), text);
         }
     }
 
     #[test]
-    fn lines_terminals_and_the_direction_of_writing_are_not_steered() {
+    fn characters_that_control_lines_terminals_or_direction_are_replaced() {
         assert_eq!(printable("a\r\nb\nc\td\u{2028}e"), "a b c d e");
         assert_eq!(printable("\u{1b}[2J\u{9b}1m\0\u{7f}"), "\u{fffd}[2J\u{fffd}1m\u{fffd}\u{fffd}");
         assert_eq!(printable("\u{202e}gpj.exe\u{2066}"), "\u{fffd}gpj.exe\u{fffd}");

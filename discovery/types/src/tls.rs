@@ -79,7 +79,7 @@ mod tests {
     }
 
     #[test]
-    fn other_kinds_of_key_name_no_client() {
+    fn other_kinds_of_key_identify_no_client() {
         let pair = rcgen::KeyPair::generate().unwrap();
         let certificate = rcgen::CertificateParams::default().self_signed(&pair).unwrap();
         assert_eq!(client_key(certificate.der()), Err(KeyError::NotEd25519.into()));

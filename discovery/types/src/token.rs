@@ -37,7 +37,8 @@ pub enum TokenError {
     /// The text doesn't begin with `mst_`.
     #[error("a token begins with mst_")]
     Prefix,
-    /// The text begins as a token, but has another length, which is given in characters.
+    /// The text begins with `mst_`, but has the wrong length. The number is its length in
+    /// characters.
     #[error("a token has {TOKEN_LENGTH} characters, this has {0}: was all of it copied?")]
     Length(usize),
     /// The parts of the token don't have the right form.
@@ -155,7 +156,7 @@ mod tests {
     }
 
     #[test]
-    fn a_token_survives_its_text() {
+    fn a_token_survives_a_round_trip_through_its_text() {
         for kind in [TokenKind::Boot, TokenKind::Join] {
             let token = Token::generate(kind);
             let again: Token = exposed(&token).parse().unwrap();
@@ -197,7 +198,7 @@ mod tests {
         }
 
         #[test]
-        fn no_text_makes_it_panic(text in "(mst_)?(boot_|join_)?\\PC{0,120}") {
+        fn no_text_makes_the_token_parser_panic(text in "(mst_)?(boot_|join_)?\\PC{0,120}") {
             prop_assert!(text.parse::<Token>().is_err());
         }
     }

@@ -254,7 +254,7 @@ mod tests {
     }
 
     #[test]
-    fn spellings_of_one_address_become_one() {
+    fn all_texts_of_one_url_become_equal() {
         for (text, normal) in [
             ("https://10.0.0.5:2380/", "https://10.0.0.5:2380"),
             ("https://DB-1.Example.org:2380", "https://db-1.example.org:2380"),
@@ -266,7 +266,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_plain_address_is_refused_with_its_reason() {
+    fn an_unusual_url_is_refused_with_its_reason() {
         for (text, error) in [
             ("http://10.0.0.5:2380", UrlError::NotHttps),
             ("HTTPS://10.0.0.5:2380", UrlError::NotHttps),
@@ -298,7 +298,7 @@ mod tests {
     }
 
     #[test]
-    fn the_limit_of_a_url_counts_bytes_and_says_so() {
+    fn the_limit_of_a_url_is_in_bytes_as_the_error_says() {
         let text = format!("https://{}:2380", "ü".repeat(MAX_URL / 2));
         assert!(text.chars().count() < MAX_URL);
         let refused = node(&text).unwrap_err();
@@ -307,7 +307,7 @@ mod tests {
     }
 
     #[test]
-    fn loopback_is_seen_in_each_of_its_forms() {
+    fn each_form_of_a_loopback_address_is_recognised() {
         for text in
             ["127.0.0.1", "127.9.9.9", "[::1]", "[::ffff:127.0.0.1]", "localhost", "db.localhost"]
         {
@@ -318,7 +318,7 @@ mod tests {
     }
 
     #[test]
-    fn a_service_may_leave_its_port_out() {
+    fn a_service_url_may_omit_its_port() {
         let url: ServiceUrl = "https://discovery.example.org".parse().unwrap();
         assert_eq!(url.to_string(), "https://discovery.example.org:443");
     }

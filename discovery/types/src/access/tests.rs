@@ -19,7 +19,7 @@ fn access(service: &SigningKey, client: &SigningKey, change: impl Fn(&mut Access
 }
 
 #[test]
-fn an_assertion_lives_a_minute_from_now() {
+fn an_assertion_is_valid_for_a_minute() {
     let key = SigningKey::generate();
     let jws = Assertion::sign(&key, ISSUER, NOW);
     let verify = |now| Assertion::verify(&jws, key.public(), ISSUER, now);
@@ -59,7 +59,7 @@ fn an_assertion_for_another_service_or_subject_is_refused() {
 }
 
 #[test]
-fn an_access_token_is_worth_nothing_on_another_connection() {
+fn an_access_token_is_refused_on_a_connection_with_another_key() {
     let (service, client, thief) =
         (SigningKey::generate(), SigningKey::generate(), SigningKey::generate());
     let jws = access(&service, &client, |_| ());
@@ -70,7 +70,7 @@ fn an_access_token_is_worth_nothing_on_another_connection() {
 }
 
 #[test]
-fn an_access_token_by_the_client_itself_is_refused() {
+fn an_access_token_that_the_client_signed_is_refused() {
     let (service, client) = (SigningKey::generate(), SigningKey::generate());
     let jws = access(&client, &client, |_| ());
     let refused = AccessToken::verify(&jws, &[*service.public()], ISSUER, client.public(), NOW);
@@ -86,7 +86,7 @@ fn an_assertion_is_no_access_token() {
 }
 
 #[test]
-fn each_claim_of_an_access_token_counts() {
+fn each_claim_of_an_access_token_is_checked() {
     let (service, client) = (SigningKey::generate(), SigningKey::generate());
     let other = SigningKey::generate();
     let refused = |change: &dyn Fn(&mut AccessToken)| {

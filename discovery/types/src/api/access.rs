@@ -118,8 +118,8 @@ pub struct AdminList {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct AcceptRequest {
-    /// Postgres system identifier that the owner was shown. It prevents that an owner accepts
-    /// another database by mistake. Without it, the service accepts the database that it uses now.
+    /// Postgres system identifier that the owner was shown. With it, the owner can't accept another
+    /// database by mistake. Without it, the service accepts the database that it uses now.
     pub system_identifier: Option<String>,
 }
 

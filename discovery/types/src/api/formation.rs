@@ -78,7 +78,8 @@ pub struct PollResponse {
     pub proposal: Option<Proposal>,
     /// Rows of the probe matrix of this epoch.
     pub matrix: Vec<MatrixRow>,
-    /// Signed releases: their agents take no part in earlier lists any more.
+    /// Signed releases. Each is an agent's promise never to be a member of a list of the release's
+    /// epoch or of an earlier one.
     pub releases: Vec<Jws>,
     /// Committed list; a member also gets its certificates.
     pub document: Option<CommitDocument>,
@@ -218,8 +219,9 @@ pub struct TroubleRequest {
 pub struct ReportResponse {
     /// State of the cluster at present.
     pub state: ClusterState,
-    /// Raft cluster whose members' reports the service accepts, 16 hexadecimal digits. It is the
-    /// founded one or the one after the last recovery. None if the report names no members.
+    /// Raft cluster whose members' reports the service accepts, 16 hexadecimal digits. This is the
+    /// founded Raft cluster, or the one after the last recovery. None if the report names no
+    /// members.
     #[serde(default)]
     pub raft_cluster_id: Option<String>,
 }

@@ -76,7 +76,7 @@ impl IntentState {
     }
 
     /// Whether a report may change this state to `next`. What an agent did in the cluster outranks
-    /// the stored state. The agent may have begun the change just before the intent expired, was
+    /// the stored state. The agent can have begun the change just before the intent expired, was
     /// withdrawn, or was refused by another agent.
     pub fn may_become(self, next: IntentState) -> bool {
         use IntentState::{
@@ -206,7 +206,7 @@ pub struct IntentView {
     pub made_at_ms: i64,
     /// Last outcome that an agent reported.
     pub outcome: Option<Outcome>,
-    /// Name of the member whose agent reported it.
+    /// Name of the member whose agent reported the outcome.
     pub reported_by: Option<String>,
     /// Reasons why the intent waits; empty once it has ended.
     pub explain: Vec<Explanation>,
@@ -226,7 +226,7 @@ pub struct IntentView {
 pub struct WaitView {
     /// Reason in one sentence, as the agent wrote it.
     pub reason: String,
-    /// Name of the member whose agent reported it.
+    /// Name of the member whose agent reported the reason.
     pub by: String,
     /// Time of the report, in milliseconds since 1970.
     pub at_ms: i64,
@@ -249,8 +249,8 @@ pub struct IntentList {
     pub rev: u64,
     /// Time of the service, in milliseconds since 1970.
     pub now_ms: i64,
-    /// Hash of the cluster's newest statement. An agent that doesn't know it must first read the
-    /// statement chain.
+    /// Hash of the cluster's newest statement. An agent that doesn't know this statement must first
+    /// read the statement chain.
     pub statement: Digest,
     /// Intents on which an agent must act, oldest first. With `all`, the list also holds the other
     /// intents of the last day.
@@ -355,8 +355,8 @@ pub struct Membership {
 /// cluster. Only the cluster itself knows its members for certain.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct DirectoryView {
-    /// Members that a quorum of the voters reported. Before a quorum has reported one list: the
-    /// list that most members report, and of several such lists the newest.
+    /// Member list that a quorum of the voters reported. Until a quorum has reported the same list,
+    /// this is the list that most members report. On a tie, it is the newest of these lists.
     pub membership: Membership,
     /// Whether a quorum reported these members. The quorum counts the voters of the previously
     /// confirmed list; at first, that is the list in the commit document.
@@ -408,7 +408,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_whole_table_of_what_a_report_may_bring() {
+    fn a_report_may_change_each_state_to_the_listed_states_only() {
         let mut table = String::new();
         for from in IntentState::ALL {
             let to = IntentState::ALL.into_iter().filter(|to| from.may_become(*to));

@@ -86,10 +86,11 @@ use utoipa::ToSchema;
 
 use crate::jws::Jws;
 
-/// Longest request body in bytes, except for [`MAX_ADOPT_BODY_BYTES`] and [`MAX_RECOVERIES_BODY_BYTES`].
+/// Longest request body in bytes, except for [`MAX_ADOPT_BODY_BYTES`] and
+/// [`MAX_RECOVERIES_BODY_BYTES`].
 pub const MAX_BODY_BYTES: usize = 64 * 1024;
-/// Longest body with recovery statements, in bytes. It fits the maximum number of statements of the
-/// maximum length, as JSON.
+/// Longest body with recovery statements, in bytes. It has room for the maximum number of
+/// statements of the maximum length, as JSON.
 pub const MAX_RECOVERIES_BODY_BYTES: usize = 136 * 1024;
 /// Longest body of an `adopt` request, in bytes: a commit document and its statement chain.
 pub const MAX_ADOPT_BODY_BYTES: usize = 512 * 1024;

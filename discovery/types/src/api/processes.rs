@@ -12,7 +12,7 @@ pub struct ProcessView {
     /// Whether this is the process that answers the request.
     pub answering: bool,
     /// Number of commits in the process's ledger, by the database's record. After a restore the
-    /// record may be too low.
+    /// recorded number can be too low.
     pub ledger_entries: u64,
     /// Time at which the process was first seen, in milliseconds since 1970.
     pub first_seen_ms: i64,
@@ -32,7 +32,8 @@ pub struct ProcessList {
     pub generation: i64,
     /// Whether lists may be frozen and committed in this generation.
     pub settled: bool,
-    /// Description of the problem and its remedy; none if the database is settled.
+    /// Description of what keeps lists from being frozen and committed, with the remedy. None if
+    /// `settled` is true.
     pub explain: Option<String>,
     /// Processes of the database, oldest first.
     pub processes: Vec<ProcessView>,

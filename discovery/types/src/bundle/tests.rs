@@ -28,7 +28,7 @@ fn edited(edit: impl FnOnce(&mut Vec<String>)) -> String {
 }
 
 #[test]
-fn a_bundle_survives_its_line() {
+fn a_bundle_survives_a_round_trip_through_its_line() {
     let bundle = bundle();
     let text = format!("\n  {}\n", bundle.expose().expose_secret());
     let again: Bundle = text.parse().unwrap();
@@ -112,7 +112,7 @@ proptest! {
     }
 
     #[test]
-    fn no_text_makes_it_panic(text in "(muster1 )?(urls=|pins=|cluster=)?\\PC{0,200}") {
+    fn no_text_makes_the_bundle_parser_panic(text in "(muster1 )?(urls=|pins=|cluster=)?\\PC{0,200}") {
         prop_assert!(text.parse::<Bundle>().is_err());
     }
 }

@@ -57,11 +57,11 @@ impl DiscoveryClient {
     }
 
     /// Sends the envelopes in turn, as long as the service refuses them with
-    /// [`Code::RecordRefused`]. A service answers so if an envelope names another service's key. It
-    /// checks that before it looks the cluster up or verifies the record.
+    /// [`Code::RecordRefused`]. A service answers so if an envelope names another service's key.
+    /// The service checks that key before it looks the cluster up or verifies the record.
     ///
-    /// Returns any other answer. If the service refuses all envelopes, returns a refusal that isn't
-    /// about the named service, or else the last one.
+    /// Any other answer is returned at once. If the service refuses all envelopes, this returns a
+    /// refusal that isn't about the named service, or else the last refusal.
     async fn send_redeems<T: DeserializeOwned>(
         &self,
         path: &str,
@@ -235,7 +235,7 @@ impl DiscoveryClient {
     }
 }
 
-/// Whether the service refused a redeem because that names another service.
+/// Whether the service refused a redeem because the redeem names another service.
 fn is_of_other_service(error: &ClientError) -> bool {
     let reason = RedeemError::OtherService.to_string();
     // The service's details begin with a capital letter.

@@ -46,7 +46,8 @@ pub struct DiscoveryClient {
     config: ClientConfig,
     http: reqwest::Client,
     preferred: AtomicUsize,
-    /// Difference between the service's clock and ours in milliseconds, by the last answers.
+    /// Difference between the service's clock and ours in milliseconds, according to the latest
+    /// answers.
     offset_ms: AtomicI64,
     token_cache: Mutex<TokenCache>,
 }
@@ -184,9 +185,9 @@ impl DiscoveryClient {
     /// Sends a request, and parses the answer as `T`.
     ///
     /// If the service refuses the access token or the assertion, this fetches a new token and
-    /// repeats the request once. The service's clock decides when a token ends, so a token may end
-    /// early. An assertion may be refused because the local clock was changed. The refusal also
-    /// contains the service's time, so the next assertion has the right time.
+    /// repeats the request once. The service's clock decides when a token ends, so a token can end
+    /// earlier than expected. An assertion can be refused because the local clock was changed. The
+    /// refusal also contains the service's time, so the next assertion has the right time.
     pub(super) async fn send_request<T: DeserializeOwned>(
         &self,
         request: Request<'_>,
@@ -280,8 +281,8 @@ impl DiscoveryClient {
     }
 
     /// Corrects the clock offset by the `Date` header of an answer. The service sets `Date` when it
-    /// answers, which may be long after a long poll was sent. So `Date` is compared with the local
-    /// time at which the answer arrives.
+    /// answers, and that can be long after a long poll was sent. So `Date` is compared with the
+    /// local time at which the answer arrives.
     fn read_date(&self, headers: &HeaderMap) {
         /// Largest difference in milliseconds that two equal clocks can show here. It comes from
         /// whole seconds in `Date` and from the transmission time.

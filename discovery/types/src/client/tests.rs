@@ -165,7 +165,7 @@ fn client(urls: Vec<ServiceUrl>, pin: Digest, key: Option<&Arc<SigningKey>>) -> 
 const TLS13: &[&rustls::SupportedProtocolVersion] = &[&rustls::version::TLS13];
 
 #[tokio::test]
-async fn a_pinned_server_is_spoken_to_whatever_its_dates_and_sees_our_key() {
+async fn a_pinned_server_is_trusted_whatever_its_dates_and_sees_the_clients_key() {
     let mut server = serve(TLS13, vec![context_answer()]).await;
     let key = Arc::new(SigningKey::generate());
     let client = client(vec![server.url.clone()], server.pin, Some(&key));
@@ -195,7 +195,7 @@ async fn an_older_tls_is_refused() {
 }
 
 #[tokio::test]
-async fn the_next_url_is_tried_where_one_is_down() {
+async fn the_next_url_is_tried_if_one_is_down() {
     let server = serve(TLS13, vec![context_answer()]).await;
     let closed = TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap();
     let down = format!("https://{closed}").parse().unwrap();
@@ -205,7 +205,7 @@ async fn the_next_url_is_tried_where_one_is_down() {
 
 /// A join bundle has two pins while the service changes its TLS key.
 #[tokio::test]
-async fn a_redeem_names_the_next_pin_only_if_the_service_may_have_refused_the_one_before() {
+async fn the_next_redeem_envelope_is_sent_only_if_the_record_was_refused() {
     let key = Arc::new(SigningKey::generate());
     let redeems = [1, 2].map(|number| {
         crate::jws::Jws::sign(crate::jws::JwsType::Redeem, &key, &json!({ "number": number }))
@@ -281,7 +281,7 @@ async fn a_request_fetches_one_token_and_then_uses_it() {
 }
 
 #[tokio::test]
-async fn a_token_that_is_no_longer_taken_is_replaced_once() {
+async fn a_refused_access_token_is_replaced_once() {
     let problem = serde_json::to_string(&crate::problem::Problem::new(
         Code::TokenInvalid,
         "It has expired.",
@@ -304,7 +304,7 @@ async fn a_token_that_is_no_longer_taken_is_replaced_once() {
 }
 
 #[tokio::test]
-async fn an_assertion_that_is_refused_is_made_anew_once() {
+async fn a_refused_assertion_is_replaced_once() {
     let problem = serde_json::to_string(&crate::problem::Problem::new(
         Code::AssertionRefused,
         "It is from the future.",
@@ -321,7 +321,7 @@ async fn an_assertion_that_is_refused_is_made_anew_once() {
 }
 
 #[tokio::test]
-async fn the_time_of_an_answer_is_the_time_at_which_it_comes() {
+async fn the_date_of_an_answer_is_compared_with_its_arrival_time() {
     /// Time for which the server delays the answer, as in a long poll.
     const PARKED: std::time::Duration = std::time::Duration::from_secs(4);
     let mut server = serve_after(TLS13, vec![context_answer()], PARKED).await;
@@ -336,7 +336,7 @@ async fn the_time_of_an_answer_is_the_time_at_which_it_comes() {
 }
 
 #[tokio::test]
-async fn a_time_to_the_millisecond_stands_until_a_date_contradicts_it() {
+async fn a_precise_clock_offset_is_kept_until_a_date_contradicts_it() {
     let server = serve(TLS13, vec![context_answer()]).await;
     let client = client(vec![server.url.clone()], server.pin, None);
     client.context().await.unwrap();
@@ -351,7 +351,7 @@ async fn a_time_to_the_millisecond_stands_until_a_date_contradicts_it() {
 }
 
 #[tokio::test]
-async fn answers_that_are_not_ours_are_errors() {
+async fn answers_outside_the_api_are_errors() {
     let long = format!("{{\"x\":\"{}\"}}", "x".repeat(crate::api::MAX_RESPONSE));
     let answers = vec![
         answer("200 OK", "text/html", "<html>"),
@@ -373,14 +373,14 @@ async fn answers_that_are_not_ours_are_errors() {
 }
 
 #[tokio::test]
-async fn without_a_key_nothing_that_needs_one_is_sent() {
+async fn a_client_without_a_key_sends_no_request_that_needs_one() {
     let server = serve(TLS13, vec![]).await;
     let client = client(vec![server.url.clone()], server.pin, None);
     assert!(matches!(client.list_clusters(None).await, Err(ClientError::NoKey)));
 }
 
 #[tokio::test]
-async fn a_token_for_ever_is_taken_for_as_long_as_one_may_live() {
+async fn an_endless_lifetime_of_a_token_is_accepted_without_overflow() {
     let list = answer("200 OK", "application/json", r#"{"clusters":[]}"#);
     // The new body is longer, so compute its `content-length` again.
     let endless = endless_token_answer();
@@ -393,7 +393,7 @@ async fn a_token_for_ever_is_taken_for_as_long_as_one_may_live() {
 }
 
 #[tokio::test]
-async fn no_time_that_an_answer_says_overflows_ours() {
+async fn no_time_in_an_answer_overflows_the_clock_offset() {
     let server = serve(TLS13, vec![context_answer(); 2]).await;
     let client = client(vec![server.url.clone()], server.pin, None);
     for wild in [i64::MIN, i64::MAX, -1] {

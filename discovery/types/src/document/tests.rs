@@ -15,7 +15,7 @@ fn a_document_that_each_seat_signed_is_valid() {
 }
 
 #[test]
-fn the_services_signature_matters_only_where_it_is_asked_for() {
+fn the_services_signature_is_checked_only_in_a_received_document() {
     let world = ClusterFixture::new(1);
     let other = SigningKey::generate();
     let jws = world.document(1).sign(&other);
@@ -72,7 +72,7 @@ fn a_document_under_a_foreign_chain_is_refused() {
 }
 
 #[test]
-fn every_seat_of_a_document_is_claimed_and_none_besides() {
+fn a_document_claims_a_seat_for_its_members_only() {
     let world = ClusterFixture::new(3);
     let jws = world.document(1).sign(&world.service);
     for agent in &world.agents {
@@ -83,7 +83,7 @@ fn every_seat_of_a_document_is_claimed_and_none_besides() {
 
 /// The largest document has nine seats, each with a record of maximum length and its own grant.
 #[test]
-fn the_largest_document_fits_its_bound() {
+fn the_largest_document_fits_the_maximum_length() {
     let typ = |typ: JwsType| typ.max_bytes();
     let seat = typ(JwsType::Record) + 500 + 500 + 900;
     assert!((9 * seat + 1000) * 4 / 3 < JwsType::Document.max_bytes());

@@ -18,7 +18,7 @@ fn issuers_and_owners_may_grant() {
 }
 
 #[test]
-fn nobody_else_may() {
+fn nobody_but_issuers_and_owners_may_grant() {
     let mut world = ClusterFixture::new(3);
     let stranger = SigningKey::generate();
     let unknown = |key: &SigningKey| GrantError::Jws(JwsError::UnknownKey(key.key_id()));
@@ -42,7 +42,7 @@ fn an_issuer_who_left_the_newest_statement_grants_nothing_any_more() {
 }
 
 #[test]
-fn join_tickets_are_for_operators() {
+fn only_operators_and_owners_may_grant_join_tickets() {
     let mut world = ClusterFixture::new(3);
     world.grant.kind = TokenKind::Join;
     (world.grant.uses, world.grant.expires_at) = (1, world.grant.issued_at + 900);
@@ -60,7 +60,7 @@ fn a_grant_of_another_cluster_or_statement_is_refused() {
 }
 
 #[test]
-fn lives_and_uses_are_bounded() {
+fn lifetime_and_uses_of_a_grant_are_limited() {
     let world = ClusterFixture::new(3);
     let from = world.grant.issued_at;
     for (uses, life) in [(0, 60), (4, 60), (3, 0), (3, MAX_BOOT_SECONDS + 1)] {

@@ -71,7 +71,7 @@ fn refused(intent: &Intent, world: &ClusterFixture) -> IntentError {
 }
 
 #[test]
-fn a_ticket_that_was_redeemed_is_an_errand_for_its_newcomer() {
+fn a_redeemed_ticket_makes_a_valid_intent_for_its_newcomer() {
     let world = join_fixture();
     let verified = VerifiedIntent::verify(&joining(&world), &world.chain()).unwrap();
     let IntentChange::Add { record, replaces: None } = verified.change() else {
@@ -82,7 +82,7 @@ fn a_ticket_that_was_redeemed_is_an_errand_for_its_newcomer() {
 }
 
 #[test]
-fn a_ticket_in_a_members_place_says_whom_it_replaces() {
+fn a_replacement_ticket_names_the_member_that_it_replaces() {
     let mut world = join_fixture();
     world.grant.replaces = Some(MemberId::new(7));
     let intent = joining(&world);
@@ -98,7 +98,7 @@ fn a_ticket_in_a_members_place_says_whom_it_replaces() {
 }
 
 #[test]
-fn an_order_is_an_errand() {
+fn an_order_makes_a_valid_intent() {
     let world = ClusterFixture::new(3);
     let verified = VerifiedIntent::verify(&ordered(&world, remove()), &world.chain()).unwrap();
     assert!(matches!(verified.change(), IntentChange::Remove { member } if member.get() == 7));
@@ -119,7 +119,7 @@ fn a_boot_token_is_no_ticket() {
 }
 
 #[test]
-fn nobody_but_an_operator_signs_a_ticket_or_an_order() {
+fn a_ticket_is_valid_only_if_an_operator_or_owner_signed_it() {
     let mut world = join_fixture();
     for key in [&world.issuer, &world.service, &world.agents[0]] {
         let authority = world.grant.sign(key);
@@ -153,7 +153,7 @@ fn another_clusters_intent_is_refused() {
 }
 
 #[test]
-fn the_newcomer_is_who_holds_ticket_and_key() {
+fn only_the_holder_of_ticket_and_key_is_the_newcomer() {
     let world = join_fixture();
     // Case: another key signs the envelope around the newcomer's record.
     let thief = SigningKey::generate();
@@ -182,7 +182,7 @@ fn the_newcomer_is_who_holds_ticket_and_key() {
 }
 
 #[test]
-fn a_tickets_bindings_hold() {
+fn a_newcomer_outside_its_tickets_bindings_is_refused() {
     let mut world = join_fixture();
     world.grant.name = Some("db-9".parse().unwrap());
     let name = refused(&joining(&world), &world);
@@ -213,7 +213,7 @@ fn parts_that_were_not_signed_together_are_refused() {
 }
 
 #[test]
-fn an_intent_has_the_one_name_that_its_signed_bytes_give_it() {
+fn an_intent_with_another_operation_id_than_its_signed_bytes_give_is_refused() {
     let world = join_fixture();
     let other = Intent { operation: OperationId([7; 16]), ..joining(&world) };
     assert_eq!(refused(&other, &world), IntentError::OtherOperation);
@@ -225,7 +225,7 @@ fn an_intent_has_the_one_name_that_its_signed_bytes_give_it() {
 }
 
 #[test]
-fn every_verb_and_step_has_a_name_of_its_own() {
+fn each_verb_and_step_has_its_own_operation_id() {
     let world = join_fixture();
     let (first, second) = (joining(&world).authority, ordered(&world, remove()).authority);
     let steps = [
@@ -247,7 +247,7 @@ fn every_verb_and_step_has_a_name_of_its_own() {
 }
 
 #[test]
-fn a_service_can_t_give_an_intent_a_longer_life() {
+fn a_service_can_not_extend_the_validity_of_an_intent() {
     let world = join_fixture();
     let long = Intent { expires_at: joining(&world).expires_at + 1, ..joining(&world) };
     assert_eq!(refused(&long, &world), IntentError::TooLong);
@@ -256,7 +256,7 @@ fn a_service_can_t_give_an_intent_a_longer_life() {
 }
 
 #[test]
-fn it_is_begun_in_its_time_or_not_at_all() {
+fn an_intent_is_begun_only_within_its_validity() {
     let world = join_fixture();
     let intent = Intent { expires_at: 1_500, ..joining(&world) };
     let verified = VerifiedIntent::verify(&intent, &world.chain()).unwrap();
@@ -269,7 +269,7 @@ fn it_is_begun_in_its_time_or_not_at_all() {
 }
 
 #[test]
-fn a_service_whose_clock_goes_back_keeps_nothing_alive() {
+fn a_service_with_its_clock_set_back_revives_no_intent() {
     let world = join_fixture();
     let intent = Intent { expires_at: 1_500, ..joining(&world) };
     let verified = VerifiedIntent::verify(&intent, &world.chain()).unwrap();
@@ -284,7 +284,7 @@ fn a_service_whose_clock_goes_back_keeps_nothing_alive() {
 /// Operation ids must never change, because nodes store them in their logs. With another id, a node
 /// would make the same change again.
 #[test]
-fn names_stay_what_they_are() {
+fn operation_ids_stay_as_they_are() {
     let jws = Jws::sign(JwsType::Order, &SigningKey::from_seed(&[7; 32]), &());
     let names =
         [OperationId::of(&jws, Verb::Remove), OperationId::of_step(&jws, IntentStep::Remove)];
@@ -293,7 +293,7 @@ fn names_stay_what_they_are() {
 }
 
 #[test]
-fn an_order_of_a_newer_program_is_told_apart_from_one_that_nobody_may_give() {
+fn an_order_of_a_newer_program_is_distinguished_from_a_forbidden_one() {
     let world = ClusterFixture::new(3);
     let intent = ordered(&world, OrderedChange::Remove { member: MemberId::new(7) });
     let order: Order = intent.authority.claims_unverified(JwsType::Order).unwrap();

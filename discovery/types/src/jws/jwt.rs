@@ -13,8 +13,8 @@ use super::{JwsError, JwsType};
 use crate::key::{PublicKey, SigningKey};
 use crate::strict::Strict;
 
-/// Issuer, subject and audience that a JWT (RFC 7519) must name. It has no times: the service's
-/// clock judges those, while the library knows only the local clock.
+/// Issuer, subject and audience that a JWT (RFC 7519) must name. Times are not compared here,
+/// because the service's clock judges them and the library knows only the local clock.
 #[derive(Clone, Copy, Debug)]
 pub struct Parties<'a> {
     /// Required value of `iss`.
@@ -122,7 +122,7 @@ mod tests {
     }
 
     #[test]
-    fn no_other_algorithm_is_verified_with() {
+    fn a_jwt_with_another_algorithm_is_refused() {
         let key = SigningKey::generate();
         let secret = EncodingKey::from_secret(key.public().as_bytes());
         let refused = Err(JwsError::Header("`alg` must be EdDSA".into()));

@@ -156,8 +156,9 @@ impl Jws {
         self.verify_by(typ, allowed, Some(parties))
     }
 
-    /// Verifies a text as [`Jws::verify_any`] does, and reads of its payload what `T` names. The
-    /// payload may have a newer version, or be longer, than this program accepts.
+    /// Verifies a text as [`Jws::verify_any`] does, and parses only those fields of the payload
+    /// that `T` has. The payload may have a newer version, or be longer, than this program
+    /// otherwise accepts.
     pub fn verify_any_version<'k, T: DeserializeOwned>(
         text: &str,
         typ: JwsType,

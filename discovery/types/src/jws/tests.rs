@@ -68,7 +68,7 @@ fn a_foreign_signature_under_a_listed_kid_is_refused() {
 /// Attacks of RFC 8725, section 2: each JWS has a valid signature, but is refused because of its
 /// header.
 #[test]
-fn headers_that_say_anything_more_or_else_are_refused() {
+fn headers_with_other_or_additional_members_are_refused() {
     let key = SigningKey::generate();
     let kid = key.key_id();
     let with = |member: &str, value: Value| {
@@ -126,7 +126,7 @@ fn headers_that_say_anything_more_or_else_are_refused() {
 }
 
 #[test]
-fn payloads_with_strange_members_are_refused() {
+fn payloads_with_unknown_members_are_refused() {
     let key = SigningKey::generate();
     let header = header(&key).to_string();
     for body in [
@@ -152,7 +152,7 @@ fn payloads_with_strange_members_are_refused() {
 }
 
 #[test]
-fn only_one_spelling_of_the_bytes_is_read() {
+fn only_one_text_of_the_same_bytes_is_accepted() {
     let key = SigningKey::generate();
     let jws = Jws::sign(JwsType::Ack, &key, &payload());
     let parts: Vec<_> = jws.as_str().split('.').collect();
@@ -192,7 +192,7 @@ fn bits_after_the_signature_are_refused() {
 }
 
 #[test]
-fn length_is_bounded_before_anything_is_decoded() {
+fn an_overlong_text_is_refused_before_it_is_decoded() {
     let junk = "a".repeat(MAX_JWS + 1);
     assert_eq!(junk.parse::<Jws>(), Err(JwsError::TooLong { limit: MAX_JWS }));
     let key = SigningKey::generate();
@@ -225,7 +225,7 @@ proptest! {
     }
 
     #[test]
-    fn no_text_makes_it_panic(text in "\\PC{0,200}|[A-Za-z0-9_-]{0,80}(\\.[A-Za-z0-9_-]{0,80}){0,3}") {
+    fn no_text_makes_the_jws_parser_panic(text in "\\PC{0,200}|[A-Za-z0-9_-]{0,80}(\\.[A-Za-z0-9_-]{0,80}){0,3}") {
         prop_assert!(text.parse::<Jws>().is_err());
     }
 }

@@ -14,7 +14,7 @@ pub use file::KeyFileError;
 use crate::digest::{Digest, random};
 use crate::text::wire_text;
 
-/// Prefix of a public key's text. It tells the reader what the base64 text after it is.
+/// Prefix of a public key's text. It shows a reader that the base64 text after it is a key.
 const PUBLIC_PREFIX: &str = "ed25519:";
 /// DER before the 32 bytes of an Ed25519 SubjectPublicKeyInfo (RFC 8410, section 4).
 const SPKI_PREFIX: [u8; 12] = [0x30, 0x2a, 0x30, 0x05, 0x06, 0x03, 0x2b, 0x65, 0x70, 3, 0x21, 0];
@@ -308,7 +308,7 @@ mod tests {
     }
 
     #[test]
-    fn a_point_has_one_spelling() {
+    fn only_one_encoding_of_a_point_is_accepted() {
         // y = 3 and y = p + 3 encode the same point.
         let (mut once, mut again) = ([0; 32], PRIME);
         once[0] = 3;
@@ -320,7 +320,7 @@ mod tests {
     }
 
     #[test]
-    fn a_signature_is_of_one_message_and_one_key() {
+    fn a_signature_is_valid_for_one_message_and_one_key_only() {
         let (key, other) = (SigningKey::generate(), SigningKey::generate());
         let signature = key.sign(b"message");
         assert_eq!(key.public().verify(b"message", &signature), Ok(()));

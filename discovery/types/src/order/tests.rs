@@ -26,7 +26,7 @@ fn verify(world: &ClusterFixture, order: &Order) -> Result<VerifiedOrder, OrderE
 }
 
 #[test]
-fn owners_and_operators_order_and_nobody_else() {
+fn only_owners_and_operators_may_sign_an_order() {
     let mut world = ClusterFixture::new(3);
     world.statement.admins[1].roles = vec![Role::Operator];
     let wanted = order(&world);
@@ -64,7 +64,7 @@ fn an_order_of_another_cluster_or_statement_is_refused() {
 }
 
 #[test]
-fn lives_and_reasons_are_bounded() {
+fn lifetime_and_reason_of_an_order_are_limited() {
     let world = ClusterFixture::new(3);
     assert!(verify(&world, &order(&world)).is_ok());
     let invalid = [
@@ -81,7 +81,7 @@ fn lives_and_reasons_are_bounded() {
 }
 
 #[test]
-fn a_member_moves_only_to_where_the_statement_allows() {
+fn a_member_moves_only_to_urls_that_the_statement_allows() {
     let mut world = ClusterFixture::new(3);
     let moved = |world: &ClusterFixture, urls: &[&str]| {
         verify(world, &Order { change: update(urls), ..order(world) })
@@ -98,7 +98,7 @@ fn a_member_moves_only_to_where_the_statement_allows() {
 }
 
 #[test]
-fn an_order_reads_as_it_is_documented() {
+fn an_order_has_its_documented_json() {
     let world = ClusterFixture::new(3);
     let text = serde_json::to_value(order(&world)).unwrap();
     assert_eq!(text["change"], serde_json::json!({"remove": {"member": "0000000000000007"}}));

@@ -6,7 +6,7 @@ fn verify(world: &ClusterFixture, proposal: &Proposal) -> Result<VerifiedProposa
 }
 
 #[test]
-fn a_proposal_of_valid_records_is_taken() {
+fn a_proposal_of_valid_records_is_accepted() {
     let world = ClusterFixture::new(3);
     let verified = verify(&world, &world.proposal(1)).unwrap();
     assert_eq!(verified.seat_of(world.agents[2].public()), Some(3));
@@ -42,7 +42,7 @@ fn order_and_epoch_change_the_hash() {
 }
 
 #[test]
-fn a_record_of_a_foreign_token_names_its_seat() {
+fn the_error_for_a_record_of_a_foreign_token_names_the_seat() {
     let world = ClusterFixture::new(3);
     let mut proposal = world.proposal(1);
     proposal.seats[1] = world.records[1].sign(&world.agents[1], &SigningKey::generate());
@@ -51,7 +51,7 @@ fn a_record_of_a_foreign_token_names_its_seat() {
 }
 
 #[test]
-fn a_key_has_one_seat() {
+fn a_key_with_two_seats_is_refused() {
     let world = ClusterFixture::new(3);
     let mut proposal = world.proposal(1);
     proposal.seats[2] = proposal.seats[0].clone();
@@ -59,7 +59,7 @@ fn a_key_has_one_seat() {
 }
 
 #[test]
-fn the_seats_are_as_many_as_the_size() {
+fn a_proposal_must_have_as_many_seats_as_the_size() {
     let world = ClusterFixture::new(3);
     let mut proposal = world.proposal(1);
     proposal.seats.pop();
@@ -70,7 +70,7 @@ fn the_seats_are_as_many_as_the_size() {
 }
 
 #[test]
-fn the_grants_are_those_that_the_records_name() {
+fn a_proposal_must_have_exactly_the_grants_that_its_records_name() {
     let world = ClusterFixture::new(3);
     let missing = Proposal { grants: vec![], ..world.proposal(1) };
     assert_eq!(verify(&world, &missing).err(), Some(ProposalError::Grants));
@@ -116,7 +116,7 @@ fn an_ack_is_no_release() {
 }
 
 #[test]
-fn more_seats_than_a_token_is_worth_are_refused() {
+fn more_seats_than_a_token_allows_are_refused() {
     let mut world = ClusterFixture::new(3);
     world.grant.uses = 2;
     assert!(matches!(

@@ -12,7 +12,7 @@ fn changed(change: impl Fn(&mut Record)) -> Result<VerifiedRecord, RecordError> 
 }
 
 #[test]
-fn a_record_with_both_signatures_is_taken() {
+fn a_record_with_both_signatures_is_accepted() {
     let world = ClusterFixture::new(1);
     let verified = verify(&world, &world.signed(0)).unwrap();
     assert_eq!(verified.agent_id(), world.agents[0].key_id());
@@ -21,7 +21,7 @@ fn a_record_with_both_signatures_is_taken() {
 }
 
 #[test]
-fn without_the_tokens_key_there_is_no_endorsement() {
+fn an_endorsement_by_another_key_than_the_tokens_is_refused() {
     let world = ClusterFixture::new(1);
     let thief = SigningKey::generate();
     let signed = world.records[0].sign(&world.agents[0], &thief);
@@ -58,7 +58,7 @@ fn a_record_under_another_grant_or_cluster_is_refused() {
 }
 
 #[test]
-fn a_token_is_no_agent() {
+fn the_key_of_a_token_can_not_be_an_agents_key() {
     let mut world = ClusterFixture::new(1);
     world.records[0].agent_key = *world.token.public();
     let signed = world.records[0].sign(world.token.key(), world.token.key());
@@ -82,7 +82,7 @@ fn loopback_and_low_ports_need_permission() {
 }
 
 #[test]
-fn urls_are_few_and_differ() {
+fn the_urls_of_a_record_are_limited_in_number_and_differ() {
     let url = |i: u8| -> NodeUrl { format!("https://10.0.0.{i}:2380").parse().unwrap() };
     let bad: [(Vec<NodeUrl>, Vec<NodeUrl>); 4] = [
         (vec![], vec![url(1)]),
@@ -100,7 +100,7 @@ fn urls_are_few_and_differ() {
 }
 
 #[test]
-fn a_bound_grant_takes_its_name_and_zone_only() {
+fn a_bound_grant_accepts_only_its_name_and_zone() {
     let mut world = ClusterFixture::new(1);
     world.grant.name = Some("db-9".parse().unwrap());
     let refused = verify(&world, &world.signed(0));
@@ -129,7 +129,7 @@ fn machine_facts_are_short_and_printable() {
 }
 
 #[test]
-fn the_largest_record_fits_its_bound() {
+fn the_largest_record_fits_the_maximum_length() {
     let mut world = ClusterFixture::new(1);
     let record = &mut world.records[0];
     let long = "a".repeat(59);
@@ -147,7 +147,7 @@ fn the_largest_record_fits_its_bound() {
 }
 
 #[test]
-fn a_token_for_some_addresses_seats_nobody_else() {
+fn a_token_for_some_addresses_gives_no_seat_to_others() {
     let mut world = ClusterFixture::new(1);
     for (block, taken) in [("10.0.0.0/24", true), ("10.0.1.0/24", false), ("fd00::/8", false)] {
         world.grant.cidrs = vec![block.parse().unwrap()];

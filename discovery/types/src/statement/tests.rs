@@ -9,7 +9,7 @@ fn next(last: &Statement, hash: Digest) -> Statement {
 }
 
 #[test]
-fn a_chain_goes_on_by_the_owners_of_the_last_one() {
+fn an_owner_of_the_last_statement_must_sign_the_next_one() {
     let world = ClusterFixture::new(3);
     let heir = SigningKey::generate();
     let first = world.statement.sign(&world.owner);
@@ -37,7 +37,7 @@ fn a_chain_of_another_owner_is_foreign() {
 }
 
 #[test]
-fn who_began_a_chain_is_looked_up_before_any_signature() {
+fn the_first_signer_of_a_chain_is_checked_before_any_signature() {
     let world = ClusterFixture::new(3);
     let stranger = SigningKey::generate();
     // The second link is invalid, too. So `ForeignRoot` shows that the first signer was checked
@@ -48,7 +48,7 @@ fn who_began_a_chain_is_looked_up_before_any_signature() {
 }
 
 #[test]
-fn a_statement_signed_by_a_lesser_admin_is_refused() {
+fn a_statement_signed_by_an_admin_who_is_no_owner_is_refused() {
     let world = ClusterFixture::new(3);
     let chain = [world.statement.sign(&world.issuer)];
     let refused = StatementChain::verify_from_owners(&chain, &[*world.issuer.public()]);
@@ -56,7 +56,7 @@ fn a_statement_signed_by_a_lesser_admin_is_refused() {
 }
 
 #[test]
-fn an_agent_takes_the_chain_that_holds_its_pin_and_no_other() {
+fn an_agent_accepts_only_a_chain_that_contains_its_pin() {
     let world = ClusterFixture::new(3);
     let chain = world.chain();
     let pin = chain.newest_hash();
@@ -72,7 +72,7 @@ fn an_agent_takes_the_chain_that_holds_its_pin_and_no_other() {
 }
 
 #[test]
-fn what_is_fixed_stays() {
+fn the_fixed_values_of_a_cluster_can_not_change() {
     let world = ClusterFixture::new(3);
     let chain = world.chain();
     let good = next(&world.statement, chain.newest_hash());
@@ -138,7 +138,7 @@ fn the_length_of_a_chain_is_bounded() {
 }
 
 #[test]
-fn the_largest_statement_fits_its_bound() {
+fn the_largest_statement_fits_the_maximum_length() {
     let mut world = ClusterFixture::new(9);
     let name = |i: usize| format!("{i:0>63}").parse().unwrap();
     let admin = |i| Admin {
