@@ -16,7 +16,7 @@ static BOUNDED: Bounded = Bounded;
 
 fn check(bytes: usize) {
     if bytes > MAX_BYTES {
-        // No panic: that allocates, and a decoder might catch it.
+        // Abort instead of a panic: a panic allocates memory, and a decoder could catch it.
         std::process::abort();
     }
 }

@@ -1,4 +1,4 @@
-//! Auth tokens of a client, simple and signed (JWT). No fuzz input may be accepted, as no member
+//! Auth tokens of a client, simple and signed (JWT). Every input must be refused, because no member
 //! issued it.
 #![no_main]
 

@@ -85,7 +85,7 @@ mod tests {
     }
 
     #[test]
-    fn a_meta_comes_back_and_no_flipped_bit_does() {
+    fn a_meta_survives_a_round_trip_and_is_refused_with_a_flipped_bit() {
         let meta = MetaPage { page_bytes: 4096, root: 7, freelist: 2, pages: 9, txid: 3 };
         let bytes = meta.encode();
         assert_eq!(MetaPage::parse(&bytes), Some(meta));
@@ -97,7 +97,7 @@ mod tests {
     }
 
     #[test]
-    fn a_page_size_that_is_none_is_refused() {
+    fn an_invalid_page_size_is_refused() {
         for page_bytes in [0, 512, 4095, 1 << 25] {
             let meta = MetaPage { page_bytes, root: 7, freelist: 2, pages: 9, txid: 3 };
             assert_eq!(MetaPage::parse(&meta.encode()), None, "{page_bytes}");

@@ -94,7 +94,7 @@ impl Page {
         Ok(())
     }
 
-    /// Decodes the element header `at`. Returns `None` if its numbers overflow. The offsets may
+    /// Decodes the element header `at`. Returns `None` if its numbers overflow. The offsets can
     /// still lie outside the page.
     fn element(&self, at: usize) -> Option<Element> {
         let start = HEADER_BYTES + at * ELEMENT_BYTES;

@@ -203,8 +203,9 @@ fn read_meta(
 /// An iterator over a bucket's entries, in key order.
 ///
 /// The walk ends even if the pages form a cycle. The keys of a page must lie in the range that its
-/// parent gives it, and these ranges are disjoint. No page but a bucket's only one may be empty. So
-/// no page is visited twice.
+/// parent gives it, and the ranges of a branch's children are disjoint. A page must have entries
+/// unless it is the only page of its bucket. So no page is visited twice, except below itself if it
+/// is a branch with a single child. The maximum depth ends that case.
 pub struct BucketEntries<'a, R> {
     reader: &'a mut BboltReader<R>,
     path: Vec<PathLevel>,

@@ -58,7 +58,7 @@ fn bucket(name: &str, entries: usize, value_bytes: usize) -> (Vec<u8>, Vec<KeyVa
 }
 
 #[test]
-fn what_was_written_is_read() {
+fn written_buckets_are_read_again() {
     let buckets = vec![
         bucket("a", 0, 0),
         bucket("b", 1, 0),
@@ -75,7 +75,7 @@ fn what_was_written_is_read() {
 /// Pages that hold two keys each make a high tree. Each number of leaves fills the last branch of
 /// each level differently.
 #[test]
-fn a_high_tree_has_no_branch_of_a_single_page() {
+fn a_high_tree_has_no_branch_with_a_single_child() {
     for entries in 1..70 {
         let entry = |at: usize| (format!("{at:02000}").into_bytes(), Vec::new());
         let buckets = vec![(b"key".to_vec(), (0..entries).map(entry).collect::<Vec<_>>())];
@@ -88,7 +88,7 @@ fn a_high_tree_has_no_branch_of_a_single_page() {
 }
 
 #[test]
-fn what_is_out_of_order_or_of_no_size_is_refused() {
+fn keys_out_of_order_or_of_invalid_length_are_refused() {
     let put = |keys: &[&[u8]]| {
         measure(|builder: &mut Builder<'_>| {
             builder.begin_bucket(b"b")?;
@@ -112,7 +112,7 @@ fn what_is_out_of_order_or_of_no_size_is_refused() {
 }
 
 #[test]
-fn what_changes_between_the_two_passes_is_refused() {
+fn entries_that_change_between_the_two_passes_are_refused() {
     let few = vec![bucket("b", 1_000, 10)];
     let layout = measure(|builder| fill(&few, builder)).unwrap();
     for other in [vec![bucket("b", 2_000, 10)], vec![bucket("b", 100, 10)]] {
@@ -124,7 +124,7 @@ fn what_changes_between_the_two_passes_is_refused() {
 }
 
 #[test]
-fn of_two_valid_metas_the_newer_counts_and_a_torn_one_does_not() {
+fn the_newer_of_two_valid_metas_is_used_and_a_torn_one_is_not() {
     let one = vec![bucket("b", 400, 100)];
     let whole = file(&one);
     let (mut torn, mut both) = (whole.clone(), whole.clone());
@@ -144,7 +144,7 @@ fn of_two_valid_metas_the_newer_counts_and_a_torn_one_does_not() {
 }
 
 #[test]
-fn what_lies_behind_the_file_does_not_matter_and_what_is_missing_does() {
+fn trailing_bytes_are_ignored_and_a_truncated_file_is_refused() {
     let buckets = vec![bucket("b", 400, 100)];
     let mut bytes = file(&buckets);
     bytes.extend_from_slice(&[0xFF; 32]);
@@ -179,7 +179,7 @@ impl CraftedFile {
 }
 
 #[test]
-fn a_file_that_goes_in_circles_ends() {
+fn the_walk_through_a_cycle_of_pages_ends_with_an_error() {
     let mut file = CraftedFile::new();
     let branch = file.branch();
     let own = branch[..8].to_vec();
@@ -192,7 +192,7 @@ fn a_file_that_goes_in_circles_ends() {
 }
 
 #[test]
-fn a_page_that_is_pointed_to_twice_is_refused() {
+fn a_page_with_two_parent_entries_is_refused() {
     let mut file = CraftedFile::new();
     let branch = file.branch();
     let first = branch[16 + 8..16 + 16].to_vec();
@@ -202,7 +202,7 @@ fn a_page_that_is_pointed_to_twice_is_refused() {
 
 /// The last child of a branch takes its upper bound from the branch's parent.
 #[test]
-fn a_page_of_another_branch_is_refused() {
+fn a_child_page_that_belongs_to_another_branch_is_refused() {
     let entry = |at: usize| (format!("{at:02000}").into_bytes(), Vec::new());
     let mut file = CraftedFile(file(&vec![(b"key".to_vec(), (0..40).map(entry).collect())]));
     let branches = |file: &[u8]| -> Vec<usize> {
@@ -215,7 +215,7 @@ fn a_page_of_another_branch_is_refused() {
 }
 
 #[test]
-fn pages_behind_the_last_one_are_refused() {
+fn a_child_beyond_the_last_page_is_refused() {
     let mut file = CraftedFile::new();
     file.branch()[16 + 8..16 + 16].copy_from_slice(&u64::MAX.to_le_bytes());
     assert_eq!(file.error(), "it lies behind the last one");
@@ -229,7 +229,7 @@ fn pages_behind_the_last_one_are_refused() {
 }
 
 #[test]
-fn no_flipped_byte_makes_it_panic_or_run_on() {
+fn no_flipped_byte_makes_the_reader_panic_or_run_for_ever() {
     let whole = file(&vec![bucket("a", 5, 3), bucket("b", 40, 100), bucket("c", 1, 4_100)]);
     for at in 0..whole.len() {
         for change in [0x01, 0xFF] {
@@ -244,7 +244,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(256))]
 
     #[test]
-    fn any_buckets_come_back(
+    fn any_buckets_survive_a_round_trip(
         buckets in prop::collection::btree_map(
             prop::collection::vec(any::<u8>(), 1..20),
             prop::collection::btree_map(
@@ -262,7 +262,7 @@ proptest! {
 
     /// Random bytes in the pages after the meta pages and the list of free pages.
     #[test]
-    fn no_bytes_make_it_panic_or_run_on(
+    fn no_bytes_make_the_reader_panic_or_run_for_ever(
         changes in prop::collection::vec((8192..61_440_usize, any::<u8>()), 1..200),
         words in prop::collection::vec((8192..61_440_usize, 0..16_u8), 0..200),
     ) {

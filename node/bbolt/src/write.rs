@@ -142,8 +142,8 @@ struct Tree {
 }
 
 struct TreeLevel {
-    /// A full branch that has not been written. It may still have to take over the only element of
-    /// the branch after it.
+    /// A full branch that has not been written. If the branch after it gets only one element, this
+    /// branch takes that element over.
     full: Option<PageBuilder>,
     open: PageBuilder,
     /// Whether a page of this level has been written.

@@ -51,8 +51,9 @@ pub enum ProposeError {
     /// The limit on uncommitted bytes is reached.
     #[error("too many uncommitted proposals")]
     Full,
-    /// An earlier change of members is not yet applied by the leader and a quorum. Entries that the
-    /// leader found in its log when its term began are treated as such a change.
+    /// The leader has not applied an earlier change of members yet, or no quorum durably knows yet
+    /// that it is committed. Entries that the leader found in its log when its term began are
+    /// treated as such a change.
     #[error("an earlier change of members is under way")]
     ChangeUnderWay,
 }
@@ -76,8 +77,8 @@ pub struct Consensus {
     persisted_hard_state: HardState,
     /// Members by which the library counts majorities.
     members: Arc<Members>,
-    /// Leaders only: the term, and the index of the barrier entry of that term. The leader appends
-    /// that entry after every change of members that it has applied. `None` means that the entry is
+    /// Leaders only: the term, and the index of the barrier entry of that term. The barrier comes
+    /// after all changes of members that the leader has applied. `None` means that the entry is
     /// still to be appended.
     barrier_entry: (u64, Option<u64>),
     /// Number of the ready that must be durable before [`Self::ready`] yields anything else.
@@ -163,8 +164,8 @@ impl Consensus {
     ///
     /// * while a snapshot is being installed in log and store. As a candidate, this member would be
     ///   asked by the library for entries that the snapshot has replaced;
-    /// * while the log of an only voter is being written. That voter wins by its own vote alone,
-    ///   and the library assumes that a leader's log was durable when it won.
+    /// * while this member is the only voter and its log is being written. The only voter wins by
+    ///   its own vote alone, and the library assumes that a leader's log was durable when it won.
     pub fn tick(&mut self) {
         self.ticks += 1;
         self.deferred.tick();
@@ -186,7 +187,7 @@ impl Consensus {
         match message.kind {
             MessageKind::ReadIndex => self.request_read_index(message),
             MessageKind::TimeoutNow => self.take_over(message, self.election_ticks),
-            MessageKind::RequestPreVote => self.handle_vote_request(message),
+            MessageKind::RequestPreVote => self.handle_pre_vote_request(message),
             // A message that the library still refuses (a response of an unknown peer, a message
             // out of place) has no effect. So its error is ignored.
             _ => {
@@ -280,7 +281,7 @@ impl Consensus {
     }
 
     /// Requests a read index and returns the request's context. The answer is a [`ReadState`] with
-    /// this context. It may never come: then the caller requests again, and gets a new context.
+    /// this context. If no answer comes, the caller requests again, and gets a new context.
     ///
     /// Safe ReadIndex (Raft dissertation 6.4): a leader answers only after a quorum has confirmed
     /// its leadership in a round that began after the request. It must also have committed an entry
@@ -300,8 +301,8 @@ impl Consensus {
     /// Campaigns at once, if this member may do so and knows no leader.
     pub fn campaign(&mut self) {
         if self.raw.raft.promotable() && self.raw.raft.leader_id == 0 && !self.must_not_campaign() {
-            // The library refuses while a change of members is committed and not applied, since
-            // that change may take this member's vote. The next election time-out tries again.
+            // The library refuses while a change of members is committed and not applied, because
+            // that change could take this member's vote. The next election time-out tries again.
             let _ = self.raw.campaign();
             self.after_input();
         }

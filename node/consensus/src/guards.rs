@@ -90,7 +90,8 @@ impl Guards {
         self.one_change_at_a_time
     }
 
-    /// A change of members also waits until a quorum durably knows the previous change.
+    /// A change of members also waits until a quorum durably knows that the previous change is
+    /// committed.
     pub fn change_barrier(self) -> bool {
         self.change_barrier
     }
@@ -110,7 +111,8 @@ impl Guards {
         self.removed_for_ever
     }
 
-    /// A member is bound to the first incarnation seen; another one with its id is refused.
+    /// A member is bound to the first incarnation that was seen. Another incarnation with the
+    /// member's id is refused.
     pub fn same_incarnation(self) -> bool {
         self.same_incarnation
     }

@@ -10,9 +10,9 @@
 //!
 //! 1. After each round of inputs, take [`Consensus::ready`] until [`Consensus::has_ready`] is
 //!    false.
-//! 2. Send [`Ready::messages`] at any time. Send [`Ready::after_persist`] only once this
+//! 2. Send [`Ready::messages`] at any time. Send [`Ready::after_persist`] only after this
 //!    [`Ready::persist`] and all earlier ones are durable, without exception.
-//! 3. Then call [`Consensus::report_persisted`], in the order of the numbers.
+//! 3. Then call [`Consensus::report_persisted`], in ascending order of [`Ready::number`].
 //! 4. Apply [`Ready::committed`] in order, and call [`Consensus::report_applied`]. For an applied
 //!    entry of kind [`EntryKind::ConfChange`] that the state machine did not refuse, call
 //!    [`Consensus::change_members`] first.

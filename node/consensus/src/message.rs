@@ -153,7 +153,8 @@ impl Message {
         }
     }
 
-    /// Approximate memory that the message occupies, in bytes. The bounds of queues count this.
+    /// Approximate memory that the message occupies, in bytes. Queues limit the sum of these
+    /// values.
     pub fn cost(&self) -> usize {
         const FIXED: usize = 160;
         const PER_ENTRY: usize = 48;
@@ -272,14 +273,15 @@ pub enum MessageDecodeError {
         /// Name of that field.
         field: &'static str,
     },
-    /// Entries are present or absent against the message's kind, or they have gaps.
+    /// The message has entries although its kind has none, lacks entries that its kind needs, or
+    /// has entries that don't fit together.
     #[error("entries of a {kind:?} message don't fit")]
     Entries { kind: MessageKind },
-    /// A term is present or absent against the message's kind.
+    /// The message has a term although its kind has none, or lacks the term that its kind needs.
     #[error("the term of a {kind:?} message doesn't fit")]
     Term { kind: MessageKind },
-    /// A snapshot's position and members are present or absent against the message's kind, or
-    /// malformed.
+    /// The position and members of a snapshot are missing or malformed, or are in a message of
+    /// another kind.
     #[error("a snapshot's description doesn't fit")]
     Snapshot,
 }
@@ -443,7 +445,7 @@ mod tests {
     }
 
     #[test]
-    fn a_message_survives_its_bytes() {
+    fn a_message_survives_a_round_trip_through_its_bytes() {
         let message = append();
         assert_eq!(Message::decode(encoded(&message)), Ok(message));
     }
@@ -457,7 +459,7 @@ mod tests {
     }
 
     #[test]
-    fn an_index_near_the_end_of_the_number_line_is_refused() {
+    fn an_index_above_the_maximum_is_refused() {
         let mut message = append();
         message.entries.clear();
         message.index = u64::MAX;
@@ -475,7 +477,7 @@ mod tests {
     }
 
     #[test]
-    fn each_kind_of_entry_survives_its_bytes() {
+    fn each_kind_of_entry_survives_a_round_trip_through_its_bytes() {
         let mut message = append();
         message.entries[0].kind = EntryKind::ConfChange;
         message.entries[1].kind = EntryKind::NoOp;
@@ -484,7 +486,7 @@ mod tests {
     }
 
     #[test]
-    fn an_entry_of_no_known_kind_is_refused_by_its_number() {
+    fn an_entry_of_an_unknown_kind_is_refused_with_its_number() {
         for kind in [0, 4, 7, 256 + 1] {
             let mut wire = WireMessage::from(&append());
             wire.entries[1].kind = kind;
@@ -512,7 +514,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_proposes_what_a_leader_begins_its_term_with() {
+    fn a_proposal_with_a_no_op_is_refused() {
         let mut message = Message::new(MessageKind::Propose, 1, 2);
         message.entries = vec![Entry { kind: EntryKind::NoOp, ..Entry::default() }];
         let refusal = MessageDecodeError::Entries { kind: MessageKind::Propose };
@@ -520,7 +522,7 @@ mod tests {
     }
 
     #[test]
-    fn a_read_context_survives_its_bytes() {
+    fn a_read_context_survives_a_round_trip_through_its_bytes() {
         let context = ReadContext { member: 7, boot: 2, sequence: u64::MAX };
         assert_eq!(ReadContext::from_bytes(&context.to_bytes()), Some(context));
         assert_eq!(ReadContext::from_bytes(&[0; 23]), None);

@@ -12,7 +12,8 @@ pub struct Ready {
     pub messages: Vec<Message>,
     /// State that the caller must make durable.
     pub persist: PersistRequest,
-    /// Messages that may be sent only once `persist` and that of all earlier rounds are durable.
+    /// Messages that may be sent only after `persist` of this round and of all earlier rounds is
+    /// durable.
     pub after_persist: Vec<Message>,
     /// Committed entries, durable here, that the caller must apply in order.
     pub committed: Vec<Entry>,
@@ -100,8 +101,8 @@ pub struct PeerStatus {
     pub state: PeerState,
 }
 
-/// Number of ticks without a message that is still normal. A peer answers each heartbeat, of which
-/// there is one a tick, and an answer may be up to a tick late.
+/// Largest number of ticks without a message from a peer that is still normal. A leader sends a
+/// heartbeat in each tick, the peer answers each of them, and an answer can be up to a tick late.
 const PROMPT_TICKS: u64 = 2;
 
 impl PeerStatus {
@@ -131,7 +132,7 @@ pub struct Status {
     pub last: u64,
     /// Last index that is durable on this member.
     pub persisted: u64,
-    /// Leaders only: index of an entry appended after every change of members that this leader has
+    /// Leaders only: index of an entry that comes after all changes of members that this leader has
     /// applied. A member that has this entry on disk also knows durably that those changes are
     /// committed.
     pub barrier_index: Option<u64>,

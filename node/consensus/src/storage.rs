@@ -334,7 +334,7 @@ mod tests {
     }
 
     #[test]
-    fn a_kept_entry_keeps_nothing_alive_but_its_own_bytes() {
+    fn a_cached_entry_keeps_only_its_own_bytes_in_memory() {
         let (first, buffer) = sliced(1);
         let mut initial = InitialState { entries: vec![first], ..InitialState::default() };
         initial.terms.push(1, 1);
@@ -348,7 +348,7 @@ mod tests {
     }
 
     #[test]
-    fn the_cache_is_bounded_by_what_its_entries_cost() {
+    fn the_cache_is_limited_by_the_memory_of_its_entries() {
         let mut view = LogView::new(&InitialState::default(), 100_000);
         for index in 1..=10_000 {
             view.append(&[entry_to_raft(&sliced(index).0)]);

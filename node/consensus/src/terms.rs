@@ -69,7 +69,7 @@ mod tests {
     }
 
     #[test]
-    fn finds_the_term_of_each_entry() {
+    fn the_term_of_each_entry_is_found() {
         let terms = terms(&[(5, 1), (6, 1), (7, 3), (8, 3)]);
         let found: Vec<_> = (4..=9).map(|index| terms.get(index)).collect();
         assert_eq!(found, [None, Some(1), Some(1), Some(3), Some(3), None]);
@@ -84,7 +84,7 @@ mod tests {
     }
 
     #[test]
-    fn compaction_keeps_what_comes_after() {
+    fn compaction_keeps_the_terms_of_later_entries() {
         let mut terms = terms(&[(5, 1), (6, 1), (7, 3), (8, 3)]);
         terms.compact(7);
         assert_eq!((terms.get(7), terms.get(8)), (None, Some(3)));

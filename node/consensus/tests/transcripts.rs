@@ -1,9 +1,9 @@
 //! Messages between members, as transcripts: one file in `transcripts/` for each case.
 //!
-//! A file consists of commands, and below each block of them their output. A command in brackets
-//! has its output hidden. If the output differs from the file, the test fails and leaves the file
-//! as it is. `UPDATE_GOLDENFILES=1` rewrites the files, but never in CI. Read the difference before
-//! you commit it. The function `run` defines the commands.
+//! A file consists of blocks of commands, each followed by its output. A command in brackets has
+//! its output hidden. If the output differs from the file, the test fails and leaves the file as it
+//! is. `UPDATE_GOLDENFILES=1` rewrites the files, but never in CI. Read the difference before you
+//! commit it. The function `run` defines the commands.
 
 mod cluster;
 
@@ -63,12 +63,12 @@ impl Runner for Script {
         if command.name == "cluster" {
             self.begin(&mut args)?;
             args.reject_next()?;
-            return Ok(self.cluster.take_story());
+            return Ok(self.cluster.take_transcript());
         }
         let cluster = &mut self.cluster;
         if command.name == "settle" {
             cluster.settle();
-            return Ok(cluster.take_story());
+            return Ok(cluster.take_transcript());
         }
         let id = number(args.next_pos().ok_or("which member?")?)?;
         match command.name.as_str() {
@@ -140,7 +140,7 @@ impl Runner for Script {
             other => return Err(format!("unknown command {other}").into()),
         }
         args.reject_next()?;
-        Ok(cluster.take_story())
+        Ok(cluster.take_transcript())
     }
 }
 

@@ -18,8 +18,8 @@ use prost::Message;
 
 /// Number of bytes of a record's length field.
 const FRAME_BYTES: u64 = 8;
-/// Number of bytes that a disk writes atomically. A record with a sector of zeros only counts as
-/// incompletely written.
+/// Number of bytes that a disk writes atomically. A record that contains a sector of nothing but
+/// zeros counts as incompletely written.
 const SECTOR_BYTES: usize = 512;
 /// Record type of the metadata: cluster id and member id.
 const METADATA: i64 = 1;
@@ -160,7 +160,7 @@ pub struct EtcdLog {
 impl EtcdLog {
     /// Reads the log in `folder`, without writing anything.
     pub fn read(folder: &Path) -> Result<Self, WalError> {
-        let files = files(folder)?;
+        let files = log_file_names(folder)?;
         let mut log = Self::default();
         let mut whose = false;
         for (n, name) in files.iter().enumerate() {
@@ -174,7 +174,7 @@ impl EtcdLog {
             let mut file = WalFile { path: &path, reader, bytes, last };
             while let Some(record) = file.next(&mut log.tail)? {
                 let data = record.data.as_deref().unwrap_or_default();
-                let taken = log.take(record.kind.unwrap_or_default(), data);
+                let taken = log.apply_record(record.kind.unwrap_or_default(), data);
                 let what = "a record is not what it says";
                 whose |= taken.map_err(|_| file.corrupt(log.tail.offset, what))?;
             }
@@ -187,7 +187,7 @@ impl EtcdLog {
     }
 
     /// Applies one record to this state. Returns whether the record is the metadata.
-    fn take(&mut self, kind: i64, data: &[u8]) -> Result<bool, prost::DecodeError> {
+    fn apply_record(&mut self, kind: i64, data: &[u8]) -> Result<bool, prost::DecodeError> {
         match kind {
             METADATA => {
                 let metadata = WalMetadata::decode(data)?;
@@ -195,13 +195,13 @@ impl EtcdLog {
                 self.member = metadata.member.unwrap_or_default();
                 return Ok(true);
             }
-            ENTRY => self.take_entry(&WalEntry::decode(data)?)?,
+            ENTRY => self.apply_entry(&WalEntry::decode(data)?)?,
             STATE => self.state = HardState::decode(data)?,
             SNAPSHOT => {
                 let mark = SnapshotMark::decode(data)?;
                 let index = mark.index.unwrap_or_default();
-                // A snapshot after the last entry came from the leader and has replaced all
-                // entries.
+                // A snapshot with a higher index than the last entry came from the leader and has
+                // replaced all entries.
                 if self.last.is_none_or(|last| last.index < index) {
                     self.last = Some(Position { index, term: mark.term.unwrap_or_default() });
                     self.base = index;
@@ -212,7 +212,7 @@ impl EtcdLog {
         Ok(false)
     }
 
-    fn take_entry(&mut self, entry: &WalEntry) -> Result<(), prost::DecodeError> {
+    fn apply_entry(&mut self, entry: &WalEntry) -> Result<(), prost::DecodeError> {
         let (index, term) = (entry.index.unwrap_or_default(), entry.term.unwrap_or_default());
         if self.last.is_none() {
             self.base = index.saturating_sub(1);
@@ -270,7 +270,7 @@ fn frame(record: &[u8]) -> Vec<u8> {
 }
 
 /// Returns the names of the log files in order, and fails if one is missing.
-fn files(folder: &Path) -> Result<Vec<String>, WalError> {
+fn log_file_names(folder: &Path) -> Result<Vec<String>, WalError> {
     let disk = |source| WalError::Disk { action: "read", path: folder.to_owned(), source };
     let missing = |what| WalError::Missing { path: folder.to_owned(), what };
     let mut names = Vec::new();
@@ -468,7 +468,7 @@ mod tests {
     }
 
     #[test]
-    fn a_log_says_whose_it_is_and_how_far_it_goes_over_all_its_files() {
+    fn ids_and_last_entry_are_read_across_all_files_of_a_log() {
         let mut written = WalBuilder::new();
         written.put(STATE, &state(2, 1));
         written.entry(1, 2, vec![1; 700]);
@@ -489,7 +489,7 @@ mod tests {
     }
 
     #[test]
-    fn an_entry_replaces_those_behind_it_and_a_snapshot_those_before() {
+    fn an_entry_replaces_later_entries_and_a_snapshot_earlier_ones() {
         let mut written = WalBuilder::new();
         written.entry(1, 2, Vec::new());
         written.removal(2, 7);
@@ -509,7 +509,7 @@ mod tests {
     }
 
     #[test]
-    fn a_write_that_was_cut_off_is_the_end_and_any_other_damage_is_told() {
+    fn a_torn_record_ends_the_log_and_other_damage_is_an_error() {
         let mut written = WalBuilder::new();
         written.entry(1, 2, vec![1; 10]);
         let end = written.bytes.len();
@@ -549,7 +549,7 @@ mod tests {
     }
 
     #[test]
-    fn a_gap_a_strangers_file_and_no_file_are_told() {
+    fn a_missing_file_is_an_error_and_a_foreign_file_is_ignored() {
         let empty = tempfile::tempdir().unwrap();
         assert!(matches!(EtcdLog::read(empty.path()), Err(WalError::Missing { .. })));
         let mut written = WalBuilder::new();
@@ -561,7 +561,7 @@ mod tests {
     }
 
     #[test]
-    fn a_state_is_added_where_the_log_ends() {
+    fn a_hard_state_is_appended_where_the_log_ends() {
         let mut written = WalBuilder::new();
         written.put(STATE, &state(2, 1));
         written.entry(1, 2, vec![1; 100]);

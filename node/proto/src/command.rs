@@ -143,7 +143,7 @@ mod tests {
     }
 
     #[test]
-    fn a_torn_command_is_refused() {
+    fn a_truncated_command_is_refused() {
         let data = encode(7, None, put());
         assert!(matches!(
             decode(data.slice(..data.len() - 1)),

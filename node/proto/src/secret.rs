@@ -30,7 +30,7 @@ mod tests {
     use crate::musterpb::{UserPassword, auth_change::Change};
 
     #[test]
-    fn no_secret_is_shown_with_what_holds_it() {
+    fn debug_shows_a_message_without_its_secret() {
         let hash = "canary".into();
         let add = UserPassword { name: "u".to_owned(), hash, no_password: false };
         let change = AuthChange { change: Some(Change::UserAdd(add)) };

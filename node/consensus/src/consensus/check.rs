@@ -126,7 +126,7 @@ impl Consensus {
             && log.match_term(message.index, message.log_term)
     }
 
-    /// Corrects a peer's rejection of an append. Returns false if the message is to be dropped. A
+    /// Corrects a peer's rejection of an append. Returns false if the message must be dropped. A
     /// rejection at or below the peer's `matched` index is late, and is dropped. A hint below that
     /// index is raised to it. Otherwise raft 0.7.0 would again send entries that the peer has.
     fn correct_rejection(&mut self, message: &mut Message) -> bool {

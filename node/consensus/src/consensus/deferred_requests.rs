@@ -1,5 +1,5 @@
-//! Requests that come too early, and are kept until they can be served. If they were dropped, their
-//! senders would notice only by a time-out.
+//! Requests that come too early, and are kept until they can be served. Without this, the senders
+//! of such requests would have to wait for a time-out.
 
 use std::mem;
 
@@ -20,8 +20,8 @@ pub(super) struct DeferredRequests {
     /// then the leader doesn't know the read index (Raft dissertation 6.4). etcd's raft.go defers
     /// them too.
     read_requests: Vec<Message>,
-    /// The leader's request (`TimeoutNow`) that this member campaign, and for how many more ticks
-    /// the leader waits.
+    /// The leader's request that this member campaign (`TimeoutNow`), and the number of further
+    /// ticks for which the leader waits.
     takeover_request: Option<(Message, usize)>,
 }
 
@@ -34,7 +34,8 @@ impl DeferredRequests {
 }
 
 impl Consensus {
-    /// Asks the leader for its commit index, on behalf of this member or of a peer.
+    /// Passes on a request for the leader's commit index, by this member or by a peer. Keeps the
+    /// request if this leader has not committed an entry in its term yet.
     pub(super) fn request_read_index(&mut self, request: Message) {
         let raft = &self.raw.raft;
         if raft.state != StateRole::Leader || raft.commit_to_current_term() {

@@ -10,12 +10,12 @@ impl Consensus {
     /// Returns whether this member has applied its own removal, and no other member needs it any
     /// more.
     ///
-    /// A leader that found its own removal to be committed may be the only member that knows, for
-    /// example in a cluster of two. A restarted process may be in the same position, because it no
-    /// longer knows which leader informed it. Such a member stays until another member informs it
-    /// that it was removed. Until then it votes, acknowledges appends, and sends its commit index.
-    /// A member that learned of its removal from another leader may leave at once, because that
-    /// leader knows.
+    /// A leader that found its own removal to be committed can be the only member that knows of it,
+    /// for example in a cluster of two. A restarted process can be in the same position, because it
+    /// no longer knows which leader informed it. Such a member stays until another member informs
+    /// it that it was removed. Until then it votes, acknowledges appends, and sends its commit
+    /// index. A member that learned of its removal from another leader may leave at once, because
+    /// that leader knows of the removal.
     pub fn has_left(&self) -> bool {
         !self.members.contains(self.member) && !self.stays_after_removal
     }
@@ -34,7 +34,7 @@ impl Consensus {
     /// candidate may need this vote to win. The removed leader then sends its commit index in a
     /// heartbeat, as the leader of its last term. Afterwards the candidate applies the removal, and
     /// counts majorities without the removed leader.
-    pub(super) fn handle_vote_request(&mut self, asked: Message) {
+    pub(super) fn handle_pre_vote_request(&mut self, asked: Message) {
         let (to, index, log_term) = (asked.from, asked.index, asked.log_term);
         let _ = self.raw.step(message_to_raft(asked));
         let raft = &self.raw.raft;

@@ -22,7 +22,7 @@ fn restoring() -> Consensus {
 }
 
 #[test]
-fn who_takes_over_a_snapshot_does_not_stand_for_election() {
+fn a_member_does_not_campaign_while_it_installs_a_snapshot() {
     let mut follower = restoring();
     // No message of a leader arrives for many election time-outs. Then the follower is asked to
     // take over the leadership, and `campaign` is called.
@@ -68,7 +68,7 @@ fn agrees(to: &Message) -> Option<Message> {
     Some(Message { term: to.term, index, ..Message::new(kind, to.to, to.from) })
 }
 
-/// Returns member 1 as the settled leader of two.
+/// Returns member 1 as the leader of a cluster of two, after its barrier entry is committed.
 fn leader() -> Consensus {
     let members = Members { voters: vec![1, 2], learners: Vec::new() };
     let initial = InitialState { members, ..InitialState::default() };
@@ -87,7 +87,7 @@ fn leader() -> Consensus {
 /// One of two members is removed, and ends for good when it learns of that. If the leader then
 /// forgot the commit, it would wait for ever for the removed member's vote.
 #[test]
-fn nobody_hears_of_a_committed_change_before_the_leaders_disk() {
+fn no_member_learns_of_a_committed_change_before_it_is_durable_on_the_leader() {
     let mut leader = leader();
     leader.propose_many(EntryKind::ConfChange, vec![Bytes::from_static(b"remove 2")], 0).unwrap();
     let appended = run(&mut leader);
@@ -110,7 +110,7 @@ fn nobody_hears_of_a_committed_change_before_the_leaders_disk() {
 }
 
 #[test]
-fn other_entries_wait_for_no_disk_once_they_are_committed() {
+fn other_committed_entries_need_no_durable_commit_index() {
     let mut leader = leader();
     leader.propose_many(EntryKind::Normal, vec![Bytes::from_static(b"x")], 0).unwrap();
     let appended = run(&mut leader);
@@ -124,7 +124,7 @@ fn other_entries_wait_for_no_disk_once_they_are_committed() {
 /// then after a crash it could lead in that term again. It would then write other entries in places
 /// where a learner has the earlier ones.
 #[test]
-fn a_learner_hears_of_no_term_before_the_only_voters_disk() {
+fn an_only_voter_sends_nothing_of_a_term_before_the_term_is_durable() {
     let members = Members { voters: vec![1], learners: vec![2] };
     let initial = InitialState { members, ..InitialState::default() };
     let mut leader = Consensus::new(&Config::new(1, 1, 7), &initial).unwrap();
@@ -146,7 +146,7 @@ fn a_learner_hears_of_no_term_before_the_only_voters_disk() {
 /// The member has a slow disk. It led a cluster of two, and is a follower again when it applies the
 /// removal of the other member.
 #[test]
-fn an_only_voter_stands_for_election_once_its_log_is_durable() {
+fn an_only_voter_campaigns_only_after_its_log_is_durable() {
     let mut member = leader();
     member.propose_many(EntryKind::Normal, vec![Bytes::from_static(b"x")], 0).unwrap();
     let ready = member.ready();
@@ -166,9 +166,9 @@ fn an_only_voter_stands_for_election_once_its_log_is_durable() {
 }
 
 /// The leader of a cluster of two removes itself. Only the leader knows that the entry is
-/// committed, and the other member needs its vote.
+/// committed, and the other member needs the leader's vote.
 #[test]
-fn a_leader_that_was_removed_stays_for_those_who_do_not_know_it() {
+fn a_removed_leader_stays_until_another_member_knows_of_the_removal() {
     let mut removed = leader();
     let (term, last) = (removed.status().term, removed.status().last);
     removed.change_members(ConfChange::Remove(1));
@@ -219,7 +219,7 @@ fn a_leader_that_stepped_down_before_it_applied_its_removal_stays_too() {
 /// The leader of a cluster of two restarts after its own removal is committed, and before it has
 /// applied that entry.
 #[test]
-fn a_member_that_knew_of_its_removal_when_it_began_stays_until_it_is_told() {
+fn a_leader_that_restarts_before_it_applied_its_removal_stays() {
     let members = Members { voters: vec![1, 2], learners: Vec::new() };
     let entry = |index| Entry { index, term: 1, ..Entry::default() };
     let mut initial = InitialState {
@@ -237,7 +237,7 @@ fn a_member_that_knew_of_its_removal_when_it_began_stays_until_it_is_told() {
 /// The leader of a cluster of two restarts after it has applied its own removal. It can't vote for
 /// a candidate whose log is shorter than its own, and sends its commit index in the refusal.
 #[test]
-fn a_member_that_was_removed_before_it_began_stays_until_it_is_told() {
+fn a_leader_that_restarts_after_it_applied_its_removal_stays() {
     let mut initial = InitialState {
         members: Members { voters: vec![2], learners: Vec::new() },
         hard_state: HardState { term: 1, vote: 1, commit: 2 },
@@ -259,7 +259,7 @@ fn a_member_that_was_removed_before_it_began_stays_until_it_is_told() {
 }
 
 #[test]
-fn a_follower_that_was_removed_has_left() {
+fn a_removed_follower_leaves_at_once() {
     let mut member = leader();
     let (term, last) = (member.status().term + 1, member.status().last);
     let entries = vec![Entry { index: last + 1, term, ..Entry::default() }];
@@ -301,7 +301,7 @@ fn behind_a_change() -> (Consensus, u64) {
 /// A follower that has applied a change refuses the removed member, which then ends for good. So
 /// the follower must not restart in a state where it needs that member.
 #[test]
-fn a_follower_applies_a_change_once_its_disk_knows_that_it_is_committed() {
+fn a_follower_applies_a_change_only_after_its_commit_index_is_durable() {
     let (mut member, change) = with_a_change();
     let mut known = 0;
     while member.has_ready() {
@@ -321,7 +321,7 @@ fn a_follower_applies_a_change_once_its_disk_knows_that_it_is_committed() {
 /// A leader that transfers its leadership asks the target only once, and accepts no proposals until
 /// it gives up. So the target must not forget the request.
 #[test]
-fn who_is_told_to_take_over_does_so_as_soon_as_the_last_change_is_applied() {
+fn a_request_to_take_over_is_kept_until_the_committed_change_is_applied() {
     let (mut member, change) = behind_a_change();
     member.step(Message { term: 1, ..message(MessageKind::TimeoutNow) }).unwrap();
     assert_eq!(member.status().role, Role::Follower);
@@ -333,7 +333,7 @@ fn who_is_told_to_take_over_does_so_as_soon_as_the_last_change_is_applied() {
 }
 
 #[test]
-fn who_was_told_to_take_over_long_ago_leaves_its_leader_alone() {
+fn a_request_to_take_over_expires_after_the_election_timeout() {
     let (mut member, change) = behind_a_change();
     member.step(Message { term: 1, ..message(MessageKind::TimeoutNow) }).unwrap();
     for _ in 0..=Config::new(1, 1, 7).election_ticks {

@@ -41,7 +41,7 @@ pub(crate) struct ScriptedCluster {
     cache_bytes: usize,
     network: VecDeque<Message>,
     cut: BTreeSet<u64>,
-    story: String,
+    transcript: String,
 }
 
 impl ScriptedCluster {
@@ -65,11 +65,11 @@ impl ScriptedCluster {
     }
 
     pub(crate) fn record(&mut self, what: impl AsRef<str>) {
-        let _ = writeln!(self.story, "{}", what.as_ref());
+        let _ = writeln!(self.transcript, "{}", what.as_ref());
     }
 
-    pub(crate) fn take_story(&mut self) -> String {
-        std::mem::take(&mut self.story)
+    pub(crate) fn take_transcript(&mut self) -> String {
+        std::mem::take(&mut self.transcript)
     }
 
     fn member_mut(&mut self, id: u64) -> &mut ScriptedMember {
@@ -138,7 +138,7 @@ impl ScriptedCluster {
         self.member(id).campaign();
         self.work(id);
         self.settle();
-        self.story.clear();
+        self.transcript.clear();
         self.record_role(id);
     }
 
