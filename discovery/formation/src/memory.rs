@@ -38,7 +38,7 @@
 //!
 //! * A database was set back together with every ledger, to a moment at which all of them agreed.
 //! * A database was set back in place (its files, or rows in the same tables) while a process was
-//!   down or cut off, to a backup younger than that process's last sweep. So the process's ledger
+//!   down or cut off. The backup is younger than that process's last sweep, so the process's ledger
 //!   holds no decision that the backup lacks. Only waiting for all other processes could prevent
 //!   this case. The exploration shows that two clusters can then form.
 //!

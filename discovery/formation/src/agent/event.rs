@@ -121,7 +121,8 @@ pub struct ProbeTarget {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[must_use]
 pub struct AgentOutput {
-    /// Journal that must be on disk before the first action of `actions`; `None` if it didn't change.
+    /// Journal that must be on disk before the first action of `actions`; `None` if the journal
+    /// didn't change.
     pub journal: Option<Box<Journal>>,
     /// Actions to carry out, in order.
     pub actions: Vec<AgentAction>,
