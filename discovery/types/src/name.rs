@@ -65,14 +65,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn labels_are_names() {
+    fn dns_labels_are_accepted_as_names() {
         for good in ["a", "0", "db-1", "a--b", &"x".repeat(63)] {
             assert!(good.parse::<Name>().is_ok(), "{good}");
         }
     }
 
     #[test]
-    fn everything_else_is_refused() {
+    fn a_text_that_is_no_dns_label_is_refused() {
         for bad in ["", "-a", "a-", "A", "a.b", "a_b", "a b", "a\n", "é", "../x", &"x".repeat(64)]
         {
             assert!(bad.parse::<Name>().is_err(), "{bad:?}");

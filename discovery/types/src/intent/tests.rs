@@ -194,7 +194,7 @@ fn a_newcomer_outside_its_tickets_bindings_is_refused() {
 }
 
 #[test]
-fn parts_that_were_not_signed_together_are_refused() {
+fn an_intent_with_parts_that_were_not_signed_together_is_refused() {
     let world = join_fixture();
     let without = Intent { redeem: None, ..joining(&world) };
     assert!(matches!(refused(&without, &world), IntentError::Mismatch(_)));

@@ -110,7 +110,7 @@ fn no_member_learns_of_a_committed_change_before_it_is_durable_on_the_leader() {
 }
 
 #[test]
-fn other_committed_entries_need_no_durable_commit_index() {
+fn normal_entries_are_committed_before_the_commit_index_is_durable() {
     let mut leader = leader();
     leader.propose_many(EntryKind::Normal, vec![Bytes::from_static(b"x")], 0).unwrap();
     let appended = run(&mut leader);

@@ -88,7 +88,7 @@ fn a_document_with_another_record_of_this_host_is_not_held() {
 }
 
 #[test]
-fn no_node_is_launched_without_a_document_or_with_another_marker() {
+fn no_node_is_launched_without_a_document_or_with_a_foreign_marker() {
     let mut agent = signed();
     assert_eq!(agent.step(&RULES, AgentEvent::MarkerWritten), AgentOutput::default());
     assert_eq!(
