@@ -1,7 +1,8 @@
 //! Listeners for clients: HTTP/1.1 and HTTP/2 on one port, with or without TLS.
 //!
-//! Each front is a thread with its own current-thread runtime. So a request is served on the thread
-//! of its connection, and wakes no other core.
+//! Connections are served by several threads, which are called fronts. Each front has its own
+//! current-thread runtime. So a request is served on the thread of its connection, and wakes no
+//! other core.
 
 mod decompression;
 mod unfinished_requests;
@@ -46,12 +47,12 @@ use crate::{
     rpc,
 };
 
-/// Maximum number of open client connections on all fronts. Further ones are closed at once. It is
-/// lower if the process may not open twice as many files, since log and store must always be able
-/// to open some.
+/// Maximum number of open client connections on all fronts. Further ones are closed at once. The
+/// limit is half the number of files that the process can open, if that is lower. So log and store
+/// can always open files.
 const MAX_CONNECTIONS: usize = 10_000;
 /// Maximum number of open streams per connection, even if `--max-concurrent-streams` is higher.
-/// Each may keep a request of the maximum size in memory.
+/// Each stream can hold a request of the maximum size in memory.
 const MAX_STREAMS_PER_CONNECTION: u32 = 4096;
 /// Maximum number of connections in the TLS handshake at a time. Further ones wait for their turn.
 const HANDSHAKES: usize = 256;
@@ -68,7 +69,7 @@ const ACCEPT_RETRY_INTERVAL: Duration = Duration::from_millis(100);
 const STREAM_WINDOW: u32 = 2 << 20;
 /// HTTP/2 flow-control window of a connection, in bytes.
 const CONNECTION_WINDOW: u32 = 8 << 20;
-/// Time after which a connection is closed that reads none of its waiting answers.
+/// Time after which a connection is closed if it reads none of its waiting answers.
 const UNREAD_TIMEOUT: Duration = Duration::from_secs(60);
 /// Maximum size of an HTTP/2 request's header list in bytes.
 const HEADER_LIST_BYTES: u32 = 16 << 10;
@@ -104,7 +105,7 @@ pub struct ClientLimits {
     pub largest_request: usize,
 }
 
-/// The running front threads.
+/// The running threads that serve client connections (the fronts).
 pub struct ServingThreads {
     stopping: CancellationToken,
     ended: Vec<mpsc::Receiver<()>>,
@@ -195,8 +196,8 @@ impl Default for IdleTimeouts {
     }
 }
 
-/// State that all fronts share: limits on all connections and on those not yet authenticated, and
-/// counters.
+/// State that all fronts share: counters, and the limits on all connections and on connections that
+/// are not admitted yet.
 #[derive(Clone)]
 struct ConnectionLimits {
     connection_permits: Arc<Semaphore>,
@@ -220,7 +221,7 @@ impl ConnectionLimits {
         Self {
             connection_permits: Arc::new(Semaphore::new(max_connections)),
             door: AdmissionControl::new(AdmissionLimits {
-                // Connections that have sent nothing may take at most half of the sockets.
+                // Connections that have sent nothing can take at most half of the sockets.
                 silent: max_connections.div_ceil(2),
                 handshakes: HANDSHAKES,
                 max_handshakes_per_network: HANDSHAKES_EACH,
@@ -423,8 +424,9 @@ impl ClientServer {
     }
 }
 
-/// Prepares a request: notes its origin, counts its body, and names the account for its answer. The
-/// size of its decompressed messages is charged until the second value of the pair is dropped.
+/// Prepares a request: attaches its origin and the memory account for its answer, and wraps its
+/// body so that it is charged. The second value of the pair is the charge for the decompressed
+/// message of a unary call. That charge ends when the value is dropped.
 fn prepare_request(
     mut request: Request<Incoming>,
     who: &ClientConnection,
@@ -446,8 +448,8 @@ fn prepare_request(
     };
     let is_grpc = matches!(kind, BodyKind::Unary | BodyKind::Stream);
     let folded = is_grpc && decompression::take_gzip_encoding(request.headers_mut());
-    // Only the message of a unary call is charged until the answer. A stream's messages are served
-    // one after the other.
+    // Only the decompressed message of a unary call stays charged until the answer. A stream's
+    // messages are served one after the other.
     let unanswered = (folded && kind == BodyKind::Unary).then(|| sender.decompressed_charge());
     let request = request.map(|body| {
         let body = Counted::new(body, sender, kind);

@@ -16,7 +16,7 @@ const CALL: [f64; 11] = [0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0
 pub struct Durations {
     histogram: Histogram,
     /// Number of recorded durations. It is counted here because the histogram has no method that
-    /// returns its count.
+    /// returns it.
     count: AtomicU64,
 }
 

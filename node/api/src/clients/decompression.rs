@@ -124,8 +124,8 @@ impl Decompressor {
         self.rest.is_empty() && self.incomplete_bytes() == 0
     }
 
-    /// Returns the next bytes for the reader, of at most one message; `None` until more bytes are
-    /// added.
+    /// Returns the next bytes for the reader, which belong to one message. Returns `None` if more
+    /// bytes must be added first.
     ///
     /// # Errors
     /// The errors have the texts of grpc-go.

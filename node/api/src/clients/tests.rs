@@ -1,4 +1,5 @@
-//! Tests of fronts on loopback: their limits, and fairness between clients.
+//! Tests of fronts (the threads that serve clients) on loopback: their limits, and fairness between
+//! clients.
 
 use std::io::{Read, Write};
 
@@ -120,8 +121,8 @@ fn secure() -> (Arc<ClientListenerTls>, TlsConnector) {
     (tls, connector)
 }
 
-/// Makes the TLS settings of a listener, a connector, and the key of the certificate. If `mutual`,
-/// clients present that certificate.
+/// Makes the TLS settings of a listener, a connector for its clients, and the key of the listener's
+/// certificate. If `mutual`, the clients present that certificate too.
 fn secure_for(mutual: bool) -> (Arc<ClientListenerTls>, TlsConnector, NodeKey) {
     let dir = tempfile::tempdir().unwrap();
     let made = rcgen::generate_simple_self_signed(vec!["127.0.0.1".to_owned()]).unwrap();
@@ -200,8 +201,8 @@ async fn one_host_that_says_nothing_keeps_nobody_out() {
     entered.expect("it is let in").unwrap();
 }
 
-/// HTTP/2 client that writes frames by hand. Its requests begin and never end, as far as flow
-/// control allows.
+/// HTTP/2 client that writes frames by hand. It begins requests and doesn't end them, and sends
+/// only as much as flow control allows.
 struct HalfSender {
     media: &'static str,
     stream: TcpStream,
@@ -329,11 +330,11 @@ async fn a_body_that_is_not_grpc_claims_nothing() {
     };
     let (_fronts, address) = front(Router::new().route("/x", axum::routing::post(gather)));
     let mut client = HalfSender::connect("application/json", address).await;
-    // For another media type these bytes are no message header, so they announce no length.
+    // With another media type, these bytes are not a gRPC message header and state no length.
     for number in 0..500 {
         client.claim(2 * number + 1).await;
     }
-    // The only request that ends is the only one answered.
+    // This is the only request that ends, so it is the only one that is answered.
     client.open(1_001).await;
     client.write(0, 1, 1_001, b"x").await;
     let answered = async {
@@ -390,7 +391,7 @@ async fn who_is_ready_for_no_byte_loses_the_connection() {
     let answer = || async { "x".repeat(100) };
     let (_fronts, address) = front(Router::new().route("/x", axum::routing::post(answer)));
     let mut client = HalfSender::connect("application/grpc", address).await;
-    // The client sets the window of new streams to 0, so nothing may be sent on them.
+    // The client sets the window of new streams to 0, so the server can't send any bytes on them.
     client.write(4, 0, 0, &[0, 4, 0, 0, 0, 0]).await;
     client.open(1).await;
     client.write(0, 1, 1, &[]).await;

@@ -1,12 +1,12 @@
 //! Accounting for requests that have begun and not ended.
 //!
-//! A message is gathered in memory before it is processed, on each stream that a connection may
-//! open. So a client that never ends its requests could fill all memory. Therefore a request is
-//! charged as soon as the server waits for the rest of it:
+//! A message is gathered in memory before it is processed. A connection can open many streams, and
+//! each gathers its own message. So a client that never ends its requests could fill all memory.
+//! Therefore a request is charged as soon as the server waits for the rest of it:
 //!
 //! - The charge covers the stream, and the message with the length that its header states. tonic
 //!   allocates that memory before the first byte arrives.
-//! - A request that would exceed a limit is refused with the same error as by a full queue.
+//! - A request that would exceed a limit is refused with the same error as if a queue were full.
 //! - A request that is complete when it is first read costs nothing.
 //! - A compressed message costs its compressed length until it is complete. Then it costs its
 //!   decompressed length until the call is answered (module `decompression`).
@@ -31,15 +31,16 @@ use crate::rpc;
 /// Maximum bytes of unfinished requests of one connection.
 const CONNECTION_BYTES: usize = 32 << 20;
 /// Maximum bytes of unfinished requests of all connections, shared equally between networks. Each
-/// network may always take as much as the largest request needs.
+/// network is always granted as much as the largest request needs.
 const ALL_BYTES: usize = 128 << 20;
 /// Bytes of a stream besides its message: headers, tonic's first buffer, its task.
 const STREAM_BYTES: usize = 16 << 10;
-/// A message stream without an unfinished message is no longer charged, unless one of its messages
-/// was longer than this. tonic's buffer keeps the size of the longest message.
+/// Maximum length of messages after which a message stream is charged nothing between two messages.
+/// A stream that has had a longer message stays charged for it, because tonic's buffer keeps the
+/// size of the longest message.
 const SMALL_BYTES: usize = 4 << 10;
-/// tonic's own limit for messages, which applies where we set none. tonic refuses a longer message,
-/// or one above the limit that we set, without allocating memory for it.
+/// tonic's own message limit, which applies where we set none. A message longer than the applicable
+/// limit is refused by tonic before it allocates memory.
 const TONIC_MAX_MESSAGE_BYTES: usize = 4 << 20;
 /// Length of a gRPC message's header: flag and length.
 pub(super) const HEADER_BYTES: usize = 5;
@@ -139,8 +140,8 @@ struct MessageTracker {
     header: [u8; HEADER_BYTES],
     header_seen: usize,
     left: usize,
-    /// Length of the current or last message with its header. For a unary request, of all its
-    /// bytes.
+    /// Length of the current or last message with its header. For a unary request, the length of
+    /// all its bytes.
     held: usize,
     /// Highest value that `held` has had.
     largest: usize,
@@ -185,8 +186,8 @@ impl MessageTracker {
         self.largest = self.largest.max(self.held);
     }
 
-    /// Returns the bytes to charge while the request's next bytes are awaited. `folded` is the full
-    /// length of a compressed message that is incomplete.
+    /// Returns the number of bytes to charge while the rest of the request is awaited. `folded` is
+    /// the full length of a compressed message that is incomplete, or 0.
     fn cost(&self, folded: usize) -> usize {
         let between = self.header_seen == 0 && self.largest > 0 && folded == 0;
         if self.kind == BodyKind::Stream && between {
@@ -224,7 +225,7 @@ impl<B> Counted<B> {
         self
     }
 
-    /// Charges what the request costs now. Returns false if that is too much.
+    /// Charges what the request costs now. Returns false if that would exceed a limit.
     fn charge(&mut self) -> bool {
         let folded = self.decompressor.as_ref().map_or(0, Decompressor::incomplete_bytes);
         self.charge.try_set(self.messages.cost(folded), BudgetShare::WHOLE)

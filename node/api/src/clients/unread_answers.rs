@@ -3,12 +3,12 @@
 //! A client determines itself how much it is ready to receive, which may be nothing. So the memory
 //! of an answer is charged until its last byte was sent.
 //!
-//! - The API charges what it gathers before the answer is complete, and refuses an answer that
-//!   would exceed a limit. The encoded bytes of that answer are covered by the same charge here.
-//! - Of any other answer, each piece is charged as it is written. The next piece is only requested
+//! - The API charges what it gathers before an answer is complete, and refuses an answer that would
+//!   exceed a limit. That charge is taken over here, and covers the encoded bytes of the answer.
+//! - Any other answer is charged piece by piece, as it is written. The next piece is only requested
 //!   once there is room for it.
 //!
-//! A client with complete answers to read that reads nothing for long is disconnected. A client
+//! A client is disconnected if complete answers wait for it and it reads nothing for long. A client
 //! that doesn't read its watches stays connected. Such watches wait, and read the store once the
 //! client continues.
 
@@ -33,11 +33,11 @@ use crate::rpc::{ClientBytes, part_for_answer};
 const CONNECTION_BYTES: usize = 256 << 20;
 /// Maximum bytes of unread answers of all connections, shared equally between networks.
 const ALL_BYTES: usize = 512 << 20;
-/// Bytes of answers that each network may leave unread, whatever the others use.
+/// Bytes of answers that each network can always leave unread, however much the others use.
 const LEAST_BYTES: usize = 1 << 20;
 /// Bytes reserved for a piece of an answer that is written in pieces.
 const PIECE_BYTES: usize = 2 << 20;
-/// Bytes passed to the HTTP library at a time. It takes the next part once the last one was sent.
+/// Bytes passed to the HTTP library at a time. It takes the next part once this one has been sent.
 const PART_BYTES: usize = 64 << 10;
 /// Wait before another attempt to reserve room for a piece.
 const RETRY_INTERVAL: Duration = Duration::from_millis(50);
@@ -68,8 +68,8 @@ pub(super) struct AnswerAccounting {
 struct UnreadAnswers {
     /// Number of complete answers that wait.
     answers: usize,
-    /// Time at which a part of any answer was last read, or at which the first of them began to
-    /// wait.
+    /// Time at which a part of any answer was last read, or at which answers began to wait,
+    /// whichever is later.
     last_read: Instant,
 }
 
@@ -88,7 +88,7 @@ impl AnswerAccounting {
         })
     }
 
-    /// Returns once answers wait of which nothing was read for `patience`.
+    /// Returns once complete answers wait and nothing was read for `patience`.
     pub(super) async fn wait_until_stalled(&self, patience: Duration) {
         loop {
             sleep(patience / 4).await;
@@ -108,8 +108,8 @@ impl AnswerAccounting {
         self.with(|waiting| waiting.last_read = Instant::now());
     }
 
-    /// Wraps `response` so that its memory is charged until it is sent. Uses the API's charge if
-    /// there is one; otherwise charges its length, if that is known.
+    /// Wraps `response` so that its memory is charged until it is sent. The API's charge is used if
+    /// the response has one. Otherwise the response's length is charged, if that is known.
     pub(super) fn count(self: &Arc<Self>, mut response: Response) -> Response<ChargedAnswerBody> {
         let bytes = response.body().size_hint().exact().and_then(|n| usize::try_from(n).ok());
         let mut charge = response.extensions_mut().remove::<Arc<MemoryCharge>>();
@@ -137,7 +137,7 @@ impl AnswerAccounting {
     }
 }
 
-/// Guard for an answer that was complete before its first byte was read.
+/// Guard for an answer whose charge or length is known before its first byte is sent.
 #[derive(Debug)]
 struct CompleteAnswerGuard {
     answers: Arc<AnswerAccounting>,
@@ -165,7 +165,7 @@ impl Drop for CompleteAnswerGuard {
     }
 }
 
-/// Guard for a piece of an answer that is written in pieces.
+/// Guard for one piece of an answer that is written in pieces.
 struct PieceGuard {
     answers: Arc<AnswerAccounting>,
     _charge: MemoryCharge,
@@ -199,7 +199,8 @@ pub(super) struct ChargedAnswerBody {
     inner: axum::body::Body,
     answers: Arc<AnswerAccounting>,
     grpc: bool,
-    /// Guard of a complete answer; `None` if the answer is written in pieces.
+    /// Guard of an answer that is charged as a whole; `None` if the answer is charged piece by
+    /// piece.
     complete_guard: Option<Arc<CompleteAnswerGuard>>,
     /// Bytes that were written but not passed to the HTTP library yet.
     rest: Bytes,
@@ -208,8 +209,8 @@ pub(super) struct ChargedAnswerBody {
 }
 
 impl ChargedAnswerBody {
-    /// Waits for room for the next piece. A connection with no waiting piece always gets room for
-    /// one.
+    /// Waits until there is room for the next piece. If no piece of the connection waits to be
+    /// sent, there is always room.
     fn reserve(&mut self, context: &mut Context<'_>) -> Poll<MemoryCharge> {
         loop {
             if let Some(again) = &mut self.retry_timer {

@@ -10,8 +10,8 @@ use crate::rpc;
 
 /// Number of bytes above which a message is converted on another thread.
 const LARGE_BYTES: usize = 256 << 10;
-/// Maximum number of large messages converted at a time. A message can take a hundred times the
-/// memory of its JSON.
+/// Maximum number of large messages that are converted at a time. A converted message can take a
+/// hundred times as much memory as its JSON.
 const MAX_LARGE_AT_ONCE: usize = 2;
 
 #[derive(Clone)]

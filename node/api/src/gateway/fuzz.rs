@@ -10,8 +10,8 @@ use super::{json, methods};
 /// Maximum length of an object in bytes.
 const MAX_BYTES: usize = 1 << 20;
 
-/// Input is a path, a zero byte, and the body. Checks that a message that can be read is unchanged
-/// after it is written as JSON and read again.
+/// Runs one input, which consists of a path, a zero byte, and a body. Checks that each readable
+/// message is unchanged after it is written as JSON and read again.
 pub fn post(bytes: &[u8]) {
     let Some(end) = bytes.iter().position(|byte| *byte == 0) else { return };
     let (path, body) = (&bytes[..end], &bytes[end + 1..]);

@@ -1,8 +1,8 @@
 //! Search for JSON numbers that the JSON library would change.
 //!
 //! The library reads some numbers as floating-point numbers, and rounds these to the nearest
-//! integer. They are those with a fraction or an exponent, and those that don't fit into 64 bits.
-//! So `9007199254740993.0` would grant the lease …994. Such numbers are refused instead.
+//! integer: numbers with a fraction or an exponent, and numbers that don't fit into 64 bits. So
+//! `9007199254740993.0` would grant the lease …994. Such numbers are refused instead.
 
 /// Number from which a floating-point number may represent several integers.
 const INEXACT: f64 = 9_007_199_254_740_992.0;
@@ -28,7 +28,7 @@ pub(super) fn find_inexact_number(json: &[u8]) -> Option<String> {
     }
 }
 
-/// Returns what follows the string at the start of `json`.
+/// Returns the part of `json` after the string at its start.
 fn after_text(json: &[u8]) -> &[u8] {
     let mut at = 1;
     while let Some(ahead) =

@@ -1,4 +1,4 @@
-//! Conversion between messages and JSON, by protobuf's own mapping:
+//! Conversion between messages and JSON, by the JSON mapping that protobuf defines:
 //!
 //! - Fields are named as in the `.proto` file, or in camel case.
 //! - 64-bit numbers are strings.

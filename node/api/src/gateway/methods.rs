@@ -169,7 +169,7 @@ mod tests {
         assert!(takes_values("/v3/watch") && !takes_values("/v3/maintenance/snapshot"));
     }
 
-    /// Checks which methods have no path. etcd has no path for them either.
+    /// Checks which methods have no path. They are the ones without a path in etcd.
     #[test]
     fn every_method_has_a_path() {
         let pool = DescriptorPool::decode(node_proto::DESCRIPTORS).unwrap();

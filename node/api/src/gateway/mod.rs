@@ -1,5 +1,5 @@
-//! The JSON gateway: etcd's API as plain HTTP, for clients without gRPC (server/embed/serve.go in
-//! etcd, and grpc-gateway, on which that is built).
+//! The JSON gateway: etcd's API as plain HTTP, for clients without gRPC. etcd builds its gateway on
+//! grpc-gateway (server/embed/serve.go in etcd).
 //!
 //! A request is a POST of one JSON object to a method's path, and the answer is another object.
 //! Watches and keep-alives take a sequence of objects, and answer with one line of JSON each. Other
@@ -38,12 +38,13 @@ use self::raw_codec::RawCodec;
 use self::values::Values;
 use crate::rpc::{self, part_for_answer};
 
-/// Maximum bytes of JSON per byte that a gRPC request may have. Base64 turns three bytes into four,
-/// and field names take space.
+/// Maximum length of a request's JSON, as a multiple of the maximum gRPC request. JSON is longer:
+/// base64 turns three bytes into four, and field names take space.
 pub(crate) const REQUEST_GROWTH: usize = 2;
 /// Estimated bytes of JSON per byte of a gRPC answer, charged while the answer is written.
 const ANSWER_GROWTH: usize = 3;
-/// Prefix of an HTTP header whose name continues with the name of gRPC metadata.
+/// Prefix of an HTTP header that carries gRPC metadata. The rest of the header's name is the name
+/// of the metadata.
 const METADATA: &str = "grpc-metadata-";
 
 #[derive(Clone)]
@@ -110,7 +111,7 @@ impl Gateway {
     ) -> Result<Response, Status> {
         let (mut parts, body) = request.into_parts();
         // Any web page can make a browser post here, and browsers present certificates unasked. So
-        // only a token identifies the caller, as in etcd.
+        // a caller is identified only by a token, as in etcd.
         parts.extensions.remove::<rpc::CertificateUser>();
         let call = GatewayCall {
             method,

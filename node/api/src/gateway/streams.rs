@@ -17,8 +17,8 @@ use super::values::Values;
 use super::{Gateway, GatewayCall, errors, json};
 use crate::rpc::Deadline;
 
-/// Future that completes with the error of a bad request. It never completes if all requests are
-/// good.
+/// Future that completes with the error of the first bad request. It never completes if all
+/// requests are good.
 type BadRequestFuture = Pin<Box<dyn Future<Output = Status> + Send>>;
 
 /// Answers of a call, written as lines of JSON.
@@ -31,9 +31,8 @@ struct JsonLines {
 }
 
 impl Gateway {
-    /// Runs a streaming call. Waits for the first answer before the response begins, so that an
-    /// error until then can determine its HTTP status. The first request is read before the call is
-    /// made.
+    /// Runs a streaming call. The response begins after the first answer, so that an earlier error
+    /// can determine its HTTP status. The first request is read before the call is made.
     pub(super) async fn stream(
         self,
         call: GatewayCall,
@@ -42,7 +41,7 @@ impl Gateway {
         let GatewayCall { method, metadata, extensions, deadline } = call;
         let first = match deadline.bound(values.next()).await?? {
             Some(value) => Some(deadline.bound(read(&self.blocking_pool, method, value)).await??),
-            // A method with a single request accepts an empty body, as an empty message.
+            // A method that takes a single request reads an empty body as an empty message.
             None if !method.has_request_stream => Some(Bytes::new()),
             None => None,
         };
@@ -79,7 +78,8 @@ async fn read(
     apart.run(value.len(), move || json::read(&method.input, &value)).await
 }
 
-/// Returns a method's requests as a stream, and a future of the error that breaks them off.
+/// Returns a method's requests as a stream, and a future that completes with the error that ends
+/// them.
 fn requests(
     method: &'static GatewayMethod,
     apart: BlockingPool,
@@ -138,7 +138,7 @@ impl JsonLines {
     }
 }
 
-/// Returns the next line. The first was read before, and nothing follows an error.
+/// Returns the next line. The first line was read before. No line follows an error.
 async fn next(
     state: Option<(Option<Vec<u8>>, JsonLines)>,
 ) -> Option<(Result<Bytes, std::convert::Infallible>, Option<(Option<Vec<u8>>, JsonLines)>)> {

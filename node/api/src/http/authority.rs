@@ -5,7 +5,7 @@
 //! malformed before any of our code sees it.
 //!
 //! [`AuthorityRewriter`] wraps the connection below that library and turns the URL into a valid
-//! name, in place. It replaces `://` by `--x`, which has the same length as text and in HPACK's
+//! name, in place. It replaces `://` by `--x`. Both have the same length, as text and in HPACK's
 //! Huffman code. So neither frame lengths nor the compression state change (RFC 9113, section 4.1;
 //! RFC 7541, sections 5.2 and 6, appendix B).
 //!
@@ -25,13 +25,13 @@ const PADDED: u8 = 0x8;
 const PRIORITY: u8 = 0x20;
 /// Index of `:authority` in HPACK's static table.
 const AUTHORITY: usize = 1;
-/// Maximum number of bytes held back while a frame is incomplete. A connection with a longer frame
-/// isn't examined.
+/// Maximum number of bytes held back while a frame is incomplete. The examination ends at a longer
+/// frame.
 const MAX_HELD_BYTES: usize = 64 * 1024;
 /// Number of bytes per read while a connection is examined.
 const READ_BYTES: usize = 4 * 1024;
 
-/// Connection whose requests may have a URL as authority.
+/// Connection whose requests possibly have a URL as authority.
 #[derive(Debug)]
 pub(crate) struct AuthorityRewriter<S> {
     stream: S,
@@ -117,8 +117,8 @@ impl AuthorityExaminer {
     }
 }
 
-/// Corrects the authority in the payload of a HEADERS frame. Returns `false` if it needs no
-/// correction.
+/// Corrects the authority in the payload of a HEADERS frame. Returns `false` if nothing was
+/// corrected.
 fn rewrite_authority(payload: &mut [u8], flags: u8) -> bool {
     let mut at = 0;
     if flags & PADDED != 0 {
@@ -133,12 +133,13 @@ fn rewrite_authority(payload: &mut [u8], flags: u8) -> bool {
     })
 }
 
-/// Returns the start and end of the authority's value, and whether it is Huffman-coded. An
-/// authority that refers to HPACK's dynamic table was corrected when it was sent first.
+/// Returns the start and end of the authority's value, and whether it is Huffman-coded. Returns
+/// `None` if the block has no literal authority. An authority in HPACK's dynamic table was
+/// corrected when it was sent first.
 fn find_authority(block: &[u8], mut at: usize) -> Option<(usize, usize, bool)> {
     while let Some(first) = block.get(at) {
         // Whether the field has a literal value, and how many bits of the first byte belong to the
-        // number.
+        // field's index.
         let (literal, bits) = match first {
             0x80.. => (false, 7),
             0x40.. => (true, 6),

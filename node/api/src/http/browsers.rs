@@ -1,8 +1,8 @@
 //! Restrictions for browsers.
 //!
 //! - Pages of the origins in `--cors` may call this server.
-//! - A server without TLS may be called only by the host names in `--host-whitelist`. The owner of
-//!   a name can let it resolve to any address (CVE-2018-5702).
+//! - A server without TLS may be called only by the host names in `--host-whitelist`. Otherwise the
+//!   owner of any name could let it resolve to this server's address (CVE-2018-5702).
 //!
 //! As in etcd, both rules apply to HTTP and not to gRPC, which browsers don't use.
 
@@ -95,8 +95,8 @@ impl BrowserRules {
     }
 }
 
-/// Returns the value of the CORS origin header, if pages of the request's origin may read the
-/// answer.
+/// Returns the value of `Access-Control-Allow-Origin`, if pages of the request's origin are allowed
+/// to read the answer.
 fn allowed_origin(origins: &AllowedNames, headers: &HeaderMap) -> Option<HeaderValue> {
     if *origins == AllowedNames::All {
         return Some(HeaderValue::from_static("*"));

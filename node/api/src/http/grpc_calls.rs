@@ -1,9 +1,9 @@
 //! Filter for gRPC calls: they must use HTTP/2, POST and a gRPC media type, and end at their
 //! deadline.
 //!
-//! Other requests are answered with "not found". Any web page can make a browser post bytes here
-//! without asking first, over HTTP/1 or as plain text. The browser then presents its user's
-//! certificate. A certificate therefore names a user only to gRPC over HTTP/2.
+//! Other requests are answered with "not found". Without a preflight request, any web page can make
+//! a browser post bytes here, over HTTP/1 or as plain text. The browser then presents its user's
+//! certificate. So a certificate must name a user only in a gRPC call over HTTP/2.
 
 use std::pin::Pin;
 use std::task::{Context, Poll};

@@ -45,7 +45,7 @@ impl Query {
     }
 }
 
-/// Reads a key, which needn't exist, to check that reads work.
+/// Reads a key to check that reads work. It doesn't matter whether the key exists.
 async fn read(context: &ApiContext, serializable: bool) -> Result<(), Error> {
     context.barrier(serializable).await?;
     let request =
@@ -57,8 +57,8 @@ async fn read(context: &ApiContext, serializable: bool) -> Result<(), Error> {
 /// Maximum number of peers named in a failed check. The others are only counted.
 const NAMED_PEERS: usize = 5;
 
-/// Lists the members to which this one has no stream, as part of a failed check's text. Empty if
-/// there are none.
+/// Describes the members to which this member has no stream, for the text of a failed check. Empty
+/// if there are none.
 fn unconnected_peers(context: &ApiContext) -> String {
     let Some(transport) = &context.peers else { return String::new() };
     let (connected, table) = (transport.connected(), context.members.borrow().clone());
@@ -82,8 +82,8 @@ fn unconnected_peers(context: &ApiContext) -> String {
     format!("; no stream to {}{more}", named.join(", "))
 }
 
-/// Whether the alarm is a CORRUPT alarm about another member's data. This member then reports that
-/// it is healthy, so that it isn't taken out of service too.
+/// Whether the alarm is a CORRUPT alarm about another member's data. Such an alarm doesn't make
+/// this member unhealthy, so that it isn't taken out of service too.
 fn is_of_another(alarm: &AlarmMember, context: &ApiContext) -> bool {
     alarm.alarm() == AlarmType::Corrupt
         && ![0, context.identity.member_id].contains(&alarm.member_id)

@@ -1,5 +1,5 @@
-//! The `/metrics` page. Values are collected at each request, under etcd's names where they mean
-//! the same.
+//! The `/metrics` page. Values are collected at each request. A metric that means the same as in
+//! etcd has etcd's name.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -47,8 +47,8 @@ impl Routes {
         if let Some(largest_request) = gateway {
             pages = pages.merge(gateway::router(grpc, largest_request));
         }
-        // Include the fallback: its "not found" also needs CORS headers before a page of another
-        // origin may read it.
+        // The fallback gets CORS headers too: without them, a page of another origin couldn't read
+        // "not found".
         let pages = browsers.add_cors_headers(pages.fallback(not_found));
         Self { calls, pages, browsers }
     }
@@ -82,7 +82,7 @@ fn router(context: Arc<ApiContext>) -> Router {
         .with_state(context)
 }
 
-/// Restricts a page to GET, without HEAD, as in etcd. Load balancers must use GET there.
+/// Restricts a page to GET, as in etcd. Even HEAD is refused, so load balancers must use GET.
 fn get_only(get: MethodRouter<Arc<ApiContext>>) -> MethodRouter<Arc<ApiContext>> {
     get.head(not_allowed).fallback(not_allowed)
 }

@@ -4,8 +4,8 @@ use axum::http::header::LOCATION;
 use axum::http::{StatusCode, Uri};
 use axum::response::{IntoResponse, Response};
 
-/// Returns a redirect to the clean path of `uri`, if its path isn't clean. With this status, a
-/// client repeats its method and body.
+/// Returns a redirect to the clean path of `uri`, if its path isn't clean. Its status makes the
+/// client repeat the request with the same method and body.
 pub(super) fn redirect(uri: &Uri) -> Option<Response> {
     let path = clean(uri.path());
     if path == uri.path() {

@@ -1,8 +1,9 @@
 //! Identity of a call's caller, and the check of its permissions.
 //!
-//! A call is checked before anything is done for it, on the state that this member knows. A refusal
-//! may rest on outdated state, so a refused call is checked once more after a read barrier. Reads
-//! are checked again on the view that is read. Log entries are checked again when they are applied.
+//! A call is checked before anything is done for it, on the state that this member has applied.
+//! That state can be outdated, so a refused call is checked once more after a read barrier. Reads
+//! are checked again on the view of the store that is read. Log entries are checked again when they
+//! are applied.
 
 use std::sync::{Arc, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
@@ -18,8 +19,8 @@ use super::error::Error;
 
 /// Interval of the search for expired tokens, as in etcd.
 const TOKEN_EXPIRY_INTERVAL: Duration = Duration::from_secs(1);
-/// Names of the metadata in which a client sends its token. Over HTTP, `authorization` has a bearer
-/// token or the bare token.
+/// Names of the metadata in which a client sends its token. Over HTTP, `authorization` holds the
+/// token, alone or after `Bearer`.
 const TOKEN_METADATA: [&str; 2] = ["token", "authorization"];
 const BEARER: &str = "Bearer ";
 
@@ -34,9 +35,10 @@ const GATEWAY_METADATA: &str = "grpcgateway-accept";
 /// Identity that comes with a call, before it is checked.
 #[derive(Clone)]
 pub(crate) enum Credentials {
-    /// The call comes from this member itself.
+    /// The call is made by this member itself.
     Member,
-    /// The call comes from a client, with a token or the name in its certificate, if it has one.
+    /// The call is made by a client. Either the token, or the name in its certificate, or both can
+    /// be absent.
     Client { token: Option<PresentedToken>, name: Option<Arc<str>> },
 }
 
@@ -63,8 +65,8 @@ impl Credentials {
             let text = value.to_str().unwrap_or_default();
             PresentedToken::new(text.strip_prefix(BEARER).unwrap_or(text))
         });
-        // grpc-gateway makes calls for others with its own certificate, and marks them. The
-        // certificate doesn't identify the caller then.
+        // grpc-gateway makes calls for other clients with its own certificate, and marks these
+        // calls. The certificate of such a call doesn't identify the caller.
         let by_gateway = request.metadata().contains_key(GATEWAY_METADATA);
         let name = request.extensions().get::<CertificateUser>().filter(|_| !by_gateway);
         let name = name.map(|CertificateUser(name)| name.clone());
@@ -88,13 +90,14 @@ struct TokenClock {
 
 /// Returns the user of a signed token, if the token's auth revision is the one of `view`.
 ///
-/// An older token proves nothing: since then the user may have changed the password, or the name
-/// may belong to another user. (etcd accepts it where only `root` is needed.)
+/// A token with an older auth revision proves nothing: since then the user may have changed the
+/// password, or the name may belong to another user. (etcd accepts such a token where only `root`
+/// is needed.)
 ///
-/// A newer token proves nothing either. Perhaps this member is behind; then the check is repeated
-/// once the member has caught up. Or the token was issued before a snapshot was restored, and its
-/// name may now belong to another user. (etcd refuses it for ranges, also on a member that is
-/// behind, and accepts it for the rest.)
+/// A token with a newer auth revision proves nothing either. If this member is behind, the check is
+/// repeated once it has caught up. Otherwise the token was issued before a snapshot was restored,
+/// and its name may now belong to another user. (etcd refuses such a token for ranges, also on a
+/// member that is behind, and accepts it for other requests.)
 fn user_of_signed_token(jwt: &Jwt, token: &PresentedToken, view: &View) -> Result<Arc<str>, Error> {
     let claims = match token.claims.get_or_init(|| jwt.verify(&token.text)) {
         Ok(claims) if claims.are_valid_at(jiff::Timestamp::now().as_second()) => claims,
@@ -120,8 +123,8 @@ pub(crate) struct Authoriser {
 }
 
 impl Authoriser {
-    /// Creates the check for the tokens and users of `store`. A simple token expires `ttl` after
-    /// its last use.
+    /// Creates the check for the tokens and users of `store`. A simple token expires when it was
+    /// not used for `ttl`.
     pub(super) fn new(store: Store, ttl: Duration, signed_tokens: Option<Arc<Jwt>>) -> Self {
         Self { store, clock: TokenClock { began: Instant::now(), ttl }, signed_tokens }
     }
@@ -149,7 +152,8 @@ impl Authoriser {
         Ok(Caller::User { name, revision: view.auth().revision() })
     }
 
-    /// Checks `access` by the users and roles of `view`. Returns the caller if it is allowed.
+    /// Checks `access` by the users and roles of `view`. Returns the caller if the access is
+    /// allowed.
     pub(super) fn authorise_on(
         &self,
         who: &Credentials,
@@ -163,7 +167,7 @@ impl Authoriser {
         self.authorise_with_leases(who, view, access, &leases)
     }
 
-    /// Checks `access` by the users and roles of `view`, for a caller that has locked the leases
+    /// Like [`Self::authorise_on`], with the lease table that the calling function has locked
     /// already.
     pub(super) fn authorise_with_leases(
         &self,

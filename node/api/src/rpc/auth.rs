@@ -65,8 +65,8 @@ impl AuthService {
         }
     }
 
-    /// Returns a view that has everything acknowledged before the request came, if the caller may
-    /// read it.
+    /// Returns a view of the store that has everything acknowledged before the request arrived, if
+    /// the caller may read it.
     async fn read_view(
         &self,
         request: &impl CheckedRequest,
@@ -95,8 +95,8 @@ impl AuthService {
     }
 
     /// Returns the user's new password hash. As in etcd, the client may send a hash in base64
-    /// instead of a password. If the client sends neither, no password is valid until it is changed
-    /// again.
+    /// instead of a password. If the client sends neither, no password is valid for the user until
+    /// the next change.
     async fn hash_new_password(
         &self,
         AuthUserChangePasswordRequest { name, password, hashed_password }: AuthUserChangePasswordRequest,
@@ -135,8 +135,8 @@ impl AuthService {
                 return Err(Error::AuthFailed);
             }
             if let Some(jwt) = &self.context.access.signed_tokens {
-                // If users have changed since `view`, the token is invalid, and the client has to
-                // authenticate again.
+                // If users have changed since `view`, the token is invalid from the start, and the
+                // client has to authenticate again.
                 let jwt = Arc::clone(jwt);
                 let now = jiff::Timestamp::now().as_second();
                 let signed = tokio::task::spawn_blocking(move || jwt.sign(&name, revision, now));
@@ -152,8 +152,8 @@ impl AuthService {
                     return Ok(AuthenticateResponse { header, token: secret.token(index) });
                 }
                 Ok(other) => unreachable!("apply answers for a token in kind, not with {other:?}"),
-                // Users have changed meanwhile, and perhaps this password. So the loop checks the
-                // password again.
+                // Users or roles have changed since the check, and perhaps this password. So the
+                // loop checks the password again.
                 Err(Error::AuthOldRevision) if Instant::now() < deadline => {}
                 Err(error) => return Err(error),
             }
@@ -211,7 +211,7 @@ impl AuthService {
     }
 }
 
-/// Implements methods that consist of one change and answer with only a header.
+/// Implements methods that make one change and answer with only a header.
 macro_rules! changes {
     ($($method:ident: $counted:ident, $request:ident => $answer:ident, |$asked:pat_param, $this:pat_param| $change:expr;)*) => {
         #[tonic::async_trait]

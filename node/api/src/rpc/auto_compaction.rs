@@ -1,7 +1,7 @@
 //! Automatic compaction: `--auto-compaction-mode` and `--auto-compaction-retention`, by etcd's
 //! rules (`server/etcdserver/api/v3compactor`).
 //!
-//! Every member records past revisions, so that the next leader continues where the last one
+//! Every member records past revisions, so that a new leader continues where the last leader
 //! stopped. Only the leader compacts.
 
 use std::collections::VecDeque;
@@ -27,7 +27,8 @@ pub enum AutoCompaction {
 }
 
 const HOUR: Duration = Duration::from_secs(60 * 60);
-/// Number of revision samples per period, or per hour if the period is longer.
+/// Number of revision samples per period. For a period above one hour, the number of samples per
+/// hour.
 const SAMPLES_PER_PERIOD: u32 = 10;
 /// Minimum time between samples, even for the shortest period.
 const MIN_SAMPLE_INTERVAL: Duration = Duration::from_millis(10);
@@ -38,12 +39,13 @@ const REVISION_MODE_INTERVAL: Duration = Duration::from_secs(5 * 60);
 #[derive(Debug)]
 struct RevisionHistory {
     rule: AutoCompaction,
-    /// Newest revision at each sample, oldest sample first. The samples of one period are kept, and
-    /// one more.
+    /// Newest revision at each sample, oldest sample first. In periodic mode, it holds the samples
+    /// of one period and one more.
     samples: VecDeque<i64>,
     /// Time of the last compaction.
     last_compaction: Duration,
-    /// Minimum time from `last_compaction` to the next compaction. At first it is a whole period.
+    /// Minimum time from `last_compaction` to the next compaction, in periodic mode. Before the
+    /// first compaction it is a whole period.
     pause: Duration,
     /// Revision of the last compaction.
     last: i64,
@@ -165,8 +167,8 @@ mod tests {
     #[test]
     fn by_time_it_begins_after_a_period_and_comes_once_in_each_or_once_an_hour() {
         let minutes = |of: u32| AutoCompaction::Periodic(of * MINUTE);
-        // As in etcd, the next compaction uses a revision sampled a tenth of a period before the
-        // last compaction.
+        // As in etcd, each later compaction uses the revision that was sampled a tenth of a period
+        // before the compaction preceding it.
         let ten = compactions(minutes(10), 31, |_| true);
         assert_eq!(ten, [(10, 1), (20, 9 * 60 + 1), (30, 19 * 60 + 1)]);
         let day = compactions(minutes(24 * 60), 26 * 60 + 1, |_| true);

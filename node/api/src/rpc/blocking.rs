@@ -5,7 +5,7 @@ use tokio::task::spawn_blocking;
 use super::error::Error;
 
 /// Runs `work` on a thread that may block. Once begun, `work` runs to its end even if the caller
-/// stops waiting. Only then is `turn`, the permit to run, released.
+/// stops waiting. `turn` is the permit to run, and is released when `work` has ended.
 pub(crate) async fn run_blocking<T: Send + 'static>(
     turn: impl Send + 'static,
     work: impl FnOnce() -> T + Send + 'static,

@@ -80,7 +80,8 @@ impl FromStr for Decimal {
     }
 }
 
-/// Result of a method: its answer, and the log index of the configuration that the answer shows.
+/// Result of a method: its answer, and the log index of the member configuration that the answer
+/// shows.
 type ResultWithConfiguration<T> = Result<(T, u64), Error>;
 
 impl ClusterService {

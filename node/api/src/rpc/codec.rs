@@ -29,7 +29,7 @@ pub(super) struct FrameEvents {
     pub(super) part: Range<usize>,
     /// Store from which previous values are read, if the client wants them.
     pub(super) previous: Option<Store>,
-    /// Charge to the client's account for the delivery's memory.
+    /// Charge to the client's account for the memory of the delivery.
     pub(super) _held: Arc<MemoryCharge>,
 }
 

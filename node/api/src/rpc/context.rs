@@ -41,7 +41,7 @@ use super::settings::{ApiLimits, ServerIdentity, Telemetry};
 const SMALL_ANSWER_BYTES: usize = 16 << 10;
 
 /// Returns the share of a client's memory bounds that an answer of `bytes` bytes may fill. A large
-/// answer may not fill all of it, so that the client can still write meanwhile.
+/// answer may not fill all of it, so that room for the client's writes is left.
 pub(crate) const fn part_for_answer(bytes: usize) -> BudgetShare {
     if bytes > SMALL_ANSWER_BYTES { BudgetShare(7) } else { BudgetShare::WHOLE }
 }
@@ -61,9 +61,10 @@ pub struct ApiContext {
     pub(crate) members: watch::Receiver<Arc<MemberTable>>,
     /// Active alarms of the cluster.
     pub(crate) alarms: watch::Receiver<Vec<AlarmMember>>,
-    /// Permit to read the whole store for a comparison of members; there is one.
+    /// The only permit to read the whole store for a comparison of members.
     pub(crate) comparison_permit: Arc<Semaphore>,
-    /// Permits for clients' requests that hash the whole store; they limit how many run at a time.
+    /// Permits for clients' requests that hash the whole store. The number of permits limits how
+    /// many such requests run at a time.
     pub(crate) hash_permits: Arc<Semaphore>,
     /// Connections to the other members; `None` if there can't be any.
     pub(crate) peers: Option<Transport>,
@@ -95,9 +96,9 @@ pub(crate) fn requires_leader(metadata: &MetadataMap) -> bool {
     metadata.get("hasleader").is_some_and(|value| value == "true")
 }
 
-/// Encodes an operation as the payload of a log entry. Refuses one that no member could decode:
-/// once committed, it would stop every member at each start. Only transactions can be nested too
-/// deep.
+/// Encodes an operation as the payload of a log entry. Refuses an operation that no member could
+/// decode, since a committed entry with it would stop every member at each start. Only transactions
+/// can be nested too deeply.
 pub(super) fn encode(
     id: RequestId,
     caller: Caller,
@@ -120,7 +121,7 @@ pub(super) fn encode(
 const CLIENT_API_VERSION: &str = "client-api-version";
 
 /// Context of a call: its caller, and the charge for the memory of its answer. The charge lasts
-/// until the client has received the last byte.
+/// until the last byte of the answer is sent.
 pub(crate) struct CallContext {
     charge: MemoryCharge,
     credentials: Credentials,
@@ -154,8 +155,8 @@ impl CallContext {
         }
     }
 
-    /// Starts another context of the same call, for a part of it that continues after the client
-    /// has left.
+    /// Makes another context of the same call, for a part of the work that continues after the
+    /// client has left.
     pub(super) fn another(&self) -> Self {
         Self {
             charge: self.charge.another_empty(),
@@ -300,7 +301,7 @@ impl ApiContext {
     }
 
     /// Runs a unary call: counts it, checks it, does `work`, and completes the answer's header. The
-    /// memory of the answer stays charged until the client has received it.
+    /// memory of the answer stays charged until the answer is sent.
     pub(crate) async fn call<Q: CheckedRequest, T: Answer, E: From<Error> + Into<Status>>(
         &self,
         method: Method,
@@ -412,8 +413,8 @@ impl ApiContext {
         Ok(())
     }
 
-    /// Reads from the newest view. If a compaction overtakes the read, it is repeated on a newer
-    /// view.
+    /// Reads from the newest view. If a compaction removes the data during the read, the read is
+    /// repeated on a newer view.
     pub(crate) async fn read<T>(
         &self,
         mut read: impl FnMut(&Store, &View) -> Result<T, ReadError>,
@@ -449,7 +450,8 @@ impl ApiContext {
     }
 
     /// Checks `access` by the newest view. A refusal is checked again after a read barrier, on a
-    /// view with everything acknowledged before the call. A serializable call skips that.
+    /// view with everything acknowledged before the call. The second check is skipped for a
+    /// serializable call.
     pub(super) async fn authorise_call(
         &self,
         who: &Credentials,

@@ -1,6 +1,6 @@
 //! Comparison of the members' data ([`node_state::corruption`]). The leader queries the members,
-//! judges their answers, and raises the CORRUPT alarm of a member whose data differs.
-//! `ApiContext::ensure_not_corrupt` enforces it.
+//! judges their answers, and raises the CORRUPT alarm of a member whose data differs. A member with
+//! that alarm refuses requests for data (`ApiContext::ensure_not_corrupt`).
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -34,13 +34,13 @@ const POLL_INTERVAL: Duration = Duration::from_millis(500);
 /// It limits the load, because a comparison reads the whole store. The second factor applies after
 /// a comparison in which members differed.
 const CPU_TIME_FACTORS: (u32, u32) = (10, 2);
-/// Minimum interval of comparisons, as a multiple of the elapsed time of the last one. It matters
-/// if the disk is slow. The factor is small, because a comparison also takes long if processors are
-/// busy. Even then a difference must be found in time.
+/// Minimum interval of comparisons, as a multiple of the elapsed time of the last one. It limits
+/// the load on a slow disk. The factor is small, because a comparison also takes long if processors
+/// are busy, and a difference must still be found in time.
 const ELAPSED_TIME_FACTOR: u32 = 2;
 /// Maximum time for a member to apply the requested index and to learn who leads.
 const CATCH_UP_TIMEOUT: Duration = Duration::from_secs(5);
-/// Maximum time for a member's answer: a multiple of the time that the leader needed for its own
+/// Maximum time for a member's answer: a multiple of the time in which the leader read its own
 /// store, plus a constant.
 const ANSWER_TIMEOUT: (u32, Duration) = (3, Duration::from_secs(10));
 
@@ -87,8 +87,8 @@ fn thread_cpu_time() -> Duration {
     spent.try_into().expect("a thread's time is never before its beginning")
 }
 
-/// Compares the members repeatedly while this member leads. If the leader's own data is wrong, it
-/// transfers its leadership, so that it doesn't send that data to other members.
+/// Compares the members repeatedly while this member leads. If the leader's own data is wrong, the
+/// leader transfers its leadership, so that it doesn't send that data to other members.
 pub(super) async fn run_comparisons(context: Arc<ApiContext>) {
     let (mut leader, own) = (context.leader.clone(), context.identity.member_id);
     while leader.wait_for(|leader| *leader == own).await.is_ok() {
@@ -106,7 +106,7 @@ pub(super) async fn run_comparisons(context: Arc<ApiContext>) {
             for member in alarms {
                 hurry |= !raise(&context, member).await;
             }
-            // The transfer of leadership may have failed, so it is soon tried again.
+            // The transfer of leadership can fail, so it is soon tried again.
             hurry |= context.is_corrupt();
             wait_until_due(&context, &Schedule { began, cost: effort, is_urgent: hurry }).await;
         }
@@ -186,7 +186,7 @@ async fn compare(context: &ApiContext) -> Comparison {
 }
 
 /// Returns the checksums of this member's data, and the processor time that they took. Returns no
-/// checksums while this member computes them for another comparison.
+/// checksums if this member is already computing them for another comparison.
 async fn own_claims(context: &ApiContext, question: Question) -> (Vec<Claim>, Duration) {
     let nothing = (Vec::new(), Duration::ZERO);
     let Ok(alone) = context.comparison_permit.clone().try_acquire_owned() else { return nothing };
@@ -207,9 +207,9 @@ async fn own_claims(context: &ApiContext, question: Question) -> (Vec<Claim>, Du
     (vec![Claim::unreadable(question)], worked)
 }
 
-/// Answers the leader's question about this member's data. Waits a limited time until this member
-/// has applied as much as `question` needs. Returns `None` for a malformed question. Only the
-/// leader gets checksums; for another sender the store isn't read.
+/// Answers the leader's question about this member's data. Before that, waits a limited time until
+/// this member has applied as much as `question` needs. Returns `None` for a malformed question.
+/// Only the leader gets checksums; for any other sender the store isn't read.
 pub(super) async fn answer_store(
     context: &ApiContext,
     from: MemberId,
@@ -219,7 +219,7 @@ pub(super) async fn answer_store(
     let (mut status, mut leader) = (context.status.clone(), context.leader.clone());
     let ready = async {
         let _ = status.wait_for(|status| status.applied.index >= question.index).await;
-        // A new leader may send its question before this member knows that the sender leads.
+        // A new leader's question can arrive before this member has learned who leads.
         let _ = leader.wait_for(|leader| *leader == from.0).await;
     };
     let _ = timeout(CATCH_UP_TIMEOUT, ready).await;
@@ -232,7 +232,7 @@ pub(super) async fn answer_store(
 async fn wait_until_due(context: &ApiContext, done: &Schedule) {
     let came_since = || {
         let connected = context.peers.as_ref().map(|peers| peers.connected()).unwrap_or_default();
-        // A member that has just connected may not answer yet.
+        // A member that has connected just now is possibly not ready to answer.
         connected
             .values()
             .any(|since| *since > done.began.into_std() && since.elapsed() > POLL_INTERVAL)

@@ -1,8 +1,8 @@
 //! Deadline of a call: `grpc-timeout`, up to eight digits and a unit (gRPC over HTTP/2,
 //! "Requests").
 //!
-//! At its deadline a call ends, with everything that it waits for. A proposal that the call has
-//! made may still be committed.
+//! At its deadline a call ends, and no longer waits for anything. A proposal that the call has made
+//! may still be committed.
 
 use std::time::Duration;
 
@@ -37,7 +37,7 @@ impl Deadline {
         }
     }
 
-    /// Returns the time at which the deadline ends; `None` means never.
+    /// Returns the time of the deadline; `None` means never.
     pub(crate) fn end(self) -> Option<Instant> {
         self.0
     }

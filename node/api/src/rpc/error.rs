@@ -39,8 +39,8 @@ macro_rules! table {
             pub(crate) fn code(self) -> Code {
                 match self {
                     $(Self::$name => Code::$code,)*
-                    // etcd uses neither code for its own errors, so clients recognise these two by
-                    // the code.
+                    // etcd uses neither of these codes for its own errors, so clients recognise
+                    // these two errors by the code.
                     Self::CarriedOut(_) => Code::AlreadyExists,
                     Self::Stale(_) => Code::Aborted,
                 }
@@ -207,7 +207,7 @@ table! {
     /// Users or roles have changed since the caller was identified.
     AuthOldRevision: InvalidArgument "etcdserver: revision of auth store is old"
         => "old-auth-revision",
-    /// Authentication is disabled, so that no token is issued.
+    /// Authentication is disabled, so no token is issued.
     AuthNotEnabled: FailedPrecondition "etcdserver: authentication is not enabled",
     /// The user name or the password is wrong.
     AuthFailed: InvalidArgument
@@ -229,7 +229,7 @@ table! {
     /// The name is too long for a key in an etcd file, so no snapshot could contain it. etcd panics
     /// instead of refusing the name.
     NameTooLong: InvalidArgument "muster: the name of a user or role is longer than 32768 bytes",
-    /// Users and roles would take more memory than every member can spare. etcd has no such limit.
+    /// The change would exceed the memory limit for users and roles. etcd has no such limit.
     NoRoomForAuth: ResourceExhausted
         "muster: users and roles take all the room that they have; delete some that nobody needs",
     /// The action of the request is unknown.
@@ -249,7 +249,8 @@ table! {
 /// Name of the metadata with the machine-readable code of a refusal.
 const REFUSAL_METADATA: &str = "muster-refusal";
 
-/// Name of the metadata with the configuration that an answer of the Cluster service shows.
+/// Name of the metadata with the log index of the member configuration that an answer of the
+/// Cluster service shows.
 pub(super) const CONFIGURATION_METADATA: &str = "muster-configuration";
 
 impl Error {

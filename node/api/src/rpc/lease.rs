@@ -94,7 +94,8 @@ impl LeaseService {
             let question = LeaseQuestion { renew: false, ids: vec![id] };
             match ask_leader_about_leases(&self.context, question, deadline).await {
                 Ok(seconds) if seconds[0] != LEASE_UNKNOWN => break seconds[0],
-                // The lease was revoked meanwhile. The next barrier makes that visible here.
+                // Either the lease was revoked meanwhile, which the next barrier makes visible
+                // here, or the leader changed. In both cases the loop tries again.
                 Ok(_) | Err(Error::NotLeader) if Instant::now() < deadline => {
                     sleep(LEADER_POLL_INTERVAL).await;
                 }
@@ -144,7 +145,7 @@ impl LeaseService {
         Ok(LeaseLeasesResponse { header: header(revision), leases })
     }
 
-    /// Renews leases. Returns the TTL of each, 0 if it doesn't exist.
+    /// Renews leases. Returns the TTL of each lease, or 0 for a lease that doesn't exist.
     async fn renew(&self, ids: &[i64]) -> Result<Vec<i64>, Error> {
         let deadline = self.context.deadline();
         let mut ttls = vec![LEASE_BUSY; ids.len()];
@@ -184,8 +185,8 @@ impl LeaseService {
     }
 }
 
-/// Sends the queued renewals to the leader. Each message needs its own connection, so a message
-/// carries as many gathered renewals as it may.
+/// Sends the queued renewals to the leader. Each message needs its own connection, so queued
+/// renewals are gathered into one message, up to a limit.
 async fn forward_renewals(context: Arc<ApiContext>, mut wishes: mpsc::Receiver<RenewRequest>) {
     let mut together = Vec::new();
     while wishes.recv_many(&mut together, MAX_RENEWALS_PER_MESSAGE).await > 0 {
@@ -269,8 +270,8 @@ async fn serve(
     for id in &ids {
         lease.context.authorise_call(who, RequestedAccess::LeaseKeepAlive(*id), false).await?;
     }
-    // The header is made before any renewal. A deletion of a lease's keys after that has a higher
-    // revision than this answer.
+    // The header is made before any renewal. So if a lease's keys are deleted after its renewal,
+    // the deletion has a higher revision than this answer.
     let header = lease.context.header(lease.context.store.view().revision());
     let ttls = lease.renew(&ids).await?;
     let answer = |(id, ttl)| LeaseKeepAliveResponse { header: Some(header), id, ttl };

@@ -37,7 +37,7 @@ struct LeaseReadings {
 }
 
 /// Sends a question about leases to the leader. Returns `NotLeader` if the asked member isn't the
-/// leader.
+/// leader, or gives no valid answer in time.
 pub(super) async fn ask_leader_about_leases(
     context: &ApiContext,
     question: LeaseQuestion,
@@ -64,7 +64,8 @@ pub(super) async fn ask_leader_about_leases(
     Ok(answer.seconds)
 }
 
-/// Answers another member's question about leases. Returns `None` if the request isn't one.
+/// Answers another member's question about leases. Returns `None` if the request is of another
+/// kind.
 pub(super) async fn answer_leases(context: &ApiContext, request: Bytes) -> Option<Bytes> {
     let question = LeaseQuestion::decode(request).ok()?;
     if question.ids.is_empty() {

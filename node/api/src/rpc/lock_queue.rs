@@ -27,11 +27,11 @@ use super::kv::KvService;
 use super::lease::LeaseService;
 use super::watch::watch_for_refusal;
 
-/// TTL in seconds of the lease that is granted to a client that names none. Nobody renews this
-/// lease. The value is etcd's.
+/// TTL in seconds of the lease that is granted if the client's request names no lease. Nobody
+/// renews this lease. The value is etcd's.
 const DEFAULT_LEASE_TTL: i64 = 60;
-/// Number of attempts to delete an abandoned queue entry while there is no leader. After that it
-/// expires with its lease.
+/// Number of attempts to delete an abandoned queue entry. After that, the entry expires with its
+/// lease.
 const DELETE_ATTEMPTS: usize = 30;
 /// Time between attempts to delete an abandoned queue entry.
 const DELETE_RETRY_INTERVAL: Duration = Duration::from_secs(1);
@@ -217,8 +217,8 @@ impl LockQueues {
         self.kv.range(&request, held).await
     }
 
-    /// Appends an entry for the lease to the queue, or returns its existing one. The caller must be
-    /// allowed to read all entries; otherwise it couldn't wait for its turn.
+    /// Appends an entry for the lease to the queue, or returns the lease's existing entry. The
+    /// caller must have permission to read all entries; otherwise it couldn't wait for its turn.
     pub(super) async fn enter(
         &self,
         name: &Bytes,
@@ -272,7 +272,8 @@ impl LockQueues {
         watch
     }
 
-    /// Waits until a key is deleted that existed at the revision `seen_at`.
+    /// Waits until a key that existed at the revision `seen_at` is deleted. Also returns if a
+    /// compaction has possibly hidden the deletion.
     async fn wait_until_deleted(&self, key: Bytes, seen_at: i64) -> Result<(), Error> {
         let only = KeyRange::new(key, Bytes::new());
         let spec = WatchSpec { no_put: true, ..watch_after(seen_at, only) };
@@ -285,8 +286,8 @@ impl LockQueues {
                 () = self.context.stop.cancelled() => return Err(Error::Stopped),
             };
             match notice {
-                // The deletion may be among the compacted revisions, so the caller reads the queue
-                // again.
+                // In the second case the deletion is possibly among the compacted revisions. The
+                // caller reads the queue again in both cases.
                 Notice::Events { .. } | Notice::Compacted { .. } => return Ok(()),
                 Notice::Progress { .. } | Notice::WatchProgress { .. } => {}
             }
@@ -326,8 +327,8 @@ impl QueueEntry {
 
     /// Waits until no entry is before this one.
     ///
-    /// Reading this member's own store is enough. It already has this entry's key. A deleted key
-    /// can't come before this entry again, because a new key has a higher create revision.
+    /// Reading this member's own store is enough, since it already has this entry's key. A key that
+    /// is deleted and created again gets a higher create revision, so it comes after this entry.
     async fn wait_for_predecessors(&mut self, held: &mut CallContext) -> Result<(), Error> {
         let before = predecessor_request(&self.name, self.created);
         loop {
@@ -340,8 +341,8 @@ impl QueueEntry {
         }
     }
 
-    /// Waits until this entry is the first. Returns the revision at which that was seen, or `None`
-    /// if the entry no longer exists.
+    /// Waits until this entry is the first, and returns the revision at which that was seen.
+    /// Returns `None` if the entry no longer exists.
     pub(super) async fn wait_for_turn(
         &mut self,
         held: &mut CallContext,
@@ -369,7 +370,8 @@ impl Drop for QueueEntry {
         }
         let (context, line) = (self.queues.context.clone(), self.queues.clone());
         let give_up = delete_if_created_at(self.key.clone(), self.created);
-        // The first entry is kept: it holds the lock, and its client may have called again already.
+        // If the entry is the first, it is kept: it holds the lock, and its client has possibly
+        // called again already.
         let unless_first = (self.state == EntryState::Unknown)
             .then(|| predecessor_request(&self.name, self.created));
         self.queues.tasks.spawn(async move {

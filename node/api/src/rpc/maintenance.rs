@@ -176,8 +176,8 @@ impl MaintenanceService {
         Ok(HashResponse { header: header(revision), hash: hash? })
     }
 
-    /// Refuses downgrades: no older version of the data exists, so none can be under way. As in
-    /// etcd, cancelling a downgrade succeeds anyway.
+    /// Refuses downgrades, because the data has no older version. So no downgrade can be under way;
+    /// cancelling one succeeds anyway, as in etcd.
     async fn downgrade(&self, request: &DowngradeRequest) -> Result<DowngradeResponse, Error> {
         let action = DowngradeAction::try_from(request.action);
         match action.map_err(|_| Error::UnknownMethod)? {
@@ -204,8 +204,8 @@ impl MaintenanceService {
     }
 }
 
-/// Whether `text` is a version as etcd parses it: `major.minor`, or both with a patch and perhaps a
-/// suffix (server/etcdserver/version).
+/// Whether `text` is a version as etcd parses it: `major.minor`, or `major.minor.patch` with an
+/// optional suffix (server/etcdserver/version).
 fn is_version(text: &str) -> bool {
     let core = text.split(['-', '+']).next().unwrap_or_default();
     let parts: Vec<&str> = core.split('.').collect();

@@ -1,4 +1,4 @@
-//! Requests of other members: questions about leases and data, and changes of members.
+//! Requests that other members send: questions about leases and data, and changes of members.
 
 use bytes::Bytes;
 use node_state::identity::MemberId;

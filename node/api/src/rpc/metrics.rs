@@ -124,8 +124,8 @@ impl MethodMetrics {
         self.streamed_out.fetch_add(messages, Ordering::Relaxed);
     }
 
-    /// Returns the numbers of received and sent messages. A unary call has one of each, unless it
-    /// failed.
+    /// Returns the numbers of received and sent messages. A unary call receives one message, and
+    /// sends one if it succeeds.
     pub(crate) fn messages(&self, method: Method) -> (u64, u64) {
         let load = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         let answered = load(&self.handled[Code::Ok as usize]);
@@ -158,11 +158,12 @@ const CLIENT_VERSIONS: usize = 16;
 const CLIENT_VERSION_BYTES: usize = 32;
 /// Label for clients that send no version.
 const UNKNOWN: &str = "unknown";
-/// Label for clients that send a malformed version, or a further one than [`CLIENT_VERSIONS`].
+/// Label for clients that send a malformed version, or a new version when [`CLIENT_VERSIONS`]
+/// others are counted already.
 const OTHER: &str = "other";
 
-/// Counters of calls by the client's API version. Clients may send any value, so their number is
-/// bounded.
+/// Counters of calls by the client's API version. Clients may send any text, so the number of
+/// counted versions is bounded.
 #[derive(Debug, Default)]
 pub struct ClientVersions {
     known: [OnceLock<Box<str>>; CLIENT_VERSIONS],
@@ -189,7 +190,8 @@ impl ClientVersions {
         self.known.iter().position(is_said).unwrap_or(CLIENT_VERSIONS)
     }
 
-    /// Returns type, version and number of calls, for each pair that has any.
+    /// Returns the type of call, the client version and the number of calls, for each pair of type
+    /// and version that has any.
     pub(crate) fn all(&self) -> Vec<(&'static str, &str, u64)> {
         let known = self.known.iter().map_while(|known| known.get().map(|version| &**version));
         let named =

@@ -58,7 +58,8 @@ impl PasswordHasher {
         hashed.await?.map_err(|error| hash_error(&error))
     }
 
-    /// Whether `hash` is of this password. Returns false without a hash, or with an empty one.
+    /// Whether `hash` is the hash of this password. Returns false if there is no hash, or an empty
+    /// one.
     pub(super) async fn verify(
         &self,
         password: Zeroizing<String>,

@@ -17,8 +17,8 @@ pub(crate) trait ReplicatedRequest {
 
     fn operation(self) -> Operation;
 
-    /// Extracts the answer from the result of apply. Returns `None` if the result is another
-    /// request's.
+    /// Extracts the answer from the result of apply. Returns `None` if the result belongs to
+    /// another kind of request.
     fn answer(response: Response) -> Option<Self::Answer>;
 }
 

@@ -26,8 +26,8 @@ impl Quota {
 #[derive(Debug, Default)]
 pub(crate) struct NospaceClaim {
     pub(super) by_quota: AtomicBool,
-    /// Lock held by the request that raises the alarm. Requests that wait for it find the alarm
-    /// raised.
+    /// Lock held by a request while it raises the alarm. Other requests that exceed the quota wait
+    /// for the lock, and then find the alarm raised.
     pub(super) raising: tokio::sync::Mutex<()>,
 }
 

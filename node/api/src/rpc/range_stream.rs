@@ -1,8 +1,8 @@
 //! `RangeStream`: a range in parts, so that neither side has to hold all of it.
 //!
-//! All parts are of one revision, which is the newest at the start if the request names none. Each
-//! part has keys. The last part also has the fields for the whole answer: `header`, `count` and
-//! `more`.
+//! All parts are of one revision. If the request names none, this is the newest revision at the
+//! start. Each part has keys. The last part also has the fields for the whole answer: `header`,
+//! `count` and `more`.
 //!
 //! A slow client costs almost no memory: each part is read from the store when the client wants it.
 //! The read is refused if its revision was compacted meanwhile, or if the caller has lost the
@@ -30,8 +30,8 @@ use super::error::Error;
 use super::metrics::Method;
 use super::required_access::CheckedRequest as _;
 
-/// A part has the maximum request size divided by this. Even with one more read step, a part stays
-/// below the 4 MiB that clients accept by default.
+/// A part is full at the maximum request size divided by this number. Even if one more read step
+/// follows, the part stays below the 4 MiB that clients accept by default.
 const PART_DIVISOR: usize = 2;
 
 /// Checks the request, and returns the stream of its parts.
@@ -44,8 +44,8 @@ pub(super) async fn answer(
     let mut held = CallContext::new(&request);
     let begun = begin(&context, &request, &mut held).await;
     let mut request = request.into_inner();
-    // The store has its keys in ascending order. Without a sort order, nothing has to be gathered
-    // as a whole to be sorted or cut.
+    // The store is read in ascending order of the keys anyway. Without a sort order in the request,
+    // the answer isn't gathered as a whole to be sorted.
     request.set_sort_order(SortOrder::None);
     let code = Code::Cancelled;
     let (gather, sorted) = (None, None);
@@ -94,8 +94,9 @@ async fn begin(
     Ok(context.barrier(asked.serializable).await?)
 }
 
-/// Refuses requests with another order than that of keys, or with filters by revision. Parts are
-/// sent in key order while the range is read. Such a request would need the whole range first.
+/// Refuses requests with an explicit order other than that of keys, or with filters by revision.
+/// Parts are sent in key order while the range is read, but such a request would need the whole
+/// range first.
 fn check(request: &RangeRequest) -> Result<(), Error> {
     let by_key =
         request.sort_order() == SortOrder::Ascend && request.sort_target() == SortTarget::Key;

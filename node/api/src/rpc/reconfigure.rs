@@ -5,8 +5,8 @@
 //! with that configuration's index. If another change comes in between, the leader judges the
 //! request again.
 //!
-//! A leader that is to be removed first transfers its leadership, and its successor makes the
-//! change. So no write has to wait for an election.
+//! If a change removes the leader, the leader first transfers its leadership, and its successor
+//! makes the change. So no write has to wait for an election.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -66,7 +66,7 @@ pub(super) async fn change_members(
 }
 
 /// Waits until this member knows that `known` no longer leads. The wait is short, because `known`
-/// may be the new leader and not know it yet.
+/// possibly was elected and doesn't know it yet.
 async fn wait_for_another_leader(context: &ApiContext, known: u64) {
     let mut leader = context.leader.clone();
     let _ = timeout(LEADER_POLL_INTERVAL, leader.wait_for(|leader| *leader != known)).await;
@@ -76,8 +76,8 @@ fn table(context: &ApiContext) -> Arc<MemberTable> {
     Arc::clone(&context.members.borrow())
 }
 
-/// Waits until this member's own member list has the change. The time is limited, since a
-/// removed member may never receive it.
+/// Waits until the list of members that this member has applied includes the change. The time is
+/// limited, since a removed member possibly never receives the change.
 async fn wait_until_shown(context: &ApiContext, at: u64) {
     let mut members = context.members.clone();
     let shown = members.wait_for(|table| table.configuration_index() >= at);
@@ -97,7 +97,7 @@ async fn forward_change(
     let answer = match answer.map_err(|_| Error::Timeout)? {
         Ok(answer) => answer,
         Err(error) => {
-            // The change may have been made, so the client has to read the member list.
+            // It is unknown whether the change was made, so the client has to read the member list.
             tracing::warn!(%error, leader.id = %leader, "the leader did not answer a change of members");
             return Err(Error::TimeoutConnectionLost);
         }
@@ -109,7 +109,8 @@ async fn forward_change(
             configuration_index: answer.changed,
         });
     }
-    // A newer leader may have a reason that this member doesn't know. The change may have been made.
+    // The leader's build can be newer and refuse for a reason that this member doesn't know. Then
+    // it is unknown whether the change was made.
     Err(Error::from_text(&answer.refused, answer.changed).unwrap_or(Error::Timeout))
 }
 
@@ -144,8 +145,8 @@ async fn change_members_as_leader(
             ChangeDecision::Propose(entry) => entry,
             ChangeDecision::TransferLeadership => {
                 context.handle.hand_over().await;
-                // If no other member could take over, there would be no leader without this
-                // one.
+                // If this member still leads, no other member could take over. Its removal would
+                // leave the cluster without a leader.
                 return Err(if context.leads() { Error::Unhealthy } else { Error::NotLeader });
             }
         };
@@ -169,8 +170,9 @@ async fn change_members_as_leader(
     }
 }
 
-/// Returns the leader's decision about a change. Waits while other members may soon learn of the
-/// last change. Waits up to an election timeout while a learner may soon answer a heartbeat.
+/// Returns the leader's decision about a change. If the last change isn't known to a quorum yet,
+/// waits for that until `deadline`. If a learner hasn't answered the last heartbeats, waits for
+/// that up to one election timeout.
 async fn wait_for_ruling(
     context: &ApiContext,
     asked: &ChangeRequest,
@@ -189,15 +191,15 @@ async fn wait_for_ruling(
         if Instant::now() >= until {
             return ruling.map_err(|refused| refuse(asked, refused));
         }
-        // Any change of the consensus status may bring the missing answer.
+        // The missing answer is noticed as a change of the consensus status.
         if let Ok(Err(_)) = timeout_at(until, status.changed()).await {
             return Err(Error::Stopped);
         }
     }
 }
 
-/// Calls `says` with a judge on this member's current state: members, connections and consensus
-/// status.
+/// Calls `says` with a judge of changes that has this member's current state: members, connections
+/// and consensus status.
 fn judge<T>(context: &ApiContext, says: impl FnOnce(&ChangeJudge<'_>) -> T) -> T {
     let connected: BTreeMap<MemberId, Duration> = match &context.peers {
         Some(peers) => {

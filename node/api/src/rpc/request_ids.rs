@@ -9,8 +9,8 @@ use node_state::state_machine::RequestId;
 /// Generator of request IDs that are unique in the cluster, over all members and processes.
 ///
 /// A process has a member ID and a boot counter. A hash of both selects the process's first ID
-/// among 2^64 numbers, and further IDs count up from there. The IDs of two processes could only
-/// overlap if their starts were closer than the number of requests that one of them makes.
+/// among 2^64 numbers, and further IDs count up from there. The IDs of two processes overlap only
+/// if their first IDs are closer together than the number of requests that one of them makes.
 #[derive(Debug)]
 pub struct RequestIds {
     first: u64,
@@ -33,8 +33,8 @@ impl RequestIds {
         Self { first, next: AtomicU64::new(first) }
     }
 
-    /// Returns a function that tests whether this process has made an ID. The test is wrong for one
-    /// of 2^24 foreign IDs. A wrong result may only cost work.
+    /// Returns a function that tests whether this process has made an ID. On average, the test
+    /// wrongly accepts one of 2^24 IDs of other processes. That only costs work.
     pub fn own_id_test(&self) -> impl Fn(RequestId) -> bool + Send + use<> {
         let first = self.first;
         move |id| id.0.wrapping_sub(first) < MAX_IDS_PER_PROCESS

@@ -31,13 +31,13 @@ pub(crate) trait CheckedRequest {
     /// Returns the permission that the request needs.
     fn access(&self) -> RequestedAccess<'_>;
 
-    /// Checks the request by itself, whoever sent it.
+    /// Checks the contents of the request, which doesn't depend on its sender.
     fn check(&self, _: &ApiLimits) -> Result<(), Error> {
         Ok(())
     }
 
-    /// Whether learners answer the request. They do only if the member's own state is enough for
-    /// the answer, even without a leader. To other requests a learner's answer would be outdated.
+    /// Whether learners answer the request. A learner does so if its own state is enough for the
+    /// answer, even without a leader. To any other request its answer would be outdated.
     fn is_for_learners(&self) -> bool {
         false
     }
@@ -182,9 +182,9 @@ asked! { false:
     AuthRoleRevokePermissionRequest: |_| RequestedAccess::RootRole;
 }
 
-/// Maximum total length of a member's peer URLs. etcd has no limit. Here all members are in one
-/// frame of the peer protocol. A member with more couldn't be in a frame, so other members could
-/// neither see nor remove it.
+/// Maximum total length of a member's peer URLs. etcd has no limit. Here one frame of the peer
+/// protocol holds the descriptions of all members. With longer URLs they might not fit, and then
+/// other members could neither see nor remove this member.
 const MAX_URL_BYTES: usize = 16 * 1024;
 
 /// Checks peer URLs as etcd does, and returns them sorted. There must be at least one.

@@ -1,4 +1,4 @@
-//! Settings and identity of the API, which its caller gives.
+//! Settings and identity of the API, which the node passes at its start.
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
@@ -27,9 +27,10 @@ pub struct ApiLimits {
     pub max_request_bytes: usize,
     /// Maximum number of operations in a transaction: `--max-txn-ops`.
     pub max_txn_ops: usize,
-    /// `--election-timeout`. A stream that requires a leader ends after three of these without one.
+    /// `--election-timeout`. A stream that requires a leader ends after three such timeouts without
+    /// a leader.
     pub election_timeout: Duration,
-    /// Minimum TTL of a lease, in seconds. A smaller one is raised.
+    /// Minimum TTL of a lease, in seconds. A smaller requested TTL is raised to it.
     pub min_lease_ttl: i64,
     /// Interval of progress notifications: `--watch-progress-notify-interval`.
     pub watch_progress_interval: Duration,
@@ -75,7 +76,7 @@ pub struct ClientBytes {
     pub sent: AtomicU64,
 }
 
-/// Sources of metrics that the API itself doesn't need.
+/// Sources of metrics that the API uses for `/metrics` alone.
 #[derive(Clone, Default)]
 pub struct Telemetry {
     /// TLS settings for peers, with this member's certificate.
@@ -84,6 +85,7 @@ pub struct Telemetry {
     pub client_tls: Option<Arc<ClientListenerTls>>,
     /// Bytes received from gRPC clients and sent to them.
     pub client_bytes: Arc<ClientBytes>,
-    /// Returns the number of lines that the process's log has dropped; `None` without a log.
+    /// Function that returns the number of lines that the process's log has dropped; `None` without
+    /// a log.
     pub log_lines_dropped: Option<fn() -> u64>,
 }

@@ -60,8 +60,8 @@ pub(super) fn send(
     };
     let ended = Arc::clone(&end);
     tokio::task::spawn_blocking(move || {
-        // `run` records the result before the sender is dropped. So the client can't see the end
-        // without it.
+        // `run` records the result before the sender is dropped. So the result is known when the
+        // client sees the end of the stream.
         let SnapshotClient { sender, .. } = run(&context, client, place, &ended);
         drop(sender);
     });
@@ -102,7 +102,7 @@ fn run(
         Ok(()) => None,
         Err(ExportError::Store(error)) => Some(Error::from(error)),
         Err(ExportError::Cancelled | ExportError::Write(BboltWriteError::Io(_))) => {
-            // Only the stream can fail: it was ended, or the client stalled.
+            // A write fails only if the stream was ended or the client stalled.
             Some(out.client.abort_error().unwrap_or(Error::Timeout))
         }
         Err(ExportError::Write(error)) => {

@@ -1,8 +1,8 @@
 //! The NOSPACE alarm, which a member raises when its quota or its disk is exhausted.
 //!
 //! While any member's NOSPACE alarm is active, every member refuses requests that would make the
-//! data grow. They do so where they apply the log. Deletions, compactions and defragmentations
-//! continue. `etcdctl alarm list` shows whose alarm it is.
+//! data grow, when it applies them. Deletions, compactions and defragmentations continue. `etcdctl
+//! alarm list` shows whose alarm is active.
 //!
 //! A member raises its own alarm, by proposing it, for two reasons:
 //!
@@ -11,12 +11,13 @@
 //!   status). This size is the same on every member. etcd limits the file's length instead. The
 //!   length of our file isn't suitable: it depends on how the file grew, by doubling, and on the
 //!   last defragmentation. The member whose client exceeds the quota refuses the request and raises
-//!   the alarm. After a compaction has made room, an operator disarms it (`etcdctl alarm disarm`).
+//!   the alarm. After a compaction has made room, an operator disarms the alarm (`etcdctl alarm
+//!   disarm`).
 //! - **The disk.** Each member refuses its own clients' writes while its disk is short of space.
 //!   But writes of other members' clients go to the leader, and must not fill its disk. So a leader
-//!   that runs short transfers its leadership, once. It may find itself leading again, because no
-//!   other member can lead or all disks are short. Then it raises the alarm. The same member lowers
-//!   it when there is space again, unless its store exceeds the quota by then.
+//!   that runs short transfers its leadership, once. If it leads again later, because no other
+//!   member can lead or all disks are short, it raises the alarm. The same member lowers the alarm
+//!   when its disk has space again, unless its store exceeds the quota by then.
 //!
 //! [`Store::record_bytes`]: node_state::mvcc::Store::record_bytes
 

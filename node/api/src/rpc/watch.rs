@@ -349,7 +349,7 @@ impl WatchStream {
         self.push(WatchResponse { created: true, ..self.head(watch_id, revision) });
     }
 
-    /// Returns the client's ID, or the next free one if it wants none.
+    /// Returns the watch ID that the client wants, or the next free ID if `wanted` is 0.
     fn choose_id(&mut self, wanted: i64) -> i64 {
         if wanted != 0 {
             return wanted;

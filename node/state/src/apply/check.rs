@@ -71,8 +71,9 @@ pub fn check_delete(request: &DeleteRangeRequest) -> Result<(), CheckError> {
     if request.key.is_empty() { Err(CheckError::EmptyKey) } else { Ok(()) }
 }
 
-/// Checks a transaction and those nested in it. Each level takes the length of its longest list
-/// from the budget `max_ops`. There may be [`MAX_TXN_DEPTH`] levels.
+/// Checks a transaction and the transactions nested in it. Each level takes the length of its
+/// longest list of comparisons or operations from the budget `max_ops`. At most [`MAX_TXN_DEPTH`]
+/// levels are allowed.
 pub fn check_txn(request: &TxnRequest, max_ops: usize) -> Result<(), CheckError> {
     check_ops(request, max_ops, MAX_TXN_DEPTH)?;
     BranchChanges::collect(&request.success)?;
@@ -150,8 +151,9 @@ impl KeyRangeSet {
 }
 
 impl<'a> BranchChanges<'a> {
-    /// Collects the changes of a branch. Refuses a key that is put twice, or put and deleted. Only
-    /// one branch of a nested transaction is ever carried out, so both may put the same key.
+    /// Collects the changes of a branch. Refuses a key that is put twice, or put and deleted. Both
+    /// branches of a nested transaction may put the same key, because only one of them is carried
+    /// out.
     fn collect(operations: &'a [RequestOp]) -> Result<Self, CheckError> {
         let mut all = Self::default();
         for operation in operations {

@@ -42,8 +42,9 @@ pub(super) fn revoke(
     Ok(Response::LeaseRevoke(LeaseRevokeResponse { header: response_header(batch.revision()) }))
 }
 
-/// Revokes a lease that has expired by the lease clock of a leader. That is valid only in that
-/// leader's own term, and only for the lease that the leader knew, by the index of its grant.
+/// Revokes a lease that has expired by the lease clock of a leader. The entry is valid only in that
+/// leader's own term, and only if the lease was granted by the entry that it names. An ID can be
+/// granted again later.
 pub(super) fn expire(
     batch: &mut Batch<'_>,
     over: &LeaseExpire,
@@ -61,8 +62,8 @@ pub(super) fn expire(
 }
 
 /// Records the remaining time of leases, as measured by the lease clock of a leader. The record is
-/// valid only in that leader's own term. It is valid only for leases that the leader knew, by the
-/// index of their grants.
+/// valid only in that leader's own term. It is valid only for leases that were granted by the
+/// entries that it names.
 pub(super) fn checkpoint(
     batch: &mut Batch<'_>,
     noted: &LeaseCheckpoint,

@@ -298,7 +298,7 @@ pub fn entry_kind(operation: &Operation) -> EntryKind {
     }
 }
 
-/// Whether the operation may make the data grow. Such operations are refused when space runs short.
+/// Whether the operation can make the data grow. Such operations are refused when space runs short.
 pub fn may_grow_data(operation: &Operation) -> bool {
     match operation {
         Operation::Put(_) | Operation::LeaseGrant(_) => true,

@@ -2,7 +2,7 @@
 //! nor other reads.
 //!
 //! All steps read one unchanging view. So the comparisons of a nested transaction can be made just
-//! before its operations, and not all comparisons first.
+//! before its operations, after other operations were carried out.
 
 use std::slice::Iter;
 
@@ -168,8 +168,8 @@ impl<'t> ReadTxn<'t> {
     }
 
     /// Carries out the next step. Returns the answer after the last step, and `None` after each
-    /// earlier step. Each call must get the same `view`. Once `room` is overdrawn, no complete
-    /// answer will come.
+    /// earlier step. Each call must get the same `view`. Once an answer didn't fit into `room`, no
+    /// complete answer will come.
     pub fn step(
         &mut self,
         store: &Store,

@@ -144,8 +144,8 @@ fn compare_key_value(compare: &Compare, kv: &KeyValue) -> bool {
     }
 }
 
-/// Iterator over the chosen branches of a transaction and its nested ones, in the order of
-/// `choose`.
+/// Iterator over the chosen branches of a transaction and its nested ones, in the order in which
+/// `choose` appended them.
 struct BranchPath<'p>(std::slice::Iter<'p, bool>);
 
 impl BranchPath<'_> {

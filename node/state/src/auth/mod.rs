@@ -16,7 +16,8 @@
 //!
 //! A token identifies the caller: a signed one ([`Jwt`]) if keys are configured, otherwise a simple
 //! one. Each member keeps the users of simple tokens in memory ([`SimpleTokens`]), outside the
-//! replicated state. The reason is that the log has no clock, and only a hash of each token.
+//! replicated state. They can't be in that state, because the log has no clock and contains only a
+//! hash of each token.
 
 mod authorise;
 mod change;

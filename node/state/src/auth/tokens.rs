@@ -7,7 +7,7 @@
 //! installed a snapshot. Each member keeps its own expiry times: using a token on one member
 //! extends its lifetime on that member only.
 //!
-//! A token is worth nothing once its user was deleted or has another password.
+//! A token becomes invalid when its user is deleted or gets another password.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

@@ -5,7 +5,8 @@ use node_proto::musterpb::{StoreAnswer, StoreClaim, StoreQuestion};
 
 use crate::mvcc::{KeyValueHash, ReadError, Store, StoreError, View};
 
-/// Question to all members about their stores: the position of the store of the leader, which asks.
+/// Question that the leader asks all members about their stores. It contains the position of the
+/// leader's own store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Question {
     /// Index of the last applied entry.
@@ -32,7 +33,8 @@ impl Question {
     }
 
     /// Decodes a question. Returns `None` for any other request between members, because such a
-    /// request lacks these fields. A store that has applied no entry asks no question.
+    /// request has no index. A store that has applied no entry asks no question, so a question's
+    /// index is never 0.
     #[must_use]
     pub fn decode(request: StoreQuestion) -> Option<Self> {
         let StoreQuestion { index, revision, compacted } = request;

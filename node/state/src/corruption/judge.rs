@@ -16,8 +16,9 @@ pub struct CorruptionVerdict {
     pub is_undecided: bool,
 }
 
-/// Judges the claims of members, given by member id. The value that a majority of all `voters`
-/// claims is right. Learners are compared with that value, but do not count towards the majority.
+/// Judges the claims of members, given by member id. For each subject, the right value is the one
+/// that a majority of all `voters` claims. Learners are compared with that value, but do not count
+/// towards the majority.
 #[must_use]
 pub fn judge_claims(voters: &BTreeSet<u64>, said: &BTreeMap<u64, Vec<Claim>>) -> CorruptionVerdict {
     let mut subjects: BTreeMap<ClaimSubject, BTreeMap<ClaimValue, BTreeSet<u64>>> = BTreeMap::new();
@@ -82,7 +83,7 @@ impl CorruptionVerdict {
 /// Number of comparisons in a row that must find a member corrupt before its alarm is raised.
 const MEMBER_ALARM_ROUNDS: u32 = 2;
 /// Number of comparisons in a row without a quorum before the alarm of the whole cluster is raised.
-/// It is higher than for a member, because missing members may return and make a quorum.
+/// It is higher than for a member, because missing members can return and make a quorum.
 const CLUSTER_ALARM_ROUNDS: u32 = 5;
 /// Member id that means the whole cluster, as in an alarm.
 const CLUSTER: u64 = 0;
@@ -103,7 +104,7 @@ pub struct AlarmActions {
 impl Suspicion {
     /// Adds the verdict of the next comparison, and returns the measures that are due.
     pub fn add_verdict(&mut self, verdict: &CorruptionVerdict) -> AlarmActions {
-        // A member that could not be compared keeps its count.
+        // A member that could not be compared keeps its number of suspect comparisons in a row.
         self.0.retain(|id, _| match *id {
             CLUSTER => verdict.is_undecided,
             id => verdict.corrupt.contains(&id) || !verdict.compared.contains(&id),

@@ -1,7 +1,7 @@
 //! Checks that all members hold the same data, and finds the members whose data differs.
 //!
-//! Members that applied the same entries must hold the same data. One of them may not: its disk may
-//! have returned wrong bytes, or a bug may have made it apply an entry differently. Its clients
+//! Members that applied the same entries must hold the same data. Still, the data of a member can
+//! differ: its disk returned wrong bytes, or a bug made it apply an entry differently. Its clients
 //! would get wrong answers for ever, and nothing else would show it. So the leader collects claims
 //! about the data of all members, including its own, and judges them:
 //!

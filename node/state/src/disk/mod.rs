@@ -1,7 +1,7 @@
 //! The disk operations that log and store use, as traits, so that a simulation can take the disk's
 //! place.
 //!
-//! A crash loses what was not synced, and may leave it half written. That includes directories: a
+//! After a crash, data that was not synced is lost or half written. That includes directories: a
 //! created, renamed or removed name survives a crash only after [`Disk::sync_dir`].
 //!
 //! An error from a write or a sync is final, and callers stop without a retry. The kernel may have
@@ -85,7 +85,7 @@ pub trait DiskFile: Debug + Send + Sync + 'static {
     /// Reserves space for the first `len` bytes, and extends the file with zeros to that length.
     fn allocate(&self, len: u64) -> io::Result<()>;
 
-    /// Returns the first offset, at or after `from`, that may have been written; `None` if there is
+    /// Returns the first offset, at or after `from`, that was possibly written; `None` if there is
     /// none. Bytes before that offset read as zeros. A disk that does not record this returns
     /// `from`.
     fn next_written(&self, from: u64) -> io::Result<Option<u64>> {

@@ -12,9 +12,9 @@
 //! of their revisions. The caller that makes a store passes both to
 //! [`StoreWriter::import`](crate::mvcc::StoreWriter::import):
 //!
-//! - The file has all records that a compaction has left, including tombstones. As in etcd, records
-//!   at or below `compacted` that are no longer needed may still be among them. The new store
-//!   removes these records by itself later.
+//! - The file has all records that a compaction has left, including tombstones. As in etcd, it can
+//!   still contain records at or below `compacted` that are no longer needed. The new store removes
+//!   these records by itself later.
 //! - Records are imported unchanged, byte for byte. Leases are imported with their last recorded
 //!   remaining time. Users and roles are imported too, so permissions stay the same.
 //! - `summary.revision` and `summary.compacted` are those of the store. They may be higher than the
@@ -24,8 +24,8 @@
 //! - Alarms are reported too. As in etcd's restore, a cluster that was full or corrupt keeps its
 //!   alarm.
 //!
-//! The file counts as untrusted. Nothing in it makes the reader panic, or hold more than one page
-//! of each level of a tree.
+//! The file counts as untrusted. Nothing in it makes the reader panic, or keep more than one page
+//! per level of a tree in memory.
 //!
 //! # Writing a file
 //!

@@ -23,8 +23,8 @@ use crate::state_machine::Position;
 
 /// Number of bytes of a SHA-256 hash.
 const HASH_BYTES: u64 = 32;
-/// The size of a database is a multiple of this. etcd recognises a file with a hash by being 32
-/// bytes longer than such a multiple.
+/// The size of a database is a multiple of this. If a file is 32 bytes longer than such a multiple,
+/// etcd takes it for a file with a hash.
 const SECTOR_BYTES: u64 = 512;
 /// Maximum number of rows that are read from each of the buckets of members, alarms, users and
 /// roles. No real cluster has this many.
@@ -101,8 +101,8 @@ pub struct EtcdFile<R> {
 }
 
 impl<R: Read + Seek> EtcdFile<R> {
-    /// Opens a file and reads everything but its records. Checking the hash takes reading the whole
-    /// file.
+    /// Opens a file and reads everything but its records. To check the hash, the whole file is
+    /// read.
     pub fn open(mut source: R, check: HashCheck) -> Result<Self, EtcdFileError> {
         if check == HashCheck::Required {
             check_hash(&mut source)?;
@@ -176,7 +176,7 @@ pub struct RecordReader<'a, R> {
 
 impl<R: Read + Seek> RecordReader<'_, R> {
     /// Passes each record, an encoded `KeyValue`, to `take`, in the order of revisions. After an
-    /// error, the records before it must not be used either.
+    /// error, the records that were passed before must not be used either.
     pub fn for_each<E: From<EtcdFileError>>(
         mut self,
         mut take: impl FnMut(Revision, &[u8]) -> Result<(), E>,
@@ -226,7 +226,7 @@ fn check_record(at: Revision, is_tombstone: bool, kv: &KeyValue) -> Result<(), &
     if is_tombstone || is_put { Ok(()) } else { Err("is of another revision") }
 }
 
-/// Decodes and checks the row of a lease. etcd never writes one without a TTL.
+/// Decodes and checks the row of a lease. etcd never writes a lease without a TTL.
 fn lease(key: &[u8], value: &[u8]) -> Result<Lease, String> {
     let row = leasepb::Lease::decode(value).map_err(|error| error.to_string())?;
     let leasepb::Lease { id, ttl, remaining_ttl: left } = row;

@@ -209,8 +209,8 @@ fn users_and_leases_come_along_and_go_back() {
     // Leases survive an export and another import.
     let again = import(&mut open(&export(&writer)).unwrap()).unwrap();
     assert_eq!(again.store().view().leases().unwrap(), store.view().leases().unwrap());
-    // The file contains no lease. Lease ids in its records belong to leases that have ended, and
-    // are imported unchanged.
+    // The next file contains no lease. Lease ids in its records belong to leases that have ended,
+    // and are imported unchanged.
     let leased = KeyValue { lease: 5, ..put(2) };
     let mut file = crafted(&[(at(2, false).bytes(), leased.encode_to_vec())], &[]);
     let history = import(&mut file).unwrap();

@@ -54,7 +54,8 @@ pub struct DataDir {
     path: PathBuf,
     /// Open handle of the directory, which holds the lock.
     handle: std::fs::File,
-    /// Whether the directory is only inspected. Files of other users may then be read too.
+    /// Whether the directory is only inspected. Files that belong to other users can then be read
+    /// too.
     is_read_only: bool,
 }
 
@@ -251,15 +252,15 @@ impl DataDir {
     }
 
     /// Opens `path` for inspection. Nothing in it is changed, and no member can start there
-    /// meanwhile. The returned flag is true if a member is running there already and may change the
-    /// files.
+    /// meanwhile. The returned flag is true if a member is already running there, so that the files
+    /// can change.
     ///
     /// # Errors
     /// Fails if the directory can't be opened, read or locked.
     pub fn open_read_only(path: &Path) -> Result<(Self, bool), DataDirError> {
         let io = |action| muster_files::Error::io(action, path);
         let handle = muster_files::open_folder(path).map_err(io("open"))?;
-        // This fails unless the user may list the directory.
+        // This fails if the user has no permission to list the directory.
         std::fs::read_dir(path).map_err(io("read"))?;
         let in_use = match flock(&handle, FlockOperation::NonBlockingLockShared) {
             Ok(()) => false,
@@ -287,8 +288,8 @@ impl DataDir {
         matches!(self.etcd_store_error(), Ok(Some(DataDirError::EtcdDirectory(_))))
     }
 
-    /// Returns the error to be reported for an etcd's store in this directory, or `None` if there
-    /// is none.
+    /// Returns the error to be reported for an etcd's store in this directory. Returns `None` if
+    /// there is no such store.
     ///
     /// # Errors
     /// Fails if the disk can't be read.

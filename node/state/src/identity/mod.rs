@@ -65,8 +65,8 @@ impl MemberId {
 
 impl MemberId {
     /// Computes the id of a member that is added now, with the time in place of the cluster token.
-    /// etcd uses seconds. Here it is nanoseconds, so that two members added with one URL within a
-    /// second have different ids.
+    /// etcd uses the time in seconds. Here it is in nanoseconds, so that two members that are added
+    /// with the same URL within a second have different ids.
     #[must_use]
     pub fn added_at(peer_urls: &[String], since_epoch: std::time::Duration) -> Self {
         Self::at_bootstrap(peer_urls, &since_epoch.as_nanos().to_string())

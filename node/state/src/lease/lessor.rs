@@ -13,7 +13,7 @@ const MAX_EXPIRED_PER_CALL: usize = 500;
 /// Maximum number of leases in one checkpoint, which records their remaining time in one log entry.
 const MAX_CHECKPOINTED_PER_CALL: usize = 1_000;
 /// Maximum time until the remaining time of a lease is recorded again by a checkpoint (etcd's
-/// interval). If half of the remaining time is shorter, the checkpoint is made after that.
+/// interval). The checkpoint is made earlier if half of the remaining time has passed.
 const MAX_CHECKPOINT_DELAY: Duration = Duration::from_secs(300);
 /// Remaining time up to which a lease needs no further checkpoint, because an election takes about
 /// as long.
@@ -33,8 +33,9 @@ pub struct RaftStatus {
 }
 
 impl RaftStatus {
-    /// Returns the term in which the member may count lease times. For that, it must be the leader
-    /// and must have applied all entries that were proposed in earlier terms.
+    /// Returns the term in which the member counts lease times, or `None` if it must not count
+    /// them. To count, it must be the leader and must have applied all entries that were proposed
+    /// in earlier terms.
     fn counting_term(self) -> Option<u64> {
         (self.is_leader && self.applied_term == self.term).then_some(self.term)
     }
@@ -46,8 +47,8 @@ pub enum Renewal {
     /// The lease has its full TTL again.
     Renewed {
         lease: Lease,
-        /// Whether an entry must record the full TTL before the client gets its answer. This is so
-        /// if the log may say that less is left.
+        /// Whether an entry must record the full TTL before the client gets its answer. That is
+        /// necessary if an earlier entry possibly says that less time is left.
         needs_checkpoint: bool,
     },
     /// The lease has expired, or a checkpoint with its remaining time is not applied yet. The
@@ -65,8 +66,8 @@ struct LeaseTimer {
     checkpoint_at: Option<Duration>,
     /// Time at which the expiry is proposed again; `None` if the lease has not expired.
     expiry_retry_at: Option<Duration>,
-    /// Time at which this clock last found or recorded that the log may say that less than the full
-    /// TTL is left; `None` if no entry says so.
+    /// Latest time at which a checkpoint with less than the full TTL was possibly made; `None` if
+    /// no such checkpoint is in force.
     checkpointed_since: Option<Duration>,
 }
 
@@ -74,8 +75,8 @@ struct LeaseTimer {
 /// monotonic clock, from any origin.
 #[derive(Debug)]
 pub struct Lessor {
-    /// Time that is added to each lease when this member begins to count. Before that, no leader
-    /// may have counted for as long as an election timeout.
+    /// Time by which each lease is extended when this member begins to count lease times. For as
+    /// long as that, perhaps no leader was counting them.
     election_timeout: Duration,
     /// Term in which this member counts lease times; `None` if it does not.
     term: Option<u64>,
@@ -146,9 +147,9 @@ impl Lessor {
         self.checkpoints.clear();
     }
 
-    /// Sets the timers of all leases, each to the time that the lease may have left. `again` means
-    /// that the clock had already counted in this term, so any lease may already be in a
-    /// checkpoint.
+    /// Sets the timers of all leases, each to the longest time that the lease can have left.
+    /// `again` means that the clock has already counted in this term. Then any lease is possibly in
+    /// a checkpoint already.
     fn begin(&mut self, table: &RwLock<LeaseTable>, now: Duration, again: bool) {
         // One lock covers both steps, so each change is seen exactly once.
         let mut table = write(table);
@@ -160,7 +161,7 @@ impl Lessor {
         }
     }
 
-    /// Extends a lease by one election timeout, during which no leader may have counted.
+    /// Extends a lease by one election timeout, because perhaps no leader counted during that time.
     fn extend(&mut self, id: i64) {
         if let Some(timer) = self.timers.get_mut(&id) {
             self.deadlines.remove(&(timer.deadline, id));
@@ -219,7 +220,8 @@ impl Lessor {
         Renewal::Renewed { lease, needs_checkpoint: noted.is_some() }
     }
 
-    /// Records that the log says, since the time `at` or later, that this lease has its full TTL.
+    /// Records that an entry has given this lease its full TTL again. The entry cancels the
+    /// checkpoints that were made up to the time `at`, and no later ones.
     pub fn record_full_ttl(&mut self, id: i64, at: Duration) {
         if let Some(timer) = self.timers.get_mut(&id)
             && timer.checkpointed_since.is_some_and(|noted| noted <= at)
@@ -254,8 +256,9 @@ impl Lessor {
         over
     }
 
-    /// Returns the checkpoint of the remaining time of leases, if it is due for any of them. These
-    /// leases can't be kept alive until [`finish_checkpoint`](Self::finish_checkpoint) is called.
+    /// Returns a checkpoint of the remaining time of all leases for which one is due, up to the
+    /// limit of one call; `None` if there are none. These leases can't be kept alive until
+    /// [`finish_checkpoint`](Self::finish_checkpoint) is called.
     pub fn due_checkpoint(&mut self, now: Duration) -> Option<LeaseCheckpoint> {
         let term = self.term?;
         let mut leases = Vec::new();

@@ -10,8 +10,8 @@
 //! same id.
 //!
 //! A lease is never ended early. A new leader starts its clock once it has applied everything that
-//! its predecessors proposed. It gives each lease all the time that it may have left, plus one
-//! election timeout.
+//! its predecessors proposed. It gives each lease the longest time that the lease can have left,
+//! plus one election timeout.
 //!
 //! A change of leader does not give a lease its full TTL again. Entries of the log record the
 //! remaining time at intervals (etcd's lease checkpoints; server/lease in etcd).

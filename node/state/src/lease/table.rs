@@ -8,8 +8,9 @@ use node_proto::musterpb;
 /// Maximum number of changes that are kept for the lease clock. If there are more, the clock reads
 /// all leases again.
 const MAX_PENDING_CHANGES: usize = 1 << 16;
-/// Number of places in the map of attached keys per key to be removed, up to which one pass over
-/// the whole map is used. With fewer keys to remove, a lookup for each key is cheaper.
+/// Selects how the keys of a revoked lease are removed from the map of attached keys. If there are
+/// more of them than the map's capacity divided by this number, one pass over the whole map is
+/// made. Otherwise a lookup for each key is cheaper.
 const FULL_SCAN_RATIO: usize = 8;
 
 /// Number of TTL buckets, with upper bounds of 1 s, 2 s, 4 s, up to about three months.
@@ -30,7 +31,7 @@ pub struct Lease {
 }
 
 impl Lease {
-    /// Returns the seconds that the lease may have left, according to the log.
+    /// Returns the most seconds that the lease can have left, according to the log.
     #[must_use]
     pub fn seconds(&self) -> i64 {
         if self.remaining_ttl > 0 { self.remaining_ttl } else { self.ttl }
@@ -63,8 +64,8 @@ pub struct LeaseCounters {
     pub granted: u64,
     /// Number of leases revoked, by clients and by the lease clock.
     pub revoked: u64,
-    /// Number of granted leases by TTL: up to 1 s, 2 s, 4 s, and so on. The last counts longer
-    /// ones.
+    /// Number of granted leases by TTL: up to 1 s, 2 s, 4 s, and so on. The last number counts the
+    /// leases with a longer TTL.
     pub ttls: [u64; TTL_BUCKETS + 1],
     /// Sum of the TTLs of granted leases, in seconds.
     pub ttl_sum: i64,
@@ -190,8 +191,8 @@ impl LeaseTable {
         Some(entry.keys.into_iter().collect())
     }
 
-    /// Attaches `key` to the lease `id`, and detaches it from any other. If there is no such lease,
-    /// as for id 0, the key stays detached.
+    /// Attaches `key` to the lease `id`, and detaches it from any other lease. If the lease `id`
+    /// does not exist, as for id 0, the key stays detached.
     pub(crate) fn attach(&mut self, key: &[u8], id: i64) {
         self.detach(key);
         if let Some(entry) = self.leases.get_mut(&id) {

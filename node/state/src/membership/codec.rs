@@ -78,7 +78,7 @@ impl TryFrom<musterpb::PublishMember> for MemberAttributes {
 }
 
 impl MemberAttributes {
-    /// Encodes the command that the member `id` proposes to publish itself.
+    /// Encodes the command by which the member `id` publishes itself.
     pub fn encode(&self, id: MemberId) -> musterpb::PublishMember {
         musterpb::PublishMember {
             member_id: id.0,

@@ -7,11 +7,12 @@
 //! difference ends the process. The command line and the member document are used at a bootstrap
 //! only.
 //!
-//! Before a change is proposed, the leader judges whether it would leave a quorum (`ruling`, with
-//! the rules in the crate `member_rules`). The proposed change names the configuration on which it
-//! was judged, and is refused on any other. The next change is proposed only once the last one has
-//! settled: a quorum has a later entry on disk. The leader has the commit of a change on its own
-//! disk before any other member or client can learn of it.
+//! Before a change is proposed, the leader judges whether the change would leave a quorum
+//! (`ruling`, with the rules in the crate `member_rules`). The proposed change names the
+//! configuration on which it was judged, and is refused on any other. The next change is proposed
+//! only once the last one has settled, which means that a quorum has a later entry on disk. The
+//! leader has the commit of a change on its own disk before any other member or client can learn of
+//! that commit.
 //!
 //! A member that was unreachable has an old table. Other members send it their view of the members
 //! (`census`). A census changes no table. It only lets the receiver exchange messages with newer

@@ -34,6 +34,7 @@ pub struct PeerUrl {
 }
 
 impl PeerUrl {
+    /// Parses a URL, without the spaces around it.
     ///
     /// # Errors
     /// Fails unless the URL consists of scheme, host and port.

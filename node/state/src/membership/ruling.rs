@@ -60,8 +60,8 @@ pub struct ChangeJudge<'a> {
     pub connected: &'a BTreeMap<MemberId, Duration>,
     /// Replication progress of the other members, if this member is the leader.
     pub peers: &'a [PeerStatus],
-    /// On the leader, index of an entry after the last change of members. A member that has it on
-    /// disk knows the current members.
+    /// On the leader, index of an entry after the last change of members. A member that has this
+    /// entry on disk knows the current members.
     pub settled_index: Option<u64>,
     /// Index of the last entry in this member's log.
     pub last: u64,

@@ -38,7 +38,7 @@ pub(crate) struct BatchResult {
     pub(crate) tokens: Vec<TokenChange>,
 }
 
-/// Change to the table of auth tokens. The writer makes it once the batch is in the store.
+/// Change to the table of auth tokens. The writer makes the change once the batch is in the store.
 pub(crate) enum TokenChange {
     Assigned { index: u64, secret: SecretHash, user: Arc<str> },
     Forget(RevokedTokens),

@@ -31,7 +31,7 @@ const TOMBSTONES_PER_ROW: usize = 64;
 /// Next part of a compaction's work.
 #[derive(Debug)]
 enum CompactionStage {
-    /// Compact the histories of the keys after this key; of all keys if there is `None`.
+    /// Compact the histories of the keys after this key; `None` stands for all keys.
     Keys(Option<Box<[u8]>>),
     /// Delete tombstones from the rows that hold several, beginning with this row.
     Tombstones(u128),
@@ -42,9 +42,9 @@ enum CompactionStage {
 pub(crate) struct CompactionCursor {
     revision: i64,
     stage: CompactionStage,
-    /// Revision of the previous compaction. `None` if that compaction was not finished, or if this
-    /// one has begun. If there is a revision, the checksum as of this compaction is stored before
-    /// anything is deleted.
+    /// Revision of the previous compaction, if that was finished and this compaction has not begun.
+    /// Then the checksum of the store at this compaction's revision is kept before anything is
+    /// deleted.
     previous: Option<i64>,
 }
 
@@ -114,7 +114,7 @@ impl Store {
         let mut next = shared.lock_cursor();
         if let Some(left) = left {
             // A newer compaction, if one was requested meanwhile, starts from the first key.
-            // Otherwise this one continues.
+            // Otherwise the current compaction continues.
             next.get_or_insert(CompactionCursor {
                 stage: left,
                 ..CompactionCursor::new(cursor.revision)
@@ -209,7 +209,8 @@ impl Store {
         Ok((next, freed))
     }
 
-    /// Stores the checksum as of a compaction that has not deleted anything yet.
+    /// Computes and keeps the checksum of the store at the revision of a compaction. The compaction
+    /// must not have deleted anything yet.
     fn keep_hash(
         &self,
         file: &StoreDatabase,

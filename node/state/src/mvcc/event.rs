@@ -62,7 +62,7 @@ impl Event {
 pub struct EventBatch {
     /// The store's revision after the batch.
     pub revision: i64,
-    /// Events ordered by revision. Those of one main revision have the order of the request's
+    /// Events ordered by revision. Events of one main revision have the order of the request's
     /// operations.
     pub events: Vec<Event>,
 }

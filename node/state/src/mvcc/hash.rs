@@ -36,9 +36,9 @@ pub struct KeyValueHash {
 /// Maximum number of compactions whose checksum is kept, as in etcd.
 const MAX_COMPACTION_HASHES: usize = 10;
 
-/// Checksums as of the last compactions, each computed when the compaction began. Members compare
-/// them to check that they compacted the same data. As in etcd, the checksums are lost when the
-/// process ends.
+/// Checksums of the store at the revisions of the last compactions, each computed when the
+/// compaction began. Members compare them to check that they compacted the same data. As in etcd,
+/// the checksums are lost when the process ends.
 #[derive(Debug, Default)]
 pub(crate) struct CompactionHashes(Mutex<VecDeque<KeyValueHash>>);
 
@@ -86,11 +86,11 @@ impl Store {
     /// Hashes the key space as [`Self::hash_kv`] does, for a comparison with other members. For
     /// that, `revision` and the view's compaction revision must determine the checksum.
     ///
-    /// This is so if that compaction is finished and no other has begun. A finished compaction
-    /// leaves at most one change of each key up to its revision, and all later changes. Earlier
-    /// compactions make no difference. During a compaction, this is not so: if a key was deleted
-    /// and created again in one revision, the checksum depends on which records are already
-    /// deleted. Then [`ReadError::Superseded`] is returned.
+    /// Both determine it if that compaction is finished and no other has begun. A finished
+    /// compaction leaves at most one change of each key up to its revision, and all later changes.
+    /// Earlier compactions make no difference. During a compaction, the two do not determine the
+    /// checksum: if a key was deleted and created again in one revision, the checksum depends on
+    /// which records are already deleted. Then [`ReadError::Superseded`] is returned.
     pub fn hash_for_comparison(
         &self,
         view: &View,

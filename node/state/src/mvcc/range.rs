@@ -122,8 +122,8 @@ impl<T: ReadableTable<u128, &'static [u8]>> ReadSource<'_, T> {
         let Scan { range, after, is_walked, found } = scan;
         if found.is_empty() {
             let index = lock_index(self.index);
-            // This is checked under the lock of the walk, so that no compaction can drop changes in
-            // between.
+            // The check is made under the same lock as the walk, so that no compaction can drop
+            // changes in between.
             if index.compact_revision() > self.revision {
                 return Err(ReadError::Superseded);
             }
@@ -331,8 +331,8 @@ impl RangeRead {
         let full = self.is_full();
         let at_most = if full { MAX_COUNTED_KEYS_PER_STEP } else { KEYS_PER_STEP };
         let index = lock_index(source.index);
-        // This is checked under the lock of the walk, so that no compaction can drop changes in
-        // between.
+        // The check is made under the same lock as the walk, so that no compaction can drop changes
+        // in between.
         if index.compact_revision() > self.at {
             return Err(self.compaction_error());
         }

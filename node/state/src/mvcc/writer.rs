@@ -192,7 +192,8 @@ impl StoreWriter {
         if self.progress.compact_revision > before {
             let cursor = CompactionCursor::new(self.progress.compact_revision);
             // The checksum is kept only if the previous compaction has finished. Otherwise the
-            // checksum would include records that it has yet to delete, as in etcd.
+            // checksum would include records that the previous compaction has yet to delete, as in
+            // etcd.
             let is_whole = *shared.finished_compaction.borrow() == before;
             shared.ask_for_compaction(if is_whole {
                 cursor.after_finished(before)
@@ -233,7 +234,7 @@ impl StoreWriter {
         self.cluster = Arc::new(cluster);
         self.shared.replacement_count.fetch_add(1, Ordering::Relaxed);
         // The snapshot contains records that the sender's compaction had not deleted yet. So this
-        // store begins that compaction again, even if it has finished it before.
+        // store begins that compaction again, even if it had finished the same compaction before.
         self.shared.finished_compaction.send_replace(StoreProgress::START.compact_revision);
         let LoadedStore { contents, .. } = load(file)?;
         let DerivedState { index, leases, tombstones, record_bytes } = contents;

@@ -123,7 +123,7 @@ fn a_network_has_an_equal_share_and_no_more() {
         others.map(|other| body(&all.open(ip(other)), BodyKind::Unary)).collect();
     assert!(bodies.iter_mut().all(|body| body.sends(&message(REQUEST)[..HEADER_BYTES])));
     let others = held(&all);
-    // All connections of one network together get an eighth, however many there are.
+    // All connections of one network together get an eighth, whatever their number.
     for _ in 0..200 {
         let mut large = body(&all.open(ip(1)), BodyKind::Unary);
         large.sends(&message(REQUEST)[..REQUEST - 1]);

@@ -78,7 +78,7 @@ impl MetricsCollector {
     }
 }
 
-/// Writes which direction of the connections to each peer works, so that an operator knows which
+/// Writes which directions of the connections to each peer work, so that an operator knows which
 /// one to repair.
 fn connections(out: &mut MetricWriter<'_>, peers: &[PeerTraffic]) -> Result {
     let name = "muster_peer_connections";

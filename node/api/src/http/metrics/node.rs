@@ -16,7 +16,8 @@ pub(super) fn hex(id: u64) -> String {
     format!("{id:x}")
 }
 
-/// Features of etcd 3.7 with their stage, and whether this program has them. No flag changes that.
+/// Features of etcd 3.7 with their stage, and whether this program has them. They can't be switched
+/// by flags.
 const FEATURES: [(&str, &str, i64); 11] = [
     ("AllAlpha", "ALPHA", 0),
     ("AllBeta", "BETA", 0),

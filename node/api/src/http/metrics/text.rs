@@ -1,7 +1,7 @@
 //! Conversion of the library's OpenMetrics to Prometheus' text format.
 //!
-//! The two formats name the family of a counter differently. Scrapers that ask for OpenMetrics
-//! accept this format too, and etcd answers in it.
+//! The two formats name the family of a counter differently. This format is always sent, also to
+//! scrapers that ask for OpenMetrics. They accept it, and etcd does the same.
 
 use std::fmt::Write as _;
 
@@ -11,8 +11,8 @@ pub(super) const PROMETHEUS_CONTENT_TYPE: &str = "text/plain; version=0.0.4; cha
 const HELP: &str = "# HELP ";
 const TYPE: &str = "# TYPE ";
 
-/// Counters of etcd whose names don't end with `_total`. The library can't write these, so they
-/// reach this code as gauges.
+/// Counters of etcd whose names don't end with `_total`. The library can't write such counters, so
+/// they are written as gauges and converted here.
 const BARE_COUNTERS: [&str; 3] = [
     "etcd_server_health_failures",
     "etcd_server_health_success",

@@ -92,7 +92,7 @@ async fn a_connections_watches_leave_room_for_its_answers() {
         streams.push(watching);
     };
     assert_eq!(refused.cancel_reason, "etcdserver: too many requests");
-    // Watches get half of 256 MiB, except for an answer that may be in transit.
+    // Watches get half of 256 MiB. One answer that is in transit possibly takes a part of that.
     assert!((127..=128).contains(&taken), "{taken} MiB of keys");
     // The remaining memory is too small for many watches, although their keys are short.
     let mut small = 0;

@@ -127,7 +127,7 @@ fn read(option: &'static str, path: &Path) -> Result<Zeroizing<Vec<u8>>, JwtErro
     Ok(bytes)
 }
 
-/// Returns the label and contents of the first PEM block that may be a key.
+/// Returns the label and contents of the first PEM block that is no block of curve parameters.
 fn first_key_block(pem: &[u8]) -> Option<(String, Zeroizing<Vec<u8>>)> {
     let found = Pem::iter_from_buffer(pem).filter_map(Result::ok);
     let mut keys = found.filter(|found| found.label != EC_PARAMETERS_LABEL);

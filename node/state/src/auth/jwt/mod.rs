@@ -6,9 +6,10 @@
 //! only the public key can verify tokens but not sign them. Members keep no record of signed
 //! tokens, so a token ends only when it expires or when users or roles change.
 //!
-//! The key decides the one accepted algorithm, never the token. A token whose header names another
-//! algorithm, or none, is refused before its signature is checked. Tokens that were signed
-//! elsewhere are accepted too, with or without `exp`, as in etcd (server/auth/jwt.go).
+//! The one accepted algorithm is that of the settings, and never depends on the token. A token
+//! whose header names another algorithm, or none, is refused before its signature is checked.
+//! Tokens that were signed elsewhere are accepted too, with or without `exp`, as in etcd
+//! (server/auth/jwt.go).
 
 mod keys;
 
@@ -83,8 +84,8 @@ pub enum TokenError {
     /// The token is too long, or does not consist of three parts of unpadded base64url.
     #[error("it is no JWT")]
     Malformed,
-    /// The header names another algorithm than the key's, or has a `crit` field, whose extensions
-    /// are not supported here.
+    /// The header names another algorithm than the key's, or has a `crit` field. The extensions
+    /// that such a field requires are not supported here.
     #[error("its header asks for what is not done here")]
     Header,
     /// The signature was not made with the key.

@@ -7,8 +7,8 @@ use super::rng::Rng;
 /// Number of bytes that a disk writes atomically.
 pub(super) const SECTOR: usize = 512;
 
-/// Maximum number of contents kept per sector between two syncs, including the durable one. If
-/// there are more, contents between the oldest and the newest are discarded.
+/// Maximum number of versions of a sector that are kept between two syncs, including the durable
+/// version. If there are more, versions between the oldest and the newest are discarded.
 const MAX_SECTOR_VERSIONS: usize = 4;
 
 type Sector = [u8; SECTOR];

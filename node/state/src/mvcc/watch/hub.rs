@@ -49,7 +49,7 @@ pub(super) enum Delivery {
 /// Messages to a subscriber that were dropped because its queue was full.
 #[derive(Debug, Default)]
 pub(super) struct MissedDeliveries {
-    /// Watchers that were detached since an event didn't fit.
+    /// Watchers that were detached because an event didn't fit into the queue.
     pub(super) lagging: Vec<LaggingWatcher>,
     /// Whether the answer to a progress request was dropped.
     pub(super) progress: bool,

@@ -49,8 +49,8 @@ pub struct WatchOptions {
     pub queued_deliveries: usize,
     /// Bytes of recent events kept for watchers that are about to be attached.
     pub ring_bytes: usize,
-    /// Bytes of events that may wait for the hub. Beyond that they are dropped, and watchers read
-    /// the store.
+    /// Maximum number of bytes of events that wait for the hub. If there are more, they are
+    /// dropped, and watchers read the store.
     pub feed_bytes: usize,
     /// Number of records that a watcher reads at a time while it catches up. A revision is never
     /// split.
@@ -114,8 +114,8 @@ impl Publisher {
         }
     }
 
-    /// Reports that the store was replaced by one at `revision`. Events up to there can't be sent
-    /// one by one.
+    /// Reports that the store was replaced by one at `revision`. Events up to that revision can't
+    /// be sent one by one.
     pub(crate) fn publish_replacement(&self, revision: i64) {
         self.feed.drop_events(revision);
     }

@@ -2,8 +2,8 @@
 //!
 //! It is a treap ordered by the ranges' first keys (Seidel and Aragon, *Randomized Search Trees*,
 //! 1996). Each node also has the furthest end of its subtree, as in the interval trees of Cormen,
-//! Leiserson, Rivest and Stein. For a key in no range the lookup is one walk down, not a look at
-//! every range.
+//! Leiserson, Rivest and Stein. For a key in no range, the lookup walks down the tree once, without
+//! a look at every range.
 
 use std::hash::{BuildHasher as _, RandomState};
 

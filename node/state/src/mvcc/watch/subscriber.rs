@@ -196,8 +196,8 @@ impl Subscriber {
         true
     }
 
-    /// Requests a [`Notice::Progress`]. As in etcd, none comes while the stream has no watches,
-    /// while one catches up, or before one of them begins.
+    /// Requests a [`Notice::Progress`]. As in etcd, no such notice comes while the stream has no
+    /// watches, while a watch catches up, or before the start revision of a watch is reached.
     pub async fn request_progress(&mut self) {
         self.take_missed();
         if !self.watches.is_empty() && self.watches.values().all(ClientWatch::is_attached) {
@@ -206,8 +206,8 @@ impl Subscriber {
         }
     }
 
-    /// Requests a [`Notice::WatchProgress`] for each watch that wants it and got no events since
-    /// the last one.
+    /// Requests a [`Notice::WatchProgress`] for each watch that wants such notices and got no
+    /// events since the last one.
     pub async fn request_periodic_progress(&mut self) {
         if self.watches.values().any(|watch| watch.spec.progress_notify) {
             self.progress_request.by_timer = true;
