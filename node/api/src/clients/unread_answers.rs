@@ -1,7 +1,7 @@
 //! Accounting for answers that clients have not read yet.
 //!
-//! A client determines itself how much it is ready to receive, which may be nothing. So the memory
-//! of an answer is charged until its last byte was sent.
+//! A client itself determines how much it is ready to receive, and can be ready to receive nothing.
+//! So the memory of an answer is charged until its last byte was sent.
 //!
 //! - The API charges what it gathers before an answer is complete, and refuses an answer that would
 //!   exceed a limit. That charge is taken over here, and covers the encoded bytes of the answer.

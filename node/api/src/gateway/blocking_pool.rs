@@ -1,5 +1,5 @@
-//! Conversion of large messages on other threads, so that it doesn't block other clients of this
-//! thread.
+//! Conversion of large messages on other threads, so that a conversion doesn't block the other
+//! clients of the calling thread.
 
 use std::sync::Arc;
 

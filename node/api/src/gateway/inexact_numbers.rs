@@ -4,7 +4,7 @@
 //! integer: numbers with a fraction or an exponent, and numbers that don't fit into 64 bits. So
 //! `9007199254740993.0` would grant the lease …994. Such numbers are refused instead.
 
-/// Number from which a floating-point number may represent several integers.
+/// Number from which on a floating-point number can stand for several integers.
 const INEXACT: f64 = 9_007_199_254_740_992.0;
 
 /// Returns the first number that the library would change.

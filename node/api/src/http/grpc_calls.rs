@@ -97,7 +97,7 @@ impl hyper::body::Body for DeadlineBody {
     ) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
         let Self { body, deadline: over } = &mut *self;
         let Some(open) = body else { return Poll::Ready(None) };
-        // The deadline is checked first, since the body may always have data.
+        // The deadline is checked first, since the body possibly never runs out of data.
         if over.as_mut().poll(context).is_ready() {
             // Dropping the body frees the call's resources now, not when the connection ends.
             *body = None;

@@ -235,8 +235,8 @@ impl LockQueues {
             failure: vec![op(Op::RequestRange(found))],
             ..put_if_created_at(key.clone(), 0, value, lease)
         };
-        // A separate task creates the entry. If the client leaves meanwhile, the entry may exist
-        // already and must be deleted. The entry's `drop` does that.
+        // A separate task creates the entry. If the client leaves meanwhile, the entry possibly
+        // exists already and must be deleted. The entry's `drop` does that.
         let (told, hears) = oneshot::channel();
         let (line, name, mut held) = (self.clone(), name.clone(), held.another());
         self.tasks.spawn(async move {

@@ -50,7 +50,7 @@ impl KvStateMachine {
     /// `own` must accept the requests whose caller waits on this member. Other requests get an
     /// outcome without these reads.
     ///
-    /// An answer may be many times as large as the store. Only one member should bear that cost:
+    /// An answer can be many times as large as the store. Only one member should bear that cost:
     /// not every member, and not each member again when it restarts.
     pub fn set_answer_filter(&mut self, own: impl Fn(RequestId) -> bool + Send + 'static) {
         self.is_answered = Box::new(own);

@@ -22,7 +22,7 @@ pub enum Response {
     DeleteRange(DeleteRangeResponse),
     /// Answer to a transaction.
     Txn(TxnResponse),
-    /// Answer to a compaction. The compacted revisions may still be in the file.
+    /// Answer to a compaction. The compacted revisions are possibly still in the file.
     Compact(CompactionResponse),
     /// Answer to an alarm request.
     Alarm(AlarmResponse),
@@ -96,7 +96,7 @@ pub enum ApplyError {
     /// The change of members is not allowed.
     #[error(transparent)]
     Members(ChangeError),
-    /// The caller may not do this, or the change of users or roles is not allowed.
+    /// The caller has no permission, or the change of users or roles is not allowed.
     #[error(transparent)]
     Auth(#[from] AuthError),
 }

@@ -1,5 +1,5 @@
-//! Read-only transactions, carried out in bounded steps so that a wide one delays neither writes
-//! nor other reads.
+//! Read-only transactions, carried out in bounded steps so that a wide transaction delays neither
+//! writes nor other reads.
 //!
 //! All steps read one unchanging view. So the comparisons of a nested transaction can be made just
 //! before its operations, after other operations were carried out.

@@ -169,8 +169,8 @@ pub(super) fn apply_txn(
     Ok(response)
 }
 
-/// Checks whether a transaction may read at revision `at` in a store at `revision`, compacted at
-/// `compacted`.
+/// Checks whether a transaction is allowed to read at revision `at` in a store at `revision`,
+/// compacted at `compacted`.
 ///
 /// Elsewhere a negative revision means the newest one. Here it counts as compacted, as in etcd,
 /// except for -1 in a store that was never compacted.

@@ -161,9 +161,9 @@ struct AccessCheck<'a> {
     state: &'a AuthState,
     caller: &'a Caller,
     leases: &'a LeaseTable,
-    /// Lease whose attached keys the caller may all write, as checked before; 0 for none. This
-    /// saves repeating the check for each put of a transaction. Most of these puts name the same
-    /// lease, which may have many keys.
+    /// Lease for which it was checked before that the caller may write all attached keys; 0 for
+    /// none. This saves repeating the check for each put of a transaction. Most of these puts name
+    /// the same lease, which can have many keys.
     checked_lease: Cell<i64>,
 }
 

@@ -190,8 +190,8 @@ pub fn make_claims(
     match store.hash_for_comparison(view, question.revision) {
         Ok(hash) => claims.push(Claim::data(hash)),
         Err(ReadError::Store(error)) => return Err(error),
-        // A compaction began meanwhile, or the store has not reached the question's revision. The
-        // claim about progress already reports the latter.
+        // A compaction began meanwhile, or the store has not reached the question's revision. In
+        // the second case, the claim about progress already reports that.
         Err(ReadError::Compacted | ReadError::Superseded | ReadError::Future) => {}
     }
     Ok(claims)

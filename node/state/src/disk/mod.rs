@@ -4,8 +4,8 @@
 //! After a crash, data that was not synced is lost or half written. That includes directories: a
 //! created, renamed or removed name survives a crash only after [`Disk::sync_dir`].
 //!
-//! An error from a write or a sync is final, and callers stop without a retry. The kernel may have
-//! marked the pages clean, so a second sync would report success for data that is lost.
+//! An error from a write or a sync is final, and callers stop without a retry. The kernel has
+//! possibly marked the pages clean, so a second sync would report success for data that is lost.
 
 mod advice;
 mod backend;
@@ -105,7 +105,7 @@ pub trait DiskFile: Debug + Send + Sync + 'static {
     fn sync_data(&self) -> io::Result<()>;
 
     /// Makes everything durable and drops cached pages, so that later reads come from the medium.
-    /// The cache may hold pages that a failed sync has marked clean.
+    /// The cache can hold pages that a failed sync has marked clean.
     fn sync_and_drop_cache(&self) -> io::Result<()>;
 }
 

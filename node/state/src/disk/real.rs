@@ -13,7 +13,7 @@ use rustix::fs::{
 
 use super::{DirLock, Disk, DiskFile, LockGuard, OpenMode};
 
-/// The host's file system. Other users may be able to write to the data directory, so files are
+/// The host's file system. Other users can have write access to the data directory, so files are
 /// opened, created, renamed and removed through [`data`], which guards against that.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct RealDisk;

@@ -62,8 +62,8 @@ pub struct DataDir {
 /// Why a data directory can't be used.
 #[derive(Debug, thiserror::Error)]
 pub enum DataDirError {
-    /// A file operation failed, or the path is not a directory, or another user may have prepared
-    /// the contents.
+    /// A file operation failed, the path is not a directory, or another user had the chance to
+    /// prepare the contents.
     #[error(transparent)]
     Files(#[from] muster_files::Error),
     /// The directory belongs to an etcd.
@@ -171,7 +171,7 @@ impl Tombstone {
 
 impl DataDir {
     /// Opens the directory `path` and locks it. If it does not exist, it is created with mode 0700.
-    /// An existing directory is not changed, not even its mode, which may be intended.
+    /// An existing directory is not changed, not even its mode, which is possibly intended.
     ///
     /// # Errors
     /// Fails with `InUse` if another process has locked it, `Removed` if it contains a tombstone,
@@ -193,8 +193,8 @@ impl DataDir {
         Ok(dir)
     }
 
-    /// Fails if another user may have prepared the contents, and logs a warning if other users can
-    /// still write.
+    /// Fails if another user had the chance to prepare the contents. Logs a warning if other users
+    /// can still write.
     fn check_exposure(
         &self,
         exposure: Option<&muster_files::Exposure>,
@@ -320,7 +320,7 @@ impl DataDir {
 
     /// Records durably that there is a log. The caller must do this after it creates the log, and
     /// before it sends any vote or acknowledgement to peers. Until then, an interrupted first start
-    /// may simply be repeated.
+    /// can simply be repeated.
     ///
     /// # Errors
     /// Fails if the file can't be written.

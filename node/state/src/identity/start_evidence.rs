@@ -38,7 +38,7 @@ impl StartEvidence {
     /// than [`Guards::ALL`].
     ///
     /// # Errors
-    /// Fails if the member may not start. A tombstone or a missing log always prevents a first
+    /// Fails if the member must not start. A tombstone or a missing log always prevents a first
     /// start.
     pub fn start_kind(self, guards: Guards) -> Result<StartKind, StartRefusal> {
         if self.has_tombstone {

@@ -1,9 +1,9 @@
 //! Other members' views of the members (censuses), for a member that was unreachable.
 //!
-//! A member that was unreachable knows only its own table, which may be old. Meanwhile another
-//! member may have joined and become the leader, or a member may have moved. A leader can't bring
-//! the unreachable member up to date if that member refuses the leader's connection, or does not
-//! know its new address. So each member sends the other members a census of its applied table.
+//! A member that was unreachable knows only its own table, which can be outdated. Meanwhile another
+//! member has joined and become the leader, for example, or a member has moved. A leader can't
+//! bring the unreachable member up to date if that member refuses the leader's connection, or does
+//! not know its new address. So each member sends the other members a census of its applied table.
 //!
 //! etcd solves the same problem with `AddRemote` and `X-PeerURLs` (server/etcdserver/api/rafthttp).
 //! etcd accepts every peer with a valid certificate and the cluster's id. Here, the census of a
@@ -13,8 +13,8 @@
 //!   accepted because of a census can't add others.
 //! - Of all censuses, only the one with the latest configuration is used, and only if it is later
 //!   than the receiver's own.
-//! - The URLs that a member sends for itself are always used. After a move, this member may be the
-//!   only one left that knows them.
+//! - The URLs that a member sends for itself are always used. After a move, the moved member is
+//!   possibly the only one left that knows them.
 //! - A census adds peers from which connections are accepted, and addresses that are dialled. These
 //!   additions are kept in memory until the receiver's own table has caught up. A census changes no
 //!   table, quorum or binding. It removes no member and never readmits a removed one.
@@ -57,7 +57,7 @@ pub struct Censuses {
 pub struct Neighbour {
     /// Member id of the neighbour.
     pub id: MemberId,
-    /// URLs under which the member may be reached.
+    /// URLs under which the member is possibly reached.
     pub urls: Vec<String>,
     /// The only incarnation that may act as this member, if one is bound.
     pub incarnation: Option<Incarnation>,

@@ -15,7 +15,7 @@ pub enum ChangeObjection {
     /// The learner lacks too many entries, or is not connected.
     #[error("the learner is not in sync with the leader")]
     LearnerNotReady,
-    /// The learner has not answered the last heartbeats. The answers may just be late, so the
+    /// The learner has not answered the last heartbeats. Possibly its answers are just late, so the
     /// change should be judged again soon.
     #[error("the learner has not answered the leader's last heartbeats")]
     LearnerSilent,

@@ -99,8 +99,8 @@ impl ChangeJudge<'_> {
     /// # Errors
     /// Fails if there is an objection, or if the operation was carried out before.
     pub fn precheck(&self, asked: &ChangeRequest) -> Result<(), ChangeRefusal> {
-        // Staleness is not checked: this member may be behind the configuration on which the change
-        // was planned.
+        // Staleness is not checked, because this member is possibly behind the configuration on
+        // which the change was planned.
         self.table.check_fresh(&ChangeRequest { planned_at: None, ..asked.clone() })?;
         match &asked.change {
             MemberChange::Add(member) => self.check_add(member)?,
@@ -467,8 +467,8 @@ mod tests {
         assert_eq!(behind, Err(ChangeObjection::LearnerNotReady.into()));
     }
 
-    /// A learner may have disconnected because its disk is lost. As a voter it could cost the
-    /// quorum.
+    /// A learner that has just disconnected has possibly lost its disk. As a voter it could cost
+    /// the quorum.
     #[test]
     fn a_learner_that_has_just_gone_gets_no_vote() {
         let promote = MemberChange::Promote(MemberId(3));

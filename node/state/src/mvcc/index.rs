@@ -26,7 +26,7 @@ pub(crate) enum Walk {
 #[derive(Debug, Default)]
 pub(crate) struct Index {
     keys: BTreeMap<Box<[u8]>, KeyHistory>,
-    /// Compaction revision. Reads at a lower revision may miss dropped changes.
+    /// Compaction revision. Reads at a lower revision can miss changes, because these were dropped.
     compact_revision: i64,
 }
 

@@ -196,7 +196,7 @@ impl Scan {
 
 /// Whether a [`RangeRead`] has finished.
 pub enum RangeStep {
-    /// The range isn't finished. The caller calls again and may let other tasks run before.
+    /// The range isn't finished. The caller calls again, possibly after other tasks have run.
     Unfinished,
     /// The finished answer. Its header has only the revision.
     Done(RangeResponse),

@@ -39,7 +39,7 @@ impl TombstoneRow {
         self.count > 0 && self.bytes.len() + length + 11 > MAX_TOMBSTONE_ROW_BYTES
     }
 
-    /// Appends a tombstone of the same request. Its revision must be higher than those before.
+    /// Appends a tombstone of the same request. Its revision must be higher than the earlier ones.
     pub(crate) fn push(&mut self, at: Revision, key: &[u8]) {
         let first = *self.first.get_or_insert(at);
         debug_assert!(first.main == at.main && first.sub <= at.sub, "{at:?} comes after {first:?}");

@@ -338,8 +338,8 @@ fn write_records(view: &View, frames: &mut FrameWriter<'_>) -> Result<(), StoreE
             payload.extend_from_slice(&length.to_le_bytes());
             payload.extend_from_slice(record);
             count += 1;
-            // The length is checked after each record, not each row. Members may arrange records in
-            // different rows, but the checksum depends on where frames end.
+            // The length is checked after each record, not each row. Different members can keep the
+            // same records in different rows, but the checksum depends on where frames end.
             if payload.len() >= FRAME_BYTES {
                 frames.write_frame(SnapshotFrameKind::Records, &payload)?;
                 payload.clear();

@@ -44,7 +44,7 @@ impl Directory {
         self.visible.keys().cloned().collect()
     }
 
-    /// Returns every inode that may have a name after a crash.
+    /// Returns every inode that can have a name after a crash.
     pub(super) fn all_inodes(&self) -> impl Iterator<Item = u64> {
         let linked = self.changes.iter().filter_map(|change| match change {
             DirectoryChange::Link { inode, .. } => Some(*inode),

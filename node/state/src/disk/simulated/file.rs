@@ -1,4 +1,4 @@
-//! A simulated file: the bytes that processes see, and what the medium may hold instead.
+//! A simulated file: the bytes that processes see, and the bytes that the medium can hold instead.
 
 use std::collections::BTreeMap;
 

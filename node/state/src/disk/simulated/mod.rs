@@ -1,11 +1,11 @@
-//! A simulated disk that loses what a real disk may lose, deterministically for a seed.
+//! A simulated disk that loses what a real disk can lose, deterministically for a seed.
 //!
-//! Besides the state that processes see, it keeps what may be on the medium:
+//! Besides the state that processes see, it keeps everything that can be on the medium:
 //!
 //! - For each file: the earlier contents of each 512-byte sector written since the last sync.
 //! - For each directory: the operations since the last [`Disk::sync_dir`].
 //!
-//! [`SimulatedDisk::crash`] then chooses for each sector which contents survive, so a write may
+//! [`SimulatedDisk::crash`] then chooses for each sector which contents survive, so a write can
 //! survive in part or out of order. For each directory it chooses how many of the operations
 //! survive, in their order. This is harsher than a journaling file system: syncing a new file does
 //! not make its name durable, and operations on different directories are not ordered.
@@ -108,7 +108,7 @@ impl SimulatedDisk {
     }
 
     /// Makes the power fail after `operations` more operations; every further operation fails until
-    /// [`crash`](Self::crash). The last operation may be lost, like any unsynced one.
+    /// [`crash`](Self::crash). The last operation can be lost, like any unsynced one.
     pub fn power_off_after(&self, operations: u64) {
         self.lock().faults.power_off_after(operations);
     }

@@ -70,7 +70,7 @@ pub(super) fn read_piece(
     size: PieceSize,
 ) -> Result<CatchUpPiece, StoreError> {
     let newest = view.revision();
-    // The index may be newer than the view. Every change up to `newest` that is still in the index
+    // The index can be newer than the view. Every change up to `newest` that is still in the index
     // is also in the view.
     let (compacted, narrow) = {
         let index = lock_index(&store.shared.index);

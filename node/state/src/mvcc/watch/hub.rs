@@ -190,8 +190,8 @@ impl Hub {
         max_ring_bytes: usize,
         receiver: HubReceiver,
     ) -> Self {
-        // The feed is opened before the revision is read. An event in between may then arrive
-        // although the revision includes it, and `take_events` skips it.
+        // The feed is opened before the revision is read. An event in between arrives although the
+        // revision includes it, and `take_events` skips such an event.
         feed.open();
         let revision = store.view().revision();
         Self {
@@ -223,8 +223,8 @@ impl Hub {
                     self.detach_each(&closed);
                 }
                 command = self.receiver.commands.recv() => match command {
-                    // The command's sender may have read newer events from the store, so these are
-                    // handled first.
+                    // The command's sender has possibly read newer events from the store, so these
+                    // are handled first.
                     Some(command) => {
                         self.take_events();
                         self.handle_command(command);

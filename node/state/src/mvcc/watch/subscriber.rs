@@ -232,8 +232,8 @@ impl Subscriber {
             if let Some(notice) = self.ready.pop_front() {
                 return Ok(notice);
             }
-            // The queue is emptied before the store is read. The last events that a detached
-            // watcher got from the hub may still be in it.
+            // The queue is emptied before the store is read, because it can still hold the last
+            // events that a detached watcher got from the hub.
             if let Ok(delivery) = self.queue.try_recv() {
                 self.take(delivery);
                 continue;
