@@ -115,7 +115,7 @@ mod tests {
     }
 
     #[test]
-    fn a_duration_counts_in_the_smallest_bucket_that_holds_it() {
+    fn a_duration_counts_in_the_smallest_bucket_that_includes_it() {
         let durations = Durations::default();
         assert!(durations.is_empty());
         for micros in [0, 1_000, 1_001, 8_192_000, 8_192_001] {
@@ -135,7 +135,7 @@ mod tests {
     }
 
     #[test]
-    fn the_bounds_are_those_of_etcds_dashboards() {
+    fn the_bucket_bounds_are_etcds() {
         let bounds = |durations: Durations| {
             let lines = lines(durations);
             let bound = |line: &str| line.split('"').nth(1).unwrap().to_owned();

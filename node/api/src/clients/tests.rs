@@ -56,7 +56,7 @@ fn request(address: SocketAddr, path: &str) -> String {
 }
 
 #[test]
-fn a_request_knows_where_it_came_from() {
+fn a_request_has_the_address_of_its_client() {
     let remote =
         |Extension(who): Extension<ClientConnection>| async move { who.remote.ip().to_string() };
     let (fronts, address) = front(Router::new().route("/", get(remote)));
@@ -67,7 +67,7 @@ fn a_request_knows_where_it_came_from() {
 }
 
 #[test]
-fn connections_above_the_bound_are_closed_and_places_come_free_again() {
+fn connections_above_the_limit_are_closed_until_others_end() {
     let (fronts, address) = front_for(Router::new().route("/", get(|| async { "x" })), 2);
     let connect = || std::net::TcpStream::connect(address).unwrap();
     let held = [connect(), connect()];
@@ -88,7 +88,7 @@ fn connections_above_the_bound_are_closed_and_places_come_free_again() {
 }
 
 #[tokio::test]
-async fn a_connection_has_so_many_streams_and_no_more() {
+async fn the_number_of_streams_of_a_connection_is_limited() {
     let (_fronts, address) = front(Router::new());
     let mut stream = TcpStream::connect(address).await.unwrap();
     // The client sends the preface and empty settings. The server's answer begins with its
@@ -151,7 +151,7 @@ fn secure_for(mutual: bool) -> (Arc<ClientListenerTls>, TlsConnector, NodeKey) {
 }
 
 #[tokio::test]
-async fn who_shows_a_removed_members_key_is_put_out_and_let_in_no_longer() {
+async fn a_client_with_the_key_of_a_removed_member_is_disconnected_and_refused() {
     let (tls, connector, key) = secure_for(true);
     let router = Router::new().route("/", get(|| async { "x" }));
     let (_fronts, address) = start(router, Some(Arc::clone(&tls)), 8);
@@ -187,7 +187,7 @@ async fn connect_from(from: &str, to: SocketAddr) -> TcpStream {
 }
 
 #[tokio::test]
-async fn one_host_that_says_nothing_keeps_nobody_out() {
+async fn silent_connections_of_one_host_do_not_block_other_hosts() {
     let (tls, connector) = secure();
     let (_fronts, address) = start(Router::new(), Some(tls), MAX_CONNECTIONS);
     let mut silent = Vec::new();
@@ -284,7 +284,7 @@ impl HalfSender {
 }
 
 #[tokio::test]
-async fn a_client_that_ends_none_of_its_requests_is_refused_more() {
+async fn a_client_with_too_many_unfinished_requests_is_refused_more() {
     let gather = async |body: axum::body::Body| {
         axum::body::to_bytes(body, usize::MAX).await.is_ok().to_string()
     };
@@ -305,7 +305,7 @@ async fn a_client_that_ends_none_of_its_requests_is_refused_more() {
 }
 
 #[tokio::test]
-async fn a_client_that_claims_much_and_sends_little_is_refused_more() {
+async fn a_client_that_announces_too_many_bytes_is_refused_more() {
     let gather = async |body: axum::body::Body| {
         axum::body::to_bytes(body, usize::MAX).await.is_ok().to_string()
     };
@@ -324,7 +324,7 @@ async fn a_client_that_claims_much_and_sends_little_is_refused_more() {
 }
 
 #[tokio::test]
-async fn a_body_that_is_not_grpc_claims_nothing() {
+async fn a_body_that_is_not_grpc_announces_no_length() {
     let gather = async |body: axum::body::Body| {
         axum::body::to_bytes(body, usize::MAX).await.is_ok().to_string()
     };
@@ -347,7 +347,7 @@ async fn a_body_that_is_not_grpc_claims_nothing() {
 }
 
 #[test]
-fn who_is_still_shaking_hands_is_not_waited_for_at_the_end() {
+fn stopping_does_not_wait_for_unfinished_handshakes() {
     let (tls, _) = secure();
     let (fronts, address) = start(Router::new(), Some(tls), MAX_CONNECTIONS);
     let mut stream = std::net::TcpStream::connect(address).unwrap();
@@ -363,7 +363,7 @@ fn who_is_still_shaking_hands_is_not_waited_for_at_the_end() {
 }
 
 #[test]
-fn who_reads_no_answer_loses_the_connection_and_who_reads_slowly_does_not() {
+fn a_client_that_reads_nothing_is_disconnected_and_a_slow_one_is_not() {
     const BYTES: usize = 40 << 20;
     let large = || async { "x".repeat(BYTES) };
     let (_fronts, address) = front(Router::new().route("/", get(large)));
@@ -387,7 +387,7 @@ fn who_reads_no_answer_loses_the_connection_and_who_reads_slowly_does_not() {
 }
 
 #[tokio::test]
-async fn who_is_ready_for_no_byte_loses_the_connection() {
+async fn a_client_with_a_zero_window_is_disconnected() {
     let answer = || async { "x".repeat(100) };
     let (_fronts, address) = front(Router::new().route("/x", axum::routing::post(answer)));
     let mut client = HalfSender::connect("application/grpc", address).await;

@@ -46,7 +46,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn what_is_large_waits_on_a_thread_of_its_own() {
+    async fn only_a_large_message_is_converted_on_another_thread() {
         let (tell, told) = mpsc::channel();
         let apart = BlockingPool::new();
         let large = apart.run(LARGE_BYTES + 1, move || Ok(told.recv().unwrap()));
@@ -61,7 +61,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn no_more_than_a_few_are_large_at_a_time() {
+    async fn the_number_of_large_messages_converted_at_a_time_is_limited() {
         static NOW: AtomicUsize = AtomicUsize::new(0);
         static MOST: AtomicUsize = AtomicUsize::new(0);
         let apart = BlockingPool::new();

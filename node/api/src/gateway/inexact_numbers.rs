@@ -57,7 +57,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_number_that_would_become_another_is_found_wherever_it_is() {
+    fn an_inexact_number_is_found_wherever_it_is() {
         for number in [
             "9007199254740993.0",
             "123456789012345678e0",

@@ -151,7 +151,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_path_names_a_method_that_is_declared() {
+    fn every_path_belongs_to_a_declared_method() {
         let all: usize = PATHS.iter().map(|(_, paths)| paths.len()).sum();
         assert_eq!(METHODS.len(), all, "no path twice");
         assert_eq!(find("/v3/kv/range").unwrap().path, "/etcdserverpb.KV/Range");
@@ -171,7 +171,7 @@ mod tests {
 
     /// Checks which methods have no path. They are the ones without a path in etcd.
     #[test]
-    fn every_method_has_a_path() {
+    fn every_method_has_a_path_except_those_without_one_in_etcd() {
         let pool = DescriptorPool::decode(node_proto::DESCRIPTORS).unwrap();
         let mut without = Vec::new();
         for service in pool.services() {

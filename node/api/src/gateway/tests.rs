@@ -7,7 +7,7 @@ use tower::ServiceExt as _;
 use super::*;
 
 #[test]
-fn metadata_are_the_token_and_what_says_that_it_is_some() {
+fn only_the_token_and_prefixed_headers_become_metadata() {
     let mut headers = HeaderMap::new();
     for (name, value) in [
         ("authorization", "token.1"),
@@ -51,7 +51,7 @@ impl kv_server::Kv for LargeValueService {
 }
 
 #[tokio::test]
-async fn an_answer_needs_room_until_it_was_taken() {
+async fn an_answer_is_charged_until_it_was_read() {
     let grpc = tonic::service::Routes::new(kv_server::KvServer::new(LargeValueService));
     let router = router(grpc.prepare().into_axum_router(), 1 << 20);
     let bounds = MemoryBounds { per_connection: 4 << 20, total: 4 << 20, guaranteed: 0 };

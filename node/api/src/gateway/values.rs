@@ -110,7 +110,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn objects_are_told_apart_wherever_the_body_is_cut() {
+    async fn objects_are_separated_however_the_body_is_split() {
         let objects =
             [r#"{}"#, r#"{"a":{"b":"}{\"\\"}}"#, r#"{"c":[{},"\\"]}"#, "{ }", r#"{"d":"[{"}"#];
         let body = format!(
@@ -128,7 +128,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_is_no_object_is_refused_and_what_is_too_large() {
+    async fn a_body_without_an_object_or_with_too_large_a_one_is_refused() {
         let refused = async |body: &str, most| {
             let chunks = body.as_bytes().chunks(2).map(<[u8]>::to_vec).collect();
             let refused = values(chunks, most).next().await.unwrap_err();

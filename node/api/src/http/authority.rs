@@ -383,7 +383,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn the_second_request_of_such_a_client_is_mended_too() {
+    async fn the_second_request_with_a_url_as_authority_is_corrected_too() {
         let twice = |authority: &[u8]| {
             [connection(authority, true), request(authority, true), frame(0, b"x")].concat()
         };
@@ -392,7 +392,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn everybody_elses_bytes_are_left_alone() {
+    async fn the_bytes_of_other_clients_are_unchanged() {
         let name = huffman("127.0.0.1:2379");
         let good = [connection(&name, true), request(&huffman("http://127.0.0.1"), true)].concat();
         let others: [&[u8]; 5] = [
@@ -410,7 +410,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn bytes_that_make_no_sense_pass_as_they_are() {
+    async fn malformed_header_blocks_are_unchanged() {
         for payload in [&[0x41][..], &[0x41, 0xff, 0xff, 0xff, 0xff, 0xff], &[0x40, 0x7f], &[0xff]]
         {
             let bytes = [PREFACE, &frame(HEADERS, payload)].concat();

@@ -148,7 +148,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn pages_of_listed_origins_may_read() {
+    async fn only_pages_of_listed_origins_get_cors_headers() {
         let pages = || Router::new().route("/", get(async || "x"));
         let some = BrowserRules {
             origins: listed("https://a.example,https://b.example"),
@@ -171,7 +171,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_server_answers_to_its_names() {
+    async fn a_server_without_tls_answers_only_to_its_allowed_names() {
         let pages = || Router::new().route("/", get(async || "x"));
         let named =
             BrowserRules { hosts: listed("good.example,127.0.0.1"), ..BrowserRules::default() };

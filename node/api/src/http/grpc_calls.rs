@@ -166,7 +166,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_a_browser_can_post_unasked_is_no_call() {
+    async fn a_request_that_a_browser_can_post_without_preflight_is_no_call() {
         let types = ["text/plain", "application/x-www-form-urlencoded", "application/grpcx", ""];
         for kind in types {
             let answer = call("/s.S/None", &[("content-type", kind)], Version::HTTP_2).await;
@@ -186,7 +186,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_call_ends_when_its_caller_stops_waiting() {
+    async fn a_call_ends_at_its_deadline() {
         let began = Instant::now();
         let answer = call("/s.S/Never", &[TYPE, ("grpc-timeout", "500m")], Version::HTTP_2).await;
         assert_eq!(said(answer.headers()), ("4", "context%20deadline%20exceeded"));
@@ -198,7 +198,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn an_answer_that_never_ends_does_then_too_and_leaves_nothing() {
+    async fn an_endless_answer_ends_at_the_deadline_and_frees_its_resources() {
         let gone = Arc::new(());
         let request = Request::post("/s.S/Ever").version(Version::HTTP_2);
         let request = request.header(TYPE.0, TYPE.1).header("grpc-timeout", "50m");

@@ -39,7 +39,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn paths_are_cleaned_as_by_go() {
+    fn paths_are_cleaned_as_go_cleans_them() {
         for (path, cleaned) in [
             ("/", "/"),
             ("//", "/"),

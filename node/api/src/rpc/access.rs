@@ -202,7 +202,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_certificate_is_not_its_gateways_clients() {
+    fn a_gateways_certificate_does_not_identify_its_clients() {
         let name = |request: &Request<()>| match Credentials::of(request) {
             Credentials::Client { name, .. } => name,
             Credentials::Member => None,

@@ -165,7 +165,7 @@ mod tests {
     }
 
     #[test]
-    fn by_time_it_begins_after_a_period_and_comes_once_in_each_or_once_an_hour() {
+    fn periodic_compaction_begins_after_a_period_and_repeats_at_least_hourly() {
         let minutes = |of: u32| AutoCompaction::Periodic(of * MINUTE);
         // As in etcd, each later compaction uses the revision that was sampled a tenth of a period
         // before the compaction preceding it.
@@ -176,19 +176,19 @@ mod tests {
     }
 
     #[test]
-    fn by_revisions_so_many_are_kept() {
+    fn the_revision_mode_keeps_the_given_number_of_revisions() {
         let kept = compactions(AutoCompaction::Revisions(400), 15, |_| true);
         assert_eq!(kept, [(10, 201), (15, 501)]);
     }
 
     #[test]
-    fn who_comes_to_lead_goes_on_with_what_it_has_seen() {
+    fn a_new_leader_compacts_with_the_revisions_that_it_recorded_before() {
         let ten = AutoCompaction::Periodic(10 * MINUTE);
         assert_eq!(compactions(ten, 26, |minute| minute >= 25), [(25, 14 * 60 + 1)]);
     }
 
     #[test]
-    fn nothing_new_is_not_compacted_again_and_a_failure_is_tried_again() {
+    fn the_same_revision_is_compacted_again_only_after_a_failure() {
         let mut past = RevisionHistory::new(AutoCompaction::Periodic(10 * MINUTE));
         for minute in 0..10 {
             past.record_sample(7);
@@ -207,7 +207,7 @@ mod tests {
     }
 
     #[test]
-    fn the_shortest_period_does_not_keep_it_busy_and_the_longest_remembers_no_more_than_it_holds() {
+    fn the_sampling_rate_and_the_number_of_samples_are_limited() {
         let mut past = RevisionHistory::new(AutoCompaction::Periodic(Duration::from_nanos(1)));
         assert_eq!(past.sample_interval(), Some(MIN_SAMPLE_INTERVAL));
         (0..5).for_each(|revision| past.record_sample(revision));

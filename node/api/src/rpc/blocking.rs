@@ -27,7 +27,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn a_place_is_had_until_the_work_is_done_though_nobody_waits_any_more() {
+    async fn a_permit_is_held_until_the_work_ends_even_if_its_caller_has_left() {
         let places = Arc::new(Semaphore::new(1));
         let turn = Arc::clone(&places).try_acquire_owned().unwrap();
         let (begin, begun) = oneshot::channel();

@@ -213,7 +213,7 @@ mod tests {
     }
 
     #[test]
-    fn a_members_urls_fit_into_an_answer_with_all_others() {
+    fn the_total_length_of_a_members_urls_is_limited() {
         let urls = |n: usize| vec!["http://127.0.0.1:2380".to_owned(); n];
         let taken = |n| peer_urls(&urls(n)).map(|urls| urls.len());
         assert_eq!(taken(0), Err(Error::BadMemberUrls));
@@ -222,7 +222,7 @@ mod tests {
     }
 
     #[test]
-    fn what_comes_with_a_change_is_read_exactly_or_refused() {
+    fn the_metadata_of_a_change_is_read_exactly_or_refused() {
         let operation = "0123456789abcdef0123456789abcdef";
         let read = of(&[("muster-operation", operation), ("muster-planned-at", "17")]).unwrap();
         assert_eq!(read.operation.unwrap().to_string(), operation);

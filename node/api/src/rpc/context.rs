@@ -526,7 +526,7 @@ mod tests {
     }
 
     #[test]
-    fn what_could_not_be_read_back_is_never_proposed() {
+    fn an_operation_that_cannot_be_decoded_is_never_proposed() {
         for depth in 1..200 {
             if let Ok(payload) =
                 encode(RequestId(1), Caller::Unauthenticated, nested(depth), usize::MAX)

@@ -257,7 +257,7 @@ mod tests {
     }
 
     #[test]
-    fn a_comparison_takes_at_most_a_part_of_the_time() {
+    fn comparisons_take_a_limited_part_of_the_time() {
         assert_eq!(next(1, 1, false, 30, false), 30);
         assert_eq!(next(4, 4, false, 30, false), 40);
         assert_eq!(next(0, 0, true, 30, false), 2);
@@ -269,7 +269,7 @@ mod tests {
     }
 
     #[test]
-    fn what_others_leave_of_a_processor_does_not_put_the_next_comparison_off() {
+    fn a_busy_processor_does_not_delay_the_next_comparison_much() {
         // 1 s of work that got a fifteenth of a processor takes 15 s. Two comparisons and the
         // interval between them take less than a minute.
         assert_eq!(next(15, 1, false, 30, false), 30);
@@ -282,7 +282,7 @@ mod tests {
     }
 
     #[test]
-    fn only_work_is_counted_as_work() {
+    fn processor_time_does_not_include_sleep() {
         let (began, asleep) = (thread_cpu_time(), Duration::from_millis(200));
         std::thread::sleep(asleep);
         let before = thread_cpu_time();

@@ -74,7 +74,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_wait_is_up_to_eight_digits_and_a_unit() {
+    fn a_timeout_has_up_to_eight_digits_and_a_unit() {
         assert_eq!(parse("1n"), Some(Duration::from_nanos(1)));
         assert_eq!(parse("20u"), Some(Duration::from_micros(20)));
         assert_eq!(parse("0m"), Some(Duration::ZERO));

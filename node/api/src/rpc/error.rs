@@ -446,7 +446,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_one_member_refuses_another_tells_in_the_same_words() {
+    fn an_error_survives_its_text_and_configuration_index() {
         for error in Error::ALL.iter().copied().chain([Error::CarriedOut(17), Error::Stale(18)]) {
             let at = error.configuration().unwrap_or_default();
             assert_eq!(Error::from_text(&error.text(), at), Some(error));

@@ -431,7 +431,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn keys_are_named_as_etcds() {
+    fn queue_keys_have_the_same_names_as_in_etcd() {
         assert_eq!(key_of(b"a", 0x77), "a/77");
         assert_eq!(key_of(b"", 1), "/1");
         assert_eq!(key_of(b"a/b", i64::MAX), "a/b/7fffffffffffffff");

@@ -291,7 +291,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_etcd_reads_as_a_version_is_one() {
+    fn versions_are_recognised_as_in_etcd() {
         for version in ["3.6.0", "3.6", "3.6.7", "3.6.0-rc.1", "03.6.0", "0.0"] {
             assert!(is_version(version), "{version}");
         }

@@ -352,7 +352,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn versions_of_clients_are_told_apart_up_to_a_bound() {
+    fn a_limited_number_of_client_versions_is_counted_separately() {
         let clients = ClientVersions::default();
         for said in
             [Some("3.5"), None, Some("3.5"), Some("3.7\n"), Some(""), Some(&*"9".repeat(33))]
@@ -378,7 +378,7 @@ mod tests {
     }
 
     #[test]
-    fn a_write_whose_client_left_has_failed() {
+    fn a_write_without_an_outcome_counts_as_failed() {
         let metrics = ApiMetrics::default();
         metrics.count_pending_write().end();
         assert_eq!(metrics.failed_writes.load(Ordering::Relaxed), 0);

@@ -110,7 +110,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_hash_is_of_its_password_alone_and_as_etcd_writes_it() {
+    async fn a_hash_has_etcds_format_and_matches_only_its_password() {
         let passwords = PasswordHasher::new(COST);
         let hash = passwords.hash(password("secret")).await.unwrap();
         assert!(hash.starts_with("$2a$04$"), "{hash}");
@@ -124,7 +124,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_hash_that_etcd_made_is_known() {
+    async fn a_hash_made_by_etcd_matches_its_password() {
         // Made with `golang.org/x/crypto/bcrypt` from the password `r`.
         let etcds = "$2a$10$YNOWTowaZNX0FTrZtdwAFuZT8mJkX1hxAtV/QgIqXC7GN4rIfWMqm";
         let passwords = PasswordHasher::new(COST);
@@ -132,7 +132,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_bcrypt_would_not_read_is_refused() {
+    async fn a_password_that_is_longer_than_bcrypt_reads_is_refused() {
         let passwords = PasswordHasher::new(COST);
         let longest = password(&"x".repeat(72));
         let hash = Some(Bytes::from(passwords.hash(longest.clone()).await.unwrap()));
@@ -142,7 +142,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_line_that_is_full_is_told_so() {
+    async fn a_password_is_refused_while_the_queue_is_full() {
         let passwords = PasswordHasher::new(COST);
         let all = u32::try_from(MAX_CONCURRENT_HASHES + MAX_WAITING_PASSWORDS).unwrap();
         let full = passwords.queue_permits.clone().acquire_many_owned(all).await.unwrap();

@@ -36,7 +36,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_quota_is_what_was_given_by_etcds_rules() {
+    fn the_quota_follows_etcds_rules() {
         let two_gib = 2 << 30;
         assert!(Quota(0).has_room(two_gib - 1, 1) && !Quota(0).has_room(two_gib - 1, 2));
         assert!(Quota(10).has_room(4, 6) && !Quota(10).has_room(4, 7));

@@ -51,7 +51,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn no_two_runs_begin_near_each_other() {
+    fn the_first_ids_of_processes_are_far_apart() {
         let mut starts: Vec<u64> = (1..=3)
             .flat_map(|member| (1..=100).map(move |boot| RequestIds::new(member, boot).next().0))
             .collect();
@@ -60,7 +60,7 @@ mod tests {
     }
 
     #[test]
-    fn a_run_knows_its_own_ids() {
+    fn the_own_id_test_accepts_only_this_processs_ids() {
         let (ids, before) = (RequestIds::new(1, 2), RequestIds::new(1, 1));
         let own = ids.own_id_test();
         assert!((0..100).all(|_| own(ids.next())));

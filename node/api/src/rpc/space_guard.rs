@@ -108,7 +108,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_short_leader_hands_over_once_then_raises_the_alarm_and_lowers_it_when_there_is_space() {
+    fn a_leader_short_of_space_hands_over_once_and_then_raises_the_alarm() {
         let mut done = SpaceActions::default();
         assert_eq!(done.next(false, true, false), SpaceAction::Nothing);
         assert_eq!(
@@ -125,7 +125,7 @@ mod tests {
     }
 
     #[test]
-    fn an_alarm_that_the_quota_claims_is_not_lowered_by_space_on_the_disk() {
+    fn free_disk_space_does_not_lower_an_alarm_that_the_quota_needs() {
         let done = SpaceActions { handed_over: true, raised: true };
         assert_eq!(done.next(false, true, true), SpaceAction::LeaveAlarm);
         let left = SpaceActions { raised: false, ..done };

@@ -69,7 +69,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn too_large_a_message_is_refused_in_known_words() {
+    fn a_too_large_message_is_refused_with_grpc_gos_text() {
         let theirs = format!("{TONIC_TOO_LARGE}3145736 bytes, the limit is: 2097152 bytes");
         let status = tonic::Status::out_of_range(theirs);
         let mut response: Response = status.into_http::<axum::body::Body>();
@@ -81,7 +81,7 @@ mod tests {
     }
 
     #[test]
-    fn an_unknown_compression_is_refused_in_known_words() {
+    fn an_unknown_compression_is_refused_with_grpc_gos_text() {
         let theirs = format!("{}br{}", TONIC_UNKNOWN_ENCODING.0, TONIC_UNKNOWN_ENCODING.1);
         let mut theirs = Status::unimplemented(theirs);
         theirs.metadata_mut().insert("grpc-accept-encoding", "identity".parse().unwrap());
@@ -95,7 +95,7 @@ mod tests {
     }
 
     #[test]
-    fn another_refusal_keeps_its_words() {
+    fn another_error_keeps_its_code() {
         let status = tonic::Status::out_of_range("etcdserver: too large lease TTL");
         let mut response: Response = status.into_http::<axum::body::Body>();
         rewrite(&mut response, 1);

@@ -248,7 +248,7 @@ fn nested(depth: usize) -> TxnRequest {
 }
 
 #[tokio::test]
-async fn transactions_nested_too_deep_for_the_log_are_refused_and_the_member_lives_on() {
+async fn too_deeply_nested_transactions_are_refused_without_stopping_the_member() {
     let node = ApiTestNode::start().await;
     for depth in [1, 10, 16] {
         let answer = node.kv().txn(nested(depth)).await.unwrap().into_inner();
@@ -280,7 +280,7 @@ async fn requests_that_are_too_large_are_refused_by_size() {
 }
 
 #[tokio::test]
-async fn a_physical_compaction_answers_when_old_revisions_are_gone() {
+async fn a_physical_compaction_answers_after_old_revisions_are_deleted() {
     let node = ApiTestNode::start().await;
     for _ in 0..5 {
         node.put("k", "v").await;
@@ -296,7 +296,7 @@ async fn a_physical_compaction_answers_when_old_revisions_are_gone() {
 }
 
 #[tokio::test]
-async fn status_and_members_say_who_this_is() {
+async fn the_status_and_the_member_list_describe_this_member() {
     let node = ApiTestNode::start().await;
     node.put("k", "v").await;
     let mut maintenance = MaintenanceClient::new(node.channel.clone());
@@ -410,7 +410,7 @@ async fn many_watches_share_a_stream_and_are_cancelled_one_by_one() {
 }
 
 #[tokio::test]
-async fn a_watch_that_can_not_be_is_refused_in_etcds_words() {
+async fn an_impossible_watch_is_refused_with_etcds_text() {
     let node = ApiTestNode::start().await;
     let mut watching = WatchClientStream::open(&node).await;
     let empty = WatchCreateRequest { range_end: bytes("a"), ..watch("b") };
@@ -425,7 +425,7 @@ async fn a_watch_that_can_not_be_is_refused_in_etcds_words() {
 }
 
 #[tokio::test]
-async fn a_watch_is_told_what_none_of_its_filters_leaves_out() {
+async fn a_watch_gets_only_events_that_pass_its_filters() {
     use node_proto::etcdserverpb::watch_create_request::FilterType::{Nodelete, Noput};
     let node = ApiTestNode::start().await;
     let mut watching = WatchClientStream::open(&node).await;
@@ -447,7 +447,7 @@ async fn a_watch_is_told_what_none_of_its_filters_leaves_out() {
 }
 
 #[tokio::test]
-async fn the_keys_of_one_streams_watches_are_bounded_and_their_room_comes_back() {
+async fn the_key_bytes_of_a_streams_watches_are_limited_until_watches_end() {
     let node = ApiTestNode::start().await;
     let mut watching = WatchClientStream::open(&node).await;
     let large = "k".repeat(1 << 20);
@@ -478,7 +478,7 @@ async fn a_watch_from_a_compacted_revision_is_created_and_then_cancelled() {
 }
 
 #[tokio::test]
-async fn watches_that_a_compaction_overtook_count_until_they_are_cancelled() {
+async fn watches_ended_by_a_compaction_count_until_they_are_cancelled() {
     let node = ApiTestNode::start().await;
     for _ in 0..5 {
         node.put("k", "v").await;
@@ -500,7 +500,7 @@ async fn watches_that_a_compaction_overtook_count_until_they_are_cancelled() {
 }
 
 #[tokio::test]
-async fn progress_comes_by_itself_and_on_request() {
+async fn progress_is_sent_periodically_and_on_request() {
     let node = ApiTestNode::start().await;
     let last = node.put("other", "v").await;
     let mut watching = WatchClientStream::open(&node).await;
@@ -518,7 +518,7 @@ async fn progress_comes_by_itself_and_on_request() {
 }
 
 #[tokio::test]
-async fn a_large_response_comes_in_fragments_to_who_asked() {
+async fn a_large_response_is_fragmented_if_the_client_asked_for_it() {
     let node = ApiTestNode::start().await;
     for key in ["k0", "k1", "k2", "k3"] {
         node.put(key, &"x".repeat(900_000)).await;
@@ -559,7 +559,7 @@ async fn open_watches_end_when_the_node_stops() {
 }
 
 #[tokio::test]
-async fn http_paths_answer_as_etcds_do() {
+async fn http_paths_answer_as_in_etcd() {
     let node = ApiTestNode::start().await;
     node.put("k", "v").await;
     let version = r#"{"etcdserver":"3.6.0","etcdcluster":"3.6.0","storage":"3.6.0"}"#;
@@ -683,7 +683,7 @@ async fn grpc_health_serves_and_an_unknown_service_is_unimplemented() {
 }
 
 #[tokio::test]
-async fn who_waits_for_the_loss_of_a_leader_is_not_woken_by_writes() {
+async fn writes_do_not_wake_a_task_that_waits_for_the_loss_of_the_leader() {
     use std::sync::atomic::{AtomicUsize, Ordering};
     let node = ApiTestNode::start().await;
     node.put("k", "v").await;

@@ -500,7 +500,7 @@ mod tests {
     use super::fragments;
 
     #[test]
-    fn a_small_response_is_one_part() {
+    fn a_small_response_has_one_part() {
         assert_eq!(fragments(10, &[20, 20], 100), vec![0..2; 1]);
     }
 
@@ -515,7 +515,7 @@ mod tests {
     }
 
     #[test]
-    fn an_event_that_is_too_large_goes_alone() {
+    fn an_event_above_the_limit_gets_its_own_part() {
         assert_eq!(fragments(10, &[500, 20, 500], 100), [0..1, 1..2, 2..3]);
     }
 }

@@ -196,7 +196,7 @@ fn compare(key: &str, result: CompareResult, union: TargetUnion) -> Compare {
 }
 
 #[test]
-fn a_put_answers_its_revision_and_on_demand_what_was_there() {
+fn a_put_returns_its_revision_and_the_previous_value_on_request() {
     let mut world = ApplyHarness::new();
     world.put("k", "1").unwrap();
     let request = PutRequest { prev_kv: true, ..put("k", "2") };
@@ -207,7 +207,7 @@ fn a_put_answers_its_revision_and_on_demand_what_was_there() {
 }
 
 #[test]
-fn ignore_value_keeps_the_value_and_needs_the_key() {
+fn ignore_value_keeps_the_value_and_needs_an_existing_key() {
     let mut world = ApplyHarness::new();
     let request = PutRequest { ignore_value: true, ..put("k", "") };
     assert_eq!(world.apply(Operation::Put(request.clone())), Err(ApplyError::KeyNotFound));
@@ -227,7 +227,7 @@ fn an_unknown_lease_is_refused() {
 }
 
 #[test]
-fn deleting_a_range_is_one_revision() {
+fn deleting_a_range_makes_one_revision() {
     let mut world = ApplyHarness::new();
     for key in ["a", "b", "c"] {
         world.put(key, key).unwrap();
@@ -242,7 +242,7 @@ fn deleting_a_range_is_one_revision() {
 }
 
 #[test]
-fn comparisons_hold_as_etcds_do() {
+fn comparisons_hold_as_in_etcd() {
     use CompareResult::{Equal, Greater, Less, NotEqual};
     use TargetUnion::{CreateRevision, Lease, ModRevision, Value, Version};
     let mut world = ApplyHarness::new();
@@ -397,7 +397,7 @@ fn nested_transactions_share_the_budget_of_operations() {
 }
 
 #[test]
-fn requests_that_say_nothing_or_too_much_are_refused() {
+fn requests_with_missing_or_contradictory_fields_are_refused() {
     let range = |key: &str| RangeRequest { key: bytes(key), ..RangeRequest::default() };
     assert_eq!(check_range(&range("")), Err(CheckError::EmptyKey));
     let unsorted = RangeRequest { sort_order: 3, ..range("k") };
@@ -415,7 +415,7 @@ fn requests_that_say_nothing_or_too_much_are_refused() {
 }
 
 #[test]
-fn the_space_alarm_forbids_what_grows_and_nothing_else() {
+fn the_nospace_alarm_forbids_only_requests_that_grow_the_data() {
     let mut world = ApplyHarness::new();
     world.put("k", "1").unwrap();
     let alarm = |action: AlarmAction| {
@@ -433,7 +433,7 @@ fn the_space_alarm_forbids_what_grows_and_nothing_else() {
 }
 
 #[test]
-fn the_corruption_alarm_of_the_cluster_forbids_every_write_and_a_members_none() {
+fn only_a_corrupt_alarm_of_the_whole_cluster_forbids_writes() {
     let mut world = ApplyHarness::new();
     world.apply(Operation::MarkCorrupt(7)).unwrap();
     world.put("k", "1").unwrap();
@@ -482,7 +482,7 @@ fn a_member_publishes_its_name_and_urls() {
 }
 
 #[test]
-fn entries_that_were_applied_are_skipped_and_empty_ones_count() {
+fn applied_entries_are_skipped_and_empty_entries_advance_the_index() {
     let mut world = ApplyHarness::new();
     world.put("k", "1").unwrap();
     let entry =
@@ -506,7 +506,7 @@ fn an_entry_of_a_newer_build_stops_the_machine() {
 }
 
 #[test]
-fn an_entry_that_carries_what_another_kind_does_stops_the_machine() {
+fn an_entry_with_the_payload_of_another_kind_stops_the_machine() {
     let mut world = ApplyHarness::new();
     let position = Position { index: 1, term: 1 };
     let (kind, data) = (EntryKind::ConfChange, encode(1, None, Operation::Put(put("k", "v"))));
@@ -515,7 +515,7 @@ fn an_entry_that_carries_what_another_kind_does_stops_the_machine() {
 }
 
 #[test]
-fn a_transaction_may_be_nested_so_deep_and_no_deeper() {
+fn the_nesting_depth_of_a_transaction_is_limited() {
     let nested = |depth: usize| {
         let mut operation = op_put("a", "1");
         for _ in 1..depth {
@@ -528,7 +528,7 @@ fn a_transaction_may_be_nested_so_deep_and_no_deeper() {
 }
 
 #[test]
-fn alarms_are_of_members_and_of_known_kinds() {
+fn only_alarms_of_members_and_of_known_kinds_can_be_raised() {
     let mut world = ApplyHarness::new();
     let mut raise = |member_id, alarm| {
         let action = AlarmAction::Activate.into();
@@ -567,7 +567,7 @@ fn a_transaction_cannot_read_at_a_negative_revision_of_a_compacted_store() {
 }
 
 #[test]
-fn what_is_compared_with_no_known_target_is_equal() {
+fn a_comparison_with_an_unknown_target_is_equal() {
     let mut world = ApplyHarness::new();
     world.put("a", "1").unwrap();
     let mut holds = |result: CompareResult| {
@@ -583,14 +583,14 @@ fn what_is_compared_with_no_known_target_is_equal() {
 }
 
 #[test]
-fn an_unknown_lease_is_told_before_a_missing_key() {
+fn an_unknown_lease_is_reported_before_a_missing_key() {
     let mut world = ApplyHarness::new();
     let request = PutRequest { lease: 5, ignore_value: true, ..put("none", "") };
     assert_eq!(world.apply(Operation::Put(request)), Err(ApplyError::LeaseNotFound));
 }
 
 #[test]
-fn a_key_may_be_put_beside_a_delete_of_everything_after_another() {
+fn a_key_can_be_put_beside_a_delete_of_all_keys() {
     let mut world = ApplyHarness::new();
     world.put("a", "1").unwrap();
     let answer = world.txn(then(vec![op_put("b", "1"), op_delete("\0", "\0")])).unwrap();
@@ -601,7 +601,7 @@ fn a_key_may_be_put_beside_a_delete_of_everything_after_another() {
 }
 
 #[test]
-fn nothing_is_read_for_an_answer_that_nobody_waits_for_here_and_the_state_is_the_same() {
+fn reads_for_an_answer_without_a_local_caller_are_skipped() {
     let script = || {
         let range = RangeRequest { key: bytes("\0"), range_end: bytes("\0"), ..Default::default() };
         let put_with_previous = PutRequest { prev_kv: true, ..put("a", "2") };
@@ -634,7 +634,7 @@ fn nothing_is_read_for_an_answer_that_nobody_waits_for_here_and_the_state_is_the
 }
 
 #[test]
-fn a_request_that_is_refused_is_refused_whoever_waits_for_it() {
+fn a_request_without_a_local_caller_is_refused_in_the_same_way() {
     let mut world = ApplyHarness::new();
     world.put("a", "1").unwrap();
     world.machine.set_answer_filter(|_| false);
@@ -644,7 +644,7 @@ fn a_request_that_is_refused_is_refused_whoever_waits_for_it() {
 }
 
 #[test]
-fn a_comparison_of_a_range_holds_if_it_does_for_each_key_of_many() {
+fn a_comparison_of_a_range_holds_only_if_it_holds_for_every_key() {
     let mut world = ApplyHarness::new();
     for n in 0..600 {
         world.put(&format!("k{n:03}"), "v").unwrap();

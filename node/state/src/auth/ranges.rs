@@ -108,7 +108,7 @@ mod tests {
     }
 
     #[test]
-    fn a_key_alone_is_no_more_than_that_key() {
+    fn a_single_key_covers_only_itself() {
         let one = holding(&[("a", "")]);
         assert!(one.covers(b"a", b""));
         assert!(one.covers(b"a", b"a\0"));
@@ -118,7 +118,7 @@ mod tests {
     }
 
     #[test]
-    fn ranges_that_touch_are_one() {
+    fn touching_ranges_are_merged() {
         let two = holding(&[("c", "e"), ("a", "c")]);
         assert!(two.covers(b"a", b"e"));
         assert!(!two.covers(b"a", b"e\0"));
@@ -128,7 +128,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_has_no_end_covers_what_has_none() {
+    fn only_an_unbounded_range_covers_an_unbounded_request() {
         let open = holding(&[("m", "\0"), ("a", "b")]);
         assert!(open.covers(b"m", b"\0") && open.covers(b"z", b"\0") && open.covers(b"n", b"zz"));
         assert!(!open.covers(b"a", b"\0") && !open.covers(b"l", b"\0") && !open.covers(b"l", b""));
@@ -136,7 +136,7 @@ mod tests {
     }
 
     #[test]
-    fn an_empty_range_is_answered_as_etcd_does() {
+    fn an_empty_range_is_covered_as_in_etcd() {
         let range = holding(&[("b", "f")]);
         assert!(range.covers(b"e", b"c"));
         assert!(range.covers(b"c", b"b"));
@@ -150,7 +150,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_is_covered_is_allowed_key_by_key(
+        fn a_range_is_covered_only_if_each_of_its_keys_is(
             granted in proptest::collection::vec((0_usize..6, 0_usize..8), 0..6),
             key in 0_usize..6,
             end in 0_usize..8,

@@ -140,7 +140,7 @@ fn buried(operation: Request, depth: usize) -> TxnRequest {
 }
 
 #[test]
-fn changes_are_made_or_refused_as_etcd_does() {
+fn changes_are_made_or_refused_as_in_etcd() {
     use AuthError::{
         InvalidManagement, NoRootRole, NoRootUser, PermissionNotGiven, PermissionNotGranted,
         RoleEmpty, RoleExists, RoleNotFound, RoleNotGranted, UserEmpty, UserExists, UserNotFound,
@@ -208,7 +208,7 @@ fn changes_are_made_or_refused_as_etcd_does() {
 }
 
 #[test]
-fn root_keeps_its_role_while_users_count_and_others_need_not() {
+fn the_user_root_cannot_lose_the_role_root_while_authentication_is_enabled() {
     let mut state = three();
     for words in ["give root little", "give some root", "take root little", "take some root"] {
         assert_eq!(said(&mut state, words), Ok(RevokedTokens::NoUser), "{words}");
@@ -217,7 +217,7 @@ fn root_keeps_its_role_while_users_count_and_others_need_not() {
 }
 
 #[test]
-fn who_was_added_without_a_password_is_given_none() {
+fn a_user_added_without_a_password_stays_without_one() {
     let mut state = with(&["certified host", "user u p"]);
     for (words, hash) in [("password host q", None), ("password u q", Some(bytes("q")))] {
         let name = words.split(' ').nth(1).unwrap();
@@ -227,7 +227,7 @@ fn who_was_added_without_a_password_is_given_none() {
 }
 
 #[test]
-fn a_permission_of_the_same_range_takes_the_other_ones_place() {
+fn a_permission_replaces_another_one_of_the_same_range() {
     let mut state = with(&["role r", "read r k", "read r k..z", "write r a"]);
     said(&mut state, "write r k..z").unwrap();
     let shown: Vec<_> = state
@@ -240,7 +240,7 @@ fn a_permission_of_the_same_range_takes_the_other_ones_place() {
 }
 
 #[test]
-fn rows_say_all_of_it_and_what_cannot_be_is_refused() {
+fn rows_restore_the_whole_state_and_invalid_rows_are_refused() {
     let mut state = three();
     said(&mut state, "certified host").unwrap();
     let users: Vec<_> = state.user_rows().map(|(_, row)| row).collect();
@@ -257,7 +257,7 @@ fn rows_say_all_of_it_and_what_cannot_be_is_refused() {
 }
 
 #[test]
-fn users_and_roles_have_so_much_room_and_no_more() {
+fn the_size_of_users_and_roles_is_limited() {
     let mut state = AuthState::default();
     let long = "x".repeat(MAX_BYTES / 2);
     said(&mut state, &format!("role {long}")).unwrap();
@@ -286,7 +286,7 @@ fn without_authentication_everybody_may_do_everything() {
 }
 
 #[test]
-fn who_asks_decides_what_is_answered() {
+fn whether_an_access_is_allowed_depends_on_the_caller() {
     use AuthError::{Denied, OldRevision, UserEmpty, UserNotFound};
     let state = three();
     let (read, write) = (range("a", ""), put("w"));
@@ -319,7 +319,7 @@ fn who_asks_decides_what_is_answered() {
 }
 
 #[test]
-fn keys_are_read_and_written_as_far_as_roles_permit() {
+fn keys_can_be_read_and_written_as_far_as_roles_permit() {
     let state = three();
     let some = by(&state, "some");
     let ranges = [
@@ -353,7 +353,7 @@ fn keys_are_read_and_written_as_far_as_roles_permit() {
 }
 
 #[test]
-fn a_role_that_changes_changes_who_has_it() {
+fn changing_a_role_changes_the_permissions_of_its_users() {
     let mut state = three();
     let asked = put("k");
     let allowed =
@@ -375,7 +375,7 @@ fn a_role_that_changes_changes_who_has_it() {
 }
 
 #[test]
-fn the_old_value_is_shown_to_who_may_read_it() {
+fn returning_the_previous_value_needs_read_permission() {
     let state = three();
     let some = by(&state, "some");
     for (key, allowed) in [("w", false), ("b", true)] {
@@ -400,7 +400,7 @@ fn the_old_value_is_shown_to_who_may_read_it() {
 }
 
 #[test]
-fn nothing_hides_in_a_transaction() {
+fn a_forbidden_operation_at_any_depth_makes_a_transaction_forbidden() {
     let state = three();
     let some = by(&state, "some");
     let with_previous = PutRequest { prev_kv: true, ..put("w") };
@@ -452,7 +452,7 @@ fn nothing_hides_in_a_transaction() {
 }
 
 #[test]
-fn a_lease_is_as_much_ones_own_as_the_keys_that_are_attached_to_it() {
+fn using_a_lease_needs_permission_for_its_attached_keys() {
     let state = three();
     let (some, root) = (by(&state, "some"), by(&state, "root"));
     let mut leases = LeaseTable::default();
@@ -501,7 +501,7 @@ fn a_lease_is_as_much_ones_own_as_the_keys_that_are_attached_to_it() {
 }
 
 #[test]
-fn each_lease_of_a_transaction_is_judged() {
+fn each_lease_of_a_transaction_is_checked() {
     let (state, mut leases) = (three(), LeaseTable::default());
     for (id, key) in [(1, "w"), (2, "other")] {
         leases.restore(Lease { id, ttl: 10, remaining_ttl: 0, grant_index: 1 });
@@ -519,7 +519,7 @@ fn each_lease_of_a_transaction_is_judged() {
 }
 
 #[test]
-fn the_list_of_leases_is_for_who_may_read_all_that_is_attached_to_them() {
+fn listing_leases_needs_read_permission_for_all_attached_keys() {
     let state = three();
     let some = by(&state, "some");
     for (keys, allowed) in [(["r", "a"], true), (["r", "w"], false), (["b", "x"], false)] {
@@ -534,7 +534,7 @@ fn the_list_of_leases_is_for_who_may_read_all_that_is_attached_to_them() {
 }
 
 #[test]
-fn users_see_themselves_and_their_roles() {
+fn users_can_get_themselves_and_their_own_roles() {
     let state = three();
     let (some, none) = (by(&state, "some"), by(&state, "none"));
     assert_eq!(may(&state, &some, RequestedAccess::UserGet("some")), Ok(()));
@@ -557,7 +557,7 @@ fn users_see_themselves_and_their_roles() {
 }
 
 #[test]
-fn the_role_root_shows_everything() {
+fn the_role_root_has_permission_for_all_keys() {
     let state = three();
     let all = state.role_permissions("root").unwrap();
     assert_eq!((all.len(), &all[0].key[..], &all[0].range_end[..]), (1, &b""[..], &b"\0"[..]));
@@ -568,7 +568,7 @@ fn the_role_root_shows_everything() {
 }
 
 #[test]
-fn no_hash_is_shown_with_what_holds_it() {
+fn the_debug_output_of_users_shows_no_hash() {
     let shown = format!("{:?}", with(&["user u canary"]));
     assert!(shown.contains("\"u\"") && !shown.contains("canary"), "{shown}");
 }

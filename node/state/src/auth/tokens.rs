@@ -160,7 +160,7 @@ mod tests {
     }
 
     #[test]
-    fn a_token_is_letters_and_the_number_of_its_entry() {
+    fn a_token_consists_of_letters_and_an_entry_index() {
         let token = TokenSecret::random().token(81);
         let (letters, index) = token.split_once('.').unwrap();
         assert_eq!((letters.len(), index), (16, "81"));
@@ -175,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn a_token_is_its_users_and_nothing_else_is() {
+    fn only_an_exact_token_identifies_its_user() {
         let mut tokens = SimpleTokens::default();
         let (a, b) = (given(&mut tokens, 5, "a"), given(&mut tokens, 6, "b"));
         assert_eq!(tokens.find(&a, at(0), TTL).as_deref(), Some("a"));
@@ -190,7 +190,7 @@ mod tests {
     }
 
     #[test]
-    fn a_token_lives_for_as_long_as_it_is_used() {
+    fn a_token_expires_when_it_is_not_used() {
         let mut tokens = SimpleTokens::default();
         let (used, unused) = (given(&mut tokens, 5, "a"), given(&mut tokens, 6, "a"));
         tokens.expire(at(10), TTL);
@@ -204,7 +204,7 @@ mod tests {
     }
 
     #[test]
-    fn tokens_are_forgotten_with_their_user() {
+    fn tokens_are_removed_with_their_user() {
         let mut tokens = SimpleTokens::default();
         let (a, b) = (given(&mut tokens, 5, "a"), given(&mut tokens, 6, "b"));
         tokens.revoke_user("a");
@@ -214,7 +214,7 @@ mod tests {
     }
 
     #[test]
-    fn there_are_only_so_many_and_the_oldest_goes() {
+    fn the_oldest_token_is_removed_when_there_are_too_many() {
         let mut tokens = SimpleTokens::default();
         for index in 0..=MAX_TOKENS as u64 {
             tokens.assign(index, [0; 32], "a".into());

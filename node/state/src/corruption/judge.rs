@@ -155,7 +155,7 @@ mod tests {
     }
 
     #[test]
-    fn who_differs_from_a_quorum_is_corrupt_the_leader_included() {
+    fn a_member_that_differs_from_a_quorum_is_corrupt_even_the_leader() {
         let (a, b) = (hash(9, -1, 1), hash(9, -1, 2));
         assert!(corrupt(&[1, 2, 3], &[(1, &[a]), (2, &[a]), (3, &[a])]).is_empty());
         assert_eq!(corrupt(&[1, 2, 3], &[(1, &[a]), (2, &[a]), (3, &[b])]), [3]);
@@ -166,7 +166,7 @@ mod tests {
     }
 
     #[test]
-    fn a_quorum_is_of_all_voters_not_of_those_who_answered() {
+    fn a_quorum_is_counted_among_all_voters() {
         let (a, b) = (hash(9, -1, 1), hash(9, -1, 2));
         let two_of_five = verdict(&[1, 2, 3, 4, 5], &[(1, &[a]), (2, &[a]), (3, &[b])]);
         assert!(two_of_five.is_undecided && two_of_five.corrupt.is_empty());
@@ -175,21 +175,21 @@ mod tests {
     }
 
     #[test]
-    fn a_learner_is_judged_and_does_not_judge() {
+    fn a_learner_is_compared_but_does_not_count_for_the_quorum() {
         let (a, b) = (hash(9, -1, 1), hash(9, -1, 2));
         assert_eq!(corrupt(&[1], &[(1, &[a]), (2, &[b]), (3, &[b])]), [2, 3]);
         assert!(verdict(&[1, 2, 3], &[(1, &[a]), (2, &[b]), (4, &[a])]).is_undecided);
     }
 
     #[test]
-    fn only_what_is_about_the_same_is_compared() {
+    fn only_claims_about_the_same_subject_are_compared() {
         let said: [(u64, &[Claim]); 3] =
             [(1, &[hash(9, -1, 1)]), (2, &[hash(9, 4, 2)]), (3, &[hash(8, -1, 3)])];
         assert_eq!(verdict(&[1, 2, 3], &said), CorruptionVerdict::default());
     }
 
     #[test]
-    fn who_is_not_as_far_as_its_entries_bring_it_is_corrupt() {
+    fn a_member_whose_revision_does_not_match_its_entries_is_corrupt() {
         // Member 2 has applied more entries, so only member 3 makes a claim about the same entry as
         // member 1.
         let said: [(u64, &[Claim]); 3] = [
@@ -205,7 +205,7 @@ mod tests {
     }
 
     #[test]
-    fn what_differed_once_and_is_equal_now_is_past() {
+    fn an_old_difference_does_not_count_if_newer_data_is_equal() {
         let now = hash(9, 5, 1);
         let (then, other) = (hash(5, -1, 1), hash(5, -1, 2));
         let said: [(u64, &[Claim]); 3] = [(1, &[then, now]), (2, &[now]), (3, &[other, now])];
@@ -216,7 +216,7 @@ mod tests {
     }
 
     #[test]
-    fn where_the_corrupt_one_is_known_the_cluster_is_not_in_doubt() {
+    fn the_claims_of_a_known_corrupt_member_leave_nothing_undecided() {
         let (a, b) = (hash(9, -1, 1), hash(9, -1, 2));
         let said: [(u64, &[Claim]); 3] =
             [(1, &[reached(true), a]), (2, &[reached(true)]), (3, &[reached(false), b])];
@@ -224,7 +224,7 @@ mod tests {
     }
 
     #[test]
-    fn a_suspect_is_asked_twice_and_the_cluster_five_times() {
+    fn an_alarm_needs_two_comparisons_for_a_member_and_five_for_the_cluster() {
         let compared = || [1, 2, 3].into();
         let bad =
             CorruptionVerdict { compared: compared(), corrupt: [3].into(), is_undecided: false };

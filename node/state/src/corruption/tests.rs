@@ -103,7 +103,7 @@ impl ComparedStores {
 }
 
 #[test]
-fn equal_stores_are_sound_whatever_their_compactions_have_done_so_far() {
+fn equal_stores_are_sound_at_any_progress_of_their_compactions() {
     let mut cluster = ComparedStores::new();
     cluster.all(1, put("a", "1"));
     cluster.all(2, put("a", "2"));
@@ -128,7 +128,7 @@ fn equal_stores_are_sound_whatever_their_compactions_have_done_so_far() {
 }
 
 #[test]
-fn another_value_key_or_order_is_found() {
+fn a_different_value_key_or_order_is_found() {
     for other in [put("a", "2"), put("b", "1")] {
         let mut cluster = ComparedStores::new();
         cluster.last(1, put("a", "1"), other);
@@ -140,7 +140,7 @@ fn another_value_key_or_order_is_found() {
 }
 
 #[test]
-fn a_write_or_a_compaction_that_was_left_out_or_done_twice_is_found() {
+fn a_skipped_or_repeated_write_or_compaction_is_found() {
     let write = put("a", "1");
     let nothing = |_: &mut Batch<'_>| {};
     let mut cluster = ComparedStores::new();
@@ -168,7 +168,7 @@ fn a_write_or_a_compaction_that_was_left_out_or_done_twice_is_found() {
 }
 
 #[test]
-fn who_is_not_as_far_yet_says_nothing_of_it() {
+fn a_member_that_is_behind_is_not_compared() {
     let mut cluster = ComparedStores::new();
     cluster.all(1, put("a", "1"));
     for (_, writer) in &mut cluster.0[..2] {
@@ -179,7 +179,7 @@ fn who_is_not_as_far_yet_says_nothing_of_it() {
 }
 
 #[test]
-fn what_compactions_met_is_compared_too() {
+fn the_data_at_past_compactions_is_compared_too() {
     let mut cluster = ComparedStores::new();
     cluster.last(1, put("a", "1"), put("a", "2"));
     cluster.all(2, put("a", "3"));
@@ -199,7 +199,7 @@ fn what_compactions_met_is_compared_too() {
 }
 
 #[test]
-fn a_compaction_in_the_meantime_leaves_nothing_to_compare_instead_of_a_difference() {
+fn during_a_compaction_nothing_is_compared_instead_of_a_false_difference() {
     let (_disk, mut writer) = store(1);
     apply(&mut writer, 1, put("a", "1"));
     apply(&mut writer, 2, put("b", "1"));
@@ -235,7 +235,7 @@ fn a_compaction_in_the_meantime_leaves_nothing_to_compare_instead_of_a_differenc
 /// which keys count in the hash. So the receiver must not be compared, even if it had finished the
 /// same compaction before.
 #[test]
-fn a_state_in_which_a_compaction_is_under_way_is_not_compared_though_the_last_one_was_whole() {
+fn a_store_with_a_compaction_under_way_is_not_compared() {
     let mut cluster = ComparedStores::new();
     cluster.all(1, put("a", "1"));
     cluster.all(2, |batch| {
@@ -256,7 +256,7 @@ fn a_state_in_which_a_compaction_is_under_way_is_not_compared_though_the_last_on
 }
 
 #[test]
-fn who_cannot_read_its_store_is_corrupt_only_if_a_quorum_can() {
+fn a_member_with_an_unreadable_store_is_corrupt_only_if_a_quorum_can_read() {
     let question = Question { index: 7, revision: 5, compacted: -1 };
     let sound =
         Claim { subject: ClaimSubject::Progress(question), value: ClaimValue::Reached(true) };
@@ -273,13 +273,13 @@ fn who_cannot_read_its_store_is_corrupt_only_if_a_quorum_can() {
 }
 
 #[test]
-fn what_a_later_build_may_say_is_compared_with_nothing() {
+fn claims_with_an_unknown_subject_are_ignored() {
     let later = StoreClaim { about: 99, index: 7, revision: 5, ..StoreClaim::default() };
     assert_eq!(decode_claims(StoreAnswer { claims: vec![later, StoreClaim::default()] }), []);
 }
 
 #[test]
-fn no_build_takes_one_question_for_another() {
+fn no_request_between_members_is_taken_for_another_kind() {
     let question = Question { index: 1 << 40, revision: 5, compacted: -1 };
     let asked = question.encode().encode_to_vec();
     assert_eq!(Question::decode(StoreQuestion::decode(&asked[..]).unwrap()), Some(question));

@@ -42,7 +42,7 @@ mod tests {
     struct SyncError(#[source] io::Error);
 
     #[test]
-    fn a_full_disk_and_a_failed_one_are_told_apart_whoever_met_them() {
+    fn advice_distinguishes_a_full_disk_from_a_failed_one() {
         for (errno, expected) in [
             (Errno::NOSPC, FULL),
             (Errno::DQUOT, FULL),

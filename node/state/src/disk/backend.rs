@@ -67,7 +67,7 @@ mod tests {
     use crate::disk::{Disk, OpenMode, RealDisk};
 
     #[test]
-    fn what_it_shows_after_a_failed_sync_survives_a_power_cut() {
+    fn data_read_after_a_failed_sync_survives_a_power_cut() {
         const PAGES: usize = 8;
         let mut differ = 0;
         for seed in 0..20 {
@@ -101,7 +101,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_had_grown_by_part_of_a_page_at_a_power_cut_opens() {
+    fn a_file_with_a_partial_last_page_opens_after_a_power_cut() {
         const TABLE: TableDefinition<u64, u64> = TableDefinition::new("t");
         let disk = SimulatedDisk::new(1);
         let file = || disk.open(Path::new("db"), OpenMode::ExistingOrNew).unwrap();
@@ -125,7 +125,7 @@ mod tests {
     }
 
     #[test]
-    fn a_store_on_it_reopens_with_what_was_committed() {
+    fn a_database_on_the_backend_reopens_with_its_committed_data() {
         const TABLE: TableDefinition<u64, u64> = TableDefinition::new("t");
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("db");

@@ -192,7 +192,7 @@ mod tests {
     use crate::disk::read_padded;
 
     #[test]
-    fn what_is_written_is_read_back_and_the_file_stays_as_it_was() {
+    fn written_data_is_read_back_but_the_hosts_file_is_unchanged() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("f");
         let before: Vec<u8> = (0..10_000_u32).map(|n| n.to_le_bytes()[0]).collect();
@@ -221,7 +221,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_made_moved_or_removed() {
+    fn nothing_can_be_created_renamed_or_removed() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("f");
         for how in [OpenMode::New, OpenMode::ExistingOrNew] {

@@ -139,7 +139,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_directory_is_held_by_one_at_a_time() {
+    fn a_directory_can_be_locked_once_at_a_time() {
         let dir = tempfile::tempdir().unwrap();
         let held = RealDisk.lock_dir(dir.path()).unwrap();
         let refused = RealDisk.lock_dir(dir.path()).unwrap_err();
@@ -149,7 +149,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_reads_back_what_was_written_and_ends_where_it_ends() {
+    fn a_file_reads_back_its_written_data_up_to_its_end() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("f");
         let file = RealDisk.open(&path, OpenMode::New).unwrap();
@@ -167,7 +167,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_written_is_found_behind_space_that_was_only_promised() {
+    fn written_data_is_found_after_allocated_space() {
         let dir = tempfile::tempdir().unwrap();
         let file = RealDisk.open(&dir.path().join("f"), OpenMode::New).unwrap();
         file.allocate(1 << 20).unwrap();

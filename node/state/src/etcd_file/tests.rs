@@ -109,7 +109,7 @@ fn checksum(writer: &StoreWriter, revision: i64) -> u32 {
 }
 
 #[test]
-fn a_store_made_of_etcds_file_has_etcds_checksums() {
+fn a_store_imported_from_etcds_file_has_etcds_checksums() {
     for file in [ETCD_3_4, ETCD_3_7] {
         let writer = import(&mut open(file).unwrap()).unwrap();
         let view = writer.store().view();
@@ -131,7 +131,7 @@ fn a_store_made_of_etcds_file_has_etcds_checksums() {
 }
 
 #[test]
-fn so_has_one_of_the_versions_between() {
+fn a_store_imported_from_a_file_of_etcd_3_6_has_etcds_checksums() {
     for (file, version) in [(ETCD_3_6, Some("3.6.0"))] {
         let mut file = open(file).unwrap();
         assert_eq!(file.summary().storage_version.as_deref(), version);
@@ -148,7 +148,7 @@ fn so_has_one_of_the_versions_between() {
 }
 
 #[test]
-fn what_a_file_says_of_its_cluster_is_told() {
+fn the_summary_of_a_file_describes_its_cluster() {
     let file = open(ETCD_3_7).unwrap();
     let summary = file.summary();
     assert_eq!(summary.storage_version.as_deref(), Some("3.7.0"));
@@ -164,7 +164,7 @@ fn what_a_file_says_of_its_cluster_is_told() {
 }
 
 #[test]
-fn a_file_is_whole_or_refused() {
+fn a_changed_or_truncated_file_is_refused() {
     let wrong = |file: &[u8]| matches!(open(file), Err(EtcdFileError::WrongHash { .. }));
     let last = ETCD_3_7.len() - 1;
     for at in [0, 30_000, last] {
@@ -182,7 +182,7 @@ fn a_file_is_whole_or_refused() {
 }
 
 #[test]
-fn users_and_leases_come_along_and_go_back() {
+fn users_and_leases_are_imported_and_exported() {
     let mut file = open(WITH_AUTH).unwrap();
     assert_eq!(file.summary().auth, AuthSummary { enabled: true, users: 1, roles: 2 });
     let writer = import(&mut file).unwrap();
@@ -220,7 +220,7 @@ fn users_and_leases_come_along_and_go_back() {
 }
 
 #[test]
-fn our_own_file_comes_back_as_it_was() {
+fn our_own_file_is_imported_unchanged() {
     let mut writer = import(&mut open(ETCD_3_7).unwrap()).unwrap();
     let alarms = [AlarmMember { member_id: 300, alarm: 1 }, AlarmMember { member_id: 2, alarm: 2 }];
     let applied = Position { index: 9, term: 5 };
@@ -257,7 +257,7 @@ fn our_own_file_comes_back_as_it_was() {
 }
 
 #[test]
-fn an_empty_store_is_a_file_too() {
+fn an_empty_store_can_be_exported() {
     let disk = disk(1);
     let options = StoreOptions { cache_bytes: 1 << 20, ..StoreOptions::default() };
     let writer = StoreWriter::open(backend(&disk), options).unwrap();
@@ -321,7 +321,7 @@ fn put(revision: i64) -> KeyValue {
 }
 
 #[test]
-fn what_a_bump_of_the_revision_leaves_is_a_revision_and_no_key() {
+fn a_bumped_revision_is_imported_without_a_key() {
     let (first, bumped) = (at(2, false), at(1_000, false));
     let compacted = at(1_000, false);
     let mut file = crafted(
@@ -375,7 +375,7 @@ fn a_bbolt_file_of_something_else_is_refused() {
 }
 
 #[test]
-fn a_page_in_anothers_place_is_damage_and_no_panic() {
+fn a_misplaced_page_is_reported_as_damage_without_a_panic() {
     const PAGE: usize = 4096;
     let keys: Vec<EtcdKey> = (2..150).map(|revision| at(revision, false)).collect();
     let long = |revision| KeyValue { value: vec![b'v'; 100].into(), ..put(revision) };
@@ -396,7 +396,7 @@ fn a_page_in_anothers_place_is_damage_and_no_panic() {
 }
 
 #[test]
-fn no_flipped_byte_makes_it_panic() {
+fn no_flipped_byte_makes_the_reader_panic() {
     let whole = export(&import(&mut open(ETCD_3_7).unwrap()).unwrap());
     for at in 0..whole.len() {
         let mut file = whole.clone();

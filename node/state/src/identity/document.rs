@@ -219,7 +219,7 @@ mod tests {
     }
 
     #[test]
-    fn a_good_document_is_read() {
+    fn a_valid_document_is_read() {
         let document = parse(&sample()).expect("it is good");
         assert_eq!(document.seat, 2);
         let record = document.member("b").expect("it is listed");
@@ -229,7 +229,7 @@ mod tests {
     }
 
     #[test]
-    fn what_two_members_share_is_refused() {
+    fn a_field_that_two_members_share_is_refused() {
         for (field, what) in [
             ("name", "the name"),
             ("incarnation", "the incarnation"),
@@ -244,7 +244,7 @@ mod tests {
     }
 
     #[test]
-    fn a_later_version_says_so() {
+    fn a_later_version_is_refused_with_its_number() {
         let mut value = sample();
         value["version"] = 2.into();
         value["members"] = "in a form of tomorrow".into();
@@ -253,7 +253,7 @@ mod tests {
     }
 
     #[test]
-    fn mangled_fields_are_refused() {
+    fn malformed_fields_are_refused() {
         for (pointer, wrong) in [
             ("/document", "abc"),
             ("/members/0/incarnation", "11"),

@@ -185,7 +185,7 @@ mod tests {
     }
 
     #[test]
-    fn a_record_reads_back_and_knows_whom_it_descends_from() {
+    fn a_record_survives_json_and_knows_its_earlier_incarnations() {
         let first = ForcedCluster::new("t".to_owned(), bearer(1), bearer(2), None);
         let second = ForcedCluster::new("t".to_owned(), bearer(2), bearer(3), Some(&first));
         let read: ForcedCluster =

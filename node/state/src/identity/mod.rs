@@ -217,14 +217,14 @@ mod tests {
     }
 
     #[test]
-    fn a_url_added_twice_within_a_second_is_two_members() {
+    fn two_members_added_with_one_url_within_a_second_have_different_ids() {
         let urls = ["http://a:1".to_owned()];
         let at = |nanos| MemberId::added_at(&urls, std::time::Duration::new(1_700_000_000, nanos));
         assert_ne!(at(1), at(2));
     }
 
     #[test]
-    fn another_token_is_another_member() {
+    fn another_cluster_token_gives_another_member_id() {
         let urls = ["http://a:1".to_owned()];
         assert_ne!(MemberId::at_bootstrap(&urls, "one"), MemberId::at_bootstrap(&urls, "two"));
     }

@@ -61,7 +61,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_an_empty_directory_is_a_beginning() {
+    fn only_a_directory_without_history_allows_a_first_start() {
         let start = |has_tombstone, has_log, had_log| {
             StartEvidence { has_tombstone, has_log, has_log_mark: had_log }.start_kind(Guards::ALL)
         };

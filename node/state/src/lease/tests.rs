@@ -75,7 +75,7 @@ impl LessorHarness {
 }
 
 #[test]
-fn a_lease_is_over_when_its_time_is_and_not_before() {
+fn a_lease_expires_at_its_deadline_and_not_before() {
     let mut world = LessorHarness::leader();
     world.grant_at(1, 10, 5_000);
     assert_eq!(world.left(1, 5_000), Some(10_000));
@@ -85,7 +85,7 @@ fn a_lease_is_over_when_its_time_is_and_not_before() {
 }
 
 #[test]
-fn who_does_not_lead_ends_notes_and_renews_nothing() {
+fn a_follower_expires_checkpoints_and_renews_nothing() {
     let mut world = LessorHarness::new();
     world.follow(RaftStatus { is_leader: false, term: 1, applied_term: 1 }, 0);
     world.grant(1, 2);
@@ -96,7 +96,7 @@ fn who_does_not_lead_ends_notes_and_renews_nothing() {
 }
 
 #[test]
-fn a_leader_counts_once_it_has_applied_what_its_predecessors_proposed() {
+fn a_leader_counts_once_it_has_applied_all_earlier_entries() {
     let mut world = LessorHarness::new();
     world.grant(1, 10);
     world.follow(RaftStatus { is_leader: true, term: 3, applied_term: 2 }, 0);
@@ -108,7 +108,7 @@ fn a_leader_counts_once_it_has_applied_what_its_predecessors_proposed() {
 }
 
 #[test]
-fn a_lease_that_is_kept_alive_has_all_of_its_time_again() {
+fn a_renewed_lease_has_its_full_ttl_again() {
     let mut world = LessorHarness::leader();
     world.grant_at(1, 10, 0);
     let Renewal::Renewed { lease, needs_checkpoint: false } = world.renew(1, 4_000) else {
@@ -121,7 +121,7 @@ fn a_lease_that_is_kept_alive_has_all_of_its_time_again() {
 }
 
 #[test]
-fn a_lease_that_is_over_is_kept_alive_no_more_and_ended_until_it_is_gone() {
+fn an_expired_lease_cannot_be_renewed_and_its_expiry_is_repeated() {
     let mut world = LessorHarness::leader();
     world.grant_at(1, 10, 0);
     assert_eq!(world.renew(1, 10_000), Renewal::Busy, "nobody has looked yet");
@@ -136,7 +136,7 @@ fn a_lease_that_is_over_is_kept_alive_no_more_and_ended_until_it_is_gone() {
 }
 
 #[test]
-fn what_is_over_is_named_with_the_term_and_the_entry_that_granted_it() {
+fn an_expiry_has_the_term_and_the_grant_of_the_lease() {
     let mut world = LessorHarness::leader();
     world.grant_at(5, 2, 0);
     world.table.write().unwrap().revoke(5);
@@ -147,7 +147,7 @@ fn what_is_over_is_named_with_the_term_and_the_entry_that_granted_it() {
 }
 
 #[test]
-fn a_lease_has_its_own_time_whatever_its_name_meant_before() {
+fn a_lease_with_a_reused_id_has_its_own_deadline() {
     let mut world = LessorHarness::leader();
     world.grant_at(1, 10, 0);
     assert_eq!(world.expire(10_000), [1]);
@@ -158,7 +158,7 @@ fn a_lease_has_its_own_time_whatever_its_name_meant_before() {
 }
 
 #[test]
-fn one_look_ends_so_many_and_the_next_one_goes_on() {
+fn one_call_expires_a_limited_number_and_the_next_continues() {
     let mut world = LessorHarness::leader();
     (1..=1_200).for_each(|id| world.grant(id, 2));
     world.follow(leading(1), 0);
@@ -167,7 +167,7 @@ fn one_look_ends_so_many_and_the_next_one_goes_on() {
 }
 
 #[test]
-fn what_is_left_is_noted_when_half_of_it_has_passed() {
+fn a_checkpoint_is_due_when_half_of_the_remaining_time_has_passed() {
     let mut world = LessorHarness::leader();
     world.grant_at(1, 40, 0);
     assert_eq!(world.note(19_999), None);
@@ -179,7 +179,7 @@ fn what_is_left_is_noted_when_half_of_it_has_passed() {
 }
 
 #[test]
-fn a_long_lease_is_noted_every_five_minutes_and_one_that_is_kept_alive_is_not() {
+fn a_long_lease_is_checkpointed_every_five_minutes_unless_renewed() {
     let mut world = LessorHarness::leader();
     world.grant_at(1, 86_400, 0);
     world.grant_at(2, 60, 0);
@@ -195,7 +195,7 @@ fn a_long_lease_is_noted_every_five_minutes_and_one_that_is_kept_alive_is_not() 
 }
 
 #[test]
-fn what_is_left_is_noted_when_half_of_it_has_passed_since_the_last_renewal() {
+fn a_renewal_postpones_the_checkpoint() {
     let mut world = LessorHarness::leader();
     world.grant_at(1, 40, 0);
     assert!(matches!(world.renew(1, 15_000), Renewal::Renewed { needs_checkpoint: false, .. }));
@@ -204,7 +204,7 @@ fn what_is_left_is_noted_when_half_of_it_has_passed_since_the_last_renewal() {
 }
 
 #[test]
-fn a_new_leader_goes_on_where_the_last_one_noted_that_it_was() {
+fn a_new_leader_continues_from_the_last_checkpoint() {
     let mut world = LessorHarness::leader();
     world.grant_at(1, 40, 0);
     world.note(20_000).unwrap();
@@ -218,7 +218,7 @@ fn a_new_leader_goes_on_where_the_last_one_noted_that_it_was() {
 }
 
 #[test]
-fn what_was_noted_is_taken_back_before_anybody_hears_of_a_renewal() {
+fn a_renewal_after_a_checkpoint_needs_a_full_ttl_entry_first() {
     let mut world = LessorHarness::leader();
     world.grant_at(1, 40, 0);
     world.note(20_000).unwrap();
@@ -240,7 +240,7 @@ fn what_was_noted_is_taken_back_before_anybody_hears_of_a_renewal() {
 }
 
 #[test]
-fn what_another_leader_noted_is_taken_back_as_well() {
+fn a_renewal_after_another_leaders_checkpoint_needs_an_entry_too() {
     let mut world = LessorHarness::leader();
     world.grant_at(1, 40, 0);
     world.note(20_000).unwrap();
@@ -249,7 +249,7 @@ fn what_another_leader_noted_is_taken_back_as_well() {
 }
 
 #[test]
-fn what_was_being_noted_when_another_led_can_be_kept_alive() {
+fn a_checkpoint_of_an_earlier_term_does_not_block_renewals() {
     let mut world = LessorHarness::leader();
     world.grant_at(1, 40, 0);
     let noted = world.lessor.due_checkpoint(at(20_000)).unwrap();
@@ -260,7 +260,7 @@ fn what_was_being_noted_when_another_led_can_be_kept_alive() {
 }
 
 #[test]
-fn while_what_is_left_is_being_noted_a_lease_waits() {
+fn a_lease_cannot_be_renewed_while_its_checkpoint_is_proposed() {
     let mut world = LessorHarness::leader();
     world.grant_at(1, 40, 0);
     let noted = world.lessor.due_checkpoint(at(20_000)).unwrap();
@@ -276,7 +276,7 @@ fn while_what_is_left_is_being_noted_a_lease_waits() {
 }
 
 #[test]
-fn too_many_news_make_the_clock_begin_anew_and_later_rather_than_earlier() {
+fn after_too_many_changes_the_clock_reads_all_leases_again() {
     let mut world = LessorHarness::leader();
     world.grant_at(1, 40, 0);
     let noted = world.lessor.due_checkpoint(at(20_000)).unwrap();
@@ -317,7 +317,7 @@ fn a_key_belongs_to_the_lease_that_it_was_last_put_with() {
 }
 
 #[test]
-fn with_a_lease_go_its_keys_and_no_others_however_many_it_has() {
+fn revoking_a_lease_detaches_only_its_own_keys() {
     for own in [1, 12, 13, 500] {
         let mut table = LeaseTable::default();
         for id in 1..=3 {

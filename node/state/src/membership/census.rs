@@ -197,7 +197,7 @@ mod tests {
     }
 
     #[test]
-    fn a_newcomer_is_known_by_the_word_of_a_known_member() {
+    fn a_census_of_a_known_member_adds_a_newcomer() {
         let mut censuses = Censuses::default();
         assert_eq!(shown(&censuses.neighbours(&three(), ME)), [known(2), known(3)]);
         let grown = changed([(7, MemberChange::Add(member(4)))]);
@@ -211,7 +211,7 @@ mod tests {
     }
 
     #[test]
-    fn who_moved_is_looked_for_in_both_places() {
+    fn a_moved_member_has_its_old_and_its_new_urls() {
         let moved = vec!["http://elsewhere:2380".to_owned()];
         let moved = changed([(7, MemberChange::Update(MemberId(3), moved))]);
         let mut censuses = Censuses::default();
@@ -223,7 +223,7 @@ mod tests {
     /// The leader that made the change is lost. So is every other member that knew that the change
     /// was committed.
     #[test]
-    fn who_moved_is_found_by_its_own_word_alone() {
+    fn a_moved_member_is_found_by_the_urls_that_it_sends_itself() {
         let own_urls = vec!["http://elsewhere:2380".to_owned()];
         let census = Census { own_urls, ..Census::from(&three()) };
         let mut censuses = Censuses::default();
@@ -233,7 +233,7 @@ mod tests {
     }
 
     #[test]
-    fn the_latest_word_counts_and_none_that_is_older_than_ones_own() {
+    fn only_the_latest_census_counts_if_newer_than_the_own_table() {
         let grown = changed([(7, MemberChange::Add(member(4)))]);
         let shrunk =
             changed([(7, MemberChange::Add(member(4))), (8, MemberChange::Remove(MemberId(4)))]);
@@ -253,7 +253,7 @@ mod tests {
     }
 
     #[test]
-    fn only_members_are_believed_and_only_while_they_are() {
+    fn a_census_counts_only_while_its_sender_is_a_member() {
         let grown = changed([(7, MemberChange::Add(member(4)))]);
         let mut censuses = Censuses::default();
         censuses.record(MemberId(4), (&grown).into());
@@ -270,7 +270,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_who_was_removed_comes_back_and_no_binding_changes() {
+    fn a_census_neither_readmits_members_nor_changes_bindings() {
         let without = changed([(6, MemberChange::Remove(MemberId(2)))]);
         let other = Member { incarnation: Some(Incarnation([99; 16])), ..member(3) };
         let members = vec![member(1), member(2), other];
@@ -283,7 +283,7 @@ mod tests {
     }
 
     #[test]
-    fn what_one_peer_says_is_bounded() {
+    fn the_newcomers_and_urls_of_a_census_are_limited() {
         let urls = (0..100).map(|port| format!("http://m3:{port}")).collect();
         let crowd = (4..100).map(member).chain([Member { peer_urls: urls, ..member(3) }]);
         let mut censuses = Censuses::default();
@@ -295,7 +295,7 @@ mod tests {
     }
 
     #[test]
-    fn of_many_who_have_told_those_of_early_configurations_are_forgotten() {
+    fn the_censuses_with_the_earliest_configurations_are_dropped() {
         let mut censuses = Censuses::default();
         let grown = changed([(7, MemberChange::Add(member(4)))]);
         censuses.record(MemberId(2), (&grown).into());

@@ -71,7 +71,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_learner_is_in_sync_by_what_it_has_to_fetch() {
+    fn a_learner_is_in_sync_if_it_lacks_few_entries() {
         let progress = |connected, prompt, matched, last| {
             LearnerProgress { connected, prompt, matched, last }.check_in_sync(7, IN_SYNC_ENTRIES)
         };

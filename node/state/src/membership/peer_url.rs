@@ -151,7 +151,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn scheme_host_and_port_are_taken_apart() {
+    fn a_url_is_split_into_scheme_host_and_port() {
         let url = PeerUrl::parse("https://[::1]:2380").unwrap();
         assert_eq!((url.host(), url.port(), url.is_https()), ("::1", 2380, true));
         let url = PeerUrl::parse(" http://node-1.example:80").unwrap();
@@ -160,21 +160,21 @@ mod tests {
     }
 
     #[test]
-    fn a_scheme_in_capitals_is_kept_in_small_letters() {
+    fn an_upper_case_scheme_becomes_lower_case() {
         let url = PeerUrl::parse("HTTPS://Node-1:2380").unwrap();
         assert_eq!(url.to_string(), "https://Node-1:2380");
         assert!(url.is_https());
     }
 
     #[test]
-    fn an_ipv6_address_may_have_a_zone() {
+    fn an_ipv6_address_can_have_a_zone() {
         let url = PeerUrl::parse("http://[fe80::1%25eth0]:2380").unwrap();
         assert_eq!((url.host(), url.port()), ("fe80::1%eth0", 2380));
         assert_eq!(url.to_string(), "http://[fe80::1%25eth0]:2380");
     }
 
     #[test]
-    fn a_url_that_stands_twice_in_a_list_counts_once() {
+    fn a_duplicate_url_in_a_list_is_dropped() {
         let urls = |text| PeerUrl::parse_list(text).unwrap();
         let twice = urls("http://h:1,https://h:1, HTTP://h:1,http://h:2");
         assert_eq!(twice, urls("http://h:1,https://h:1,http://h:2"));
@@ -211,7 +211,7 @@ mod tests {
     }
 
     #[test]
-    fn a_name_and_its_address_reach_the_same() {
+    fn a_host_name_and_its_address_reach_the_same_server() {
         let url = |text| PeerUrl::parse(text).unwrap();
         assert!(url("http://localhost:1").reaches_same(&url("http://127.0.0.1:1")));
         assert!(!url("http://localhost:1").reaches_same(&url("http://127.0.0.1:2")));

@@ -313,7 +313,7 @@ mod tests {
     }
 
     #[test]
-    fn how_a_member_stands_follows_from_the_table_and_its_connection() {
+    fn the_state_of_a_member_follows_from_the_table_and_its_connection() {
         let unnamed = Member { name: String::new(), ..member(2, false) };
         let promised = Member { vote_when_ready: true, ..member(4, true) };
         let table = MemberTable::new([member(1, false), unnamed, member(3, true), promised]);
@@ -333,7 +333,7 @@ mod tests {
     }
 
     #[test]
-    fn who_is_removed_leaves_a_quorum_that_knows_the_members() {
+    fn a_removal_needs_a_remaining_quorum_that_has_the_last_change() {
         let mut table = MemberTable::new((1..=3).map(|id| member(id, false)));
         let removal = MemberChange::Remove(MemberId(3)).into();
         // Member 2 was unreachable when member 1 was added. It knows only member 3, which is to be
@@ -377,7 +377,7 @@ mod tests {
     }
 
     #[test]
-    fn the_second_of_one_member_begins_as_a_learner() {
+    fn the_second_member_of_a_cluster_begins_as_a_learner() {
         let change = MemberChange::Add(member(9, false));
         let waits = Member { vote_when_ready: true, ..member(9, true) };
         assert_eq!(proposed(rule(1, &change, true)), MemberChange::Add(waits));
@@ -385,7 +385,7 @@ mod tests {
     }
 
     #[test]
-    fn what_apply_would_refuse_is_not_proposed() {
+    fn a_change_that_apply_would_refuse_is_not_proposed() {
         for (change, why) in [
             (MemberChange::Promote(MemberId(1)), ChangeError::NotALearner),
             (MemberChange::Promote(MemberId(9)), ChangeError::NotFound),
@@ -397,7 +397,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_done_or_was_planned_on_other_members_is_told_before_any_objection() {
+    fn repeated_and_stale_changes_are_refused_before_any_objection() {
         let asked = |planned_at| ChangeRequest {
             change: MemberChange::Remove(MemberId(9)),
             operation: Some(OperationId([7; 16])),
@@ -460,7 +460,7 @@ mod tests {
     }
 
     #[test]
-    fn a_learner_votes_once_it_has_nearly_all_of_the_leaders_log() {
+    fn a_learner_is_promoted_once_it_has_nearly_all_of_the_log() {
         let promote = MemberChange::Promote(MemberId(3));
         assert_eq!(proposed(beside_a_learner(promote.clone(), 4_000)), promote);
         let behind = beside_a_learner(promote, 3_999);
@@ -470,7 +470,7 @@ mod tests {
     /// A learner that has just disconnected has possibly lost its disk. As a voter it could cost
     /// the quorum.
     #[test]
-    fn a_learner_that_has_just_gone_gets_no_vote() {
+    fn a_learner_that_has_just_disconnected_is_not_promoted() {
         let promote = MemberChange::Promote(MemberId(3));
         let connected = [(MemberId(2), Duration::from_secs(60))].into();
         let gone = among_connected(connected, promote, 5_000);
@@ -479,7 +479,7 @@ mod tests {
 
     /// A paused process keeps its connections open.
     #[test]
-    fn a_connected_learner_that_answers_no_heartbeats_gets_no_vote() {
+    fn a_learner_that_answers_no_heartbeats_is_not_promoted() {
         let table = MemberTable::new([member(1, false), member(2, false), member(3, true)]);
         let connected = [2, 3].map(|id| (MemberId(id), Duration::from_secs(60))).into();
         let promote = |silent_ticks| {
@@ -493,13 +493,13 @@ mod tests {
     }
 
     #[test]
-    fn no_more_learners_are_proposed_than_there_may_be() {
+    fn no_more_learners_are_proposed_than_allowed() {
         let more = beside_a_learner(MemberChange::Add(member(9, true)), 5_000);
         assert_eq!(more, Err(ChangeObjection::TooManyLearners.into()));
     }
 
     #[test]
-    fn a_voter_that_begins_as_a_learner_is_none_of_the_limited_learners() {
+    fn a_voter_that_begins_as_a_learner_does_not_count_for_the_limit() {
         let table = MemberTable::new([member(1, false), member(2, true)]);
         let judge = leader(&table);
         let rule = |new| proposed(judge.decide(&MemberChange::Add(new).into()));
@@ -522,7 +522,7 @@ mod tests {
     }
 
     #[test]
-    fn a_vote_more_takes_members_that_have_started() {
+    fn a_promotion_needs_a_quorum_of_started_members() {
         let unstarted = |id, is_learner| Member { name: String::new(), ..member(id, is_learner) };
         let others = [member(1, false), unstarted(2, false), unstarted(3, false), member(4, true)];
         let table = MemberTable::new(others);
@@ -536,7 +536,7 @@ mod tests {
     }
 
     #[test]
-    fn whoever_is_asked_may_be_behind_the_plan() {
+    fn a_precheck_accepts_a_plan_on_a_newer_configuration() {
         let table = MemberTable::new((1..=3).map(|id| member(id, false)));
         let connected = (2..=3).map(|id| (MemberId(id), Duration::from_secs(60))).collect();
         let follower = ChangeJudge { is_leader: false, connected: &connected, ..leader(&table) };

@@ -51,7 +51,7 @@ fn a_learner_is_added_promoted_and_removed() {
 }
 
 #[test]
-fn a_member_moves_and_keeps_everything_but_its_peer_urls() {
+fn an_update_of_a_member_changes_only_its_peer_urls() {
     let mut table = three();
     let asked_for_a_voter = Member { vote_when_ready: true, ..learner(4) };
     table.apply_change(MemberChange::Add(asked_for_a_voter.clone()), 5).unwrap();
@@ -63,7 +63,7 @@ fn a_member_moves_and_keeps_everything_but_its_peer_urls() {
 }
 
 #[test]
-fn the_table_knows_which_entry_made_it_what_it_is() {
+fn the_configuration_index_is_that_of_the_last_change() {
     let mut table = three();
     assert_eq!(table.configuration_index(), 0);
     for (change, index) in [
@@ -84,7 +84,7 @@ fn the_table_knows_which_entry_made_it_what_it_is() {
 }
 
 #[test]
-fn what_is_refused_changes_nothing() {
+fn a_refused_change_leaves_the_table_unchanged() {
     let mut table = three();
     table.apply_change(MemberChange::Remove(MemberId(3)), 5).unwrap();
     let before = table.clone();
@@ -116,7 +116,7 @@ fn what_is_refused_changes_nothing() {
 }
 
 #[test]
-fn no_two_members_share_any_of_their_urls() {
+fn no_two_members_can_share_a_peer_url() {
     let urls = |names: &[&str]| names.iter().map(|name| format!("http://{name}:2380")).collect();
     let mut table = MemberTable::new([Member { peer_urls: urls(&["a", "b"]), ..member(1) }]);
     let added = |names| MemberChange::Add(Member { peer_urls: urls(names), ..learner(2) });
@@ -131,7 +131,7 @@ fn no_two_members_share_any_of_their_urls() {
 }
 
 #[test]
-fn the_last_voter_stays() {
+fn the_last_voter_cannot_be_removed() {
     let mut table = MemberTable::new([member(1), learner(2)]);
     let refused = table.apply_change(MemberChange::Remove(MemberId(1)), 5);
     assert_eq!(refused, Err(ChangeError::LastVoter));
@@ -169,7 +169,7 @@ fn bindings(table: &MemberTable, id: u64) -> (Option<Incarnation>, Option<NodeKe
 }
 
 #[test]
-fn a_member_is_bound_at_its_first_start_where_the_others_are() {
+fn a_member_is_bound_at_its_first_start_if_all_others_are_bound() {
     let mut table = MemberTable::new([member(1), unbound(4), unbound(5)]);
     table.publish(MemberId(4), starts(4)).unwrap();
     let bound = (member(4).incarnation, member(4).node_key);
@@ -185,7 +185,7 @@ fn a_member_is_bound_at_its_first_start_where_the_others_are() {
 }
 
 #[test]
-fn a_member_that_was_added_with_a_key_keeps_it_whichever_it_starts_with() {
+fn a_member_added_with_a_key_keeps_that_key() {
     let mut table = MemberTable::new([member(1), Member { name: String::new(), ..learner(4) }]);
     table
         .publish(MemberId(4), MemberAttributes { node_key: member(6).node_key, ..starts(4) })
@@ -194,7 +194,7 @@ fn a_member_that_was_added_with_a_key_keeps_it_whichever_it_starts_with() {
 }
 
 #[test]
-fn a_cluster_that_binds_nobody_goes_on_so_and_one_that_binds_some_binds_no_others() {
+fn a_start_binds_no_member_while_any_started_member_is_unbound() {
     let plain = |id| Member { name: format!("m{id}"), is_learner: false, ..unbound(id) };
     let mut table = MemberTable::new([plain(1), unbound(4)]);
     table.publish(MemberId(4), starts(4)).unwrap();
@@ -213,7 +213,7 @@ fn a_cluster_that_binds_nobody_goes_on_so_and_one_that_binds_some_binds_no_other
 }
 
 #[test]
-fn members_and_changes_survive_their_bytes() {
+fn members_and_changes_survive_encoding_and_decoding() {
     let bare = Member {
         incarnation: None,
         node_key: None,
@@ -240,7 +240,7 @@ fn members_and_changes_survive_their_bytes() {
 }
 
 #[test]
-fn a_removed_members_key_is_remembered_and_no_new_members() {
+fn the_key_of_a_removed_member_is_remembered_and_refused() {
     let key = |key: u8| Some(NodeKey([key; 32]));
     let with = |id, node_key| Member { node_key, ..learner(id) };
     let mut table = three();
@@ -257,7 +257,7 @@ fn a_removed_members_key_is_remembered_and_no_new_members() {
 }
 
 #[test]
-fn an_incarnation_of_another_length_is_refused() {
+fn an_incarnation_of_wrong_length_is_refused() {
     let mut bytes = musterpb::Member::from(&member(1));
     bytes.incarnation = bytes.incarnation.slice(1..);
     assert_eq!(Member::try_from(bytes.clone()), Err(MalformedMember));
@@ -267,7 +267,7 @@ fn an_incarnation_of_another_length_is_refused() {
 }
 
 #[test]
-fn operations_are_kept_in_the_rows_of_members_and_of_removed_ones() {
+fn operations_survive_in_the_rows_of_current_and_removed_members() {
     let asked = |change, operation: u8| ChangeRequest {
         change,
         operation: Some(OperationId([operation; 16])),
@@ -289,7 +289,7 @@ fn operations_are_kept_in_the_rows_of_members_and_of_removed_ones() {
 }
 
 #[test]
-fn a_request_survives_the_way_to_the_leader() {
+fn a_change_request_survives_encoding_and_decoding() {
     let change = MemberChange::Remove(MemberId(4));
     let asked =
         ChangeRequest { change, operation: Some(OperationId([7; 16])), planned_at: Some(9) };

@@ -157,7 +157,7 @@ mod tests {
     }
 
     #[test]
-    fn a_small_batch_is_relocated_whole_and_a_large_one_stays() {
+    fn only_a_small_batch_is_copied_by_relocate() {
         let small = batch(100);
         let relocated = small.clone().relocate();
         assert_eq!(relocated, small);
@@ -180,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_written_by_hand_is_what_the_library_writes() {
+    fn tombstones_encoded_by_hand_equal_the_librarys_encoding() {
         for (length, main) in [(1, 2), (127, 300), (128, i64::MAX), (5_000, 1 << 40)] {
             let key = Bytes::from(vec![b'k'; length]);
             let (mut record, mut event) = (Vec::new(), Vec::new());

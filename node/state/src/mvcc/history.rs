@@ -276,7 +276,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_entry_stays_small() {
+    fn a_key_history_takes_at_most_40_bytes() {
         assert!(size_of::<KeyHistory>() <= 40);
     }
 
@@ -316,7 +316,7 @@ mod tests {
         /// the records, or a compaction. The third number is the distance of the compaction from
         /// the current revision.
         #[test]
-        fn a_history_is_what_happened(steps in prop::collection::vec((0..3_i64, 0..6_u8, 0..6_i64), 1..40)) {
+        fn a_history_equals_its_model(steps in prop::collection::vec((0..3_i64, 0..6_u8, 0..6_i64), 1..40)) {
             let (mut plain, mut history) = (ModelHistory::default(), None::<KeyHistory>);
             let mut at = Revision { main: 2, sub: 0 };
             for (ahead, what, back) in steps {

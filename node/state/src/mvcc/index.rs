@@ -243,14 +243,14 @@ mod tests {
     }
 
     #[test]
-    fn compaction_keeps_what_is_in_force_at_its_revision() {
+    fn compaction_keeps_the_change_in_force_at_its_revision() {
         let mut index = two_lives();
         assert_eq!(compact(&mut index, 3), [2]);
         assert_eq!(index.get(b"k", 3), Some(at(3)));
     }
 
     #[test]
-    fn a_tombstone_stays_at_its_own_revision_and_goes_after_it() {
+    fn a_tombstone_survives_only_a_compaction_at_its_own_revision() {
         let mut index = two_lives();
         assert_eq!(compact(&mut index, 4), [2, 3]);
         assert_eq!(compact(&mut index, 5), [4]);
@@ -259,7 +259,7 @@ mod tests {
     }
 
     #[test]
-    fn a_key_that_ended_leaves_nothing_behind() {
+    fn a_deleted_key_leaves_nothing_after_a_compaction() {
         let mut index = Index::new(-1);
         index.put(b"k", at(2));
         index.delete_each([&b"k"[..]], at(3));
@@ -268,7 +268,7 @@ mod tests {
     }
 
     #[test]
-    fn changes_lists_tombstones_too() {
+    fn changes_include_tombstones() {
         let index = two_lives();
         let range = KeyRange::new(bytes::Bytes::from_static(b"a"), bytes::Bytes::from_static(b"z"));
         let mains: Vec<_> = index.changes(&range, 3, 5).iter().map(|r| r.main).collect();
@@ -276,7 +276,7 @@ mod tests {
     }
 
     #[test]
-    fn keys_side_by_side_and_far_apart_are_deleted_each_at_its_revision() {
+    fn adjacent_and_distant_keys_are_deleted_each_at_its_revision() {
         let mut index = Index::new(-1);
         let name = |number: u32| format!("{number:05}").into_bytes();
         let all: Vec<_> = (0..1_000).map(name).collect();

@@ -141,7 +141,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn rows_sort_as_revisions_do_and_come_back() {
+    fn rows_sort_like_revisions_and_convert_back() {
         let revisions = [(1, 0), (1, 7), (2, 0), (i64::MAX, u32::MAX)]
             .map(|(main, sub)| Revision { main, sub });
         let rows = revisions.map(Revision::to_row);
@@ -150,7 +150,7 @@ mod tests {
     }
 
     #[test]
-    fn etcds_keys_come_back_and_nothing_else_is_one() {
+    fn etcds_keys_are_parsed_and_other_bytes_are_refused() {
         for (main, sub, dead) in [(1, 0, false), (1 << 40, 7, true), (i64::MAX, u32::MAX, true)] {
             let at = Revision { main, sub };
             assert_eq!(EtcdKey::parse(EtcdKey::new(at, dead).bytes()), Some((at, dead)));
@@ -173,7 +173,7 @@ mod tests {
     }
 
     #[test]
-    fn a_range_out_of_order_is_empty() {
+    fn a_range_with_its_end_before_its_start_is_empty() {
         let range = KeyRange::new(Bytes::from_static(b"b"), Bytes::from_static(b"a"));
         assert!(range.is_empty() && range.bounds(None).is_none());
     }

@@ -188,7 +188,7 @@ mod tests {
     }
 
     #[test]
-    fn tombstones_come_out_as_they_would_lie_alone() -> Result<(), StoreError> {
+    fn tombstones_of_a_shared_row_read_like_single_records() -> Result<(), StoreError> {
         let long = vec![b'l'; 300];
         let keys: [(u32, &[u8]); 3] = [(3, b"a"), (4, &long), (900, b"z")];
         let (row, bytes) = together(&keys);
@@ -204,7 +204,7 @@ mod tests {
     }
 
     #[test]
-    fn a_single_one_is_a_row_as_ever() -> Result<(), StoreError> {
+    fn a_single_tombstone_is_an_ordinary_record() -> Result<(), StoreError> {
         let (row, bytes) = together(&[(2, b"key")]);
         assert!(!is_tombstone_row(&bytes));
         assert_eq!(decode(&bytes)?.key, "key");
@@ -214,7 +214,7 @@ mod tests {
     }
 
     #[test]
-    fn a_row_stays_within_its_bound() {
+    fn a_tombstone_row_stays_below_the_maximum_length() {
         let mut tombstones = TombstoneRow::default();
         let long = vec![b'l'; MAX_TOMBSTONE_ROW_BYTES];
         assert!(!tombstones.is_full_with(long.len()), "one always fits");
@@ -232,7 +232,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_cut_off_is_corrupt_and_ends() {
+    fn reading_a_truncated_row_ends_with_an_error() {
         let (row, bytes) = together(&[(0, b"one"), (1, b"two")]);
         for end in 2..bytes.len() {
             let found: Vec<_> = records(row, &bytes[..end]).collect();

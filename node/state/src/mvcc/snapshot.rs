@@ -417,7 +417,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_frame_takes_no_more_memory_than_has_come_of_it() {
+    fn a_frame_takes_memory_only_for_received_bytes() {
         let mut input: &[u8] = &[1, 0, 0, 0, 3, 0, 0, 0, 0, 7, 7];
         let mut frames = FrameReader { input: &mut input, checksum: 0, payload: Vec::new() };
         assert!(matches!(frames.read_frame(), Err(StoreError::Snapshot(_))));

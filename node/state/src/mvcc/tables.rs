@@ -303,7 +303,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn progress_survives_the_round_trip() -> Result<(), StoreError> {
+    fn progress_survives_encoding_and_decoding() -> Result<(), StoreError> {
         let progress = StoreProgress {
             applied: Position { index: 7, term: 3 },
             revision: 11,
@@ -314,7 +314,7 @@ mod tests {
     }
 
     #[test]
-    fn a_progress_row_of_another_length_is_corrupt() {
+    fn a_progress_row_of_wrong_length_is_refused() {
         assert!(StoreProgress::decode(&[0; 31]).is_err());
         assert!(StoreProgress::decode(&[0; 33]).is_err());
     }

@@ -40,7 +40,7 @@ fn read<'a>(
 
 proptest! {
     #[test]
-    fn messages_are_the_same_in_whatever_pieces_they_come(
+    fn decompressed_messages_do_not_depend_on_how_the_body_is_split(
         messages in prop::collection::vec((any::<bool>(), prop::collection::vec(0..4_u8, 0..2_000)), 0..6),
         piece in 1..3_000_usize,
     ) {
@@ -56,7 +56,7 @@ proptest! {
 }
 
 #[test]
-fn one_message_is_unfolded_at_a_time() {
+fn one_message_is_decompressed_at_a_time() {
     let one = framed(1, &gzip(&[0; LARGEST]));
     let mut unfolder = Decompressor::new(LARGEST);
     unfolder.add(one.repeat(9).into());
@@ -69,7 +69,7 @@ fn one_message_is_unfolded_at_a_time() {
 }
 
 #[test]
-fn a_compressed_message_is_held_as_it_claims_until_it_is_all_there() {
+fn an_incomplete_compressed_message_counts_with_its_stated_length() {
     let message = gzip(&[7; 1_000]);
     let wire = framed(1, &message);
     let mut unfolder = Decompressor::new(LARGEST);
@@ -83,7 +83,7 @@ fn a_compressed_message_is_held_as_it_claims_until_it_is_all_there() {
 }
 
 #[test]
-fn several_members_are_one_message() {
+fn several_gzip_members_decompress_to_one_message() {
     let message = [gzip(b"one "), gzip(b""), gzip(b"message")].concat();
     let told = read(&mut Decompressor::new(LARGEST), [&framed(1, &message)[..]]).unwrap();
     assert_eq!(told, framed(0, b"one message"));
@@ -93,7 +93,7 @@ fn several_members_are_one_message() {
 }
 
 #[test]
-fn many_members_are_refused_before_all_of_them_are_read() {
+fn a_message_with_too_many_gzip_members_is_refused() {
     let of = |members| framed(1, &gzip(b"").repeat(members));
     for (members, code) in [(MAX_MEMBERS, None), (MAX_MEMBERS + 1, Some(tonic::Code::Internal))] {
         let told = read(&mut Decompressor::new(LARGEST), [&of(members)[..]]);
@@ -102,7 +102,7 @@ fn many_members_are_refused_before_all_of_them_are_read() {
 }
 
 #[test]
-fn what_messages_became_is_charged_until_they_are_answered() {
+fn decompressed_messages_are_charged_until_the_call_is_answered() {
     let bounds = MemoryBounds { per_connection: 3 * LARGEST, total: usize::MAX, guaranteed: 0 };
     let account = MemoryBudget::new(bounds).open_account(std::net::Ipv4Addr::LOCALHOST.into());
     let wire = framed(1, &gzip(&[0; LARGEST]));
@@ -134,7 +134,7 @@ fn wire_length() -> usize {
 }
 
 #[test]
-fn only_gzip_is_taken_away() {
+fn only_a_gzip_encoding_header_is_removed() {
     let mut headers = HeaderMap::new();
     assert!(!take_gzip_encoding(&mut headers));
     headers.insert(ENCODING, "identity".parse().unwrap());

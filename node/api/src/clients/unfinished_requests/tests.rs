@@ -77,7 +77,7 @@ fn held(all: &RequestAccounting) -> usize {
 }
 
 #[test]
-fn a_request_that_began_is_counted_as_it_claims_whatever_came_of_it() {
+fn an_unfinished_request_is_charged_with_its_stated_length() {
     let all = RequestAccounting::new(REQUEST);
     for (came, cost) in
         [(0, 0), (1, 1), (4, 4), (5, HEADER_BYTES + REQUEST), (4_000, HEADER_BYTES + REQUEST)]
@@ -95,7 +95,7 @@ fn a_request_that_began_is_counted_as_it_claims_whatever_came_of_it() {
 }
 
 #[test]
-fn one_network_with_many_connections_leaves_others_their_share() {
+fn many_connections_of_one_network_leave_room_for_other_networks() {
     let all = RequestAccounting::new(REQUEST);
     let half = &message(REQUEST)[..REQUEST - 1];
     let mut bodies = Vec::new();
@@ -114,7 +114,7 @@ fn one_network_with_many_connections_leaves_others_their_share() {
 }
 
 #[test]
-fn a_network_has_an_equal_share_and_no_more() {
+fn no_network_gets_more_than_an_equal_share() {
     let all = RequestAccounting::new(REQUEST);
     // Three connections each: a network with only one request takes nothing from the others'
     // shares.
@@ -134,7 +134,7 @@ fn a_network_has_an_equal_share_and_no_more() {
 }
 
 #[test]
-fn who_was_refused_is_not_listened_to_when_there_is_room_again() {
+fn a_refused_request_stays_refused_when_there_is_room_again() {
     let all = RequestAccounting::new(REQUEST);
     let account = all.open(ip(1));
     let mut others: Vec<_> = (0..4_096).map(|_| body(&account, BodyKind::Unary)).collect();
@@ -171,7 +171,7 @@ fn honest_clients_are_not_refused() {
 }
 
 #[test]
-fn a_request_that_is_all_there_costs_nothing() {
+fn a_complete_request_costs_nothing() {
     let all = RequestAccounting::new(REQUEST);
     let sender = all.open(ip(1));
     let mut puts: Vec<_> = (0..4_096).map(|_| body(&sender, BodyKind::Unary)).collect();
@@ -183,7 +183,7 @@ fn a_request_that_is_all_there_costs_nothing() {
 }
 
 #[test]
-fn a_unary_request_keeps_all_that_it_brought() {
+fn a_unary_request_is_charged_for_all_of_its_bytes() {
     let all = RequestAccounting::new(REQUEST);
     let mut body = body(&all.open(ip(1)), BodyKind::Unary);
     let wire = [message(10_000), message(0), message(20_000)].concat();
@@ -198,7 +198,7 @@ fn a_unary_request_keeps_all_that_it_brought() {
 }
 
 #[test]
-fn a_stream_is_counted_until_its_message_is_there_and_for_its_largest() {
+fn a_stream_is_charged_for_an_unfinished_message_and_for_its_largest_one() {
     let all = RequestAccounting::new(REQUEST);
     let mut body = body(&all.open(ip(1)), BodyKind::Stream);
     assert!(body.sends(&[]));
@@ -216,7 +216,7 @@ fn a_stream_is_counted_until_its_message_is_there_and_for_its_largest() {
 }
 
 #[test]
-fn a_claim_that_is_refused_on_sight_is_not_counted() {
+fn a_stated_length_above_the_limit_is_not_charged() {
     let all = RequestAccounting::new(REQUEST);
     let mut body = body(&all.open(ip(1)), BodyKind::Unary);
     assert!(body.sends(&[0, 0xff, 0xff, 0xff, 0xff]));
@@ -224,7 +224,7 @@ fn a_claim_that_is_refused_on_sight_is_not_counted() {
 }
 
 #[test]
-fn a_body_that_is_not_grpc_is_one_message() {
+fn a_body_that_is_not_grpc_is_charged_as_one_message() {
     let all = RequestAccounting::new(REQUEST);
     let mut body = body(&all.open(ip(1)), BodyKind::Plain);
     assert!(body.sends(&[0; 5_000]) && body.sends(&[0; 5_000]));
@@ -232,7 +232,7 @@ fn a_body_that_is_not_grpc_is_one_message() {
 }
 
 #[test]
-fn values_that_were_served_are_not_held_for_ever() {
+fn json_values_are_charged_up_to_the_size_of_the_largest_one() {
     let all = RequestAccounting::new(REQUEST);
     let mut body = body(&all.open(ip(1)), BodyKind::Values);
     assert!(body.sends(&[b' '; 5_000]));
@@ -259,7 +259,7 @@ fn folded(bytes: &[u8]) -> Vec<u8> {
 }
 
 #[test]
-fn a_compressed_request_is_counted_as_what_it_is_once_it_is_there() {
+fn a_complete_compressed_request_is_charged_with_its_decompressed_length() {
     let all = RequestAccounting::new(REQUEST);
     let sender = all.open(ip(1));
     let mut one = body(&sender, BodyKind::Unary).with_decompression(&sender);
@@ -296,7 +296,7 @@ fn a_stream_of_small_compressed_messages_costs_nothing_between_them() {
 }
 
 #[test]
-fn a_compressed_request_that_breaks_off_is_no_shorter_one() {
+fn a_truncated_compressed_request_is_refused() {
     let all = RequestAccounting::new(REQUEST);
     let sender = all.open(ip(1));
     for (came, broken) in [(0, false), (3, true), (HEADER_BYTES, true), (20, true)] {

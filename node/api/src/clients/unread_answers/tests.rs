@@ -50,7 +50,7 @@ fn next(body: &mut ChargedAnswerBody) -> Option<Bytes> {
 }
 
 #[test]
-fn an_answer_is_charged_until_its_last_byte_has_gone_out() {
+fn an_answer_is_charged_until_its_last_byte_is_sent() {
     let room = room();
     let answers = connection(&room);
     let mut body = whole(&answers, 10 * PART_BYTES).into_body();
@@ -65,7 +65,7 @@ fn an_answer_is_charged_until_its_last_byte_has_gone_out() {
 }
 
 #[test]
-fn who_leaves_too_much_is_refused() {
+fn a_client_that_leaves_too_many_answers_unread_is_refused_more() {
     let answers = connection(&room());
     let all: Vec<_> = (0..30).map(|_| whole(&answers, 10 * MB)).collect();
     let taken = all.iter().filter(|answer| answer.status() == StatusCode::OK).count();
@@ -76,7 +76,7 @@ fn who_leaves_too_much_is_refused() {
 }
 
 #[tokio::test]
-async fn a_stream_that_is_not_read_is_not_written_on() {
+async fn no_more_of_a_stream_is_written_while_its_client_does_not_read() {
     let room = room();
     let answers = connection(&room);
     let mut streams: Vec<_> = (0..500).map(|_| stream(&answers, 2)).collect();
@@ -93,7 +93,7 @@ async fn a_stream_that_is_not_read_is_not_written_on() {
 }
 
 #[test]
-fn a_connection_of_which_nothing_waits_always_gets_on() {
+fn a_connection_without_unread_pieces_always_gets_room_for_one() {
     let room = room();
     let other = connection(&room);
     let _other: Vec<_> = (0..30).map(|_| whole(&other, 10 * MB)).collect();
@@ -108,7 +108,7 @@ fn a_connection_of_which_nothing_waits_always_gets_on() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn who_takes_nothing_is_sent_away_and_who_takes_little_is_not() {
+async fn a_client_counts_as_stalled_only_if_it_reads_nothing() {
     let patience = Duration::from_millis(200);
     let answers = connection(&room());
     let mut body = whole(&answers, 10 * PART_BYTES).into_body();

@@ -48,7 +48,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_counter_has_one_name_for_its_family_and_its_value() {
+    fn a_counter_and_its_family_have_the_same_name() {
         let open_metrics = "# HELP a Of # HELP.\n# TYPE a counter\na_total{x=\"y\"} 1\n\
             # HELP b_total B.\n# TYPE b_total gauge\nb_total 2\n# EOF\n";
         let expected = "# HELP a_total Of # HELP.\n# TYPE a_total counter\na_total{x=\"y\"} 1\n\

@@ -195,7 +195,7 @@ fn expected(method: Method) -> Option<(bool, bool)> {
 }
 
 #[tokio::test]
-async fn every_method_is_for_those_whom_it_is_for() {
+async fn every_method_accepts_only_callers_with_permission() {
     let (node, [_, _, none]) = ApiTestNode::with_users().await;
     for method in Method::ALL.iter().copied() {
         let Some((anybody, user)) = expected(method) else { continue };
@@ -220,7 +220,7 @@ async fn every_method_is_for_those_whom_it_is_for() {
 }
 
 #[tokio::test]
-async fn keys_are_for_who_may_read_or_write_them() {
+async fn keys_can_be_read_and_written_only_with_permission() {
     let (node, [root, some, none]) = ApiTestNode::with_users().await;
     let mut kv = node.kv();
     // The columns are caller, key, and whether the caller may read and write the key.
@@ -258,7 +258,7 @@ async fn keys_are_for_who_may_read_or_write_them() {
 }
 
 #[tokio::test]
-async fn what_a_transaction_hides_is_refused_whole() {
+async fn a_transaction_is_refused_for_any_forbidden_operation_in_it() {
     let (node, [_, some, _]) = ApiTestNode::with_users().await;
     let previous = PutRequest { prev_kv: true, ..put("w", "v") };
     let key = |key: &str| Bytes::copy_from_slice(key.as_bytes());
@@ -288,7 +288,7 @@ async fn what_a_transaction_hides_is_refused_whole() {
 }
 
 #[tokio::test]
-async fn a_watch_sees_what_its_client_may_read_and_no_more() {
+async fn a_watch_needs_read_permission_for_its_whole_range() {
     let (node, [_, some, none]) = ApiTestNode::with_users().await;
     let create = |key: &str, end: &'static [u8]| {
         let (key, range_end) = (Bytes::copy_from_slice(key.as_bytes()), Bytes::from_static(end));
@@ -325,7 +325,7 @@ async fn a_watch_sees_what_its_client_may_read_and_no_more() {
 }
 
 #[tokio::test]
-async fn a_lease_with_others_keys_is_left_alone() {
+async fn a_lease_with_forbidden_keys_cannot_be_used_or_revoked() {
     let (node, [root, some, none]) = ApiTestNode::with_users().await;
     let mut leases = LeaseClient::new(node.channel.clone());
     for id in [1, 2] {
@@ -369,7 +369,7 @@ async fn a_lease_with_others_keys_is_left_alone() {
 }
 
 #[tokio::test]
-async fn a_password_that_is_changed_to_an_empty_one_is_nobodys() {
+async fn no_password_is_valid_after_a_change_to_an_empty_one() {
     let (node, [root, ..]) = ApiTestNode::with_users().await;
     let change = async |password: &str| {
         let (name, password) = ("some".to_owned(), password.to_owned());
@@ -400,7 +400,7 @@ async fn a_password_that_is_changed_to_an_empty_one_is_nobodys() {
 }
 
 #[tokio::test]
-async fn a_password_may_be_changed_to_one_whose_hash_is_known() {
+async fn a_password_can_be_changed_by_its_hash() {
     let (node, [root, ..]) = ApiTestNode::with_users().await;
     // Made with `golang.org/x/crypto/bcrypt` from the password `r`.
     let hash = b"$2a$10$YNOWTowaZNX0FTrZtdwAFuZT8mJkX1hxAtV/QgIqXC7GN4rIfWMqm";
@@ -418,7 +418,7 @@ async fn a_password_may_be_changed_to_one_whose_hash_is_known() {
 }
 
 #[tokio::test]
-async fn names_are_as_long_as_a_snapshot_has_room_for() {
+async fn the_names_of_users_and_roles_have_a_maximum_length() {
     let (node, [root, ..]) = ApiTestNode::with_users().await;
     for (length, taken) in [(32_768, true), (32_769, false)] {
         let name = "n".repeat(length);
@@ -431,7 +431,7 @@ async fn names_are_as_long_as_a_snapshot_has_room_for() {
 }
 
 #[tokio::test]
-async fn a_token_is_good_until_its_user_changes() {
+async fn a_token_is_valid_until_its_user_changes() {
     let (node, [root, some, none]) = ApiTestNode::with_users().await;
     let failed =
         refused(Code::InvalidArgument, "authentication failed, invalid user ID or password");
@@ -475,7 +475,7 @@ async fn a_token_is_good_until_its_user_changes() {
 }
 
 #[tokio::test]
-async fn a_token_that_nobody_uses_ends() {
+async fn an_unused_token_expires() {
     let limits = ApiLimits { auth_token_ttl: Duration::from_millis(300), ..ApiLimits::default() };
     let node = ApiTestNode::start_with(limits).await;
     node.add_user(None, "root").await;
@@ -493,7 +493,7 @@ async fn a_token_that_nobody_uses_ends() {
 }
 
 #[tokio::test]
-async fn a_token_counts_before_a_certificate_and_either_by_what_its_user_may() {
+async fn a_token_takes_precedence_over_a_certificate() {
     let (node, [root, _, none]) = ApiTestNode::with_users().await;
     let may = async |token: Option<&str>, name: Option<&str>, access: RequestedAccess<'_>| {
         let token = token.map(PresentedToken::new);
@@ -520,7 +520,7 @@ async fn a_token_counts_before_a_certificate_and_either_by_what_its_user_may() {
 }
 
 #[tokio::test]
-async fn a_range_in_parts_is_for_those_who_may_read_all_of_it() {
+async fn a_range_stream_needs_read_permission_for_the_whole_range() {
     let (node, [root, some, none]) = ApiTestNode::with_users().await;
     let all = || RangeRequest { key: bytes("a"), range_end: bytes("z"), ..RangeRequest::default() };
     let read = async |token: Option<&str>, request: RangeRequest| {
@@ -539,7 +539,7 @@ async fn a_range_in_parts_is_for_those_who_may_read_all_of_it() {
 }
 
 #[tokio::test]
-async fn a_range_in_parts_ends_once_its_reader_may_no_longer_read_it() {
+async fn a_range_stream_ends_when_its_caller_loses_the_permission() {
     let (node, [root, some, _]) = ApiTestNode::with_users().await;
     node.allow_range(Some(&root), "little", Type::Read, ("k", "l")).await;
     for n in 0..8 {
@@ -576,7 +576,7 @@ async fn signing(seconds: u64) -> ApiTestNode {
 }
 
 #[tokio::test]
-async fn a_call_that_lasts_ends_with_its_signed_token() {
+async fn a_long_call_ends_when_its_signed_token_expires() {
     let mut seconds = 2;
     loop {
         let node = signing(seconds).await;
@@ -601,7 +601,7 @@ async fn a_call_that_lasts_ends_with_its_signed_token() {
 }
 
 #[tokio::test]
-async fn a_signed_token_for_a_password_that_was_changed_meanwhile_counts_for_nothing() {
+async fn a_signed_token_is_invalid_if_the_password_changed_while_it_was_issued() {
     let node = signing(300).await;
     // Verifying this hash takes long enough to change the password meanwhile.
     let slow = bcrypt::hash("old", 9).unwrap();
@@ -628,7 +628,7 @@ async fn a_signed_token_for_a_password_that_was_changed_meanwhile_counts_for_not
 }
 
 #[tokio::test]
-async fn a_simple_token_that_another_member_gave_counts_for_nothing_where_tokens_are_signed() {
+async fn a_simple_token_is_refused_by_a_member_with_signed_tokens() {
     let node = signing(300).await;
     let secret = TokenSecret::random();
     let revision = node.context.store.view().auth().revision();
@@ -641,7 +641,7 @@ async fn a_simple_token_that_another_member_gave_counts_for_nothing_where_tokens
 }
 
 #[tokio::test]
-async fn a_signed_token_of_users_that_are_not_there_yet_counts_once_they_are() {
+async fn a_signed_token_with_a_newer_auth_revision_is_refused_until_it_is_reached() {
     let node = signing(300).await;
     let signed = |later| {
         let revision = node.context.store.view().auth().revision() + later;

@@ -15,7 +15,7 @@ async fn observe(node: &ApiTestNode) -> Result<tonic::Response<Streaming<LeaderR
 }
 
 #[tokio::test]
-async fn a_member_whose_data_was_found_to_be_wrong_serves_none_of_it() {
+async fn a_member_with_corrupt_data_serves_no_data() {
     let node = lock_queue::with_leases(&[5, 6]).await;
     node.put("k", "v").await;
     let mut maintenance = MaintenanceClient::new(node.channel.clone());
@@ -92,7 +92,7 @@ async fn a_member_whose_data_was_found_to_be_wrong_serves_none_of_it() {
 }
 
 #[tokio::test]
-async fn only_the_leader_gets_a_store_read() {
+async fn only_a_question_of_the_leader_causes_a_read_of_the_store() {
     let node = ApiTestNode::start().await;
     node.put("k", "v").await;
     let question = Question::of(&node.context.store.view()).encode().encode_to_vec();

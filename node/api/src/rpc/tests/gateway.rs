@@ -103,7 +103,7 @@ async fn keys_are_written_and_read_in_json() {
 }
 
 #[tokio::test]
-async fn refusals_are_objects_under_the_status_that_is_nearest() {
+async fn errors_are_json_objects_with_the_closest_http_status() {
     let node = ApiTestNode::start().await;
     for (path, body, status, refused) in [
         ("kv/range", json!({}), 400, refusal(3, "etcdserver: key is not provided")),
@@ -154,7 +154,7 @@ async fn refusals_are_objects_under_the_status_that_is_nearest() {
 
 /// The error texts are our own, so only the codes are checked.
 #[tokio::test]
-async fn what_is_no_message_in_json_is_refused() {
+async fn a_body_that_is_no_json_message_is_refused() {
     let node = ApiTestNode::start().await;
     for body in [
         &b"nonsense"[..],
@@ -187,7 +187,7 @@ async fn what_is_no_message_in_json_is_refused() {
 }
 
 #[tokio::test]
-async fn a_request_may_be_as_large_as_in_grpc() {
+async fn a_json_request_can_be_as_large_as_in_grpc() {
     let node = ApiTestNode::start().await;
     let value = |size: usize| data_encoding::BASE64.encode(&vec![7; size]);
     let put = json!({ "key": "YQ==", "value": value(1_500_000) });
@@ -203,7 +203,7 @@ async fn a_request_may_be_as_large_as_in_grpc() {
 }
 
 #[tokio::test]
-async fn a_watch_is_a_line_for_each_answer_for_as_long_as_the_client_stays() {
+async fn a_watch_sends_one_line_for_each_answer_until_the_client_leaves() {
     let node = ApiTestNode::start().await;
     node.put("a", "1").await;
     let create =
@@ -239,7 +239,7 @@ async fn a_watch_is_a_line_for_each_answer_for_as_long_as_the_client_stays() {
 }
 
 #[tokio::test]
-async fn who_sends_nonsense_into_a_stream_is_told_where_it_ends() {
+async fn a_stream_with_an_invalid_request_ends_with_an_error() {
     let node = ApiTestNode::start().await;
     let asked =
         async |path: &str, body: &[u8]| answer(send(&node, "POST", path, "", body).await).await;
@@ -261,7 +261,7 @@ async fn who_sends_nonsense_into_a_stream_is_told_where_it_ends() {
 }
 
 #[tokio::test]
-async fn a_client_that_says_how_long_it_waits_is_told_when_that_is_over() {
+async fn a_call_with_a_timeout_ends_with_an_error_at_its_deadline() {
     let node = ApiTestNode::start().await;
     let body = br#"{"key":"YQ=="}"#;
     let asked = async |path: &str, headers: &str| {

@@ -93,7 +93,7 @@ fn answers<T: prost::Message + Default + 'static>(
 }
 
 #[tokio::test]
-async fn compressed_requests_are_answered_as_others_are() {
+async fn compressed_requests_get_the_same_answers_as_plain_ones() {
     let node = ApiTestNode::start().await;
     let value = "x".repeat(1 << 20);
     let wrote: pb::PutResponse = node.gzipped_one(PUT, &put("k", &value)).await;
@@ -181,7 +181,7 @@ fn beyond() -> String {
 }
 
 #[tokio::test]
-async fn what_becomes_too_large_is_refused_as_what_is() {
+async fn a_message_that_is_too_large_after_decompression_is_refused() {
     let node = ApiTestNode::start().await;
     let ask = async |body| code_and_text(node.gzipped::<pb::PutResponse>(PUT, body).await);
     // A gigabyte, compressed to a megabyte.
@@ -204,7 +204,7 @@ async fn what_becomes_too_large_is_refused_as_what_is() {
 }
 
 #[tokio::test]
-async fn what_is_no_gzip_is_refused_as_by_grpc_go() {
+async fn malformed_gzip_is_refused_as_by_grpc_go() {
     let node = ApiTestNode::start().await;
     let ask = async |body| code_and_text(node.gzipped::<pb::PutResponse>(PUT, body).await);
     let whole = gzip(&put("k", "v").encode_to_vec());
@@ -231,7 +231,7 @@ async fn what_is_no_gzip_is_refused_as_by_grpc_go() {
 }
 
 #[tokio::test]
-async fn another_compression_is_refused_and_told_what_there_is() {
+async fn another_compression_is_refused_with_a_list_of_supported_ones() {
     let node = ApiTestNode::start().await;
     for path in [PUT, WATCH_PATH] {
         let response = node.begin_call(path, "snappy", axum::body::Body::empty()).await;

@@ -36,7 +36,7 @@ async fn keep_alive(node: &ApiTestNode, ids: &[i64]) -> Vec<(i64, i64)> {
 }
 
 #[tokio::test]
-async fn a_lease_lives_as_etcds_do() {
+async fn a_lease_behaves_as_in_etcd() {
     let node = ApiTestNode::start().await;
     assert_eq!(grant(&node, 5, 1_000).await.unwrap(), (5, 1_000));
     for ttl in [0, -5, 1, i64::MIN] {
@@ -76,7 +76,7 @@ async fn a_lease_lives_as_etcds_do() {
 }
 
 #[tokio::test]
-async fn one_stream_keeps_many_leases_alive_and_is_answered_in_order() {
+async fn one_stream_renews_many_leases_and_is_answered_in_order() {
     let node = ApiTestNode::start().await;
     for id in 1..=600 {
         grant(&node, id, 1_000 + id).await.unwrap();
@@ -92,7 +92,7 @@ async fn one_stream_keeps_many_leases_alive_and_is_answered_in_order() {
 }
 
 #[tokio::test]
-async fn a_lease_that_has_to_wait_is_answered_beside_those_that_need_not() {
+async fn a_renewal_of_a_lease_under_checkpoint_waits_and_succeeds() {
     let node = ApiTestNode::start().await;
     for (id, ttl) in [(1, 2_000), (2, 400), (3, 3_000)] {
         grant(&node, id, ttl).await.unwrap();
@@ -114,7 +114,7 @@ async fn a_lease_that_has_to_wait_is_answered_beside_those_that_need_not() {
 }
 
 #[tokio::test]
-async fn a_lease_that_nobody_keeps_alive_goes_with_its_keys() {
+async fn a_lease_without_renewals_is_revoked_with_its_keys() {
     let node = ApiTestNode::start().await;
     let (kept, _) = grant(&node, 0, 1_000).await.unwrap();
     let put = async |key, lease| node.kv().put(PutRequest { lease, ..put(key, "v") }).await;

@@ -71,7 +71,7 @@ async fn unlock(node: &ApiTestNode, key: &str) -> i64 {
 }
 
 #[tokio::test]
-async fn a_lock_is_had_by_one_lease_at_a_time_in_the_order_of_arrival() {
+async fn one_lease_at_a_time_holds_a_lock_in_the_order_of_arrival() {
     let node = with_leases(&[0x5, 0xfe, 0x7]).await;
     let first = lock(&node, "a", 5).await.unwrap();
     let header = first.header.unwrap();
@@ -98,7 +98,7 @@ async fn a_lock_is_had_by_one_lease_at_a_time_in_the_order_of_arrival() {
 }
 
 #[tokio::test]
-async fn who_stops_waiting_for_a_lock_loses_its_place_and_its_lease_is_left() {
+async fn a_client_that_stops_waiting_leaves_the_queue_and_keeps_its_lease() {
     let node = with_leases(&[1, 2, 3]).await;
     lock(&node, "a", 1).await.unwrap();
     let second = waits(&node, "a", 2).await;
@@ -112,7 +112,7 @@ async fn who_stops_waiting_for_a_lock_loses_its_place_and_its_lease_is_left() {
 }
 
 #[tokio::test]
-async fn who_leaves_at_any_moment_leaves_no_place_behind() {
+async fn a_client_that_leaves_at_any_moment_leaves_no_queue_entry() {
     let node = with_leases(&[1]).await;
     lock(&node, "a", 1).await.unwrap();
     let leases: Vec<i64> = (2..60).collect();
@@ -139,7 +139,7 @@ async fn who_leaves_at_any_moment_leaves_no_place_behind() {
 }
 
 #[tokio::test]
-async fn a_lock_of_a_lease_that_has_ended_is_nobodys() {
+async fn a_waiting_lock_request_fails_if_its_lease_has_ended() {
     let node = with_leases(&[1, 2]).await;
     lock(&node, "a", 1).await.unwrap();
     let second = waits(&node, "a", 2).await;
@@ -150,7 +150,7 @@ async fn a_lock_of_a_lease_that_has_ended_is_nobodys() {
 }
 
 #[tokio::test]
-async fn who_names_no_lease_is_given_one_and_refusals_have_etcds_texts() {
+async fn a_lock_request_without_a_lease_gets_one_and_errors_have_etcds_texts() {
     let node = with_leases(&[1]).await;
     let own = lock(&node, "a", 0).await.unwrap().key;
     let id = std::str::from_utf8(&own).unwrap().strip_prefix("a/").unwrap();
@@ -192,7 +192,7 @@ fn seen(answer: &LeaderResponse) -> (&[u8], &[u8]) {
 }
 
 #[tokio::test]
-async fn an_election_is_won_spoken_in_and_handed_on() {
+async fn an_election_is_won_proclaimed_observed_and_resigned() {
     let node = with_leases(&[1, 2]).await;
     let all = LeaderRequest { name: bytes("e") };
     let mut observed = elections(&node).observe(all.clone()).await.unwrap().into_inner();
@@ -233,7 +233,7 @@ async fn an_election_is_won_spoken_in_and_handed_on() {
 
 /// A cancelled campaign of the current leader must not delete its entry.
 #[tokio::test]
-async fn who_leads_and_hangs_up_while_it_says_something_else_leads_still() {
+async fn a_cancelled_campaign_of_the_leader_keeps_its_entry() {
     let node = with_leases(&[1]).await;
     let (leader, _) = campaign(&node, 1, "value").await.unwrap();
     for micros in (0..200).map(|n| n * 10) {
@@ -248,7 +248,7 @@ async fn who_leads_and_hangs_up_while_it_says_something_else_leads_still() {
 }
 
 #[tokio::test]
-async fn who_stood_for_election_and_lost_its_lease_has_not_won() {
+async fn a_candidate_whose_lease_has_ended_does_not_win() {
     let node = with_leases(&[1, 2]).await;
     let (first, _) = campaign(&node, 1, "one").await.unwrap();
     let mut client = elections(&node);
@@ -262,7 +262,7 @@ async fn who_stood_for_election_and_lost_its_lease_has_not_won() {
 }
 
 #[tokio::test]
-async fn who_stands_for_election_and_cannot_say_so_does_not_stand_in_line() {
+async fn a_candidate_whose_campaign_fails_leaves_the_queue() {
     let node = with_leases(&[1]).await;
     // The key exists without the lease, as another client made it, and the lease no longer exists.
     node.put("e/1", "other").await;
@@ -275,7 +275,7 @@ async fn who_stands_for_election_and_cannot_say_so_does_not_stand_in_line() {
 }
 
 #[tokio::test]
-async fn an_observer_that_missed_what_was_compacted_is_told_who_leads_now() {
+async fn an_observer_gets_the_current_leader_after_a_compaction() {
     let node = with_leases(&[1, 2]).await;
     let mut observed = elections(&node).observe(LeaderRequest { name: bytes("e") }).await.unwrap();
     let (first, _) = campaign(&node, 1, "one").await.unwrap();

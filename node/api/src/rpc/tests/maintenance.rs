@@ -24,7 +24,7 @@ async fn alarms_are_raised_shown_and_lowered() {
 }
 
 #[tokio::test]
-async fn an_empty_store_is_in_use_by_a_page() {
+async fn an_empty_store_reports_one_page_in_use() {
     let node = ApiTestNode::start().await;
     let mut maintenance = MaintenanceClient::new(node.channel.clone());
     let status = maintenance.status(StatusRequest {}).await.unwrap().into_inner();
@@ -35,7 +35,7 @@ async fn an_empty_store_is_in_use_by_a_page() {
 }
 
 #[tokio::test]
-async fn what_the_quota_has_no_room_for_is_refused_until_there_is_room_and_the_alarm_is_lowered() {
+async fn writes_above_the_quota_are_refused_until_the_alarm_is_disarmed() {
     let limits = ApiLimits { quota: Quota(4_000), ..ApiLimits::default() };
     let node = ApiTestNode::start_with(limits).await;
     let mut maintenance = MaintenanceClient::new(node.channel.clone());
@@ -69,7 +69,7 @@ async fn what_the_quota_has_no_room_for_is_refused_until_there_is_room_and_the_a
 }
 
 #[tokio::test]
-async fn a_defragmentation_frees_what_a_compaction_left_and_answers_as_etcd_does() {
+async fn a_defragmentation_shrinks_the_file_and_answers_as_in_etcd() {
     let node = ApiTestNode::start().await;
     let mut maintenance = MaintenanceClient::new(node.channel.clone());
     let value = "x".repeat(100_000);
@@ -90,7 +90,7 @@ async fn a_defragmentation_frees_what_a_compaction_left_and_answers_as_etcd_does
 }
 
 #[tokio::test]
-async fn a_hash_changes_with_all_that_is_there_and_there_is_nothing_to_downgrade_to() {
+async fn a_hash_covers_all_state_and_downgrades_are_refused() {
     let node = ApiTestNode::start().await;
     let mut maintenance = MaintenanceClient::new(node.channel.clone());
     let mut hashes = Vec::new();
@@ -131,7 +131,7 @@ async fn a_hash_changes_with_all_that_is_there_and_there_is_nothing_to_downgrade
 }
 
 #[tokio::test]
-async fn few_checksums_of_everything_are_made_at_a_time() {
+async fn the_number_of_concurrent_whole_store_checksums_is_limited() {
     let node = ApiTestNode::start().await;
     let most = u32::try_from(MAX_CONCURRENT_HASHES).unwrap();
     let all = node.context.hash_permits.clone().acquire_many_owned(most).await.unwrap();

@@ -76,7 +76,7 @@ fn merged(parts: &[RangeResponse]) -> RangeResponse {
 
 /// Without a sort order etcd sorts in ascending order by any target except the key.
 #[tokio::test]
-async fn a_target_without_an_order_sorts_upwards_as_in_a_range() {
+async fn a_sort_target_without_an_order_sorts_in_ascending_order() {
     let limits = ApiLimits { max_request_bytes: REQUEST, ..ApiLimits::default() };
     let node = ApiTestNode::start_with(limits).await;
     for n in 0..40 {
@@ -103,7 +103,7 @@ async fn a_target_without_an_order_sorts_upwards_as_in_a_range() {
 }
 
 #[tokio::test]
-async fn parts_are_together_what_the_whole_is() {
+async fn the_merged_parts_equal_the_whole_range() {
     let node = filled().await;
     let wide = from("k");
     let mut requests = vec![wide.clone(), from("k0399"), from("z"), range("k0001"), range("none")];
@@ -141,7 +141,7 @@ async fn parts_are_together_what_the_whole_is() {
 }
 
 #[tokio::test]
-async fn a_wide_range_comes_in_parts_of_one_revision_though_others_write() {
+async fn all_parts_are_of_one_revision_despite_concurrent_writes() {
     let node = filled().await;
     let before = node.kv().range(from("k")).await.unwrap().into_inner();
     let mut stream = open(&node, &from("k")).await.unwrap();
@@ -158,7 +158,7 @@ async fn a_wide_range_comes_in_parts_of_one_revision_though_others_write() {
 }
 
 #[tokio::test]
-async fn what_is_compacted_between_two_parts_ends_them() {
+async fn a_compaction_between_two_parts_ends_the_stream() {
     let node = filled().await;
     let mut stream = open(&node, &from("k")).await.unwrap();
     stream.message().await.unwrap().unwrap();
@@ -169,7 +169,7 @@ async fn what_is_compacted_between_two_parts_ends_them() {
 }
 
 #[tokio::test]
-async fn keys_that_were_found_and_are_gone_before_they_are_read_end_the_parts() {
+async fn a_stream_ends_if_found_keys_are_compacted_before_they_are_read() {
     let node = ApiTestNode::start().await;
     // One step of the index finds all keys, but each part has only a few.
     let names = || (0..100).map(|n| format!("k{n:02}"));
@@ -188,7 +188,7 @@ async fn keys_that_were_found_and_are_gone_before_they_are_read_end_the_parts() 
 }
 
 #[tokio::test]
-async fn data_found_to_be_wrong_between_two_parts_ends_them() {
+async fn a_corrupt_alarm_between_two_parts_ends_the_stream() {
     let node = filled().await;
     let mut stream = open(&node, &from("k")).await.unwrap();
     stream.message().await.unwrap().unwrap();
@@ -199,7 +199,7 @@ async fn data_found_to_be_wrong_between_two_parts_ends_them() {
 }
 
 #[tokio::test]
-async fn a_member_that_stops_ends_what_is_left() {
+async fn a_member_that_stops_ends_its_range_streams() {
     let node = filled().await;
     let mut stream = open(&node, &from("k")).await.unwrap();
     stream.message().await.unwrap().unwrap();
@@ -209,7 +209,7 @@ async fn a_member_that_stops_ends_what_is_left() {
 }
 
 #[tokio::test]
-async fn each_part_is_what_clients_take_by_default() {
+async fn each_part_is_small_enough_for_clients_with_default_limits() {
     let node = ApiTestNode::start().await;
     // The keys almost fill a part, then almost a step. Then values of the maximum size follow.
     let sizes = std::iter::repeat_n(2_900, 256).chain([1_000_000, 1_500_000]);
@@ -222,7 +222,7 @@ async fn each_part_is_what_clients_take_by_default() {
 }
 
 #[tokio::test]
-async fn what_a_part_holds_is_its_connections_until_it_has_been_taken() {
+async fn a_part_is_charged_to_its_connection_until_it_was_read() {
     let node = filled().await;
     for (per_connection, fits) in [(64 << 10, false), (16 << 20, true)] {
         let bounds = MemoryBounds { per_connection, total: usize::MAX, guaranteed: 0 };
@@ -241,7 +241,7 @@ async fn what_a_part_holds_is_its_connections_until_it_has_been_taken() {
 }
 
 #[tokio::test]
-async fn what_cannot_come_in_parts_is_refused_in_etcds_words() {
+async fn an_unsupported_range_stream_is_refused_with_etcds_text() {
     let node = ApiTestNode::start().await;
     let revision = node.put("k", "v").await;
     node.put("k", "w").await;

@@ -47,7 +47,7 @@ macro_rules! asked {
 }
 
 #[tokio::test]
-async fn both_versions_of_reflection_tell_every_service_and_nothing_of_members() {
+async fn reflection_describes_every_service_but_not_the_peer_protocol() {
     let node = ApiTestNode::start().await;
     for (names, files, ours) in [asked!(node, v1), asked!(node, v1alpha)] {
         for (service, ..) in Method::ALL.iter().map(|method| method.labels()) {

@@ -30,7 +30,7 @@ fn refusal<T: std::fmt::Debug>(answer: Result<T, Status>) -> (String, String) {
 }
 
 #[tokio::test]
-async fn a_refused_change_of_members_says_why_by_a_code() {
+async fn a_refused_change_of_members_has_a_code_for_the_reason() {
     let node = ApiTestNode::start().await;
     let mut cluster: Cluster = ClusterClient::new(node.channel.clone());
     let operation = ("muster-operation", "0123456789abcdef0123456789abcdef");

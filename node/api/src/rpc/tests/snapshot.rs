@@ -39,7 +39,7 @@ async fn rest(stream: &mut Streaming<SnapshotResponse>) -> Result<Vec<SnapshotRe
 }
 
 #[tokio::test]
-async fn a_snapshot_is_the_store_as_it_was_in_pieces_and_its_hash() {
+async fn a_snapshot_is_the_store_as_it_was_at_the_start_with_its_hash() {
     let node = filled().await;
     let mut stream = snapshot(&node).await.unwrap();
     let first = stream.message().await.unwrap().unwrap();
@@ -73,7 +73,7 @@ async fn a_snapshot_is_the_store_as_it_was_in_pieces_and_its_hash() {
 }
 
 #[tokio::test]
-async fn there_are_so_many_at_a_time_and_who_leaves_makes_room() {
+async fn the_number_of_concurrent_snapshots_is_limited() {
     let node = filled().await;
     let mut one = snapshot(&node).await.unwrap();
     let two = snapshot(&node).await.unwrap();
@@ -90,7 +90,7 @@ async fn there_are_so_many_at_a_time_and_who_leaves_makes_room() {
 }
 
 #[tokio::test]
-async fn who_takes_nothing_is_left_and_gives_his_place_back() {
+async fn a_stalled_snapshot_ends_and_makes_room_for_another() {
     let node = filled().await;
     let mut idle = [snapshot(&node).await.unwrap(), snapshot(&node).await.unwrap()];
     let start = std::time::Instant::now();

@@ -32,7 +32,7 @@ async fn connect_without_reading(node: &ApiTestNode) -> Channel {
 }
 
 #[tokio::test]
-async fn a_client_that_takes_no_answer_is_refused_more() {
+async fn a_client_that_reads_no_answer_is_refused_more() {
     let node = filled().await;
     let channel = connect_without_reading(&node).await;
     let mut asked = tokio::task::JoinSet::new();
@@ -119,7 +119,7 @@ fn txn(operations: impl IntoIterator<Item = Op>) -> TxnRequest {
 }
 
 #[tokio::test]
-async fn an_answer_has_to_have_room_before_it_is_gathered() {
+async fn an_answer_is_refused_before_it_is_gathered_if_there_is_no_room() {
     let node = filled().await;
     let reads = |times: usize| std::iter::repeat_n(Op::RequestRange(everything()), times);
     let mut kv = node.kv().max_decoding_message_size(usize::MAX);
@@ -139,7 +139,7 @@ async fn an_answer_has_to_have_room_before_it_is_gathered() {
 }
 
 #[tokio::test]
-async fn what_was_only_looked_at_needs_no_room() {
+async fn pairs_that_are_read_but_not_returned_need_no_room() {
     let node = filled().await;
     let one = RangeRequest {
         limit: 1,
@@ -157,7 +157,7 @@ async fn what_was_only_looked_at_needs_no_room() {
 }
 
 #[tokio::test]
-async fn a_range_is_the_same_however_many_steps_it_takes() {
+async fn a_range_in_many_steps_has_the_right_answer() {
     let node = filled().await;
     let mut kv = node.kv().max_decoding_message_size(usize::MAX);
     let answer = kv.range(everything()).await.unwrap().into_inner();

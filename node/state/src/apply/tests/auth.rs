@@ -77,7 +77,7 @@ impl ApplyHarness {
 }
 
 #[test]
-fn an_entry_is_judged_by_who_asked_for_it() {
+fn an_entry_is_authorised_by_its_caller() {
     let mut world = ApplyHarness::with_users();
     let write = |key: &str| Operation::Put(put(key, "v"));
     assert_eq!(world.apply_for(None, write("w")), refused(AuthError::UserEmpty));
@@ -118,7 +118,7 @@ fn an_entry_that_was_permitted_before_users_changed_is_refused() {
 }
 
 #[test]
-fn a_lease_is_not_ended_by_who_may_not_write_its_keys() {
+fn revoking_a_lease_needs_write_permission_on_its_keys() {
     let mut world = ApplyHarness::with_users();
     let root = world.by("root");
     let grant = Operation::LeaseGrant(LeaseGrantRequest { id: 5, ttl: 10 });
@@ -136,7 +136,7 @@ fn a_lease_is_not_ended_by_who_may_not_write_its_keys() {
 }
 
 #[test]
-fn a_token_is_given_for_a_password_that_is_still_right() {
+fn a_token_is_assigned_and_valid_only_while_the_password_is_unchanged() {
     let mut world = ApplyHarness::with_users();
     let now = world.auth_revision();
     assert_eq!(world.assign("some", now - 1).0, refused(AuthError::OldRevision));
@@ -159,7 +159,7 @@ fn a_token_is_given_for_a_password_that_is_still_right() {
 }
 
 #[test]
-fn a_certified_user_gets_no_token() {
+fn a_user_without_a_password_gets_no_token() {
     let mut world = ApplyHarness::with_users();
     let certified = Password { name: "host".to_owned(), hash: Bytes::new(), no_password: true };
     world.change_auth(world.by("root"), AuthOperation::UserAdd(certified)).unwrap();
@@ -167,7 +167,7 @@ fn a_certified_user_gets_no_token() {
 }
 
 #[test]
-fn users_can_be_changed_while_nothing_else_can() {
+fn users_can_be_changed_under_any_alarm() {
     let mut world = ApplyHarness::with_users();
     for alarm in [AlarmType::Nospace, AlarmType::Corrupt] {
         let (action, alarm) = (AlarmAction::Activate.into(), alarm.into());

@@ -17,7 +17,7 @@ fn attached(world: &ApplyHarness, id: i64) -> Vec<String> {
 }
 
 #[test]
-fn a_lease_is_granted_once_and_for_so_long_at_most() {
+fn a_lease_is_granted_once_and_with_a_limited_ttl() {
     let mut world = ApplyHarness::new();
     let Ok(Response::LeaseGrant(response)) = granted(&mut world, 5, 60) else { panic!() };
     assert_eq!((response.id, response.ttl, response.error.as_str()), (5, 60, ""));
@@ -75,7 +75,7 @@ fn ignore_lease_keeps_the_lease() {
 }
 
 #[test]
-fn what_a_clock_says_counts_in_its_term_and_for_the_lease_that_it_knew() {
+fn entries_of_a_lease_clock_are_valid_only_for_their_term_and_grant() {
     let mut world = ApplyHarness::new();
     granted(&mut world, 5, 60).unwrap();
     world.apply(Operation::Put(with_lease("k", 5))).unwrap();
@@ -104,7 +104,7 @@ fn what_a_clock_says_counts_in_its_term_and_for_the_lease_that_it_knew() {
 }
 
 #[test]
-fn what_a_clock_says_of_many_leases_counts_for_each_that_it_knew() {
+fn a_checkpoint_applies_to_each_lease_with_the_named_grant() {
     let mut world = ApplyHarness::new();
     for id in 5..=8 {
         granted(&mut world, id, 60).unwrap();

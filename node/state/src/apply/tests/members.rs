@@ -3,7 +3,7 @@
 use super::*;
 
 #[test]
-fn a_change_of_members_is_in_the_table_and_told_to_consensus() {
+fn a_change_of_members_is_in_the_table_and_passed_to_consensus() {
     let mut world = ApplyHarness::new();
     let learner = Member { is_learner: true, ..member(9) };
     let (outcome, changes) = world.change(&MemberChange::Add(learner));
@@ -21,7 +21,7 @@ fn a_change_of_members_is_in_the_table_and_told_to_consensus() {
 }
 
 #[test]
-fn a_change_that_was_judged_on_other_members_is_refused() {
+fn a_change_planned_on_an_older_configuration_is_refused() {
     let mut world = ApplyHarness::new();
     let learner = Member { is_learner: true, ..member(9) };
     let added = world.planned(&MemberChange::Add(learner), 0);
@@ -78,7 +78,7 @@ fn an_operation_is_carried_out_once_on_every_member_and_after_every_restart() {
 }
 
 #[test]
-fn a_change_of_members_that_is_refused_changes_neither_table_nor_consensus() {
+fn a_refused_change_of_members_changes_nothing() {
     let mut world = ApplyHarness::new();
     let (outcome, changes) = world.change(&MemberChange::Remove(MemberId(7)));
     assert_eq!(outcome, Err(ApplyError::Members(ChangeError::LastVoter)));

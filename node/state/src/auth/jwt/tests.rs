@@ -47,7 +47,7 @@ fn signed(header: &Value, payload: &Value) -> String {
 }
 
 #[test]
-fn tokens_that_etcds_library_signed_are_read_with_the_private_key_and_with_the_public_one() {
+fn tokens_signed_by_etcds_library_are_verified_with_either_key() {
     let tokens = std::fs::read_to_string(fixture("etcd-tokens.txt")).unwrap();
     assert_eq!(tokens.lines().count(), 12);
     for line in tokens.lines() {
@@ -85,7 +85,7 @@ fn tokens_that_etcds_library_signed_are_read_with_the_private_key_and_with_the_p
 }
 
 #[test]
-fn keys_are_read_in_every_format_that_etcd_takes() {
+fn keys_are_read_in_every_format_that_etcd_accepts() {
     for (method, private, public) in [
         (Algorithm::RS256, "rsa-pkcs8.pem", "rsa-pub-pkcs1.pem"),
         (Algorithm::PS384, "rsa.pem", "rsa-cert.pem"),
@@ -98,7 +98,7 @@ fn keys_are_read_in_every_format_that_etcd_takes() {
 }
 
 #[test]
-fn keys_that_cannot_be_used_are_refused_with_what_to_do() {
+fn unusable_keys_are_refused_with_advice() {
     for (method, private, public, text) in [
         (
             Algorithm::RS256,
@@ -133,7 +133,7 @@ fn keys_that_cannot_be_used_are_refused_with_what_to_do() {
 }
 
 #[test]
-fn an_empty_file_is_no_key() {
+fn an_empty_key_file_is_refused() {
     let file = tempfile::NamedTempFile::new().unwrap();
     for method in
         [Algorithm::HS256, Algorithm::HS384, Algorithm::HS512, Algorithm::RS256, Algorithm::EdDSA]
@@ -145,7 +145,7 @@ fn an_empty_file_is_no_key() {
 }
 
 #[test]
-fn an_rsa_key_of_another_size_is_refused() {
+fn an_rsa_key_of_unsupported_size_is_refused() {
     for (bits, is_taken) in
         [(1024, false), (2040, false), (2048, true), (8192, true), (8200, false)]
     {
@@ -172,7 +172,7 @@ fn der(tag: u8, value: &[u8]) -> Vec<u8> {
 }
 
 #[test]
-fn a_key_that_would_be_read_in_part_is_refused() {
+fn a_key_file_above_the_size_limit_is_refused() {
     let file = tempfile::NamedTempFile::new().unwrap();
     for (more, is_taken) in [(0, true), (1, false)] {
         std::fs::write(file.path(), vec![7; (64 << 10) + more]).unwrap();
@@ -183,7 +183,7 @@ fn a_key_that_would_be_read_in_part_is_refused() {
 }
 
 #[test]
-fn the_key_says_the_algorithm_and_not_the_token() {
+fn the_settings_and_not_the_token_choose_the_algorithm() {
     let payload = json!({ "username": "root", "revision": 9, "exp": UNTIL });
     let part = |part: &Value| BASE64URL_NOPAD.encode(part.to_string().as_bytes());
     let rsa = load(Algorithm::RS256, "", "rsa-pub.pem").unwrap();
@@ -208,7 +208,7 @@ fn the_key_says_the_algorithm_and_not_the_token() {
 }
 
 #[test]
-fn what_is_no_token_is_refused() {
+fn a_malformed_token_is_refused() {
     let jwt = load(Algorithm::HS256, "hmac.key", "").unwrap();
     let good = jwt.sign("a", 1, 0).unwrap();
     let parts: Vec<&str> = good.split('.').collect();
@@ -267,7 +267,7 @@ fn claims_are_read_as_etcd_reads_them() {
 }
 
 #[test]
-fn nothing_that_is_shown_has_a_key_in_it() {
+fn the_debug_output_shows_no_key() {
     let jwt = load(Algorithm::HS256, "hmac.key", "").unwrap();
     assert_eq!(format!("{jwt:?}"), "Jwt { method: HS256, .. }");
 }

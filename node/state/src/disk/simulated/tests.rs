@@ -21,7 +21,7 @@ fn position(at: u64) -> usize {
 }
 
 #[test]
-fn what_is_synced_survives_any_crash() {
+fn synced_data_survives_any_crash() {
     for seed in 0..100 {
         let disk = SimulatedDisk::new(seed);
         file(&disk, "/f").write_at(0, &[7; 2000]).unwrap();
@@ -52,7 +52,7 @@ fn unsynced_sectors_survive_whole_or_not_at_all_in_any_mixture() {
 }
 
 #[test]
-fn files_grow_until_the_disk_is_full_and_what_is_there_can_still_be_written() {
+fn a_full_disk_stops_growth_but_not_overwriting() {
     let disk = SimulatedDisk::new(1);
     file(&disk, "f").write_at(0, &[1; 1000]).unwrap();
     disk.limit_free_bytes(1000);
@@ -70,7 +70,7 @@ fn files_grow_until_the_disk_is_full_and_what_is_there_can_still_be_written() {
 }
 
 #[test]
-fn the_same_seed_loses_the_same() {
+fn the_same_seed_loses_the_same_data() {
     let run = |seed| {
         let disk = SimulatedDisk::new(seed);
         disk.sync_dir(Path::new("")).unwrap();
@@ -121,7 +121,7 @@ fn directory_operations_survive_in_their_order() {
 }
 
 #[test]
-fn a_failed_sync_is_not_mended_by_another() {
+fn a_second_sync_does_not_repair_a_failed_one() {
     let mut lost = 0;
     for seed in 0..20 {
         let disk = SimulatedDisk::new(seed);
@@ -175,7 +175,7 @@ fn a_lock_ends_with_its_holder_or_the_process() {
 }
 
 #[test]
-fn a_copy_goes_its_own_way() {
+fn a_duplicate_does_not_change_with_the_original() {
     let disk = SimulatedDisk::new(1);
     file(&disk, "f").write_at(0, b"old").unwrap();
     let copy = disk.duplicate(2);
@@ -184,7 +184,7 @@ fn a_copy_goes_its_own_way() {
 }
 
 #[test]
-fn a_store_on_it_keeps_durable_commits_through_crashes() {
+fn a_database_on_the_simulated_disk_keeps_durable_commits() {
     const TABLE: TableDefinition<u64, u64> = TableDefinition::new("t");
     for seed in 0..20 {
         let disk = SimulatedDisk::new(seed);

@@ -17,7 +17,7 @@ fn a_new_directory_is_private() {
 }
 
 #[test]
-fn a_directory_that_was_there_keeps_its_mode() {
+fn an_existing_directory_keeps_its_mode() {
     let (_root, path) = scratch();
     std::fs::create_dir(&path).unwrap();
     std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).unwrap();
@@ -27,7 +27,7 @@ fn a_directory_that_was_there_keeps_its_mode() {
 }
 
 #[test]
-fn what_is_no_directory_is_refused_and_left_alone() {
+fn a_path_that_is_no_directory_is_refused_and_unchanged() {
     let (_root, path) = scratch();
     std::fs::write(&path, "precious").unwrap();
     std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o644)).unwrap();
@@ -38,7 +38,7 @@ fn what_is_no_directory_is_refused_and_left_alone() {
 }
 
 #[test]
-fn one_that_others_may_write_is_taken_and_keeps_its_mode() {
+fn a_directory_that_others_can_write_is_accepted_and_keeps_its_mode() {
     let (_root, path) = scratch();
     std::fs::create_dir(&path).unwrap();
     std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o777)).unwrap();
@@ -48,7 +48,7 @@ fn one_that_others_may_write_is_taken_and_keeps_its_mode() {
 }
 
 #[test]
-fn a_link_that_somebody_left_is_not_written_through() {
+fn a_prepared_symbolic_link_is_not_written_through() {
     let (root, path) = scratch();
     let victim = root.path().join("victim");
     std::fs::write(&victim, "kept").unwrap();
@@ -63,7 +63,7 @@ fn a_link_that_somebody_left_is_not_written_through() {
 }
 
 #[test]
-fn etcds_own_data_is_refused_before_anything_is_written() {
+fn a_directory_with_etcds_data_is_refused_before_anything_is_written() {
     let (_root, path) = scratch();
     std::fs::create_dir_all(path.join("member/wal")).unwrap();
     std::fs::create_dir_all(path.join("member/snap")).unwrap();
@@ -74,7 +74,7 @@ fn etcds_own_data_is_refused_before_anything_is_written() {
 }
 
 #[test]
-fn an_etcd_that_was_started_here_by_mistake_is_told_of_as_such() {
+fn a_store_left_by_a_mistakenly_started_etcd_is_reported() {
     let (_root, path) = scratch();
     let dir = DataDir::open(&path).unwrap();
     dir.mark_log().unwrap();
@@ -89,7 +89,7 @@ fn an_etcd_that_was_started_here_by_mistake_is_told_of_as_such() {
 }
 
 #[test]
-fn a_log_that_is_gone_is_missed() {
+fn a_missing_log_is_an_error_once_it_was_marked() {
     let (_root, path) = scratch();
     let dir = DataDir::open(&path).unwrap();
     assert!(!dir.has_log().unwrap());
@@ -103,7 +103,7 @@ fn a_log_that_is_gone_is_missed() {
 }
 
 #[test]
-fn a_second_process_is_refused_while_the_first_lives() {
+fn a_directory_is_refused_while_another_process_has_it_open() {
     let (_root, path) = scratch();
     let first = DataDir::open(&path).unwrap();
     assert!(matches!(DataDir::open(&path), Err(DataDirError::InUse(_))));
@@ -112,7 +112,7 @@ fn a_second_process_is_refused_while_the_first_lives() {
 }
 
 #[test]
-fn an_incarnation_is_kept_for_good() {
+fn a_directory_keeps_its_incarnation() {
     let (_root, path) = scratch();
     let dir = DataDir::open(&path).unwrap();
     let first = dir.claim(None).unwrap();
@@ -121,7 +121,7 @@ fn an_incarnation_is_kept_for_good() {
 }
 
 #[test]
-fn another_incarnation_is_refused_for_good() {
+fn another_incarnation_is_refused_finally() {
     let (_root, path) = scratch();
     let dir = DataDir::open(&path).unwrap();
     dir.claim(Some(Incarnation([1; 16]))).unwrap();
@@ -141,7 +141,7 @@ fn a_supervisors_marker_is_read() {
 }
 
 #[test]
-fn each_start_has_a_higher_number() {
+fn each_start_has_a_higher_boot_number() {
     let (_root, path) = scratch();
     let dir = DataDir::open(&path).unwrap();
     assert_eq!(dir.count_boot().unwrap(), 1);
@@ -159,7 +159,7 @@ fn a_log_without_its_boot_counter_is_refused() {
 }
 
 #[test]
-fn a_buried_member_never_starts_again() {
+fn a_member_with_a_tombstone_never_starts_again() {
     let (_root, path) = scratch();
     let dir = DataDir::open(&path).unwrap();
     let tombstone = Tombstone::new(
@@ -181,7 +181,7 @@ fn a_buried_member_never_starts_again() {
 }
 
 #[test]
-fn a_directory_that_was_made_a_cluster_of_its_own_is_still_the_documents() {
+fn a_forced_clusters_directory_still_matches_the_member_document() {
     use crate::identity::{ForcedCluster, MemberIdentity};
     let (_root, path) = scratch();
     let dir = DataDir::open(&path).expect("it can be made");
@@ -200,7 +200,7 @@ fn a_directory_that_was_made_a_cluster_of_its_own_is_still_the_documents() {
 }
 
 #[test]
-fn a_record_that_cannot_be_read_is_damage() {
+fn an_unreadable_forced_cluster_record_is_damage() {
     let (_root, path) = scratch();
     let dir = DataDir::open(&path).expect("it can be made");
     for content in ["", "{}", "nonsense"] {

@@ -56,7 +56,7 @@ fn auth(writer: &StoreWriter) -> AuthState {
 }
 
 #[test]
-fn users_are_there_after_a_power_cut_and_those_deleted_are_not() {
+fn users_and_deletions_of_users_survive_a_power_cut() {
     let disk = disk(1);
     let mut writer = with_users(&disk);
     change(&mut writer, 7, user("gone"));
@@ -76,7 +76,7 @@ fn users_are_there_after_a_power_cut_and_those_deleted_are_not() {
 }
 
 #[test]
-fn a_snapshot_brings_users_and_ends_what_tokens_proved() {
+fn installing_a_snapshot_replaces_users_and_drops_tokens() {
     let source = with_users(&disk(1));
     let target = disk(2);
     let mut other = open(&target, CompactionMode::Background);
@@ -108,7 +108,7 @@ fn a_snapshot_brings_users_and_ends_what_tokens_proved() {
 }
 
 #[test]
-fn users_count_in_the_checksum() {
+fn the_checksum_includes_users() {
     let mut writer = with_users(&disk(1));
     let before = writer.store().view().checksum().unwrap();
     change(&mut writer, 7, user("other"));
@@ -116,7 +116,7 @@ fn users_count_in_the_checksum() {
 }
 
 #[test]
-fn a_store_of_an_earlier_build_is_taken_over() {
+fn a_store_of_an_older_format_is_upgraded() {
     for format in tables::UPGRADABLE_FORMATS {
         let disk = disk(1);
         let mut writer = open(&disk, CompactionMode::Background);

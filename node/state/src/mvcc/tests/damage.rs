@@ -28,7 +28,7 @@ fn open_bytes(bytes: &[u8]) -> Result<StoreWriter, StoreError> {
 }
 
 #[test]
-fn a_file_that_is_cut_or_no_store_at_all_is_damaged() {
+fn a_truncated_or_foreign_file_is_reported_as_damaged() {
     let bytes = closed_store();
     assert!(open_bytes(&bytes).is_ok());
     let half = open_bytes(&bytes[..bytes.len() / 2]).err().unwrap();
@@ -40,7 +40,7 @@ fn a_file_that_is_cut_or_no_store_at_all_is_damaged() {
 }
 
 #[test]
-fn flipped_bits_are_damage_and_never_a_panic() {
+fn flipped_bits_are_reported_as_damage_without_a_panic() {
     let whole = closed_store();
     let mut damaged = 0;
     for seed in 0..60_u64 {

@@ -43,7 +43,7 @@ fn everything(store: &Store) -> (Position, Vec<u8>) {
 }
 
 #[test]
-fn the_file_shrinks_and_holds_the_same() {
+fn defragmentation_shrinks_the_file_and_keeps_its_contents() {
     let disk = disk(1);
     let mut writer = filled(&disk, 200);
     let (store, before) = (writer.store(), everything(&writer.store()));
@@ -68,7 +68,7 @@ fn the_file_shrinks_and_holds_the_same() {
 }
 
 #[test]
-fn what_is_written_and_compacted_meanwhile_is_in_the_new_file() {
+fn concurrent_writes_and_compactions_are_in_the_new_file() {
     let disk = disk(2);
     let mut writer = filled(&disk, 100);
     let store = writer.store();
@@ -102,7 +102,7 @@ fn what_is_written_and_compacted_meanwhile_is_in_the_new_file() {
 }
 
 #[test]
-fn what_comes_between_the_copy_and_the_change_of_place_is_there_afterwards() {
+fn writes_between_copy_and_replacement_are_in_the_new_file() {
     let disk = disk(7);
     let mut writer = filled(&disk, 20);
     let (store, shared) = (writer.store(), writer.shared.clone());
@@ -121,7 +121,7 @@ fn what_comes_between_the_copy_and_the_change_of_place_is_there_afterwards() {
 }
 
 #[test]
-fn a_power_cut_at_any_step_leaves_the_store_whole() {
+fn a_power_cut_at_any_step_leaves_the_store_complete() {
     let (mut steps, mut replaced) = (0, 0);
     loop {
         let disk = disk(3);
@@ -146,7 +146,7 @@ fn a_power_cut_at_any_step_leaves_the_store_whole() {
 }
 
 #[test]
-fn without_room_for_a_second_file_the_old_one_stays() {
+fn without_room_for_a_second_file_defragmentation_is_refused() {
     let disk = disk(4);
     let mut writer = filled(&disk, 20);
     disk.limit_free_bytes(1 << 20);
@@ -159,7 +159,7 @@ fn without_room_for_a_second_file_the_old_one_stays() {
 }
 
 #[test]
-fn a_copy_of_a_store_that_a_snapshot_has_replaced_takes_nobodys_place() {
+fn a_copy_made_before_a_snapshot_was_installed_is_discarded() {
     let (disk, other) = (disk(5), disk(6));
     let mut writer = filled(&disk, 20);
     let (_, newer) = everything(&filled(&other, 50).store());

@@ -86,7 +86,7 @@ fn compact(writer: &mut StoreWriter, index: u64, revision: i64) {
 }
 
 #[test]
-fn they_are_few_rows_and_all_the_records_that_they_would_be_alone() {
+fn shared_tombstone_rows_are_few_and_read_like_single_rows() {
     let disk = disk(1);
     let writer = revoked(&disk);
     let (together, others) = rows(&writer);
@@ -105,7 +105,7 @@ fn they_are_few_rows_and_all_the_records_that_they_would_be_alone() {
 }
 
 #[test]
-fn they_are_known_again_after_a_restart() {
+fn tombstone_rows_are_found_again_after_a_restart() {
     let disk = disk(1);
     let mut writer = revoked(&disk);
     let before = (seen(&writer), hashes(&writer, &[9, 0]), writer.store().record_bytes());
@@ -129,7 +129,7 @@ fn they_are_known_again_after_a_restart() {
 }
 
 #[test]
-fn a_compaction_at_their_request_keeps_them_and_the_next_takes_them_away() {
+fn a_compaction_keeps_tombstones_at_its_revision_and_the_next_deletes_them() {
     let mut writer = revoked(&disk(1));
     let mut single = store_with_single_rows(&writer, &disk(2));
     for (index, revision, left) in [(3_000, REVOKED, KEYS), (3_002, REVOKED + 1, 0)] {
@@ -147,7 +147,7 @@ fn a_compaction_at_their_request_keeps_them_and_the_next_takes_them_away() {
 }
 
 #[test]
-fn of_keys_that_the_same_request_makes_again_nothing_stays() {
+fn tombstones_of_keys_recreated_by_the_same_request_are_compacted() {
     let disk = disk(1);
     let mut writer = revoked(&disk);
     for number in 0..KEYS {
@@ -174,7 +174,7 @@ fn of_keys_that_the_same_request_makes_again_nothing_stays() {
 }
 
 #[test]
-fn a_compaction_that_stops_among_them_goes_on_after_a_restart() {
+fn a_compaction_of_tombstone_rows_continues_after_a_restart() {
     let disk = disk(1);
     let mut writer = revoked(&disk);
     write(&mut writer, 3_000, |batch| batch.compact(REVOKED).unwrap());
@@ -193,7 +193,7 @@ fn a_compaction_that_stops_among_them_goes_on_after_a_restart() {
 }
 
 #[test]
-fn a_record_among_them_is_found_by_its_revision() {
+fn a_record_in_a_tombstone_row_is_found_by_its_revision() {
     let writer = revoked(&disk(1));
     let view = writer.store().view();
     for sub in [0, 1, 500, 999] {

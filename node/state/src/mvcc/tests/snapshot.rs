@@ -30,7 +30,7 @@ fn stream(writer: &StoreWriter) -> Vec<u8> {
 }
 
 #[test]
-fn everything_replicated_comes_across_and_survives_a_power_cut() {
+fn a_snapshot_has_all_replicated_state_and_survives_a_power_cut() {
     let writer = filled();
     let target = disk(2);
     let mut other = open(&target, CompactionMode::Background);
@@ -56,7 +56,7 @@ fn everything_replicated_comes_across_and_survives_a_power_cut() {
 }
 
 #[test]
-fn a_stream_that_is_cut_off_changes_nothing() {
+fn a_truncated_snapshot_changes_nothing() {
     let stream = stream(&filled());
     for length in [0, 5, 12, 30, 300_000, stream.len() - 1] {
         let mut other = open(&disk(2), CompactionMode::Background);
@@ -69,7 +69,7 @@ fn a_stream_that_is_cut_off_changes_nothing() {
 }
 
 #[test]
-fn one_flipped_bit_anywhere_is_found() {
+fn a_flipped_bit_anywhere_in_a_snapshot_is_found() {
     let stream = stream(&filled());
     for at in (0..stream.len()).step_by(9_973) {
         let mut bad = stream.clone();
@@ -81,7 +81,7 @@ fn one_flipped_bit_anywhere_is_found() {
 }
 
 #[test]
-fn a_look_at_a_stream_tells_its_position_and_its_members() {
+fn inspecting_a_snapshot_returns_its_position_and_members() {
     let (at, members) = inspect_snapshot(&mut &stream(&filled())[..]).unwrap();
     assert_eq!(at, Position { index: 31, term: 1 });
     assert_eq!(members, crate::state_machine::Members { voters: vec![7], learners: Vec::new() });

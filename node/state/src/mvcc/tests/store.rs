@@ -21,7 +21,7 @@ fn an_empty_store_is_at_revision_one_and_was_never_compacted() {
 }
 
 #[test]
-fn a_delete_of_nothing_makes_no_revision() {
+fn a_delete_without_matching_keys_makes_no_revision() {
     let (_, mut writer) = fresh();
     let events = write(&mut writer, 1, |batch| {
         assert_eq!(batch.delete(&KeyRange::One(bytes("k"))).unwrap(), 0);
@@ -32,7 +32,7 @@ fn a_delete_of_nothing_makes_no_revision() {
 }
 
 #[test]
-fn a_view_stays_as_it_is_while_the_store_goes_on() {
+fn a_view_does_not_change_with_later_writes() {
     let (_, mut writer) = fresh();
     put(&mut writer, 1, "k", "1");
     let store = writer.store();
@@ -46,7 +46,7 @@ fn a_view_stays_as_it_is_while_the_store_goes_on() {
 }
 
 #[test]
-fn a_view_that_a_compaction_overtook_is_refused_not_answered_wrongly() {
+fn a_read_of_a_view_older_than_a_compaction_is_refused() {
     let (_, mut writer) = fresh();
     put(&mut writer, 1, "k", "1");
     let store = writer.store();
@@ -62,7 +62,7 @@ fn a_view_that_a_compaction_overtook_is_refused_not_answered_wrongly() {
 }
 
 #[test]
-fn a_compaction_frees_the_records_that_nothing_can_reach() {
+fn a_compaction_deletes_unreachable_records() {
     let (_, mut writer) = fresh();
     for index in 1..=50 {
         put(&mut writer, index, "k", "v");
@@ -76,7 +76,7 @@ fn a_compaction_frees_the_records_that_nothing_can_reach() {
 }
 
 #[test]
-fn a_compaction_that_a_restart_interrupts_is_finished_after_it() {
+fn a_compaction_interrupted_by_a_restart_is_finished_afterwards() {
     let (disk, mut writer) = fresh();
     for index in 1..=20 {
         put(&mut writer, index, "k", "v");
@@ -123,7 +123,7 @@ fn a_compaction_of_many_steps_is_finished_after_the_last() {
 }
 
 #[test]
-fn a_compaction_that_is_asked_for_during_a_step_of_another_replaces_it() {
+fn a_compaction_requested_during_a_step_replaces_the_running_one() {
     let mut writer = of_small_steps();
     write(&mut writer, 21, |batch| batch.compact(5).unwrap());
     let store = writer.store();
@@ -180,7 +180,7 @@ fn compacting_twice_or_ahead_is_refused() {
 }
 
 #[test]
-fn without_a_checkpoint_a_power_cut_takes_the_store_back_as_a_whole() {
+fn a_power_cut_without_a_checkpoint_reverts_the_store_consistently() {
     for seed in 0..50 {
         let disk = disk(seed);
         let mut writer = open(&disk, CompactionMode::Background);
@@ -224,7 +224,7 @@ fn a_wide_range_is_read_in_steps_with_the_same_answer() {
 }
 
 #[test]
-fn the_first_of_many_in_some_order_are_those_of_all() {
+fn a_sorted_range_with_a_limit_is_the_start_of_the_whole_range() {
     let (_, mut writer) = fresh();
     // Many keys have equal values and versions, and neither follows the order of the keys.
     for number in 0..700_u64 {
@@ -273,7 +273,7 @@ fn the_first_of_many_in_some_order_are_those_of_all() {
 }
 
 #[test]
-fn what_is_not_wanted_is_not_kept_until_the_end() {
+fn unwanted_pairs_of_a_sorted_range_are_dropped_early() {
     let (_, mut writer) = fresh();
     let value = "v".repeat(1_000);
     for number in 0..1_000_u64 {
@@ -310,7 +310,7 @@ fn a_file_of_another_format_is_refused() {
 }
 
 #[test]
-fn the_members_a_store_begins_with_stay_over_a_restart() {
+fn the_initial_members_of_a_store_survive_a_restart() {
     let disk = disk(1);
     let options =
         StoreOptions { members: vec![member(9, "m9"), member(3, "m3")], ..StoreOptions::default() };
@@ -322,7 +322,7 @@ fn the_members_a_store_begins_with_stay_over_a_restart() {
 }
 
 #[test]
-fn members_change_with_the_applied_index_or_not_at_all() {
+fn members_and_the_applied_index_change_together() {
     let disk = disk(1);
     let options =
         StoreOptions { members: vec![member(3, "m3"), member(9, "m9")], ..StoreOptions::default() };
@@ -352,7 +352,7 @@ fn members_change_with_the_applied_index_or_not_at_all() {
 }
 
 #[test]
-fn a_failed_disk_is_an_error_not_a_wrong_answer() {
+fn a_checkpoint_on_a_failed_disk_is_an_error() {
     let (disk, mut writer) = fresh();
     put(&mut writer, 1, "k", "1");
     disk.power_off_after(0);
@@ -361,7 +361,7 @@ fn a_failed_disk_is_an_error_not_a_wrong_answer() {
 
 /// The expected checksums are those of etcd 3.7.3.
 #[test]
-fn the_checksum_of_nothing_is_of_what_the_compaction_left() {
+fn a_checksum_without_keys_in_force_covers_the_compacted_state() {
     let (_, mut writer) = fresh();
     let store = writer.store();
     let hash = |revision| store.hash_kv(&store.view(), revision).unwrap().hash;
@@ -384,7 +384,7 @@ fn the_checksum_of_nothing_is_of_what_the_compaction_left() {
 /// The expected checksums are those of etcd 3.7.3. If one revision deletes a key and creates it
 /// again, etcd's set of revisions to keep lacks that key. So the set is empty here.
 #[test]
-fn a_key_that_a_revision_deletes_and_makes_again_is_not_counted_for_it() {
+fn a_key_deleted_and_recreated_in_one_revision_is_not_counted_at_it() {
     let (_, mut writer) = fresh();
     let store = writer.store();
     let hash = |revision| store.hash_kv(&store.view(), revision).unwrap().hash;
@@ -406,7 +406,7 @@ fn a_key_that_a_revision_deletes_and_makes_again_is_not_counted_for_it() {
 /// The expected checksums are those of etcd 3.7.3. Its compaction keeps the tombstones of the
 /// compaction revision. A checksum at that revision doesn't count them.
 #[test]
-fn a_compaction_right_behind_the_end_of_all_keys_is_counted_as_by_etcd() {
+fn a_compaction_after_all_keys_were_deleted_has_etcds_checksum() {
     let (_, mut writer) = fresh();
     let store = writer.store();
     let hash = |revision| store.hash_kv(&store.view(), revision).unwrap().hash;
@@ -459,7 +459,7 @@ fn checksums_are_etcds() {
 /// Commits that aren't durable copy pages. These must be reused before the next checkpoint, or many
 /// small batches would make the file grow.
 #[test]
-fn many_small_batches_between_checkpoints_do_not_swell_the_file() {
+fn small_batches_between_checkpoints_do_not_grow_the_file() {
     let (_, mut writer) = fresh();
     let mut sizes = Vec::new();
     for index in 1..=4_000 {
@@ -473,7 +473,7 @@ fn many_small_batches_between_checkpoints_do_not_swell_the_file() {
 }
 
 #[test]
-fn leases_and_their_keys_are_there_after_a_restart_and_in_a_snapshot() {
+fn leases_and_attached_keys_survive_restarts_and_snapshots() {
     use crate::lease::Lease;
     let lease = |id, left| Lease { id, ttl: 60, remaining_ttl: left, grant_index: 1 };
     let disk = disk(1);

@@ -223,14 +223,14 @@ mod tests {
     }
 
     #[test]
-    fn a_prefix_that_ends_in_0xff_is_one() {
+    fn a_range_whose_start_ends_in_0xff_can_be_a_prefix() {
         let range = KeyRange::new(Bytes::from_static(b"a\xff"), Bytes::from_static(b"b"));
         assert_eq!(prefix(&range), Some(&Bytes::from_static(b"a\xff")));
         assert_eq!(prefix(&group(b"a", b"c").range), None);
     }
 
     #[test]
-    fn who_is_removed_is_told_nothing() {
+    fn a_removed_watcher_is_not_found() {
         let mut matcher = Matcher::default();
         for (key, end) in [(&b"k"[..], &b""[..]), (b"k", b"l"), (b"k", b"z")] {
             matcher.add(group(key, end), 1);
@@ -250,7 +250,7 @@ mod tests {
     }
 
     #[test]
-    fn the_watchers_of_a_group_are_told_eldest_first_whoever_has_left() {
+    fn the_watchers_of_a_group_are_found_oldest_first() {
         let mut matcher = Matcher::default();
         for watcher in [4, 1, 3, 2, 5] {
             matcher.add(group(b"k", b""), watcher);
@@ -263,7 +263,7 @@ mod tests {
     }
 
     #[test]
-    fn a_filter_leaves_its_kind_out() {
+    fn a_filter_excludes_its_kind_of_events() {
         let mut matcher = Matcher::default();
         matcher.add(GroupKey { no_put: true, ..group(b"k", b"") }, 1);
         assert_eq!(watchers_of(&matcher, b"k"), [0; 0]);

@@ -149,7 +149,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn those_that_hold_a_key_are_found_whoever_came_and_went(
+        fn the_tree_finds_exactly_the_ranges_that_contain_a_key(
             ranges in prop::collection::vec((range(), any::<bool>()), 0..60),
             keys in prop::collection::vec(prop::collection::vec(b'a'..b'f', 1..5), 1..20),
         ) {
@@ -179,7 +179,7 @@ mod tests {
     }
 
     #[test]
-    fn ranges_that_come_in_order_make_no_list() {
+    fn ranges_inserted_in_order_make_a_shallow_tree() {
         let mut tree = RangeTree::default();
         let range = |n: usize| KeyRange::new(format!("q{n:07}").into(), Bytes::from_static(b"r"));
         (0..10_000).for_each(|n| tree.insert(&range(n), n));

@@ -154,7 +154,7 @@ async fn event_revisions_until(subscriber: &mut Subscriber, watch_id: i64, last:
 }
 
 #[tokio::test]
-async fn a_watch_from_now_on_is_told_what_happens() {
+async fn a_watch_of_new_events_gets_them() {
     let mut world = WatchFixture::running();
     world.put("k");
     let mut subscriber = world.hub.subscribe();
@@ -166,7 +166,7 @@ async fn a_watch_from_now_on_is_told_what_happens() {
 }
 
 #[tokio::test]
-async fn a_watch_from_the_past_goes_over_into_the_present_without_a_gap() {
+async fn a_watch_from_the_past_continues_to_new_events_without_a_gap() {
     let mut world = WatchFixture::running();
     for _ in 0..2_500 {
         world.put("k");
@@ -183,7 +183,7 @@ async fn a_watch_from_the_past_goes_over_into_the_present_without_a_gap() {
 }
 
 #[tokio::test]
-async fn who_does_not_read_is_bounded_and_misses_nothing() {
+async fn a_slow_subscriber_has_a_bounded_queue_and_misses_nothing() {
     let mut world =
         WatchFixture::with(WatchOptions { queued_deliveries: 4, ..WatchOptions::default() });
     let mut slow = world.hub.subscribe();
@@ -204,7 +204,7 @@ async fn who_does_not_read_is_bounded_and_misses_nothing() {
 }
 
 #[tokio::test]
-async fn a_replay_that_does_not_fit_the_queue_is_gone_on_with_from_the_store() {
+async fn a_replay_that_does_not_fit_the_queue_continues_from_the_store() {
     let mut world =
         WatchFixture::with(WatchOptions { queued_deliveries: 4, ..WatchOptions::default() });
     let mut subscriber = world.hub.subscribe();
@@ -221,7 +221,7 @@ async fn a_replay_that_does_not_fit_the_queue_is_gone_on_with_from_the_store() {
 }
 
 #[tokio::test]
-async fn what_the_ring_has_no_room_for_is_read_from_the_store() {
+async fn events_that_the_ring_has_dropped_are_read_from_the_store() {
     // The number of puts varies: for one of the numbers, the newest event that the ring has dropped
     // is the first one that the watch wants.
     for puts in 1..=10 {
@@ -239,7 +239,7 @@ async fn what_the_ring_has_no_room_for_is_read_from_the_store() {
 }
 
 #[tokio::test]
-async fn a_feed_that_overflows_is_read_from_the_store() {
+async fn events_of_an_overflowing_feed_are_read_from_the_store() {
     let mut world = WatchFixture::with(WatchOptions { feed_bytes: 300, ..WatchOptions::default() });
     let mut subscriber = world.hub.subscribe();
     subscriber.add(1, spec("k", "", 2));
@@ -253,7 +253,7 @@ async fn a_feed_that_overflows_is_read_from_the_store() {
 }
 
 #[tokio::test]
-async fn what_only_a_snapshot_brought_is_told() {
+async fn events_that_only_a_snapshot_contains_are_sent() {
     let mut other = WatchFixture::running();
     other.put_all(5);
     let mut world = WatchFixture::running();
@@ -267,7 +267,7 @@ async fn what_only_a_snapshot_brought_is_told() {
 }
 
 #[tokio::test]
-async fn a_narrow_range_that_catches_up_is_told_in_order_of_revision_and_not_of_key() {
+async fn a_narrow_range_catches_up_in_order_of_revision() {
     let mut world = WatchFixture::running();
     for key in ["c", "a", "b", "c", "a"] {
         world.put(key);
@@ -282,7 +282,7 @@ async fn a_narrow_range_that_catches_up_is_told_in_order_of_revision_and_not_of_
 }
 
 #[tokio::test]
-async fn a_hub_that_lost_its_feed_lets_everybody_catch_up() {
+async fn after_losing_its_feed_the_hub_makes_all_watches_catch_up() {
     let mut world = WatchFixture::running();
     let mut subscriber = world.hub.subscribe();
     subscriber.add(1, spec("k", "", 2));
@@ -297,7 +297,7 @@ async fn a_hub_that_lost_its_feed_lets_everybody_catch_up() {
 }
 
 #[tokio::test]
-async fn a_watch_that_the_hub_hears_of_after_a_loss_is_told_what_was_lost() {
+async fn a_watch_attached_after_a_feed_loss_gets_the_lost_events() {
     let mut world = WatchFixture::running();
     let mut subscriber = world.hub.subscribe();
     // The hub runs once here, and keeps all events from now on.
@@ -312,7 +312,7 @@ async fn a_watch_that_the_hub_hears_of_after_a_loss_is_told_what_was_lost() {
 }
 
 #[tokio::test]
-async fn progress_does_not_overtake_what_a_hub_that_lost_its_feed_has_left_to_be_read() {
+async fn progress_does_not_overtake_lost_events_that_are_read_from_the_store() {
     let mut world = WatchFixture::running();
     let mut subscriber = world.hub.subscribe();
     subscriber.add(1, spec("k", "", 2));
@@ -325,7 +325,7 @@ async fn progress_does_not_overtake_what_a_hub_that_lost_its_feed_has_left_to_be
 }
 
 #[tokio::test]
-async fn progress_that_a_full_queue_had_no_room_for_is_told_after_what_filled_it() {
+async fn progress_dropped_by_a_full_queue_is_sent_after_the_queued_events() {
     let mut world =
         WatchFixture::with(WatchOptions { queued_deliveries: 4, ..WatchOptions::default() });
     let mut subscriber = world.hub.subscribe();
@@ -340,7 +340,7 @@ async fn progress_that_a_full_queue_had_no_room_for_is_told_after_what_filled_it
 }
 
 #[tokio::test]
-async fn a_stream_whose_hub_lost_its_feed_catches_up_with_its_eldest_watch_first() {
+async fn after_a_feed_loss_the_oldest_watch_catches_up_first() {
     let mut world = WatchFixture::running();
     let mut subscriber = world.hub.subscribe();
     for watch_id in 1..=20 {
@@ -357,7 +357,7 @@ async fn a_stream_whose_hub_lost_its_feed_catches_up_with_its_eldest_watch_first
 }
 
 #[tokio::test]
-async fn a_watch_from_before_the_compaction_ends_and_says_where_it_could_begin() {
+async fn a_watch_of_a_compacted_revision_ends_with_the_compact_revision() {
     let mut world = WatchFixture::running();
     for _ in 0..5 {
         world.put("k");
@@ -376,7 +376,7 @@ async fn a_watch_from_before_the_compaction_ends_and_says_where_it_could_begin()
 }
 
 #[tokio::test]
-async fn a_compaction_between_two_looks_at_the_store_leaves_nothing_out() {
+async fn catching_up_skips_no_event_after_a_concurrent_compaction() {
     let mut world = WatchFixture::running();
     world.put_all(5);
     let (store, before) = (world.writer.store(), world.writer.store().view());
@@ -391,7 +391,7 @@ async fn a_compaction_between_two_looks_at_the_store_leaves_nothing_out() {
 }
 
 #[tokio::test]
-async fn the_past_is_read_a_piece_at_a_time() {
+async fn past_events_are_read_in_pieces() {
     let mut world = WatchFixture::running();
     for key in 0..600 {
         world.put(&format!("k{key}"));
@@ -412,7 +412,7 @@ async fn the_past_is_read_a_piece_at_a_time() {
 }
 
 #[tokio::test]
-async fn a_long_way_back_is_gone_to_its_end_however_little_there_is() {
+async fn catching_up_continues_across_many_revisions_without_events() {
     let mut world = WatchFixture::running();
     world.change(|batch| {
         for _ in 0..70_000 {
@@ -427,7 +427,7 @@ async fn a_long_way_back_is_gone_to_its_end_however_little_there_is() {
 }
 
 #[tokio::test]
-async fn deletes_that_lie_together_are_told_one_by_one() {
+async fn deletes_in_a_shared_row_are_sent_as_single_events() {
     let mut world = WatchFixture::running();
     for key in 0..600 {
         world.put(&format!("k{key:03}"));
@@ -453,7 +453,7 @@ async fn deletes_that_lie_together_are_told_one_by_one() {
 }
 
 #[tokio::test]
-async fn a_delete_at_the_compacted_revision_is_still_told() {
+async fn a_delete_at_the_compacted_revision_is_still_sent() {
     let mut world = WatchFixture::running();
     world.put("k");
     let deleted = world.change(|batch| {
@@ -471,7 +471,7 @@ async fn a_delete_at_the_compacted_revision_is_still_told() {
 }
 
 #[tokio::test]
-async fn a_watch_of_the_future_is_told_nothing_before_its_time() {
+async fn a_watch_of_a_future_revision_gets_nothing_before_it() {
     let mut world = WatchFixture::running();
     let mut subscriber = world.hub.subscribe();
     subscriber.add(1, WatchSpec { progress_notify: true, ..spec("k", "", 5) });
@@ -488,7 +488,7 @@ async fn a_watch_of_the_future_is_told_nothing_before_its_time() {
 }
 
 #[tokio::test]
-async fn a_watch_of_the_future_that_begins_within_a_batch_is_told_nothing_from_before() {
+async fn a_watch_that_begins_within_a_batch_gets_no_earlier_events() {
     let mut world = WatchFixture::running();
     let mut subscriber = world.hub.subscribe();
     subscriber.add(1, spec("k", "", 3));
@@ -531,7 +531,7 @@ async fn progress_never_overtakes_events() {
 }
 
 #[tokio::test]
-async fn progress_is_told_at_once_to_a_watch_of_whatever_comes_next_and_not_of_the_future() {
+async fn progress_is_sent_to_a_watch_of_the_next_event_but_not_of_the_future() {
     let world = WatchFixture::running();
     let mut subscriber = world.hub.subscribe();
     subscriber.request_progress().await;
@@ -546,7 +546,7 @@ async fn progress_is_told_at_once_to_a_watch_of_whatever_comes_next_and_not_of_t
 }
 
 #[tokio::test]
-async fn the_timer_says_nothing_to_a_watch_that_is_behind() {
+async fn periodic_progress_is_not_sent_to_a_watch_that_is_behind() {
     let mut world = WatchFixture::running();
     world.put_all(3);
     let mut subscriber = world.hub.subscribe();
@@ -575,7 +575,7 @@ async fn request_before_attach(
 }
 
 #[tokio::test]
-async fn an_answer_to_a_question_from_before_the_attach_says_nothing_of_the_watch() {
+async fn progress_requested_before_a_watch_attached_comes_after_its_events() {
     let ask = async |subscriber: &mut Subscriber| subscriber.request_progress().await;
     let (_world, mut subscriber) = request_before_attach(ask).await;
     assert_eq!(event_revisions_until(&mut subscriber, 2, 3).await, [2, 3]);
@@ -585,7 +585,7 @@ async fn an_answer_to_a_question_from_before_the_attach_says_nothing_of_the_watc
 }
 
 #[tokio::test]
-async fn the_timers_question_from_before_the_attach_says_nothing_of_the_watch() {
+async fn periodic_progress_requested_before_a_watch_attached_does_not_cover_it() {
     let ask = async |subscriber: &mut Subscriber| subscriber.request_periodic_progress().await;
     let (_world, mut subscriber) = request_before_attach(ask).await;
     let notice = next(&mut subscriber).await;
@@ -595,7 +595,7 @@ async fn the_timers_question_from_before_the_attach_says_nothing_of_the_watch() 
 }
 
 #[tokio::test]
-async fn periodic_progress_is_for_who_asked_and_was_quiet() {
+async fn periodic_progress_is_sent_only_to_quiet_watches_that_want_it() {
     let mut world = WatchFixture::running();
     let mut subscriber = world.hub.subscribe();
     let asks = |key| WatchSpec { progress_notify: true, ..spec(key, "", 2) };
@@ -619,7 +619,7 @@ async fn periodic_progress_is_for_who_asked_and_was_quiet() {
 }
 
 #[tokio::test]
-async fn a_cancelled_watch_is_told_no_more_and_its_id_is_free() {
+async fn a_cancelled_watch_gets_nothing_and_frees_its_id() {
     let mut world = WatchFixture::running();
     let mut subscriber = world.hub.subscribe();
     subscriber.add(1, spec("k", "", 2));
@@ -645,7 +645,7 @@ async fn wait_until_forgotten(account: &Arc<MemoryAccount>) {
 }
 
 #[tokio::test]
-async fn the_hub_keeps_nothing_of_a_stream_that_has_ended() {
+async fn the_hub_keeps_nothing_of_an_ended_stream() {
     let world = WatchFixture::running();
     let account = MemoryAccount::unbounded();
     // The stream has more watches than the hub's command queue has room for. The stream ends either
@@ -664,7 +664,7 @@ async fn the_hub_keeps_nothing_of_a_stream_that_has_ended() {
 }
 
 #[tokio::test]
-async fn more_streams_than_the_hub_has_room_for_end_at_once_and_are_forgotten() {
+async fn many_streams_that_end_at_once_are_all_detached() {
     let mut world = WatchFixture::running();
     let account = MemoryAccount::unbounded();
     let mut stays = world.hub.subscribe();
@@ -686,7 +686,7 @@ async fn more_streams_than_the_hub_has_room_for_end_at_once_and_are_forgotten() 
 }
 
 #[tokio::test]
-async fn a_watch_whose_stream_ends_while_it_is_cancelled_is_forgotten() {
+async fn a_watch_is_detached_if_its_stream_ends_during_its_cancellation() {
     let world = WatchFixture::running();
     let account = MemoryAccount::unbounded();
     let mut subscriber = world.hub.subscribe_for(account.clone());
@@ -724,7 +724,7 @@ async fn filters_leave_out_puts_or_deletes() {
 }
 
 #[tokio::test]
-async fn all_changes_of_a_revision_come_together_and_in_order() {
+async fn all_changes_of_a_revision_are_sent_together_and_in_order() {
     let mut world = WatchFixture::running();
     let mut subscriber = world.hub.subscribe();
     subscriber.add(1, spec("\0", "\0", 2));
@@ -751,7 +751,7 @@ async fn all_changes_of_a_revision_come_together_and_in_order() {
 }
 
 #[tokio::test]
-async fn a_previous_value_is_the_one_before_the_revision() {
+async fn a_previous_value_is_the_value_before_the_revision() {
     use node_proto::etcdserverpb::WatchResponse;
     use prost::Message as _;
     let mut world = WatchFixture::running();
@@ -776,7 +776,7 @@ async fn a_previous_value_is_the_one_before_the_revision() {
 }
 
 #[tokio::test]
-async fn what_waits_for_a_client_has_to_have_room_in_its_account_and_it_misses_nothing() {
+async fn queued_events_are_charged_and_a_slow_client_misses_nothing() {
     let bounds = MemoryBounds { per_connection: 4_000, total: 4_000, guaranteed: 0 };
     let account = MemoryBudget::new(bounds).open_account(std::net::Ipv4Addr::LOCALHOST.into());
     let mut world = WatchFixture::running();
@@ -795,7 +795,7 @@ async fn what_waits_for_a_client_has_to_have_room_in_its_account_and_it_misses_n
 }
 
 #[tokio::test]
-async fn a_piece_of_the_past_ends_after_so_many_bytes() {
+async fn a_piece_of_past_events_ends_at_the_byte_limit() {
     for key in ["k", "\0"] {
         let options = WatchOptions { bytes_per_piece: 100, ..WatchOptions::default() };
         let mut world = WatchFixture::with(options);

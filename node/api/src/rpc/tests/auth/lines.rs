@@ -86,7 +86,7 @@ impl ApiTestNode {
 }
 
 #[tokio::test]
-async fn who_may_not_read_and_write_below_a_name_gets_no_place_in_its_line() {
+async fn a_lock_needs_read_and_write_permission_below_its_name() {
     let (node, [root, some, none]) = with_lines().await;
     let (before, _) = node.sees(&root, "e/1").await;
     let wrong = "abcdefghijklmnop.7";
@@ -112,7 +112,7 @@ async fn who_may_not_read_and_write_below_a_name_gets_no_place_in_its_line() {
 }
 
 #[tokio::test]
-async fn an_election_is_for_who_may_read_and_write_below_its_name() {
+async fn an_election_needs_permission_below_its_name() {
     let (node, [root, some, none]) = with_lines().await;
     let leader = node.campaign(Some(&some), "e").await.unwrap();
     assert_eq!(node.observe(&some, "e").await, Ok(bytes("e/1")));
@@ -142,7 +142,7 @@ async fn an_election_is_for_who_may_read_and_write_below_its_name() {
 }
 
 #[tokio::test]
-async fn who_loses_the_role_or_the_token_while_waiting_loses_the_place() {
+async fn a_waiting_client_that_loses_its_role_or_token_leaves_the_queue() {
     for (change, refused) in [(true, denied()), (false, invalid())] {
         let (node, [root, some, _]) = with_lines().await;
         node.lock(Some(&some), "e", 1).await.unwrap();
