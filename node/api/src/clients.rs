@@ -228,7 +228,7 @@ impl ConnectionLimits {
                 step_timeout: waits.handshake_step,
             }),
             request_accounting: RequestAccounting::new(largest_request).with_counters(&bytes),
-            answers: unread_answers::room(),
+            answers: unread_answers::new_budget(),
             unread_timeout: waits.unread,
             bytes,
             full: Arc::default(),
@@ -237,7 +237,7 @@ impl ConnectionLimits {
         }
     }
 
-    fn take(&self, remote: SocketAddr) -> Option<(PendingConnection, OwnedSemaphorePermit)> {
+    fn try_admit(&self, remote: SocketAddr) -> Option<(PendingConnection, OwnedSemaphorePermit)> {
         let knock = self.door.register(remote.ip());
         let taken = knock.zip(Arc::clone(&self.connection_permits).try_acquire_owned().ok());
         if taken.is_none()
@@ -333,7 +333,7 @@ impl ClientServer {
             };
             match accepted {
                 Ok((tcp, remote)) => {
-                    let Some((knock, place)) = self.limits.take(remote) else { continue };
+                    let Some((knock, place)) = self.limits.try_admit(remote) else { continue };
                     let _ = tcp.set_nodelay(true);
                     let connection = self.clone().connection(knock, tcp, remote);
                     self.connections.spawn(async move {

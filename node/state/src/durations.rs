@@ -9,7 +9,7 @@ use prometheus_client::metrics::MetricType;
 use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
 
 /// Bucket bounds for a call in seconds, as in gRPC's own metrics.
-const CALL: [f64; 11] = [0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0];
+const CALL_BUCKETS: [f64; 11] = [0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0];
 
 /// Histogram of durations in seconds.
 #[derive(Debug)]
@@ -54,7 +54,7 @@ impl Durations {
 
     /// Returns an empty histogram for calls: 5 ms to 10 s.
     pub fn of_calls() -> Self {
-        Self::within(CALL)
+        Self::within(CALL_BUCKETS)
     }
 
     /// Returns an empty histogram for requests of the API: 1 ms to 0.5 s.

@@ -13,11 +13,11 @@ use tokio_rustls::TlsConnector;
 
 use super::*;
 
-fn front(router: Router) -> (ServingThreads, SocketAddr) {
-    front_for(router, MAX_CONNECTIONS)
+fn start_front(router: Router) -> (ServingThreads, SocketAddr) {
+    start_with_max_connections(router, MAX_CONNECTIONS)
 }
 
-fn front_for(router: Router, connections: usize) -> (ServingThreads, SocketAddr) {
+fn start_with_max_connections(router: Router, connections: usize) -> (ServingThreads, SocketAddr) {
     start(router, None, connections)
 }
 
@@ -59,7 +59,7 @@ fn request(address: SocketAddr, path: &str) -> String {
 fn a_request_has_the_address_of_its_client() {
     let remote =
         |Extension(who): Extension<ClientConnection>| async move { who.remote.ip().to_string() };
-    let (fronts, address) = front(Router::new().route("/", get(remote)));
+    let (fronts, address) = start_front(Router::new().route("/", get(remote)));
     let answer = request(address, "/");
     assert!(answer.starts_with("HTTP/1.1 200") && answer.ends_with("127.0.0.1"), "{answer}");
     fronts.stop(Duration::from_secs(5));
@@ -68,7 +68,8 @@ fn a_request_has_the_address_of_its_client() {
 
 #[test]
 fn connections_above_the_limit_are_closed_until_others_end() {
-    let (fronts, address) = front_for(Router::new().route("/", get(|| async { "x" })), 2);
+    let (fronts, address) =
+        start_with_max_connections(Router::new().route("/", get(|| async { "x" })), 2);
     let connect = || std::net::TcpStream::connect(address).unwrap();
     let held = [connect(), connect()];
     let mut third = connect();
@@ -89,7 +90,7 @@ fn connections_above_the_limit_are_closed_until_others_end() {
 
 #[tokio::test]
 async fn the_number_of_streams_of_a_connection_is_limited() {
-    let (_fronts, address) = front(Router::new());
+    let (_fronts, address) = start_front(Router::new());
     let mut stream = TcpStream::connect(address).await.unwrap();
     // The client sends the preface and empty settings. The server's answer begins with its
     // settings.
@@ -107,7 +108,7 @@ async fn the_number_of_streams_of_a_connection_is_limited() {
 #[test]
 fn a_request_that_never_ends_is_cut_off_at_the_deadline() {
     let forever = || async { std::future::pending::<()>().await };
-    let (fronts, address) = front(Router::new().route("/", get(forever)));
+    let (fronts, address) = start_front(Router::new().route("/", get(forever)));
     let mut stream = std::net::TcpStream::connect(address).unwrap();
     stream.write_all(b"GET / HTTP/1.1\r\nHost: h\r\n\r\n").unwrap();
     std::thread::sleep(Duration::from_millis(50));
@@ -288,7 +289,7 @@ async fn a_client_with_too_many_unfinished_requests_is_refused_more() {
     let gather = async |body: axum::body::Body| {
         axum::body::to_bytes(body, usize::MAX).await.is_ok().to_string()
     };
-    let (_fronts, address) = front(Router::new().route("/x", axum::routing::post(gather)));
+    let (_fronts, address) = start_front(Router::new().route("/x", axum::routing::post(gather)));
     let mut client = HalfSender::connect("application/grpc", address).await;
     for number in 0..24 {
         client.begin(2 * number + 1).await;
@@ -309,7 +310,7 @@ async fn a_client_that_announces_too_many_bytes_is_refused_more() {
     let gather = async |body: axum::body::Body| {
         axum::body::to_bytes(body, usize::MAX).await.is_ok().to_string()
     };
-    let (_fronts, address) = front(Router::new().route("/x", axum::routing::post(gather)));
+    let (_fronts, address) = start_front(Router::new().route("/x", axum::routing::post(gather)));
     let mut client = HalfSender::connect("application/grpc", address).await;
     for number in 0..1_000 {
         client.claim(2 * number + 1).await;
@@ -328,7 +329,7 @@ async fn a_body_that_is_not_grpc_announces_no_length() {
     let gather = async |body: axum::body::Body| {
         axum::body::to_bytes(body, usize::MAX).await.is_ok().to_string()
     };
-    let (_fronts, address) = front(Router::new().route("/x", axum::routing::post(gather)));
+    let (_fronts, address) = start_front(Router::new().route("/x", axum::routing::post(gather)));
     let mut client = HalfSender::connect("application/json", address).await;
     // With another media type, these bytes are not a gRPC message header and state no length.
     for number in 0..500 {
@@ -366,7 +367,7 @@ fn stopping_does_not_wait_for_unfinished_handshakes() {
 fn a_client_that_reads_nothing_is_disconnected_and_a_slow_one_is_not() {
     const BYTES: usize = 40 << 20;
     let large = || async { "x".repeat(BYTES) };
-    let (_fronts, address) = front(Router::new().route("/", get(large)));
+    let (_fronts, address) = start_front(Router::new().route("/", get(large)));
     let ask = || {
         let mut stream = std::net::TcpStream::connect(address).unwrap();
         write!(stream, "GET / HTTP/1.1\r\nHost: h\r\nConnection: close\r\n\r\n").unwrap();
@@ -389,7 +390,7 @@ fn a_client_that_reads_nothing_is_disconnected_and_a_slow_one_is_not() {
 #[tokio::test]
 async fn a_client_with_a_zero_window_is_disconnected() {
     let answer = || async { "x".repeat(100) };
-    let (_fronts, address) = front(Router::new().route("/x", axum::routing::post(answer)));
+    let (_fronts, address) = start_front(Router::new().route("/x", axum::routing::post(answer)));
     let mut client = HalfSender::connect("application/grpc", address).await;
     // The client sets the window of new streams to 0, so the server can't send any bytes on them.
     client.write(4, 0, 0, &[0, 4, 0, 0, 0, 0]).await;

@@ -45,7 +45,7 @@ const RETRY_INTERVAL: Duration = Duration::from_millis(50);
 const TOO_MUCH_UNREAD: &str = "too many answers wait to be read; read them first\n";
 
 /// Makes the account of unread answers for all connections.
-pub(super) fn room() -> Arc<MemoryBudget> {
+pub(super) fn new_budget() -> Arc<MemoryBudget> {
     let bounds = MemoryBounds {
         per_connection: CONNECTION_BYTES,
         total: ALL_BYTES,

@@ -9,20 +9,20 @@ use tonic::{Code, Status};
 
 /// Response to a unary call that failed.
 pub(super) fn refusal(status: &Status) -> Response {
-    respond(status, object(status).to_string())
+    respond(status, error_object(status).to_string())
 }
 
 /// Response to a streaming call that failed before its first answer.
 pub(super) fn stream_refusal(status: &Status) -> Response {
-    respond(status, line(status))
+    respond(status, error_line(status))
 }
 
 /// Line that ends a stream of answers with an error.
-pub(super) fn line(status: &Status) -> String {
-    format!("{}\n", json!({ "error": object(status) }))
+pub(super) fn error_line(status: &Status) -> String {
+    format!("{}\n", json!({ "error": error_object(status) }))
 }
 
-fn object(status: &Status) -> serde_json::Value {
+fn error_object(status: &Status) -> serde_json::Value {
     json!({ "code": i32::from(status.code()), "message": status.message() })
 }
 

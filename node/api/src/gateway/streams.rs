@@ -149,6 +149,6 @@ async fn next(
     };
     match line {
         Ok(line) => Some((Ok(line?.into()), Some((None, lines)))),
-        Err(status) => Some((Ok(errors::line(&status).into()), None)),
+        Err(status) => Some((Ok(errors::error_line(&status).into()), None)),
     }
 }

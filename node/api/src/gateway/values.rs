@@ -71,7 +71,7 @@ impl Values {
                 self.scan = ObjectScan::default();
                 return Ok(Some(self.buffer.split_to(end).freeze()));
             }
-            if !self.more().await? {
+            if !self.read_more().await? {
                 let is_over = self.buffer.is_empty();
                 return if is_over { Ok(None) } else { Err(cut_off()) };
             }
@@ -79,7 +79,7 @@ impl Values {
     }
 
     /// Waits for more bytes. Returns false at the end of the body.
-    async fn more(&mut self) -> Result<bool, Status> {
+    async fn read_more(&mut self) -> Result<bool, Status> {
         loop {
             let Some(frame) = poll_fn(|context| Pin::new(&mut self.body).poll_frame(context)).await
             else {

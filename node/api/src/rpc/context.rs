@@ -157,7 +157,7 @@ impl CallContext {
 
     /// Makes another context of the same call, for a part of the work that continues after the
     /// client has left.
-    pub(super) fn another(&self) -> Self {
+    pub(super) fn another_of_same_call(&self) -> Self {
         Self {
             charge: self.charge.another_empty(),
             credentials: self.credentials.clone(),

@@ -238,7 +238,7 @@ impl LockQueues {
         // A separate task creates the entry. If the client leaves meanwhile, the entry possibly
         // exists already and must be deleted. The entry's `drop` does that.
         let (told, hears) = oneshot::channel();
-        let (line, name, mut held) = (self.clone(), name.clone(), held.another());
+        let (line, name, mut held) = (self.clone(), name.clone(), held.another_of_same_call());
         self.tasks.spawn(async move {
             let entered = async {
                 let answer = line.txn(entry, &mut held).await?;

@@ -40,7 +40,7 @@ pub(super) struct MaintenanceService {
 pub(super) const MAX_CONCURRENT_HASHES: usize = 2;
 
 /// Formats an alarm as `etcdctl` and etcd's list of errors do. A member ID of 0 is left out.
-fn show(alarm: &AlarmMember) -> String {
+fn format_alarm(alarm: &AlarmMember) -> String {
     let kind = alarm.alarm().as_str_name();
     match alarm.member_id {
         0 => format!("alarm:{kind} "),
@@ -62,7 +62,7 @@ impl MaintenanceService {
         if node.leader == 0 {
             errors.push(Error::NoLeader.text().into_owned());
         }
-        errors.extend(view.alarms().iter().map(show));
+        errors.extend(view.alarms().iter().map(format_alarm));
         errors.extend(self.context.peers.iter().flat_map(Transport::one_way_warnings));
         StatusResponse {
             header: header(view.revision()),

@@ -141,11 +141,11 @@ impl RangeParts {
                 &view,
                 RequestedAccess::Range(&self.request),
             )?;
-            let full = self.full();
+            let full = self.full_part_bytes();
             if let Some(sorted) = &mut self.sorted {
-                return Ok(cut(sorted, full));
+                return Ok(split_off_part(sorted, full));
             }
-            match self.fill(&view).await {
+            match self.read_part(&view).await {
                 Ok(Ok(part)) => {
                     self.has_sent_part = true;
                     self.context.metrics.calls(Method::RangeStream).count_out(1);
@@ -161,17 +161,17 @@ impl RangeParts {
     }
 
     /// Returns the size in bytes at which a part is full.
-    fn full(&self) -> usize {
+    fn full_part_bytes(&self) -> usize {
         self.context.limits.max_request_bytes / PART_DIVISOR
     }
 
     /// Reads from `view` until a part is full. If the answer must be sorted, reads the whole range.
-    async fn fill(
+    async fn read_part(
         &mut self,
         view: &View,
     ) -> Result<Result<(RangeResponse, bool), ReadError>, Error> {
         let store = &self.context.store;
-        let full = self.full();
+        let full = self.full_part_bytes();
         let is_by_key = self.request.sort_target() == SortTarget::Key;
         let gather = match &mut self.range_read {
             Some(gather) => match gather.check_not_compacted(view.compact_revision()) {
@@ -193,7 +193,7 @@ impl RangeParts {
                     if is_by_key {
                         return Ok(Ok((part, true)));
                     }
-                    return Ok(Ok(cut(self.sorted.insert(part), full)));
+                    return Ok(Ok(split_off_part(self.sorted.insert(part), full)));
                 }
                 Ok(RangeStep::Unfinished) if is_by_key && gather.bytes() >= full => {
                     let kvs = gather.take();
@@ -211,7 +211,7 @@ impl RangeParts {
 
 /// Takes the next part, of about `full` bytes, from a sorted answer. Also returns whether that part
 /// is the last.
-fn cut(sorted: &mut RangeResponse, full: usize) -> (RangeResponse, bool) {
+fn split_off_part(sorted: &mut RangeResponse, full: usize) -> (RangeResponse, bool) {
     let mut bytes = 0;
     let fits = sorted.kvs.iter().take_while(|kv| {
         bytes += kv.encoded_len();

@@ -144,7 +144,7 @@ impl<R: Read + Seek> EtcdFile<R> {
         let mut revision = AuthState::default().revision();
         for_each_row(&mut self.reader, AUTH, |key, value| {
             if key == AUTH_REVISION {
-                revision = number(value)?;
+                revision = decode_number(value)?;
             }
             Ok(())
         })?;
@@ -159,7 +159,7 @@ impl<R: Read + Seek> EtcdFile<R> {
             if leases.len() == MAX_LEASES {
                 return Err(format!("there are more than {MAX_LEASES} rows"));
             }
-            leases.push(lease(key, value)?);
+            leases.push(decode_lease(key, value)?);
             Ok(())
         })?;
         Ok(leases)
@@ -227,7 +227,7 @@ fn check_record(at: Revision, is_tombstone: bool, kv: &KeyValue) -> Result<(), &
 }
 
 /// Decodes and checks the row of a lease. etcd never writes a lease without a TTL.
-fn lease(key: &[u8], value: &[u8]) -> Result<Lease, String> {
+fn decode_lease(key: &[u8], value: &[u8]) -> Result<Lease, String> {
     let row = leasepb::Lease::decode(value).map_err(|error| error.to_string())?;
     let leasepb::Lease { id, ttl, remaining_ttl: left } = row;
     let proper = id != 0 && key == id.to_be_bytes() && (1..=MAX_TTL).contains(&ttl);
@@ -284,7 +284,7 @@ fn for_each_row<R: Read + Seek>(
     Ok(())
 }
 
-fn count<R: Read + Seek>(
+fn count_rows<R: Read + Seek>(
     reader: &mut BboltReader<R>,
     bucket: &'static str,
 ) -> Result<u64, EtcdFileError> {
@@ -309,7 +309,7 @@ fn summary<R: Read + Seek>(reader: &mut BboltReader<R>) -> Result<FileSummary, E
     })?;
     for_each_row(reader, CLUSTER, |key, value| {
         if key == CLUSTER_VERSION {
-            cluster_version = Some(text(value)?);
+            cluster_version = Some(decode_text(value)?);
         }
         Ok(())
     })?;
@@ -320,9 +320,9 @@ fn summary<R: Read + Seek>(reader: &mut BboltReader<R>) -> Result<FileSummary, E
         storage_version: meta.storage_version,
         cluster_version,
         members,
-        removed: count(reader, MEMBERS_REMOVED)?,
+        removed: count_rows(reader, MEMBERS_REMOVED)?,
         alarms,
-        leases: count(reader, LEASE)?,
+        leases: count_rows(reader, LEASE)?,
         auth: auth(reader)?,
     })
 }
@@ -349,11 +349,11 @@ impl MetaBucket {
         let mut meta = Self { applied, scheduled: -1, finished: -1, storage_version: None };
         for_each_row(reader, META, |key, value| {
             match key {
-                CONSISTENT_INDEX => meta.applied.index = number(value)?,
-                TERM => meta.applied.term = number(value)?,
-                SCHEDULED_COMPACTION => meta.scheduled = compaction(value)?,
-                FINISHED_COMPACTION => meta.finished = compaction(value)?,
-                STORAGE_VERSION => meta.storage_version = Some(text(value)?),
+                CONSISTENT_INDEX => meta.applied.index = decode_number(value)?,
+                TERM => meta.applied.term = decode_number(value)?,
+                SCHEDULED_COMPACTION => meta.scheduled = decode_compaction(value)?,
+                FINISHED_COMPACTION => meta.finished = decode_compaction(value)?,
+                STORAGE_VERSION => meta.storage_version = Some(decode_text(value)?),
                 _ => {}
             }
             Ok(())
@@ -371,8 +371,8 @@ fn auth<R: Read + Seek>(reader: &mut BboltReader<R>) -> Result<AuthSummary, Etcd
     })?;
     Ok(AuthSummary {
         enabled,
-        users: count(reader, AUTH_USERS)?,
-        roles: count(reader, AUTH_ROLES)?,
+        users: count_rows(reader, AUTH_USERS)?,
+        roles: count_rows(reader, AUTH_ROLES)?,
     })
 }
 
@@ -384,16 +384,16 @@ fn push<T>(rows: &mut Vec<T>, row: T) -> Result<(), String> {
     Ok(())
 }
 
-fn number(value: &[u8]) -> Result<u64, String> {
+fn decode_number(value: &[u8]) -> Result<u64, String> {
     let bytes = value.try_into().map_err(|_| "a number has not 8 bytes".to_owned())?;
     Ok(u64::from_be_bytes(bytes))
 }
 
-fn compaction(value: &[u8]) -> Result<i64, String> {
+fn decode_compaction(value: &[u8]) -> Result<i64, String> {
     let parsed = EtcdKey::parse(value).ok_or("a compaction is no revision")?;
     Ok(parsed.0.main)
 }
 
-fn text(value: &[u8]) -> Result<String, String> {
+fn decode_text(value: &[u8]) -> Result<String, String> {
     String::from_utf8(value.to_vec()).map_err(|error| error.to_string())
 }

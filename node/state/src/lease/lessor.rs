@@ -122,11 +122,11 @@ impl Lessor {
     pub fn update(&mut self, seat: RaftStatus, table: &RwLock<LeaseTable>, now: Duration) {
         let counts_in = seat.counting_term();
         if counts_in != self.term {
-            self.forget();
+            self.clear_timers();
             self.checkpointing.clear();
             self.term = counts_in;
             match counts_in {
-                Some(_) => self.begin(table, now, false),
+                Some(_) => self.set_all_timers(table, now, false),
                 None => write(table).stop_recording(),
             }
         } else if self.term.is_some() && read(table).has_changes() {
@@ -134,14 +134,14 @@ impl Lessor {
             match news {
                 Some(news) => news.into_iter().for_each(|one| self.apply_change(one, now)),
                 None => {
-                    self.forget();
-                    self.begin(table, now, true);
+                    self.clear_timers();
+                    self.set_all_timers(table, now, true);
                 }
             }
         }
     }
 
-    fn forget(&mut self) {
+    fn clear_timers(&mut self) {
         self.timers.clear();
         self.deadlines.clear();
         self.checkpoints.clear();
@@ -150,13 +150,13 @@ impl Lessor {
     /// Sets the timers of all leases, each to the longest time that the lease can have left.
     /// `again` means that the clock has already counted in this term. Then any lease is possibly in
     /// a checkpoint already.
-    fn begin(&mut self, table: &RwLock<LeaseTable>, now: Duration, again: bool) {
+    fn set_all_timers(&mut self, table: &RwLock<LeaseTable>, now: Duration, again: bool) {
         // One lock covers both steps, so each change is seen exactly once.
         let mut table = write(table);
         table.start_recording();
         for lease in table.iter() {
             let noted = (again || lease.remaining_ttl > 0).then_some(now);
-            self.set(lease, now, seconds(lease.seconds()), noted);
+            self.set_timer(lease, now, seconds(lease.seconds()), noted);
             self.extend(lease.id);
         }
     }
@@ -172,12 +172,12 @@ impl Lessor {
 
     fn apply_change(&mut self, news: LeaseChange, now: Duration) {
         match news {
-            LeaseChange::Granted(lease) => self.set(lease, now, seconds(lease.ttl), None),
-            LeaseChange::Revoked(id) => self.remove(id),
+            LeaseChange::Granted(lease) => self.set_timer(lease, now, seconds(lease.ttl), None),
+            LeaseChange::Revoked(id) => self.remove_timer(id),
         }
     }
 
-    fn remove(&mut self, id: i64) {
+    fn remove_timer(&mut self, id: i64) {
         if let Some(timer) = self.timers.remove(&id) {
             self.deadlines.remove(&(timer.expiry_retry_at.unwrap_or(timer.deadline), id));
             if let Some(at) = timer.checkpoint_at {
@@ -186,9 +186,9 @@ impl Lessor {
         }
     }
 
-    fn set(&mut self, lease: Lease, now: Duration, left: Duration, noted: Option<Duration>) {
+    fn set_timer(&mut self, lease: Lease, now: Duration, left: Duration, noted: Option<Duration>) {
         let id = lease.id;
-        self.remove(id);
+        self.remove_timer(id);
         let deadline = now + left;
         let note_at = checkpoint_delay(left).map(|after| now + after);
         self.timers.insert(
@@ -216,7 +216,7 @@ impl Lessor {
             return Renewal::Busy;
         }
         let (lease, noted) = (timer.lease, timer.checkpointed_since);
-        self.set(lease, now, seconds(lease.ttl), noted);
+        self.set_timer(lease, now, seconds(lease.ttl), noted);
         Renewal::Renewed { lease, needs_checkpoint: noted.is_some() }
     }
 

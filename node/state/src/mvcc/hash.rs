@@ -86,11 +86,11 @@ impl Store {
     /// Hashes the key space as [`Self::hash_kv`] does, for a comparison with other members. For
     /// that, `revision` and the view's compaction revision must determine the checksum.
     ///
-    /// Both determine it if that compaction is finished and no other has begun. A finished
-    /// compaction leaves at most one change of each key up to its revision, and all later changes.
-    /// Earlier compactions make no difference. During a compaction, the two do not determine the
-    /// checksum: if a key was deleted and created again in one revision, the checksum depends on
-    /// which records are already deleted. Then [`ReadError::Superseded`] is returned.
+    /// The two revisions determine it if that compaction is finished and no other has begun. A
+    /// finished compaction leaves at most one change of each key up to its revision, and all later
+    /// changes. Earlier compactions make no difference. During a compaction, the revisions do not
+    /// determine the checksum: if a key was deleted and created again in one revision, the checksum
+    /// depends on which records are already deleted. Then [`ReadError::Superseded`] is returned.
     pub fn hash_for_comparison(
         &self,
         view: &View,

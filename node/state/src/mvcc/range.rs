@@ -90,7 +90,7 @@ impl<T: ReadableTable<u128, &'static [u8]>> ReadSource<'_, T> {
     pub(crate) fn record(&self, at: Revision) -> Result<KeyValue, StoreError> {
         match self.records.get(at.to_row())? {
             Some(record) => decode(record.value()),
-            None => Err(missing(at)),
+            None => Err(missing_record(at)),
         }
     }
 
@@ -166,7 +166,7 @@ impl<T: ReadableTable<u128, &'static [u8]>> ReadSource<'_, T> {
     }
 }
 
-pub(crate) fn missing(at: Revision) -> StoreError {
+pub(crate) fn missing_record(at: Revision) -> StoreError {
     StoreError::Corrupt(format!("the record of revision {}.{} is missing", at.main, at.sub))
 }
 
@@ -318,7 +318,7 @@ impl RangeRead {
             }
             let record = source.record(at)?;
             looked += weight(&record);
-            self.keep(record);
+            self.keep_pair(record);
         }
         Ok(match self.is_walked && self.found.is_empty() {
             true => RangeStep::Done(self.finish()),
@@ -350,7 +350,7 @@ impl RangeRead {
         Ok(())
     }
 
-    fn keep(&mut self, mut kv: KeyValue) {
+    fn keep_pair(&mut self, mut kv: KeyValue) {
         if !passes(&kv, &self.request) {
             return;
         }

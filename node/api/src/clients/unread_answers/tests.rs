@@ -51,7 +51,7 @@ fn next(body: &mut ChargedAnswerBody) -> Option<Bytes> {
 
 #[test]
 fn an_answer_is_charged_until_its_last_byte_is_sent() {
-    let room = room();
+    let room = new_budget();
     let answers = connection(&room);
     let mut body = whole(&answers, 10 * PART_BYTES).into_body();
     assert_eq!(body.size_hint().exact(), Some(10 * PART_BYTES as u64));
@@ -66,7 +66,7 @@ fn an_answer_is_charged_until_its_last_byte_is_sent() {
 
 #[test]
 fn a_client_that_leaves_too_many_answers_unread_is_refused_more() {
-    let answers = connection(&room());
+    let answers = connection(&new_budget());
     let all: Vec<_> = (0..30).map(|_| whole(&answers, 10 * MB)).collect();
     let taken = all.iter().filter(|answer| answer.status() == StatusCode::OK).count();
     assert_eq!(taken, CONNECTION_BYTES / 8 * 7 / (10 * MB));
@@ -77,7 +77,7 @@ fn a_client_that_leaves_too_many_answers_unread_is_refused_more() {
 
 #[tokio::test]
 async fn no_more_of_a_stream_is_written_while_its_client_does_not_read() {
-    let room = room();
+    let room = new_budget();
     let answers = connection(&room);
     let mut streams: Vec<_> = (0..500).map(|_| stream(&answers, 2)).collect();
     let mut parts: Vec<_> = streams.iter_mut().filter_map(next).collect();
@@ -94,7 +94,7 @@ async fn no_more_of_a_stream_is_written_while_its_client_does_not_read() {
 
 #[test]
 fn a_connection_without_unread_pieces_always_gets_room_for_one() {
-    let room = room();
+    let room = new_budget();
     let other = connection(&room);
     let _other: Vec<_> = (0..30).map(|_| whole(&other, 10 * MB)).collect();
     let another = connection(&room);
@@ -110,7 +110,7 @@ fn a_connection_without_unread_pieces_always_gets_room_for_one() {
 #[tokio::test(start_paused = true)]
 async fn a_client_counts_as_stalled_only_if_it_reads_nothing() {
     let patience = Duration::from_millis(200);
-    let answers = connection(&room());
+    let answers = connection(&new_budget());
     let mut body = whole(&answers, 10 * PART_BYTES).into_body();
     let _stream = stream(&answers, 0);
     let slow = async {

@@ -169,11 +169,11 @@ pub(super) fn process(out: &mut MetricWriter<'_>) -> std::fmt::Result {
         out.gauge("process_start_time_seconds", help, booted + started / TICKS_PER_SECOND)?;
     }
     let help = "Maximum amount of virtual memory available in bytes";
-    let most = limit(rustix::process::Resource::As);
+    let most = resource_limit(rustix::process::Resource::As);
     out.gauge("process_virtual_memory_max_bytes", help, most)
 }
 
-fn limit(of: rustix::process::Resource) -> i64 {
+fn resource_limit(of: rustix::process::Resource) -> i64 {
     signed(rustix::process::getrlimit(of).current.unwrap_or(u64::MAX))
 }
 
@@ -181,7 +181,7 @@ fn limit(of: rustix::process::Resource) -> i64 {
 pub(super) fn descriptors(out: &mut MetricWriter<'_>) -> std::fmt::Result {
     let open = fs_err::read_dir("/proc/self/fd").map_or(0, Iterator::count);
     let open = i64::try_from(open).unwrap_or(i64::MAX);
-    let most = limit(rustix::process::Resource::Nofile);
+    let most = resource_limit(rustix::process::Resource::Nofile);
     for (name, help, value) in [
         ("process_open_fds", "Number of open file descriptors", open),
         ("process_max_fds", "Maximum number of open file descriptors", most),

@@ -164,7 +164,7 @@ impl Faults {
     }
 
     /// Takes `bytes` from the free space for a file that grows.
-    pub(super) fn take(&mut self, bytes: u64) -> io::Result<()> {
+    pub(super) fn take_free_bytes(&mut self, bytes: u64) -> io::Result<()> {
         if bytes > self.free {
             return self.fail(DiskFailure::NoSpace);
         }

@@ -158,11 +158,11 @@ impl State {
         self.boot += 1;
         self.locked.clear();
         self.faults.power_on();
-        self.collect();
+        self.remove_unnamed_inodes();
     }
 
     /// Removes inodes that no directory names, durably or not.
-    fn collect(&mut self) {
+    fn remove_unnamed_inodes(&mut self) {
         let mut live = BTreeSet::new();
         let mut next = vec![ROOT];
         while let Some(number) = next.pop() {
@@ -207,7 +207,7 @@ impl State {
     }
 
     /// Returns the directory that contains `path`, and the name in it.
-    fn place(&self, path: &Path) -> io::Result<(u64, String)> {
+    fn parent_and_name(&self, path: &Path) -> io::Result<(u64, String)> {
         let name = path.file_name().and_then(|name| name.to_str());
         let name = name.ok_or(io::ErrorKind::InvalidFilename)?.to_owned();
         let directory = self.find(path.parent().unwrap_or(Path::new("")))?;
@@ -215,7 +215,7 @@ impl State {
         Ok((directory, name))
     }
 
-    fn make(&mut self, directory: u64, name: String, inode: Inode) -> io::Result<u64> {
+    fn create_inode(&mut self, directory: u64, name: String, inode: Inode) -> io::Result<u64> {
         let number = self.next_inode;
         self.next_inode += 1;
         self.inodes.insert(number, inode);
@@ -239,8 +239,8 @@ impl Disk for SimulatedDisk {
             (Err(error), OpenMode::New | OpenMode::ExistingOrNew)
                 if error.kind() == io::ErrorKind::NotFound =>
             {
-                let (directory, name) = state.place(path)?;
-                state.make(directory, name, Inode::File(SimulatedFile::default()))?
+                let (directory, name) = state.parent_and_name(path)?;
+                state.create_inode(directory, name, Inode::File(SimulatedFile::default()))?
             }
             (Err(error), _) => return Err(error),
         };
@@ -264,8 +264,8 @@ impl Disk for SimulatedDisk {
         if let Ok(found) = state.find(path) {
             return state.directory(found).map(|_| ());
         }
-        let (directory, name) = state.place(path)?;
-        state.make(directory, name, Inode::Directory(Directory::default()))?;
+        let (directory, name) = state.parent_and_name(path)?;
+        state.create_inode(directory, name, Inode::Directory(Directory::default()))?;
         Ok(())
     }
 
@@ -280,8 +280,8 @@ impl Disk for SimulatedDisk {
     fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
         let mut state = self.lock();
         state.faults.begin_operation(DiskOperation::Rename)?;
-        let (from_directory, from) = state.place(from)?;
-        let (directory, to) = state.place(to)?;
+        let (from_directory, from) = state.parent_and_name(from)?;
+        let (directory, to) = state.parent_and_name(to)?;
         if from_directory != directory {
             return Err(io::ErrorKind::CrossesDevices.into());
         }
@@ -298,7 +298,7 @@ impl Disk for SimulatedDisk {
         if state.directory(found).is_ok() {
             return Err(io::ErrorKind::IsADirectory.into());
         }
-        let (directory, name) = state.place(path)?;
+        let (directory, name) = state.parent_and_name(path)?;
         state.directory_mut(directory)?.change(DirectoryChange::Unlink { name });
         Ok(())
     }
@@ -385,7 +385,7 @@ impl Handle {
         match inodes.get_mut(&self.inode) {
             Some(Inode::File(file)) => {
                 let grows = len.saturating_sub(file.len());
-                act(file, rng, met.and_then(|()| faults.take(grows)))
+                act(file, rng, met.and_then(|()| faults.take_free_bytes(grows)))
             }
             _ => Err(io::ErrorKind::NotFound.into()),
         }

@@ -7,7 +7,7 @@ use super::matcher::GroupKey;
 use super::picked::EventSelection;
 use crate::mvcc::error::StoreError;
 use crate::mvcc::event::{Event, EventBatch};
-use crate::mvcc::range::{lock_index, missing};
+use crate::mvcc::range::{lock_index, missing_record};
 use crate::mvcc::revision::Revision;
 use crate::mvcc::rows;
 use crate::mvcc::store::{Store, View};
@@ -113,7 +113,7 @@ fn read_changes(
             return Ok((read.events, told));
         }
         let event = rows::read_record(&view.records, at, |record| Event::of_record(at, record))?;
-        read.push(event.ok_or_else(|| missing(at))??);
+        read.push(event.ok_or_else(|| missing_record(at))??);
     }
     Ok((read.events, upto))
 }

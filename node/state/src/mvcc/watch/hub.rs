@@ -313,10 +313,10 @@ impl Hub {
             self.detach(token);
         }
         self.revision = batch.revision;
-        self.remember(batch);
+        self.add_to_ring(batch);
     }
 
-    fn remember(&mut self, batch: Arc<EventBatch>) {
+    fn add_to_ring(&mut self, batch: Arc<EventBatch>) {
         self.ring_bytes += ring_entry_bytes(&batch);
         self.ring.push_back(batch);
         while self.ring_bytes > self.max_ring_bytes {

@@ -235,7 +235,7 @@ impl Subscriber {
             // The queue is emptied before the store is read, because it can still hold the last
             // events that a detached watcher got from the hub.
             if let Ok(delivery) = self.queue.try_recv() {
-                self.take(delivery);
+                self.handle_delivery(delivery);
                 continue;
             }
             if let Some(token) = self.behind.front().copied() {
@@ -261,7 +261,7 @@ impl Subscriber {
                     // `None` can't occur: the subscriber holds a sender itself, so the queue never
                     // closes.
                     if let Some(delivery) = delivery {
-                        self.take(delivery);
+                        self.handle_delivery(delivery);
                     }
                 }
                 () = self.link.overflow.wake.notified() => {}
@@ -269,7 +269,7 @@ impl Subscriber {
         }
     }
 
-    fn take(&mut self, delivery: Delivery) {
+    fn handle_delivery(&mut self, delivery: Delivery) {
         match delivery {
             Delivery::Events { token, picked, held, pending } => {
                 drop(pending);
