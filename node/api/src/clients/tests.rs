@@ -169,7 +169,7 @@ async fn a_client_with_the_key_of_a_removed_member_is_disconnected_and_refused()
     tls.set_refused_keys([NodeKey([1; 32])].into());
     stream.write_all(REQUEST).await.unwrap();
     tls.set_refused_keys([key].into());
-    // An answer that was sent already may be read. Then the connection ends.
+    // The client can still read an answer that was sent before. Then the connection ends.
     let mut rest = Vec::new();
     let ended = tokio::time::timeout(PATIENCE, stream.read_to_end(&mut rest));
     let _ = ended.await.expect("it is put out");

@@ -1,7 +1,7 @@
 //! Support for clients that send a URL as authority, as in `:authority: http://10.0.0.1:2379`.
 //!
-//! `etcdctl` up to 3.4 sends one in `endpoint status`, and wherever else it dials a single
-//! endpoint. Go's gRPC accepts a URL there, but the HTTP/2 library here refuses the request as
+//! `etcdctl` up to 3.4 sends a URL there in `endpoint status`, and wherever else it dials a single
+//! endpoint. Go's gRPC accepts the URL, but the HTTP/2 library here refuses the request as
 //! malformed before any of our code sees it.
 //!
 //! [`AuthorityRewriter`] wraps the connection below that library and turns the URL into a valid

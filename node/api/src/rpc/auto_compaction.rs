@@ -39,7 +39,7 @@ const REVISION_MODE_INTERVAL: Duration = Duration::from_secs(5 * 60);
 #[derive(Debug)]
 struct RevisionHistory {
     rule: AutoCompaction,
-    /// Newest revision at each sample, oldest sample first. In periodic mode, it holds the samples
+    /// Newest revision at each sample, oldest sample first. In periodic mode, these are the samples
     /// of one period and one more.
     samples: VecDeque<i64>,
     /// Time of the last compaction.

@@ -46,9 +46,9 @@ macro_rules! table {
                 }
             }
 
-            /// Returns the machine-readable code, if calls that change or list the members may be
-            /// refused with this error. Such a call has changed nothing. Other calls that fail with
-            /// the error send the code too.
+            /// Returns the machine-readable code. An error has one if it can refuse a call that
+            /// changes or lists the members. A call refused in this way has changed nothing. Other
+            /// calls that fail with the error send the code too.
             #[must_use]
             pub(crate) fn refusal(self) -> Option<&'static str> {
                 let refusal: &[&str] = match self {

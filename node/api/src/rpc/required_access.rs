@@ -1,4 +1,4 @@
-//! Permission that each request needs, and checks of the request by itself.
+//! Permission that each request needs, and checks of the request's contents.
 //!
 //! Every request of every unary method is in one of these tables:
 //! [`Context::call`](super::ApiContext::call) accepts no other.
@@ -26,7 +26,7 @@ use node_state::membership::PeerUrl;
 use super::error::Error;
 use super::settings::ApiLimits;
 
-/// A request, with the checks made before anything is done for it.
+/// A request, with the checks that are made before it is carried out.
 pub(crate) trait CheckedRequest {
     /// Returns the permission that the request needs.
     fn access(&self) -> RequestedAccess<'_>;

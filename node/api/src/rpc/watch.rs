@@ -35,7 +35,7 @@ use super::status_texts;
 
 /// Watch ID in a response that belongs to no watch.
 const NO_WATCH: i64 = -1;
-/// Number of election timeouts without a leader after which a stream that requires one ends.
+/// A stream that requires a leader ends after this number of election timeouts without one.
 const LEADERLESS_ELECTIONS: u32 = 3;
 
 /// Maximum number of watches of one stream.
@@ -153,7 +153,7 @@ enum StreamEnd {
 }
 
 impl StreamEnd {
-    /// Returns the reason for an error of the client's half of the stream.
+    /// Returns the reason why the stream ends, for an error of the client's half of it.
     fn of(status: Status, max_request: usize) -> Self {
         match status_texts::reword_status(status, max_request) {
             told if matches!(told.code(), Code::ResourceExhausted | Code::Internal) => {

@@ -161,7 +161,7 @@ struct AccessCheck<'a> {
     state: &'a AuthState,
     caller: &'a Caller,
     leases: &'a LeaseTable,
-    /// Lease for which it was checked before that the caller may write all attached keys; 0 for
+    /// Lease that passed the check before: the caller may write all keys attached to it. 0 for
     /// none. This saves repeating the check for each put of a transaction. Most of these puts name
     /// the same lease, which can have many keys.
     checked_lease: Cell<i64>,

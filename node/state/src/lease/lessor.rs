@@ -285,8 +285,8 @@ impl Lessor {
         (!leases.is_empty()).then_some(LeaseCheckpoint { term, leases })
     }
 
-    /// Records that the entry with the checkpoint `noted` was applied or has failed. From now on,
-    /// any proposed entry comes after it in the log.
+    /// Records that the entry with the checkpoint `noted` was applied or has failed. Any entry
+    /// proposed from now on comes after that entry in the log.
     pub fn finish_checkpoint(&mut self, noted: &LeaseCheckpoint) {
         if self.term != Some(noted.term) {
             return;

@@ -1,4 +1,4 @@
-//! Tests of answers whose bodies are polled by hand, for clients that read them or not.
+//! Tests of answers whose bodies are polled by hand, in place of clients that read or don't read.
 
 use std::collections::VecDeque;
 use std::convert::Infallible;

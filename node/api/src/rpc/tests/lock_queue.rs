@@ -51,7 +51,7 @@ pub(super) async fn waits(
     waiting
 }
 
-/// Waits until a key exists, or until it doesn't.
+/// Waits until a key exists, or until it doesn't exist if `there` is false.
 async fn until(node: &ApiTestNode, key: &str, there: bool) {
     let seen = async {
         while node.kv().range(range(key)).await.unwrap().into_inner().kvs.is_empty() == there {

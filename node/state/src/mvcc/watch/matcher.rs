@@ -1,9 +1,9 @@
 //! Finds the watchers of an event.
 //!
 //! Nearly all watches are of one key or of a prefix, so both are looked up by hash. The lookups use
-//! the event's key itself, and its beginning at each length that some prefix has. Other ranges are
-//! in a separate tree. Watchers of the same keys with the same filters form a group, which is
-//! matched once.
+//! the event's key itself, and the beginnings of that key whose length some watched prefix has.
+//! Other ranges are in a separate tree. Watchers of the same keys with the same filters form a
+//! group, which is matched once.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::hash::Hash;

@@ -31,8 +31,8 @@ pub enum Notice {
         /// Charge to the client's account for the events' memory.
         held: MemoryCharge,
     },
-    /// The watch gets no more events, since its next revision is compacted. It keeps its ID until
-    /// it is removed.
+    /// The watch gets no more events, because its next revision is compacted. The watch keeps its
+    /// ID until it is removed.
     Compacted {
         /// ID of the watch.
         watch_id: i64,
