@@ -27,7 +27,7 @@ mod tests {
     struct OuterError(#[source] std::io::Error);
 
     #[test]
-    fn an_error_is_told_with_its_causes() {
+    fn an_error_is_formatted_with_its_causes() {
         let error = OuterError(std::io::Error::other("inner"));
         assert_eq!(error_chain(&error), "outer: inner");
     }

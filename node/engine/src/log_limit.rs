@@ -44,7 +44,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn repeats_are_counted_and_told_with_the_next_line() {
+    fn suppressed_lines_are_counted_in_the_next_line() {
         let limit = LogLimit::<2>::new();
         let start = Instant::now();
         assert_eq!(limit.pass(0, start), Some(0));

@@ -131,8 +131,8 @@ struct UnpersistedBatch {
 struct SnapshotInstall {
     at: Position,
     body: Option<PathBuf>,
-    /// Number of the batch that records the start of the install in the log. The store may change
-    /// only once that batch is durable.
+    /// Number of the batch that records the start of the install in the log. The store must not
+    /// change before that batch is durable.
     intent: u64,
     /// Batches that the log gets only after the store has installed the snapshot.
     held_batches: Vec<(Batch, u64, Vec<Message>)>,
@@ -678,10 +678,11 @@ impl DriverCore {
     ///
     /// A successor must be a voter that is connected and has answered within an election time-out.
     /// Candidates are ranked by:
-    /// 1. replication: a voter that entries stream to comes before one that lost some;
-    /// 2. promptness: one that answers promptly comes before one that has missed heartbeats;
-    /// 3. the length of its log. A successor with a shorter log must first be sent the rest, while
-    ///    the cluster takes no proposals.
+    /// 1. replication: a voter that receives a stream of entries ranks above one that must first be
+    ///    probed or sent a snapshot;
+    /// 2. promptness: a voter that answers promptly ranks above one that has missed heartbeats;
+    /// 3. the length of the voter's log. A successor with a shorter log must first be sent the
+    ///    rest, while the cluster takes no proposals.
     pub(super) fn successor_among(&self, peers: &[PeerStatus]) -> Option<u64> {
         let able = peers.iter().filter(|peer| {
             self.members().voters.contains(&peer.member)

@@ -29,7 +29,7 @@ impl WalThread {
     ) -> (Self, watch::Receiver<bool>) {
         let (space, short) = watch::channel(writer.is_short());
         if *short.borrow() {
-            log_space_change(true, writer.bytes_left());
+            log_space_change(true, writer.bytes_before_new_segment());
         }
         (Self { writer, jobs, mailbox, space, last_space_check: Instant::now() }, short)
     }
@@ -54,7 +54,7 @@ impl WalThread {
                 if self.writer.check_space() {
                     let short = self.writer.is_short();
                     self.space.send_replace(short);
-                    log_space_change(short, self.writer.bytes_left());
+                    log_space_change(short, self.writer.bytes_before_new_segment());
                 }
             }
         }

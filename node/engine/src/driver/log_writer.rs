@@ -116,13 +116,13 @@ impl LogWriter {
     /// Checks the free space of the disk. Returns whether [`is_short`](Self::is_short) has changed.
     pub fn check_space(&mut self) -> bool {
         let short = self.log.is_short_of_space();
-        self.metrics.log_bytes_left.store(self.log.bytes_left(), Relaxed);
+        self.metrics.log_bytes_left.store(self.log.bytes_before_new_segment(), Relaxed);
         std::mem::replace(&mut self.is_short, short) != short
     }
 
-    /// Returns how many bytes can still be written before the log needs another segment.
-    pub fn bytes_left(&self) -> u64 {
-        self.log.bytes_left()
+    /// Returns how many bytes can be written before the log must create a new segment file.
+    pub fn bytes_before_new_segment(&self) -> u64 {
+        self.log.bytes_before_new_segment()
     }
 
     /// Seals the last record by writing an empty record after it. Later damage to a sealed record

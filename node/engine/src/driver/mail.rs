@@ -239,7 +239,7 @@ mod tests {
     }
 
     #[test]
-    fn messages_are_bounded_by_what_they_cost_and_notices_are_not() {
+    fn messages_are_bounded_by_their_cost_and_notices_are_unbounded() {
         let mut mail = Mail::new(BOUNDS);
         let message = || Message::new(node_consensus::MessageKind::Heartbeat, 2, 1);
         let fit = BOUNDS.message_bytes / message().cost();
@@ -257,7 +257,7 @@ mod tests {
     }
 
     #[test]
-    fn a_stop_refuses_clients_for_good_and_nothing_that_others_have_done() {
+    fn after_a_stop_clients_are_refused_but_notices_are_accepted() {
         let mut mail = Mail::new(BOUNDS);
         mail.stop = true;
         assert!(!mail.is_empty() && mail.take().stop && mail.stop);

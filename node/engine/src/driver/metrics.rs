@@ -50,8 +50,8 @@ pub struct DriverMetrics {
     pub log_bytes: AtomicU64,
     /// Time from the write of each group to the end of its sync.
     pub log_durations: Durations,
-    /// Bytes that can be written before the log needs another segment, at the time of the last
-    /// check.
+    /// Bytes that could be written at the last check before the log had to create a new segment
+    /// file.
     pub log_bytes_left: AtomicU64,
     /// Number of entries applied.
     pub applied: AtomicU64,

@@ -54,8 +54,9 @@ pub struct NodeStatus {
 /// Returns whether a member that was removed may end when the peer `by` reports the removal.
 ///
 /// If the member may be the only one that knows of its removal, a learner's report isn't enough. A
-/// voter that doesn't know may need the member's vote, because candidates don't ask learners for
-/// votes. A voter's report is enough, because that voter knows.
+/// voter that doesn't know of the removal may still need the removed member's vote, because
+/// candidates don't ask learners for votes. A voter's report is enough, because that voter knows of
+/// the removal.
 #[must_use]
 pub fn accepts_removal_report(by: u64, members: &Members, may_alone_know: bool) -> bool {
     !(may_alone_know && members.learners.contains(&by))
@@ -137,7 +138,7 @@ mod tests {
     }
 
     #[test]
-    fn a_leader_is_lost_when_another_takes_its_place_too() {
+    fn a_leader_counts_as_lost_also_when_another_replaces_it() {
         let (mut seen, start) = (Observations::default(), Instant::now());
         assert!(!seen.observe(0, false, start) && seen.observe(2, false, at(start, 1)));
         assert_eq!(seen.leader_lost, None, "there was none before");
@@ -148,7 +149,7 @@ mod tests {
     }
 
     #[test]
-    fn a_quorum_counts_from_the_moment_that_it_stands_without_a_break() {
+    fn quorum_connected_is_the_start_of_the_current_unbroken_period() {
         let (mut seen, start) = (Observations::default(), Instant::now());
         seen.observe(0, true, start);
         seen.observe(0, true, at(start, 1));
@@ -160,7 +161,7 @@ mod tests {
     }
 
     #[test]
-    fn a_request_is_late_for_the_first_reason_that_fits() {
+    fn a_timed_out_request_gets_the_first_reason_that_fits() {
         let start = Instant::now();
         let late = |leader, leader_lost: Option<u64>, quorum_connected: Option<u64>| {
             let mut status = crate::driver::peers::test_inbox::status();

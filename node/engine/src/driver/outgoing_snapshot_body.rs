@@ -4,8 +4,8 @@
 use std::collections::BTreeSet;
 
 /// The snapshot body that was built last, which is as large as the store. It is kept while any
-/// transfer of it runs. A leader also keeps it until the peer that requested it has been served. A
-/// later request gets a newer body.
+/// transfer of it runs. A leader also keeps it until the first transfer has ended, or until the log
+/// begins after the body's position. A later request gets a newer body.
 #[derive(Debug)]
 pub(super) struct OutgoingSnapshotBody {
     index: u64,
@@ -60,7 +60,7 @@ mod tests {
     }
 
     #[test]
-    fn a_body_that_nobody_came_for_goes_with_the_leadership_or_once_it_is_too_old() {
+    fn an_unsent_body_is_dropped_when_leadership_ends_or_the_log_has_passed_it() {
         let mut body = OutgoingSnapshotBody::new(10);
         assert!(body.is_unneeded(false));
         body.compacted(10);

@@ -45,8 +45,8 @@ pub(super) struct ProposalGroup {
 #[derive(Debug, Default)]
 pub(super) struct ProposalQueue {
     pending: VecDeque<PendingProposal>,
-    /// Changes of members that wait. A leader proposes each change only once the previous one
-    /// allows it. Other proposals overtake them.
+    /// Changes of members that wait. A leader proposes a change only after consensus is done with
+    /// the previous one. Other proposals may overtake the changes.
     changes: VecDeque<PendingProposal>,
     /// Total data bytes of `pending` and `changes`.
     bytes: usize,
@@ -169,14 +169,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_doubled_message_is_taken_once_and_a_late_one_still_is() {
+    fn a_duplicate_message_is_dropped_and_a_late_one_accepted() {
         let mut seen = ReceivedMessages::default();
         let taken: Vec<_> = [1, 3, 1, 2, 3].iter().map(|n| seen.record_if_new(1, *n)).collect();
         assert_eq!(taken, [true, true, false, true, false]);
     }
 
     #[test]
-    fn an_earlier_boot_of_the_sender_is_over() {
+    fn messages_of_an_earlier_boot_are_dropped() {
         let mut seen = ReceivedMessages::default();
         assert!(seen.record_if_new(2, 1));
         assert!(!seen.record_if_new(1, 9));
@@ -184,7 +184,7 @@ mod tests {
     }
 
     #[test]
-    fn more_than_the_bound_is_refused() {
+    fn proposals_beyond_the_byte_limit_are_refused() {
         let mut proposals = ProposalQueue::default();
         let data = Bytes::from(vec![0; MAX_QUEUED_PROPOSAL_BYTES / 2 + 1]);
         assert!(proposals.push_own(proposal(1, EntryKind::Normal, data.clone()), 0));
@@ -192,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    fn a_change_of_members_has_a_round_of_its_own_and_holds_nothing_up() {
+    fn a_change_of_members_is_proposed_alone_and_delays_no_other_proposal() {
         use EntryKind::{ConfChange, Normal};
         let mut proposals = ProposalQueue::default();
         for (id, kind) in (1..).zip([Normal, ConfChange, ConfChange, Normal]) {

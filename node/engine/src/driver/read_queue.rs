@@ -122,7 +122,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn who_gave_up_makes_room_wherever_it_waited() {
+    fn expired_reads_make_room_wherever_they_waited() {
         let mut reads = ReadQueue::new(2);
         let context = ReadContext { member: 1, boot: 1, sequence: 1 };
         for token in 0..MAX_QUEUED_READS as u64 {
@@ -151,7 +151,7 @@ mod tests {
     }
 
     #[test]
-    fn tokens_that_are_released_are_counted_no_more() {
+    fn released_reads_are_no_longer_counted() {
         let mut reads = ReadQueue::new(2);
         reads.push(7, 1);
         reads.confirmed_reads.insert(3, std::mem::take(&mut reads.waiting));

@@ -22,7 +22,7 @@ pub trait EffectSink {
     /// Queues a message for `message.to`.
     fn send(&mut self, message: Message) -> Result<(), SendError>;
     /// Starts to send the snapshot that `message` announces; [`Notice::SnapshotSent`] reports the
-    /// end. Returns false if its body doesn't exist. No notice follows then.
+    /// end. Returns false if the snapshot's body doesn't exist. In that case no notice follows.
     fn send_snapshot(&mut self, message: Message) -> bool;
     /// Queues a job for the log.
     fn log(&mut self, job: LogJob);
@@ -72,8 +72,8 @@ impl RoundRunner {
     }
 
     /// Runs one round on `mail`, and on one tick if `tick` is true. A pause of many ticks counts as
-    /// one tick. During the pause this member could not receive the leader's heartbeats, so it must
-    /// not campaign because of it.
+    /// one tick. During the pause this member could not receive the leader's heartbeats, so the
+    /// pause must not make it campaign.
     pub fn round(&mut self, mail: Mail, tick: bool, out: &mut impl EffectSink) {
         self.metrics.messages_received.fetch_add(mail.messages.len() as u64, Relaxed);
         self.metrics.proposals.fetch_add(mail.proposals.len() as u64, Relaxed);
@@ -286,7 +286,7 @@ mod tests {
     /// A peer sends its answer on a stream that the peer opens. That stream may be connected later
     /// than the one that carried the request.
     #[test]
-    fn the_first_seat_asks_again_for_votes_whose_answers_were_lost() {
+    fn the_first_member_requests_votes_again_after_lost_answers() {
         let asked = |out: &mut Recorder| {
             let sent = std::mem::take(&mut out.sent).into_iter();
             sent.filter(|(_, kind)| *kind == MessageKind::RequestPreVote)
@@ -307,7 +307,7 @@ mod tests {
     }
 
     #[test]
-    fn who_lost_messages_is_told_to_consensus_once() {
+    fn consensus_is_told_once_of_each_peer_whose_messages_were_dropped() {
         let mut out = Recorder { away: vec![2], ..Recorder::default() };
         let message = |to| Message::new(MessageKind::Append, 1, to);
         let send = vec![message(2), message(3), message(2)];
@@ -340,7 +340,7 @@ mod tests {
     }
 
     #[test]
-    fn a_snapshot_without_a_body_has_not_arrived() {
+    fn a_snapshot_without_a_body_is_reported_as_not_sent() {
         let announce = || Effects {
             send_snapshots: vec![Message::new(MessageKind::Snapshot, 1, 3)],
             ..Effects::default()
@@ -358,7 +358,7 @@ mod tests {
     }
 
     #[test]
-    fn a_fetch_that_found_no_room_has_found_nothing() {
+    fn a_fetch_that_finds_the_queue_full_is_answered_without_entries() {
         let fetch = FetchRequest { id: 4, low: 1, high: 2, max_bytes: 9 };
         let effects = || Effects { fetches: vec![fetch], ..Effects::default() };
         let mut out = Recorder::default();
@@ -371,7 +371,7 @@ mod tests {
     }
 
     #[test]
-    fn the_machine_gets_entries_then_a_snapshot_then_the_order_to_build_one() {
+    fn the_machine_gets_entries_then_an_install_then_a_build() {
         let at = Position { index: 7, term: 1 };
         let entry = node_state::state_machine::CommittedEntry {
             position: Position { index: 1, term: 1 },

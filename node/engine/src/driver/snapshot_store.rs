@@ -67,8 +67,8 @@ impl<B: SnapshotStorage> SnapshotStore<B> {
         Self { dir, bodies, built: Mutex::default() }
     }
 
-    /// Writes a body, which then is the one built last. Returns the notice that reports this to the
-    /// driver.
+    /// Writes the body of `snapshot`, which then replaces the body built last. Returns the notice
+    /// that tells the driver how the build ended.
     pub fn build<S: Snapshot>(&self, snapshot: S) -> Notice {
         let (at, members) = (snapshot.position(), snapshot.members());
         let path = self.dir.join(format!("outgoing-{:016x}", at.index));
@@ -97,8 +97,8 @@ impl<B: SnapshotStorage> SnapshotStore<B> {
         Ok(out.flush()?)
     }
 
-    /// Opens the body that `message` announces. Returns `None` unless it is the one built last and
-    /// can be read.
+    /// Opens the body that `message` announces. Returns `None` if that isn't the body built last,
+    /// or if it can't be opened.
     pub fn body_of(&self, message: &Message) -> Option<B::Body> {
         // The lock is held while the body is opened, so that the file isn't removed first.
         let built = self.lock();
@@ -166,7 +166,7 @@ mod tests {
     }
 
     #[test]
-    fn only_the_body_built_last_is_there_and_only_for_who_speaks_of_it() {
+    fn only_the_body_built_last_exists_and_only_its_own_message_opens_it() {
         let dir = tempfile::tempdir().unwrap();
         let snapshots = SnapshotStore::new(dir.path().to_owned(), SnapshotFiles);
         assert!(snapshots.body_of(&announced(3)).is_none());
@@ -219,7 +219,7 @@ mod tests {
     }
 
     #[test]
-    fn half_a_body_is_none_and_takes_no_space() {
+    fn a_partly_written_body_is_removed() {
         let dir = tempfile::tempdir().unwrap();
         let snapshots = SnapshotStore::new(dir.path().to_owned(), FullDisk(Cell::new(false)));
         assert!(matches!(snapshots.build(TestSnapshot(4)), Notice::Built(None)));

@@ -257,7 +257,7 @@ async fn put(node: &DriverNode, id: u64) -> Result<u64, ProposeError> {
 }
 
 #[tokio::test]
-async fn a_single_voter_answers_and_remembers() {
+async fn a_single_voter_answers_and_keeps_requests_after_a_restart() {
     let cluster = ThreadedCluster::new(1);
     let node = cluster.start(1);
     let first = put(&node, 1).await.unwrap();
@@ -345,7 +345,7 @@ async fn a_member_that_missed_more_than_the_log_holds_gets_a_snapshot() {
 }
 
 #[tokio::test]
-async fn without_a_quorum_a_request_times_out_and_says_why() {
+async fn a_request_without_a_quorum_fails_with_the_reason() {
     let cluster = ThreadedCluster::new(3);
     let node = cluster.start(1);
     let mut short = node.handle.clone();
@@ -361,7 +361,7 @@ async fn without_a_quorum_a_request_times_out_and_says_why() {
 /// The member was removed. Its peers drop proposals that it forwards, so without an error its
 /// requests would wait for an answer.
 #[tokio::test]
-async fn who_waits_at_a_member_that_leaves_is_told_at_once() {
+async fn waiting_requests_fail_at_once_when_their_member_leaves() {
     let cluster = ThreadedCluster::new(3);
     let node = cluster.start(1);
     let (write, read) = (put(&node, 1), node.handle.read_barrier());
@@ -376,7 +376,7 @@ async fn who_waits_at_a_member_that_leaves_is_told_at_once() {
 }
 
 #[tokio::test]
-async fn a_change_of_members_is_followed_by_all_and_outlives_a_restart() {
+async fn all_members_apply_a_change_of_members_and_keep_it_after_a_restart() {
     let cluster = ThreadedCluster::new(3);
     let nodes: Vec<_> = (1..=3).map(|member| cluster.start(member)).collect();
     let changed = Members { voters: vec![1, 2, 3], learners: vec![9] };
@@ -410,7 +410,7 @@ fn options(max_backlog_bytes: usize) -> DriverOptions {
 /// entries. So the limit on uncommitted bytes must stay below `max_backlog_bytes`.
 #[test]
 #[should_panic(expected = "1000 are no bound on the backlog")]
-fn what_may_be_uncommitted_fits_into_the_backlog() {
+fn the_limit_on_uncommitted_bytes_must_be_below_the_backlog_limit() {
     let only = Members { voters: vec![1], learners: Vec::new() };
     let initial = InitialState { members: only, ..InitialState::default() };
     let config = Config { max_uncommitted_bytes: 1_000, ..Config::new(1, 1, 1) };
@@ -448,7 +448,7 @@ fn after_a_change(change: ConfChange, members: Members) -> DriverCore {
 }
 
 #[test]
-fn consensus_counts_with_a_member_once_its_change_is_applied() {
+fn consensus_counts_a_new_voter_once_its_change_is_applied() {
     let changed = Members { voters: vec![1, 2], learners: Vec::new() };
     let driver = after_a_change(ConfChange::Voter(2), changed.clone());
     assert_eq!(**driver.members(), changed);
@@ -464,7 +464,7 @@ fn a_member_table_that_disagrees_with_consensus_ends_the_process() {
 
 #[test]
 #[should_panic(expected = "the member table says Members { voters: [1], learners: [] }")]
-fn a_snapshot_whose_members_are_not_those_of_its_position_is_not_sent() {
+fn a_snapshot_whose_members_do_not_fit_its_position_ends_the_process() {
     let changed = Members { voters: vec![1], learners: vec![2] };
     let mut driver = after_a_change(ConfChange::Learner(2), changed.clone());
     let before = Members { voters: vec![1], learners: Vec::new() };

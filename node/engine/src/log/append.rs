@@ -31,7 +31,7 @@ impl Log {
         if let Some(at) = batch.snapshot {
             self.push(Item::Snapshot(at));
         }
-        // The batch needs several records. So the first record gets the term and the vote, but
+        // If the batch needs several records, the first of them gets the term and the vote, but
         // keeps the old commit index.
         if let Some(state) = batch.hard_state
             && self.used() + bytes > self.record_bytes()
@@ -68,7 +68,7 @@ impl Log {
         Ok(())
     }
 
-    /// Returns the bytes in the pending record.
+    /// Returns the number of bytes in the pending record, its header included.
     pub(super) fn used(&self) -> usize {
         self.pending.buffer.len()
     }

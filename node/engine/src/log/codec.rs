@@ -287,7 +287,7 @@ mod tests {
         }
 
         #[test]
-        fn what_is_cut_short_is_refused_or_ends_between_items(
+        fn truncated_bytes_are_refused_unless_cut_between_items(
             items in vec(item(), 1..4),
             cut in any::<prop::sample::Index>(),
         ) {
@@ -314,7 +314,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_later_version_wrote_is_named() {
+    fn an_unknown_tag_or_format_version_is_named() {
         assert_eq!(decode(&Bytes::from_static(&[200])), Err(RecordDecodeError::Unknown(200)));
         assert_eq!(
             decode_segment_header(&Bytes::from_static(&[9])),
@@ -323,7 +323,7 @@ mod tests {
     }
 
     #[test]
-    fn an_entry_of_a_later_version_is_named() {
+    fn an_unknown_kind_of_entry_is_named() {
         let mut bytes = Vec::new();
         let entry = Entry { index: 7, term: 1, data: Bytes::from_static(b"x"), ..Entry::default() };
         encode(&mut bytes, &Item::Entries(vec![entry]));

@@ -163,7 +163,8 @@ impl LogState {
             self.runs.pop_front();
         }
         // If the log had entries, the new base replaces the floor. Otherwise the floor is the last
-        // entry of removed segments, and the end of the log must not go back.
+        // entry of removed segments. A lower base must not replace it, because the log's end must
+        // not go back.
         if had_terms || base.index >= self.floor.index {
             self.floor = base;
         }
@@ -239,7 +240,7 @@ mod tests {
     }
 
     #[test]
-    fn what_can_not_be_is_refused() {
+    fn items_that_contradict_the_log_are_refused() {
         let mut history = LogState::default();
         history.add(&entries(1, &[2, 2]), location(1), 0).unwrap();
         history.add(&Item::Base(at(1, 2)), location(1), 0).unwrap();
@@ -271,7 +272,7 @@ mod tests {
     }
 
     #[test]
-    fn what_replaced_a_lost_tail_and_was_compacted_does_not_bring_it_back() {
+    fn compacting_the_entries_that_replaced_a_lost_tail_does_not_bring_it_back() {
         let mut history = after_lost_segments(at(20, 1), at(10, 1));
         history.add(&entries(11, &[2, 2]), location(4), 0).unwrap();
         history.add(&Item::Base(at(12, 2)), location(4), 1).unwrap();

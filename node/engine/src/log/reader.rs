@@ -47,8 +47,8 @@ impl LogReader {
     }
 
     /// Returns durable entries from `low` up to but not including `high`. The result is limited to
-    /// `max_bytes`, but has at least one entry if there is one. Whole records are read, so this is
-    /// for slow followers and the start.
+    /// `max_bytes`, but has at least one entry if there is one. Each call reads whole records, so
+    /// only slow followers and the start of the process use it.
     pub fn entries(&self, low: u64, high: u64, max_bytes: u64) -> Result<Vec<Entry>, LogError> {
         let mut entries: Vec<Entry> = Vec::new();
         let mut bytes = 0;
@@ -121,7 +121,7 @@ fn read_record(segment: &Segment, offset: u64, verify: bool) -> Result<Vec<Item>
         found.map(|(header, bytes)| record(header, bytes))
     };
     match found {
-        Some(record) => segment.items(offset, &record),
+        Some(record) => segment.decode_items(offset, &record),
         None => Err(LogError::damaged(&segment.path, offset, Damage::Checksum)),
     }
 }

@@ -123,7 +123,7 @@ impl LogScan<'_> {
                 }
             }
             let location = Location { segment: segment.number, offset: self.offset };
-            for (number, item) in segment.items(self.offset, &record)?.iter().enumerate() {
+            for (number, item) in segment.decode_items(self.offset, &record)?.iter().enumerate() {
                 let added = self.history.add(item, location, number);
                 added.map_err(|what| here(Damage::Contradiction(what)))?;
             }

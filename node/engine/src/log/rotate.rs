@@ -18,7 +18,8 @@ use super::{Log, LogError};
 const ZERO_WRITE_BYTES: u64 = 4 * BLOCK_BYTES;
 
 impl Log {
-    /// Writes the next step of zeros, without a sync.
+    /// Writes the next `fill_bytes` zeros from offset `from` on, or fewer at the segment's end.
+    /// Doesn't sync.
     pub(super) fn fill(&mut self, from: u64) -> Result<(), LogError> {
         let to = (from + self.options.fill_bytes).min(self.active.bytes);
         let (path, file) = (&self.active.path, &self.active.file);

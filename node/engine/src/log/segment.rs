@@ -121,7 +121,8 @@ impl Segment {
         Ok((segment, record, claimed))
     }
 
-    /// Returns the record at `offset`, or `None` unless a valid record is there that ends by `end`.
+    /// Returns the record at `offset`. `None` if there is no valid record, or if it would end after
+    /// `end`.
     pub(super) fn read(&self, offset: u64, end: u64) -> Result<Option<LogRecord>, LogError> {
         let Some((header, bytes)) = self.read_unchecked(offset, end)? else { return Ok(None) };
         Ok(frame::is_valid(&header, self.seed, &bytes).then(|| record(header, bytes)))
@@ -138,7 +139,7 @@ impl Segment {
     }
 
     /// Decodes the items of a record.
-    pub(super) fn items(
+    pub(super) fn decode_items(
         &self,
         offset: u64,
         record: &LogRecord,
@@ -252,7 +253,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_read_back_and_others_are_left_alone() {
+    fn segment_names_parse_back_and_other_names_do_not() {
         let path = segment_path(Path::new("/d"), 0x1f);
         assert_eq!(path, Path::new("/d/000000000000001f.wal"));
         assert_eq!(parse_segment_number("000000000000001f.wal", "wal"), Some(0x1f));

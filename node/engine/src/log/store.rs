@@ -40,7 +40,7 @@ impl Log {
     pub fn finish_install(&mut self, at: Position) -> Result<(), LogError> {
         let mut state = self.hard_state();
         if at.term > state.term {
-            // The log has no vote of this term, so this member can't have voted in it.
+            // The log has no vote of this newer term, so this member can't have voted in that term.
             state.term = at.term;
             state.vote = 0;
         }

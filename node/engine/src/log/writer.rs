@@ -14,7 +14,7 @@ use super::reader::LogReader;
 use super::segment::{Segment, SpareSegment};
 use super::{Batch, LogError, LogIdentity, LogOptions};
 
-/// Number of steps by which the zeros are kept ahead of the last record.
+/// Number of steps of `fill_bytes` by which the zeros are kept ahead of the last record.
 const FILL_STEPS: u64 = 8;
 
 /// Blocks of a segment that entries can't use. The segment's first record takes up to two, and its
@@ -174,8 +174,9 @@ impl Log {
     /// attempt to make a spare found the disk full. It is also so if the disk has less free space
     /// than one segment.
     ///
-    /// The log itself can still write [`bytes_left`](Self::bytes_left). After a shortage, the disk
-    /// must have room for one and a half segments before this returns false again.
+    /// The log itself can still write [`bytes_before_new_segment`](Self::bytes_before_new_segment).
+    /// After a shortage, the disk must have room for one and a half segments before this returns
+    /// false again.
     pub fn is_short_of_space(&mut self) -> bool {
         let segment = self.options.segment_bytes;
         let least = if self.short_of_space { segment + segment / 2 } else { segment };
@@ -186,8 +187,9 @@ impl Log {
         self.short_of_space
     }
 
-    /// Returns how many bytes can be written before the log needs another segment.
-    pub fn bytes_left(&self) -> u64 {
+    /// Returns how many bytes can be written before a new segment file must be created. Spares
+    /// count as room.
+    pub fn bytes_before_new_segment(&self) -> u64 {
         let spare = self.options.segment_bytes - RESERVED_BLOCKS * BLOCK_BYTES;
         self.active.bytes.saturating_sub(self.offset + BLOCK_BYTES)
             + spare * self.spares.len() as u64
@@ -233,13 +235,13 @@ impl Log {
         &self.identity
     }
 
-    /// Returns the bytes of records written since the log was opened, padding included.
+    /// Returns how many bytes of records were written since the log was opened, padding included.
     pub fn written_bytes(&self) -> u64 {
         self.written_bytes
     }
 
     /// Returns the number of segments in use, without spares.
-    pub fn segments(&self) -> usize {
+    pub fn segment_count(&self) -> usize {
         self.reader.shared().segments.len()
     }
 

@@ -146,7 +146,7 @@ fn run(policy: CheckpointPolicy, jobs: Vec<ApplyJob>) -> (Vec<String>, Vec<usize
 }
 
 #[test]
-fn what_has_gathered_shares_a_transaction_up_to_what_may_not() {
+fn queued_entries_share_a_transaction_up_to_the_next_other_job() {
     let install = ApplyJob::Install(at(50), "fifty".into());
     let jobs = vec![
         entries(1..=2),
@@ -179,7 +179,7 @@ fn what_has_gathered_shares_a_transaction_up_to_what_may_not() {
 }
 
 #[test]
-fn who_waits_is_answered_before_a_checkpoint() {
+fn waiting_requests_are_answered_before_a_checkpoint() {
     let by_entries = CheckpointPolicy { bytes: usize::MAX, entries: 2 };
     let by_bytes = CheckpointPolicy { bytes: 20, entries: u64::MAX };
     for policy in [by_entries, by_bytes] {
@@ -193,7 +193,7 @@ fn who_waits_is_answered_before_a_checkpoint() {
 }
 
 #[test]
-fn both_counts_begin_again_with_a_checkpoint() {
+fn a_checkpoint_resets_the_counts_of_bytes_and_entries() {
     let policy = CheckpointPolicy { bytes: 20, entries: 2 };
     let jobs = vec![entries(1..=2), ApplyJob::Build, entries(3..=3), ApplyJob::Build];
     let (told, _) = run(policy, jobs);
@@ -213,7 +213,7 @@ fn an_idle_machine_is_made_durable_once() {
 }
 
 #[test]
-fn a_body_that_cannot_be_read_ends_it_before_the_machine_has_changed() {
+fn an_unreadable_snapshot_body_fails_before_the_machine_has_changed() {
     let (mut applier, mut told) = (applier(CheckpointPolicy::default()), OutputRecorder::default());
     let turn = ApplyBatch::gather(ApplyJob::Install(at(9), "gone".into()), std::iter::empty());
     assert!(matches!(applier.run(turn, &mut told), Err(ApplierError::Body(_))));
@@ -222,7 +222,7 @@ fn a_body_that_cannot_be_read_ends_it_before_the_machine_has_changed() {
 
 #[test]
 #[should_panic(expected = "of another position than its message")]
-fn a_body_of_another_position_is_not_taken_for_installed() {
+fn a_snapshot_body_of_another_position_than_its_message_panics() {
     let turn = ApplyBatch::gather(ApplyJob::Install(at(9), "fifty".into()), std::iter::empty());
     let _ = applier(CheckpointPolicy::default()).run(turn, &mut OutputRecorder::default());
 }

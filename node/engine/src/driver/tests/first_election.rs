@@ -12,7 +12,7 @@ fn started(seed: u64, hasten_first_election: bool) -> DriverCore {
 
 /// Returns the number of ticks until the member requests votes, or `None` if that takes over three
 /// election time-outs. Before each tick, `mail` may pass inputs to the driver.
-fn ticks_until_it_stands(
+fn ticks_until_campaign(
     driver: &mut DriverCore,
     mail: impl Fn(&mut DriverCore, u64),
 ) -> Option<u64> {
@@ -25,19 +25,19 @@ fn ticks_until_it_stands(
 }
 
 #[test]
-fn a_member_that_starts_stands_early_once_a_quorum_is_connected() {
+fn a_starting_member_campaigns_early_once_a_quorum_is_connected() {
     for seed in 1..=20 {
-        let usual = ticks_until_it_stands(&mut started(seed, false), |_, _| ()).unwrap();
+        let usual = ticks_until_campaign(&mut started(seed, false), |_, _| ()).unwrap();
         assert!((10..20).contains(&usual), "{usual}");
         let mut early = started(seed, true);
         early.notice(Notice::Connected(2));
-        assert_eq!(ticks_until_it_stands(&mut early, |_, _| ()), Some(usual - 8));
+        assert_eq!(ticks_until_campaign(&mut early, |_, _| ()), Some(usual - 8));
 
         let mut unconnected = started(seed, true);
-        assert_eq!(ticks_until_it_stands(&mut unconnected, |_, _| ()), Some(usual));
+        assert_eq!(ticks_until_campaign(&mut unconnected, |_, _| ()), Some(usual));
         let mut as_usual = started(seed, false);
         as_usual.notice(Notice::Connected(2));
-        assert_eq!(ticks_until_it_stands(&mut as_usual, |_, _| ()), Some(usual));
+        assert_eq!(ticks_until_campaign(&mut as_usual, |_, _| ()), Some(usual));
     }
 }
 
@@ -50,16 +50,16 @@ fn only_the_first_election_after_a_start_comes_early() {
                 driver.notice(Notice::Connected(2));
             }
         };
-        let usual = ticks_until_it_stands(&mut started(seed, false), reconnect).unwrap();
+        let usual = ticks_until_campaign(&mut started(seed, false), reconnect).unwrap();
         let mut early = started(seed, true);
         early.notice(Notice::Connected(2));
-        assert_eq!(ticks_until_it_stands(&mut early, reconnect), Some(usual - 8));
+        assert_eq!(ticks_until_campaign(&mut early, reconnect), Some(usual - 8));
     }
 }
 
 /// The cluster has a leader while one of its members restarts.
 #[test]
-fn a_member_that_hears_a_leader_does_not_stand() {
+fn a_member_that_receives_heartbeats_does_not_campaign() {
     for seed in 1..=20 {
         let mut restarted = started(seed, true);
         restarted.notice(Notice::Connected(2));
@@ -70,6 +70,6 @@ fn a_member_that_hears_a_leader_does_not_stand() {
                 driver.message(Message { term: 5, ..beat });
             }
         };
-        assert_eq!(ticks_until_it_stands(&mut restarted, heartbeat), None);
+        assert_eq!(ticks_until_campaign(&mut restarted, heartbeat), None);
     }
 }

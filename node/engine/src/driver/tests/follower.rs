@@ -36,7 +36,7 @@ fn hard_state(term: u64, commit: u64) -> Option<HardState> {
 }
 
 #[test]
-fn a_commit_index_goes_with_the_next_write() {
+fn a_new_commit_index_is_written_with_the_next_batch() {
     let mut driver = follower();
     driver.message(append(FIRST, 0));
     let written = driver.advance().persist;
@@ -85,7 +85,7 @@ fn a_snapshot_takes_three_steps_each_durable_before_the_next() {
 /// A snapshot with newer members arrives while the follower is still applying an older change of
 /// members.
 #[test]
-fn a_change_applied_while_a_snapshot_is_on_its_way_is_part_of_that_already() {
+fn a_change_applied_during_an_install_keeps_the_snapshots_members() {
     let mut driver = follower();
     driver.message(append(FIRST, 1));
     driver.advance();
@@ -107,7 +107,7 @@ fn a_change_applied_while_a_snapshot_is_on_its_way_is_part_of_that_already() {
 }
 
 #[test]
-fn a_snapshot_that_comes_right_after_word_of_a_change_is_not_wanted() {
+fn a_snapshot_is_discarded_while_the_commit_of_a_change_is_not_durable() {
     let mut driver = follower();
     let change = append(FIRST, 0);
     let entries = change.entries.iter().cloned();
@@ -131,7 +131,7 @@ fn a_snapshot_that_comes_right_after_word_of_a_change_is_not_wanted() {
 }
 
 #[test]
-fn who_may_alone_know_of_its_removal_ends_at_the_word_of_voters_only() {
+fn a_member_that_alone_may_know_its_removal_ends_only_at_a_voters_report() {
     let mut driver = follower();
     assert!(!driver.may_be_only_one_to_know_removal());
     driver.message(append(FIRST, 1));

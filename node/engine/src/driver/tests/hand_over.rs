@@ -109,11 +109,11 @@ impl DriverCluster {
 }
 
 #[test]
-fn nobody_waits_for_the_clock_while_a_leader_hands_over() {
+fn no_request_waits_for_a_tick_while_leadership_is_transferred() {
     let orders = [[1, 2, 3], [1, 3, 2], [2, 1, 3], [2, 3, 1], [3, 1, 2], [3, 2, 1]];
     for order in orders {
-        // In each run, clients send requests after another number of steps, from none to all steps
-        // of the transfer.
+        // In each run, clients send requests after a different number of steps, from none to all
+        // steps of the transfer.
         for before in 0.. {
             let mut cluster = DriverCluster::led(3);
             cluster.tell(0, Notice::Transfer(Some(2)));
@@ -137,7 +137,7 @@ fn nobody_waits_for_the_clock_while_a_leader_hands_over() {
 
 /// At each quorum check, a leader forgets which peers are active until they answer again.
 #[test]
-fn there_is_somebody_to_hand_over_to_at_any_time() {
+fn a_leader_has_a_successor_at_any_tick() {
     for ticks in 1..=40 {
         let mut cluster = DriverCluster::led(3);
         for _ in 1..ticks {
@@ -169,9 +169,9 @@ fn led_beside_silent(silent: &[u64], ticks: u64) -> DriverCluster {
 }
 
 /// Member 5 is unreachable, but its log is as long as the leader's, because nothing was written
-/// since.
+/// after its stream had ended.
 #[test]
-fn a_leader_hands_over_to_nobody_whose_stream_has_ended() {
+fn a_leader_never_hands_over_to_a_disconnected_peer() {
     let mut cluster = DriverCluster::led(5);
     cluster.tell(0, Notice::Disconnected(5));
     assert_ne!(cluster.drivers[0].successor(), Some(5));

@@ -18,7 +18,7 @@ fn leader() -> (DriverCore, u64) {
         if let Some(last) = effects.apply.last() {
             driver.notice(Notice::Applied { at: last.position, changes: Vec::new() });
         }
-        let answers: Vec<_> = effects.send.iter().filter_map(agreed).collect();
+        let answers: Vec<_> = effects.send.iter().filter_map(positive_answer).collect();
         if answers.is_empty() && effects.persist.is_empty() {
             return (driver, batch);
         }
@@ -26,7 +26,7 @@ fn leader() -> (DriverCore, u64) {
     }
 }
 
-fn agreed(to: &Message) -> Option<Message> {
+fn positive_answer(to: &Message) -> Option<Message> {
     let kind = match to.kind {
         MessageKind::RequestPreVote => MessageKind::RequestPreVoteResponse,
         MessageKind::RequestVote => MessageKind::RequestVoteResponse,
@@ -45,7 +45,7 @@ fn committed_change() -> (DriverCore, u64) {
     driver.propose([ClientProposal { id: RequestId(1), kind: EntryKind::ConfChange, data }]);
     let appended = driver.advance();
     driver.notice(Notice::Persisted(batch + 1));
-    driver.message(appended.send.iter().find_map(agreed).unwrap());
+    driver.message(appended.send.iter().find_map(positive_answer).unwrap());
     let effects = driver.advance();
     let [(writes, batch)] = &effects.persist[..] else { panic!("{effects:?}") };
     assert_eq!(batch.hard_state.map(|state| state.commit), Some(2));
@@ -54,7 +54,7 @@ fn committed_change() -> (DriverCore, u64) {
 }
 
 #[test]
-fn a_committed_change_is_durable_here_before_it_is_told_or_applied() {
+fn a_leader_makes_a_committed_change_durable_before_it_sends_or_applies_it() {
     let (mut driver, writes) = committed_change();
     assert!(driver.may_be_only_one_to_know_removal());
     driver.notice(Notice::Persisted(writes));
@@ -64,7 +64,7 @@ fn a_committed_change_is_durable_here_before_it_is_told_or_applied() {
 }
 
 #[test]
-fn a_snapshot_that_comes_while_a_leader_is_silent_is_not_wanted() {
+fn a_snapshot_is_discarded_while_a_leaders_commit_is_not_durable() {
     let (mut driver, writes) = committed_change();
     let (at, body) = (Position { index: 50, term: 4 }, PathBuf::from("body"));
     let members = Some(Members { voters: vec![1, 2], learners: Vec::new() });

@@ -171,7 +171,7 @@ enum InjectedFault {
 impl CrashTest {
     fn new(seed: u64, wrong: InjectedFault) -> Result<Self, String> {
         let disk = disk(seed);
-        let mut options = small();
+        let mut options = small_segments();
         match wrong {
             InjectedFault::Nothing => {}
             InjectedFault::Disk(lies) => disk.ignore_syncs(lies),
@@ -347,7 +347,8 @@ fn a_crash_at_any_point_of_the_creation_leaves_no_log_or_a_whole_one() {
         for operations in 1..40 {
             let disk = disk(seed);
             disk.power_off_after(operations);
-            let made = Log::create(&disk.shared(), member(), &identity(), &small()).is_ok();
+            let made =
+                Log::create(&disk.shared(), member(), &identity(), &small_segments()).is_ok();
             disk.crash();
             if Log::exists(&disk.shared(), member()).unwrap() {
                 let (_, recovered) = open(&disk).unwrap();

@@ -38,7 +38,7 @@ fn damage(error: LogError) -> (PathBuf, u64, Damage) {
 }
 
 #[test]
-fn a_flipped_byte_in_the_synced_middle_is_refused_with_file_and_offset_or_harmless() {
+fn a_flipped_byte_before_the_last_record_is_located_unless_it_is_padding() {
     let disk = disk(1);
     let groups = four_records(&disk).concat();
     let mut refused = 0;
@@ -81,7 +81,7 @@ fn damage_to_the_first_record_of_a_segment_is_refused() {
 }
 
 #[test]
-fn a_tail_that_ends_anywhere_leaves_whole_records_before_it() {
+fn a_log_cut_at_any_offset_keeps_the_whole_records_before_the_cut() {
     let disk = disk(1);
     let groups = four_records(&disk);
     for cut in (RECORDS[0]..=RECORDS[4]).step_by(512) {
@@ -139,7 +139,7 @@ fn the_last_record_counts_as_torn_until_it_is_sealed() {
 }
 
 #[test]
-fn what_is_cut_stays_cut() {
+fn a_truncated_record_does_not_come_back() {
     let disk = disk(1);
     four_records(&disk);
     flip(&disk, &first_segment(), RECORDS[3] + 100, 1);
@@ -162,7 +162,7 @@ fn three_segments(disk: &SimulatedDisk) -> Vec<PathBuf> {
 }
 
 #[test]
-fn a_segment_that_is_missing_is_named() {
+fn a_missing_segment_is_named_in_the_error() {
     let disk = disk(1);
     let segments = three_segments(&disk);
     for (number, path) in (1..).zip(&segments) {
@@ -183,7 +183,7 @@ fn a_segment_that_is_missing_is_named() {
 }
 
 #[test]
-fn segments_that_changed_places_are_refused() {
+fn swapped_segments_are_refused() {
     let disk = disk(1);
     let segments = three_segments(&disk);
     let aside = directory().join("aside");
@@ -212,7 +212,7 @@ fn damage_at_the_end_of_a_segment_is_proved_by_the_next_one() {
 }
 
 #[test]
-fn damage_that_comes_later_is_found_when_the_entry_is_read() {
+fn damage_after_opening_is_found_when_the_entry_is_read() {
     let disk = disk(1);
     let mut log = create(&disk);
     write(&mut log, entries(1..=3, 1));
@@ -226,10 +226,10 @@ fn a_segment_of_another_member_is_refused() {
     let (disk, other) = (disk(1), disk(2));
     let segments = three_segments(&disk);
     let theirs = LogIdentity { member: 0xb, ..identity() };
-    Log::create(&other.shared(), member(), &theirs, &small()).unwrap();
-    let mut log = Log::open(&other.shared(), member(), &small()).unwrap().0;
+    Log::create(&other.shared(), member(), &theirs, &small_segments()).unwrap();
+    let mut log = Log::open(&other.shared(), member(), &small_segments()).unwrap().0;
     let mut first = 1;
-    while log.segments() < 3 {
+    while log.segment_count() < 3 {
         write(&mut log, entries(first..=first + 9, 1));
         first += 10;
     }

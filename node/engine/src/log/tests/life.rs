@@ -21,9 +21,9 @@ fn what_was_written_is_there_after_a_restart() {
 }
 
 #[test]
-fn a_log_may_begin_where_a_store_stands() {
+fn a_log_can_begin_after_the_last_entry_of_a_store() {
     let disk = disk(1);
-    Log::create_after(at(7, 3), &disk.shared(), member(), &identity(), &small()).unwrap();
+    Log::create_after(at(7, 3), &disk.shared(), member(), &identity(), &small_segments()).unwrap();
     for boot in 1..=2 {
         let (log, recovered) = open(&disk).unwrap();
         assert_eq!((recovered.base, recovered.last(), recovered.boot), (at(7, 3), at(7, 3), boot));
@@ -39,7 +39,7 @@ fn a_log_may_begin_where_a_store_stands() {
 }
 
 #[test]
-fn it_works_on_a_real_disk() {
+fn the_log_works_on_a_real_disk() {
     let temporary = tempfile::tempdir().unwrap();
     let disk: SharedDisk = std::sync::Arc::new(RealDisk);
     assert!(!Log::exists(&disk, temporary.path()).unwrap());
@@ -48,12 +48,12 @@ fn it_works_on_a_real_disk() {
     for first in (1..=400).step_by(20) {
         write(&mut log, entries(first..=first + 19, 1));
     }
-    let refused = Log::open(&disk, temporary.path(), &small()).unwrap_err();
+    let refused = Log::open(&disk, temporary.path(), &small_segments()).unwrap_err();
     assert!(matches!(refused, LogError::InUse { .. }), "{refused}");
     assert_eq!(log.compact(350).unwrap(), at(350, 1));
     while log.prepare().unwrap() {}
     drop(log);
-    let (log, recovered) = Log::open(&disk, temporary.path(), &small()).unwrap();
+    let (log, recovered) = Log::open(&disk, temporary.path(), &small_segments()).unwrap();
     assert_eq!((recovered.base, recovered.last()), (at(350, 1), at(400, 1)));
     assert_eq!(all(&log), entries(351..=400, 1));
 }
@@ -88,7 +88,7 @@ fn a_batch_larger_than_a_record_takes_several() {
 }
 
 #[test]
-fn an_entry_has_to_fit_a_segment() {
+fn an_entry_too_large_for_a_segment_is_refused() {
     let disk = disk(1);
     let mut log = create(&disk);
     let largest = 64 * 1024 - 4 * 4096 - 28 - 32 - 13;
@@ -132,7 +132,7 @@ fn a_snapshot_replaces_the_log() {
         ..batch(entries(5001..=5002, 4))
     }])
     .unwrap();
-    assert_eq!(log.segments(), 1, "no old entry is needed any more");
+    assert_eq!(log.segment_count(), 1, "no old entry is needed any more");
     drop(log);
     let (log, recovered) = open(&disk).unwrap();
     assert_eq!((recovered.base, recovered.last()), (snapshot, at(5002, 4)));
@@ -141,7 +141,7 @@ fn a_snapshot_replaces_the_log() {
 }
 
 #[test]
-fn an_installation_that_a_crash_cut_short_is_finished() {
+fn a_snapshot_install_interrupted_by_a_crash_is_finished() {
     let disk = disk(1);
     let mut log = create(&disk);
     let first = 3;
@@ -150,7 +150,7 @@ fn an_installation_that_a_crash_cut_short_is_finished() {
     log.write(&[Batch { hard_state: voted, ..batch(entries(1..=first, 1)) }]).unwrap();
     let snapshot = at(50, 4);
     log.write(&[Batch { installing: Some(snapshot), ..Batch::default() }]).unwrap();
-    while log.segments() < 3 {
+    while log.segment_count() < 3 {
         let next = log.last().index + 1;
         write(&mut log, entries(next..=next, 1));
     }
@@ -189,7 +189,7 @@ fn a_store_that_does_not_fit_the_log_is_refused() {
 }
 
 #[test]
-fn segments_roll_are_recycled_and_their_former_life_never_shows() {
+fn recycled_segments_never_show_their_old_entries() {
     let disk = disk(1);
     let mut log = create(&disk);
     let mut names = std::collections::BTreeSet::new();
@@ -216,11 +216,11 @@ fn segments_roll_are_recycled_and_their_former_life_never_shows() {
 }
 
 #[test]
-fn a_segment_that_is_lost_is_missed_also_when_power_failed_right_after_it_was_begun() {
+fn a_lost_new_segment_is_noticed_after_a_power_failure() {
     for seed in 0..10 {
         let disk = disk(seed);
         let mut log = create(&disk);
-        while log.segments() < 2 {
+        while log.segment_count() < 2 {
             let next = log.last().index + 1;
             write(&mut log, entries(next..=next, 1));
         }
@@ -234,17 +234,17 @@ fn a_segment_that_is_lost_is_missed_also_when_power_failed_right_after_it_was_be
 }
 
 #[test]
-fn compaction_keeps_what_comes_after_and_survives_a_restart() {
+fn compaction_keeps_later_entries_and_survives_a_restart() {
     let disk = disk(1);
     let mut log = create(&disk);
     for first in (1..=3000).step_by(100) {
         write(&mut log, entries(first..=first + 99, 1));
     }
-    let (before, writes) = (log.segments(), disk.counts().writes);
+    let (before, writes) = (log.segment_count(), disk.counts().writes);
     assert_eq!(log.compact(50).unwrap(), at(0, 0));
     assert_eq!(disk.counts().writes, writes, "what frees no segment isn't worth a write");
     assert_eq!(log.compact(2500).unwrap(), at(2500, 1));
-    assert!(log.segments() < before);
+    assert!(log.segment_count() < before);
     assert_eq!(log.compact(100).unwrap(), at(2500, 1), "it never goes back");
     assert_eq!(log.compact(9999).unwrap(), at(2500, 1), "what isn't there isn't forgotten");
     disk.crash();
@@ -317,7 +317,7 @@ fn a_failed_write_or_sync_ends_the_log_at_once() {
 }
 
 #[test]
-fn after_a_failed_sync_the_restart_believes_the_medium_not_the_cache() {
+fn a_restart_after_a_failed_sync_reads_the_disk_and_not_the_cache() {
     let mut lost = 0;
     for seed in 0..20 {
         let disk = disk(seed);
@@ -343,7 +343,7 @@ fn after_a_failed_sync_the_restart_believes_the_medium_not_the_cache() {
 }
 
 #[test]
-fn a_full_disk_is_told_before_the_log_needs_it() {
+fn a_full_disk_is_reported_before_the_log_needs_the_space() {
     let disk = disk(1);
     let mut log = create(&disk);
     while log.prepare().unwrap() {}
@@ -358,16 +358,16 @@ fn a_full_disk_is_told_before_the_log_needs_it() {
     disk.inject(full);
     assert!(!log.prepare().unwrap());
     assert!(log.is_short_of_space() && files(&disk, "spare").is_empty());
-    let left = log.bytes_left();
+    let left = log.bytes_before_new_segment();
     write(&mut log, entries(201..=201, 1));
-    assert_eq!(log.bytes_left(), left - 4096, "the log still works");
+    assert_eq!(log.bytes_before_new_segment(), left - 4096, "the log still works");
     assert!(log.prepare().unwrap(), "space came back");
     assert!(!log.is_short_of_space());
-    assert_eq!(log.bytes_left(), left - 4096 + 48 * 1024);
+    assert_eq!(log.bytes_before_new_segment(), left - 4096 + 48 * 1024);
 }
 
 #[test]
-fn a_full_disk_is_told_in_time_also_when_there_never_is_a_pause() {
+fn a_full_disk_is_reported_in_time_without_a_pause_between_writes() {
     let disk = disk(1);
     let mut log = create(&disk);
     let full = Fault {
@@ -383,17 +383,17 @@ fn a_full_disk_is_told_in_time_also_when_there_never_is_a_pause() {
         log.keep_spare().unwrap();
         next += 1;
     }
-    assert!(log.bytes_left() > 16 * 1024, "there is room left for what frees space");
+    assert!(log.bytes_before_new_segment() > 16 * 1024, "there is room left for what frees space");
     write(&mut log, entries(next..=next, 1));
 }
 
 #[test]
-fn a_log_is_made_once() {
+fn creating_a_second_log_is_refused() {
     let disk = disk(1);
     let none = open(&disk).unwrap_err();
     assert!(matches!(none, LogError::Disk { .. }), "{none}");
     drop(create(&disk));
-    let twice = Log::create(&disk.shared(), member(), &identity(), &small()).unwrap_err();
+    let twice = Log::create(&disk.shared(), member(), &identity(), &small_segments()).unwrap_err();
     assert!(matches!(twice, LogError::Exists { .. }), "{twice}");
 }
 
@@ -407,7 +407,7 @@ fn a_batch_that_leaves_a_gap_is_a_broken_invariant() {
 
 /// Returns the number of bytes that this thread has caused to be written to disk, as the kernel
 /// counts them.
-fn booked_bytes() -> u64 {
+fn bytes_written_by_thread() -> u64 {
     let io = std::fs::read_to_string("/proc/thread-self/io").unwrap();
     let line = io.lines().find_map(|line| line.strip_prefix("write_bytes: ")).unwrap();
     line.parse().unwrap()
@@ -421,11 +421,11 @@ fn a_sync_writes_its_record_and_not_the_zeros_around_it() {
     Log::create(&disk, temporary.path(), &identity(), &options).unwrap();
     let (mut log, _) = Log::open(&disk, temporary.path(), &options).unwrap();
     while log.prepare().unwrap() {}
-    // Write past the first MiB of zeros. It begins at an unaligned offset, so the page cache never
-    // holds it as one folio.
+    // Write past the first MiB of zeros. That MiB begins at an unaligned offset, so the page cache
+    // never holds it as one folio, and the test would not see a slow sync there.
     (1..=300).for_each(|index| write(&mut log, entries(index..=index, 1)));
-    let before = booked_bytes();
+    let before = bytes_written_by_thread();
     (301..=350).for_each(|index| write(&mut log, entries(index..=index, 1)));
-    let each = (booked_bytes() - before) / 50;
+    let each = (bytes_written_by_thread() - before) / 50;
     assert!(each <= 64 * 1024, "{each} bytes for a record of 4 KiB");
 }

@@ -17,7 +17,7 @@ fn identity() -> LogIdentity {
     LogIdentity { cluster: 0xc1, member: 0xa, incarnation: 0xabcd << 100 }
 }
 
-fn small() -> LogOptions {
+fn small_segments() -> LogOptions {
     LogOptions {
         segment_bytes: 64 * 1024,
         spare_segments: 1,
@@ -44,8 +44,8 @@ fn disk(seed: u64) -> SimulatedDisk {
 }
 
 fn create_on(disk: &SharedDisk, member_dir: &Path) -> Log {
-    Log::create(disk, member_dir, &identity(), &small()).unwrap();
-    Log::open(disk, member_dir, &small()).unwrap().0
+    Log::create(disk, member_dir, &identity(), &small_segments()).unwrap();
+    Log::open(disk, member_dir, &small_segments()).unwrap().0
 }
 
 fn create(disk: &SimulatedDisk) -> Log {
@@ -53,7 +53,7 @@ fn create(disk: &SimulatedDisk) -> Log {
 }
 
 fn open(disk: &SimulatedDisk) -> Result<(Log, RecoveredState), LogError> {
-    Log::open(&disk.shared(), member(), &small())
+    Log::open(&disk.shared(), member(), &small_segments())
 }
 
 fn entry(index: u64, term: u64, bytes: usize) -> Entry {
