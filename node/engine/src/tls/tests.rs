@@ -182,7 +182,7 @@ fn a_bound_key_under_another_ca_is_refused() {
 }
 
 #[test]
-fn an_expired_certificate_of_a_bound_key_is_an_alarm_in_both_directions() {
+fn an_expired_certificate_of_a_bound_key_is_accepted_with_an_alarm() {
     let (dir, ca) = (tempfile::tempdir().unwrap(), TlsTestCa::new());
     let (a, old) = (ca.leaf("a.test", false), ca.leaf("old.test", true));
     let (tls_a, tls_old) = (peer(dir.path(), "a", &a, &ca), peer(dir.path(), "o", &old, &ca));
@@ -196,7 +196,7 @@ fn an_expired_certificate_of_a_bound_key_is_an_alarm_in_both_directions() {
 }
 
 #[test]
-fn an_expired_certificate_of_no_bound_key_is_refused_in_both_directions() {
+fn an_expired_certificate_without_a_bound_key_is_refused_in_both_directions() {
     let (dir, ca) = (tempfile::tempdir().unwrap(), TlsTestCa::new());
     let (a, old) = (ca.leaf("a.test", false), ca.leaf("old.test", true));
     let (tls_a, tls_old) = (peer(dir.path(), "a", &a, &ca), peer(dir.path(), "o", &old, &ca));
@@ -208,7 +208,7 @@ fn an_expired_certificate_of_no_bound_key_is_refused_in_both_directions() {
 }
 
 #[test]
-fn an_expired_certificate_of_a_bound_key_must_still_be_the_cas() {
+fn an_expired_certificate_of_a_bound_key_must_come_from_the_ca() {
     let (dir, ca, other) = (tempfile::tempdir().unwrap(), TlsTestCa::new(), TlsTestCa::new());
     let (a, old) = (ca.leaf("a.test", false), other.leaf("old.test", true));
     let (tls_a, tls_old) = (peer(dir.path(), "a", &a, &ca), peer(dir.path(), "o", &old, &other));
@@ -250,7 +250,7 @@ fn a_revocation_list_in_der_counts_as_in_etcd() {
 }
 
 #[test]
-fn a_file_may_have_the_lists_of_several_cas() {
+fn one_file_can_hold_revocation_lists_of_several_cas() {
     let (dir, ca, other) = (tempfile::tempdir().unwrap(), TlsTestCa::new(), TlsTestCa::new());
     let (crl, trusted) = (dir.path().join("crl"), dir.path().join("both"));
     let serial = "revoked.test".len() as u64;
@@ -269,7 +269,7 @@ fn a_file_may_have_the_lists_of_several_cas() {
 }
 
 #[test]
-fn a_file_without_a_revocation_list_is_no_list_of_nobody() {
+fn a_file_without_any_revocation_list_is_refused() {
     let (dir, ca) = (tempfile::tempdir().unwrap(), TlsTestCa::new());
     let a = ca.leaf("a.test", false);
     let crl = dir.path().join("crl");
@@ -285,7 +285,7 @@ fn a_file_without_a_revocation_list_is_no_list_of_nobody() {
 }
 
 #[test]
-fn a_revocation_list_that_breaks_leaves_the_old_one_in_force() {
+fn a_broken_revocation_list_leaves_the_old_one_in_force() {
     let (dir, ca) = (tempfile::tempdir().unwrap(), TlsTestCa::new());
     let (a, b) = (ca.leaf("a.test", false), ca.leaf("revoked.test", false));
     let crl = dir.path().join("crl");
@@ -411,7 +411,7 @@ fn a_certificate_without_its_key_is_refused_at_the_start() {
 }
 
 #[test]
-fn a_client_that_is_revoked_between_two_connections_cannot_come_back_on_its_old_session() {
+fn a_revoked_client_can_not_resume_its_old_session() {
     let (dir, ca) = (tempfile::tempdir().unwrap(), TlsTestCa::new());
     let (server, client) = (ca.leaf("s.test", false), ca.leaf("client.test", false));
     let crl = dir.path().join("crl");
@@ -442,7 +442,7 @@ fn a_client_that_is_revoked_between_two_connections_cannot_come_back_on_its_old_
 }
 
 #[test]
-fn the_alarm_about_an_expired_certificate_is_told_once_and_counted_each_time() {
+fn the_alarm_about_an_expired_certificate_is_logged_once_and_counted_always() {
     let bound = BoundKeys::default();
     let now = std::time::Instant::now();
     let told: Vec<_> = (0..100).filter_map(|_| bound.count_expired(now)).collect();
@@ -472,7 +472,7 @@ fn the_expiry_of_the_certificate_in_force_is_known() {
 }
 
 #[test]
-fn a_certificate_names_a_user_where_it_is_to_and_by_the_last_of_its_names() {
+fn a_certificate_names_a_user_if_configured_by_its_last_common_name() {
     let (dir, ca) = (tempfile::tempdir().unwrap(), TlsTestCa::new());
     // `DistinguishedName` keeps only one name of each type. An OID as the type allows a second
     // common name.

@@ -120,8 +120,9 @@ impl CertificateRule for ClientRule {
 }
 
 /// Rule for peers that connect to this member. Their certificates are verified as client
-/// certificates of the peer CA, but one with a bound key may be expired. The hello names the
-/// member, so it is checked only then whether the key belongs to that member.
+/// certificates of the peer CA, except that a certificate with a bound key may be expired. This
+/// rule doesn't check that the key belongs to the right member. The check of the hello does,
+/// because only the hello names the member.
 #[derive(Debug)]
 pub(super) struct InboundPeerRule {
     pub(super) inner: ClientRule,

@@ -217,7 +217,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_invitation_is_followed_once_for_its_purpose_and_while_somebody_waits() {
+    fn an_invitation_can_be_taken_once_for_its_purpose_while_its_task_waits() {
         let invitations = Invitations::default();
         let (invitation, _stream) = invitations.begin(StreamPurpose::TakeSnapshot).unwrap();
         let token = invitation.token;

@@ -258,7 +258,7 @@ impl LinkTask<'_> {
         let Some(Carrier { sent_promises: told, sent_member_list: counted, .. }) = carrier else {
             return;
         };
-        let report = self.shared.report();
+        let report = self.shared.encoded_promises();
         if report != *told {
             frame::put(buffer, FrameKind::Promises, &report);
             *told = report;

@@ -2,13 +2,14 @@
 //!
 //! Each of two members opens a stream to the other. A stream carries messages of its opener. If
 //! both ends' builds know two-way streams, it also carries messages of the other end. So one stream
-//! is enough, whichever side could open it. Where there are two:
-//! - One of them, the *carrier*, carries all that this member sends until it ends. The other one is
-//!   a standby, so that messages don't overtake each other.
+//! is enough, whichever side could open it. If there are two streams:
+//! - Everything that this member sends goes over one of them, the *carrier*, until that stream
+//!   ends. The other stream is a standby, so that messages don't overtake each other.
 //! - The peer chooses its carrier in the same way. If a message arrives on another stream than the
-//!   previous one, the peer has lost the previous stream. That stream is ended here as well, before
-//!   the message counts.
-//! - A newer stream that the peer opened ends its older one, because the peer must have lost that.
+//!   previous message, the peer has lost the previous stream. That stream is ended here as well,
+//!   before the message counts.
+//! - A newer stream that the peer opened ends the peer's older one, because the peer must have lost
+//!   the older one.
 
 use std::{collections::BTreeMap, time::Instant};
 
@@ -52,8 +53,8 @@ pub(super) struct Links {
     /// Start of the current period in which at least one stream can send; `None` while no stream
     /// can.
     connected_since: Option<Instant>,
-    /// For each [`Opener`]: start of the current period in which the peer could be sent to, but
-    /// that side had opened no stream.
+    /// For each [`Opener`]: start of the current period in which the peer can be sent to, but that
+    /// side has no open stream.
     missing_since: [Option<Instant>; 2],
     /// Reachability of the peer, as last reported.
     is_reachable: bool,
@@ -253,7 +254,7 @@ mod tests {
     }
 
     #[test]
-    fn a_peer_of_an_older_build_is_reachable_while_streams_stand_in_both_directions() {
+    fn an_older_build_is_reachable_while_both_directions_have_a_stream() {
         let mut peer = TestLinks::new();
         assert_eq!(peer.add(1, Opener::Remote).1, NONE);
         assert!(peer.links.connected_since().is_none(), "it can't be sent to yet");
@@ -266,7 +267,7 @@ mod tests {
     }
 
     #[test]
-    fn the_loss_of_the_carrier_is_told_although_another_stream_stands() {
+    fn the_loss_of_the_carrier_is_reported_although_another_stream_remains() {
         let mut peer = TestLinks::new();
         peer.two_way(1, Opener::Local);
         peer.two_way(2, Opener::Remote);
@@ -292,7 +293,7 @@ mod tests {
     }
 
     #[test]
-    fn a_message_on_another_stream_ends_the_one_before() {
+    fn a_message_on_another_stream_ends_the_previous_stream() {
         let mut peer = TestLinks::new();
         let (ours, _) = peer.two_way(1, Opener::Local);
         let (theirs, _) = peer.two_way(2, Opener::Remote);
@@ -308,7 +309,7 @@ mod tests {
     }
 
     #[test]
-    fn another_process_is_kept_out_by_whichever_stream_is_pinged() {
+    fn another_process_is_refused_while_any_stream_is_pinged() {
         let mut peer = TestLinks::new();
         peer.add(1, Opener::Remote);
         assert_eq!(peer.links.objection_to(2, peer.now), None, "nobody asks whether it lives");
@@ -318,7 +319,7 @@ mod tests {
     }
 
     #[test]
-    fn why_a_dial_failed_is_known_until_one_succeeds() {
+    fn the_error_of_a_failed_dial_is_kept_until_a_dial_succeeds() {
         let mut peer = TestLinks::new();
         assert!(peer.links.dial_failed("refused") && !peer.links.dial_failed("refused"));
         peer.two_way(1, Opener::Remote);

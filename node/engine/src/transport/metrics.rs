@@ -156,11 +156,11 @@ pub struct Connections {
     pub outbound: bool,
     /// Whether there is a stream that the peer has opened.
     pub inbound: bool,
-    /// Since when this member could send to the peer, but had opened no stream itself. `None` if
-    /// that isn't so now.
+    /// Start of the current period in which this member can send to the peer, but has opened no
+    /// stream itself. `None` if there is no such period now.
     pub outbound_missing_since: Option<Instant>,
-    /// Since when this member could send to the peer, but the peer had opened no stream. `None` if
-    /// that isn't so now.
+    /// Start of the current period in which this member can send to the peer, but the peer has
+    /// opened no stream. `None` if there is no such period now.
     pub inbound_missing_since: Option<Instant>,
     /// Error of this member's last failed attempt to open a stream, if it has not opened one since.
     pub dial_failure: Option<String>,
@@ -258,7 +258,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_transfer_that_is_dropped_has_failed() {
+    fn a_dropped_transfer_counts_as_failed() {
         let transfers = Transfers::default();
         let counts = || {
             let counts = [&transfers.arrived, &transfers.failed].map(|count| count.load(Relaxed));

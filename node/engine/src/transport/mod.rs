@@ -19,9 +19,9 @@
 //! - Snapshots and requests have streams of their own. A member that can't open such a stream
 //!   invites the peer, on the message stream, to open it: see `invitations`.
 //! - A joining member opens its streams itself, because no other member knows it yet.
-//! - Older builds know one-way streams only. Each end of a message stream learns from the other's
-//!   hello or first frame whether it knows two-way streams. An older build is sent nothing that it
-//!   doesn't know. See `hello`.
+//! - Older builds know one-way streams only. Each end of a message stream learns from the other
+//!   end's hello or first frame whether the other end knows two-way streams. An older build is sent
+//!   nothing that it doesn't know. See `hello`.
 //!
 //! What a caller must know:
 //! 1. `Transport::send` never blocks, and queues no more than a peer's limits. A message to a peer

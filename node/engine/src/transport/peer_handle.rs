@@ -327,7 +327,7 @@ mod tests {
     }
 
     #[test]
-    fn bytes_in_the_queue_are_bounded_and_come_free_again() {
+    fn queued_bytes_are_bounded_until_their_frames_are_dropped() {
         let limits = TransportLimits { queue_bytes: 100, ..TransportLimits::default() };
         let (handle, told) = (handle(&limits), ReachabilityRecorder::default());
         let _standing = connect(&handle, &told);
@@ -350,7 +350,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_kept_for_a_peer_that_is_away() {
+    fn nothing_is_queued_for_an_unconnected_peer() {
         let handle = handle(&TransportLimits::default());
         assert_eq!(handle.push(FrameKind::Message, Bytes::new()), Err(SendError::NotConnected));
         drop(connect(&handle, &ReachabilityRecorder::default()));
@@ -358,7 +358,7 @@ mod tests {
     }
 
     #[test]
-    fn a_change_is_told_once() {
+    fn a_change_of_reachability_is_reported_once() {
         let (handle, told) = (handle(&TransportLimits::default()), ReachabilityRecorder::default());
         let standing = connect(&handle, &told);
         assert!(told.0.lock().unwrap().is_empty());

@@ -7,8 +7,8 @@ use std::{
 
 use super::StreamRefusal;
 
-/// Liveness of the process at the other end of a stream, with a newcomer that claims to be the same
-/// member.
+/// Liveness of the process at the other end of a stream. Also remembers the newcomer: a second
+/// process that claims to be the same member.
 ///
 /// A member's new process starts only after its old one has ended. So if the old process answers a
 /// ping that was sent *after* the newcomer appeared, two processes run. They run on copies of one
@@ -64,7 +64,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_newcomer_waits_until_the_process_before_it_is_seen_to_live_or_gone() {
+    fn a_newcomer_is_refused_while_the_earlier_process_may_live() {
         let start = Instant::now();
         let at = |seconds| start + Duration::from_secs(seconds);
         let mut vitals = ProcessLiveness::of(1);

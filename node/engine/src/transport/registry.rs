@@ -126,7 +126,7 @@ mod tests {
     }
 
     #[test]
-    fn a_stream_goes_on_under_each_record_that_its_process_has_proven() {
+    fn a_stream_continues_while_its_process_fits_the_record() {
         let registry = Registry::new(record(), CancellationToken::new());
         let stream = registry.register(PROOF).unwrap();
         let urls = vec![PeerUrl::parse("http://127.0.0.1:1").unwrap()];
@@ -140,7 +140,7 @@ mod tests {
     }
 
     #[test]
-    fn a_stream_ends_with_the_first_record_that_its_process_does_not_fit() {
+    fn a_stream_ends_when_its_process_no_longer_fits_the_record() {
         let another = [
             PeerRecord { incarnation: Some(Incarnation([9; 16])), ..record() },
             PeerRecord { node_key: Some(NodeKey([9; 32])), ..record() },
@@ -155,7 +155,7 @@ mod tests {
     }
 
     #[test]
-    fn a_stream_that_ended_is_forgotten_and_all_end_with_the_peer() {
+    fn an_ended_stream_is_forgotten_and_all_streams_end_with_the_peer() {
         let gone = CancellationToken::new();
         let registry = Registry::new(record(), gone.clone());
         let (first, second) =

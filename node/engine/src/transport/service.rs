@@ -118,8 +118,8 @@ pub(super) fn start(
     Ok(shared)
 }
 
-/// Starts the transport's thread. It runs all tasks until `stopping`, and then waits for those in
-/// `tasks`. The returned channel reports that the thread has ended.
+/// Starts the transport's thread. It runs all tasks until `stopping` is cancelled, and then waits
+/// for those in `tasks`. The returned channel reports that the thread has ended.
 fn spawn_thread(
     stopping: CancellationToken,
     tasks: TaskTracker,
@@ -313,8 +313,8 @@ impl TransportState {
         }
     }
 
-    /// Refuses a peer that only other members' lists contain, unless this stream may bring this
-    /// member up to date.
+    /// Checks a peer that only other members' lists contain. The peer is refused if the stream
+    /// can't bring this member up to date, or if the witness has no room for the peer.
     fn check_reported_peer(&self, hello: &Hello, opener: Opener) -> Result<(), StreamRefusal> {
         let is_invited = opener == Opener::Local && hello.purpose == StreamPurpose::TakeSnapshot;
         if !is_invited
@@ -328,12 +328,12 @@ impl TransportState {
 
     /// Returns the encoded promises of all members, as far as this member knows them. Its own
     /// promises are included.
-    pub(super) fn report(&self) -> Vec<u8> {
+    pub(super) fn encoded_promises(&self) -> Vec<u8> {
         let promised = self.events.promised();
         self.witness_file.witness().report(self.local.member, &self.local.process_claim(), promised)
     }
 
-    /// Merges the promises that a peer has reported into the witness file's memory.
+    /// Merges the promises that a peer has reported into this member's witness.
     pub(super) fn merge_report(&self, report: &[u8]) -> io::Result<()> {
         let members = self.members.read().unwrap_or_else(PoisonError::into_inner);
         let mut witness = self.witness_file.witness();
@@ -384,8 +384,8 @@ impl TransportState {
     }
 
     /// Records that `peer` refuses this member's data directory. One wrong or lying peer must not
-    /// end this member. So the refusal is reported only once too many peers refuse for any quorum
-    /// to include this member.
+    /// end this member. So the refusal is reported only when so many peers refuse that no quorum
+    /// can include this member.
     pub(super) fn handle_permanent_refusal(&self, peer: &PeerHandle, why: StreamRefusal) {
         peer.has_refused_for_good.store(true, Relaxed);
         let members = self.members.read().unwrap_or_else(PoisonError::into_inner);
@@ -428,7 +428,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn who_was_removed_is_known_by_its_id_or_its_key() {
+    fn a_removed_member_is_recognised_by_its_id_or_its_key() {
         let (id, key) = (MemberId(1), NodeKey([1; 32]));
         let members =
             PeerTable { removed: [id].into(), removed_keys: [key].into(), ..PeerTable::default() };

@@ -372,7 +372,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn neither_a_step_nor_the_whole_may_take_for_ever() {
+    fn each_step_and_the_whole_transfer_have_a_time_limit() {
         let mut pace = TransferProgress::new(0);
         let at = |seconds| pace.began + Duration::from_secs(seconds);
         let (until, what) = pace.limit(at(0));

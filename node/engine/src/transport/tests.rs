@@ -189,7 +189,7 @@ fn connect(a: &TransportNode, b: &TransportNode) {
 }
 
 /// Sends `bytes` to `node`. Returns the bytes that `node` sends before it closes the connection.
-fn say(node: &TransportNode, bytes: &[u8]) -> Vec<u8> {
+fn exchange_bytes(node: &TransportNode, bytes: &[u8]) -> Vec<u8> {
     let mut stream = TcpStream::connect(node.address()).unwrap();
     let _ = stream.write_all(bytes);
     let _ = stream.shutdown(std::net::Shutdown::Write);
@@ -221,7 +221,7 @@ fn messages_arrive_in_order_in_both_directions() {
 }
 
 #[test]
-fn a_peer_that_comes_later_is_reached() {
+fn a_peer_is_connected_once_it_knows_this_member() {
     let (a, b) = (TransportNode::start(1), TransportNode::start(2));
     b.knows(&[]);
     a.knows(&[&b]);
@@ -231,7 +231,7 @@ fn a_peer_that_comes_later_is_reached() {
 }
 
 #[test]
-fn messages_to_nobody_and_to_the_absent_are_told_apart() {
+fn sends_to_unknown_and_unconnected_peers_fail_with_different_errors() {
     let a = TransportNode::start(1);
     let nowhere = peer_at(MemberId(2), "127.0.0.1:1".parse().unwrap());
     a.transport
@@ -242,7 +242,7 @@ fn messages_to_nobody_and_to_the_absent_are_told_apart() {
 }
 
 #[test]
-fn what_does_not_fit_a_frame_is_refused_at_once() {
+fn a_message_too_long_for_a_frame_is_refused_at_once() {
     let limits = TransportLimits { frame_bytes: 100, ..TransportLimits::default() };
     let a = TransportNode::start_as(local(1), TransportEventRecorder::default(), limits);
     let nowhere = peer_at(MemberId(2), "127.0.0.1:1".parse().unwrap());
@@ -292,25 +292,25 @@ fn each_wrong_claim_is_answered_with_its_reason_and_nothing_after_it_is_read() {
         let before = a.refused(refusal.label());
         let mut bytes = bytes::BytesMut::from(&hello.encode()[..]);
         wire::frame::put(&mut bytes, wire::frame::FrameKind::Message, b"must not be read");
-        assert_eq!(answer(&say(&a, &bytes)), Some(refusal));
+        assert_eq!(answer(&exchange_bytes(&a, &bytes)), Some(refusal));
         assert_eq!(a.refused(refusal.label()), before + 1);
     }
     let mut bytes = bytes::BytesMut::from(&right.encode()[..]);
     wire::frame::put(&mut bytes, wire::frame::FrameKind::Message, b"may be read");
-    assert_eq!(answer(&say(&a, &bytes)), None);
+    assert_eq!(answer(&exchange_bytes(&a, &bytes)), None);
     eventually("the right one is read", || a.messages().len() == 1);
     assert_eq!(&a.messages()[0].1[..], b"may be read");
 }
 
 #[test]
-fn a_boot_counter_that_went_back_or_runs_twice_is_refused() {
+fn a_lower_boot_counter_or_a_second_process_with_it_is_refused() {
     let a = TransportNode::start(1);
     let nowhere = peer_at(MemberId(2), "127.0.0.1:1".parse().unwrap());
     a.transport
         .set_membership(PeerMembership { peers: vec![nowhere], ..PeerMembership::default() });
     let at = |boot, run| {
         let hello = hello_to(&a, LocalMember { boot, ..local(2) }, run);
-        answer(&say(&a, &hello.encode()))
+        answer(&exchange_bytes(&a, &hello.encode()))
     };
     assert_eq!(at(5, 1), None);
     assert_eq!(at(5, 1), None, "the same process again");
@@ -330,13 +330,14 @@ fn restarted(last: u64) -> LocalMember {
 }
 
 #[test]
-fn an_image_of_before_a_promise_is_refused_and_the_members_own_disk_is_not() {
+fn an_image_older_than_a_promise_is_refused_and_the_members_own_disk_accepted() {
     let a = TransportNode::start(1);
     let nowhere = peer_at(MemberId(2), "127.0.0.1:1".parse().unwrap());
     a.transport
         .set_membership(PeerMembership { peers: vec![nowhere], ..PeerMembership::default() });
-    let shows =
-        |as_local: LocalMember| answer(&say(&a, &hello_to(&a, as_local, as_local.run).encode()));
+    let shows = |as_local: LocalMember| {
+        answer(&exchange_bytes(&a, &hello_to(&a, as_local, as_local.run).encode()))
+    };
     assert_eq!(shows(local(2)), None);
     a.marks.record_promise(MemberId(2), acknowledged(10));
     assert_eq!(shows(restarted(9)), Some(StreamRefusal::Amnesia));
@@ -345,7 +346,7 @@ fn an_image_of_before_a_promise_is_refused_and_the_members_own_disk_is_not() {
 }
 
 #[test]
-fn who_was_let_in_by_one_that_knew_less_is_cut_off_by_what_others_tell() {
+fn an_accepted_process_is_disconnected_after_a_report_of_its_promises() {
     let (a, c) = (TransportNode::start(1), TransportNode::start(3));
     let b = TransportNode::start_as(
         restarted(9),
@@ -368,7 +369,7 @@ fn who_was_let_in_by_one_that_knew_less_is_cut_off_by_what_others_tell() {
 }
 
 #[test]
-fn what_a_member_promised_itself_is_told_to_all_and_kept() {
+fn a_member_reports_its_own_promises_and_its_peers_keep_them() {
     let (a, b) = pair();
     *b.events.promised.lock().unwrap() = acknowledged(10);
     let path = a._dir.path().join("marks");
@@ -392,7 +393,7 @@ fn a_removed_member_is_told_so_by_a_peer() {
 }
 
 #[test]
-fn a_member_is_disowned_by_as_many_as_leave_no_quorum_and_not_by_one() {
+fn refusals_are_reported_once_they_leave_no_quorum_and_not_after_one() {
     let (a, b, c) = (TransportNode::start(1), TransportNode::start(2), TransportNode::start(3));
     let knows_another_c = |node: &TransportNode, other: &TransportNode| {
         let bound = PeerRecord { incarnation: Some(Incarnation([9; 16])), ..c.as_peer() };
@@ -413,7 +414,7 @@ fn a_member_is_disowned_by_as_many_as_leave_no_quorum_and_not_by_one() {
 }
 
 #[test]
-fn who_is_a_member_on_others_word_only_is_heard_and_disowns_nobody() {
+fn a_peer_known_only_from_lists_may_send_but_can_not_disown_a_member() {
     let (a, b, c, d) = (
         TransportNode::start(1),
         TransportNode::start(2),
@@ -446,7 +447,7 @@ fn who_is_a_member_on_others_word_only_is_heard_and_disowns_nobody() {
     eventually("one says that it was removed", || d.refused("removed") > 1);
     assert!(b.events.removed.lock().unwrap().is_empty());
     let state = Hello { purpose: StreamPurpose::State, ..hello_to(&b, d.local, 4) };
-    assert_eq!(answer(&say(&b, &state.encode())), Some(StreamRefusal::Sender));
+    assert_eq!(answer(&exchange_bytes(&b, &state.encode())), Some(StreamRefusal::Sender));
     c.knows(&[&b]);
     connect(&b, &c);
     c.transport.send(MemberId(2), Bytes::from_static(b"I lead")).unwrap();
@@ -456,7 +457,7 @@ fn who_is_a_member_on_others_word_only_is_heard_and_disowns_nobody() {
 }
 
 #[test]
-fn a_member_tells_whom_it_dials_who_the_members_are_and_what_has_changed() {
+fn a_member_sends_its_list_of_members_on_connecting_and_after_changes() {
     let (a, b) = pair();
     let told = || b.events.counted.lock().unwrap().clone();
     eventually("b is told", || !told().is_empty());
@@ -469,7 +470,7 @@ fn a_member_tells_whom_it_dials_who_the_members_are_and_what_has_changed() {
 }
 
 #[test]
-fn a_stranger_that_answers_removed_is_not_believed() {
+fn a_removal_answer_from_another_cluster_is_ignored() {
     let a = TransportNode::start(1);
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let impostor = peer_at(MemberId(2), listener.local_addr().unwrap());
@@ -501,7 +502,7 @@ fn junk_on_the_port_changes_nothing() {
             1 => junk.splice(..0, good[..LEN / 2].iter().copied()).for_each(drop),
             _ => junk.splice(..0, *b"MUSTERP1\0\x01").for_each(drop),
         }
-        say(&a, &junk);
+        exchange_bytes(&a, &junk);
     }
     a.transport.send(MemberId(2), Bytes::from_static(b"still here")).unwrap();
     eventually("it still works", || b.messages().len() == 1);
@@ -509,7 +510,7 @@ fn junk_on_the_port_changes_nothing() {
 }
 
 #[test]
-fn a_peer_that_reads_nothing_costs_its_bounds_and_no_more() {
+fn the_queue_for_a_peer_that_reads_nothing_is_bounded() {
     let limits = TransportLimits {
         queue_bytes: 1 << 20,
         dead_after: PATIENCE,
@@ -532,7 +533,7 @@ fn a_peer_that_reads_nothing_costs_its_bounds_and_no_more() {
 }
 
 #[test]
-fn connections_that_never_say_hello_are_bounded_and_closed() {
+fn connections_without_a_hello_are_bounded_and_closed() {
     let start = |handshake_timeout| {
         let limits = TransportLimits {
             waiting_connections: 4,
@@ -558,7 +559,7 @@ fn connections_that_never_say_hello_are_bounded_and_closed() {
 }
 
 #[test]
-fn a_snapshot_arrives_whole_beside_the_messages() {
+fn a_snapshot_arrives_whole_while_messages_overtake_it() {
     let (a, b) = pair();
     let body: Vec<u8> = (0..3_000_000u32).map(|n| (n % 251) as u8).collect();
     let mut writer = a.transport.open_snapshot(MemberId(2), Bytes::from_static(b"head")).unwrap();
@@ -588,7 +589,7 @@ fn a_snapshot_that_cannot_be_installed_is_reported() {
 }
 
 #[test]
-fn a_snapshot_broken_off_is_not_taken_for_a_whole_one() {
+fn an_aborted_snapshot_is_not_installed() {
     let (a, b) = pair();
     let mut writer = a.transport.open_snapshot(MemberId(2), Bytes::new()).unwrap();
     writer.write_all(&vec![1; 600_000]).unwrap();
@@ -620,7 +621,7 @@ fn a_peer_that_restarts_is_reached_again() {
 }
 
 #[test]
-fn a_peer_that_is_bound_while_it_is_connected_proves_itself_anew() {
+fn a_connected_peer_is_checked_again_when_its_record_binds_an_incarnation() {
     let (a, b) = pair();
     let bind = |incarnation| {
         let peers = vec![PeerRecord { incarnation: Some(incarnation), ..b.as_peer() }];
@@ -635,7 +636,7 @@ fn a_peer_that_is_bound_while_it_is_connected_proves_itself_anew() {
 }
 
 #[tokio::test]
-async fn a_member_is_answered_and_a_stranger_is_not() {
+async fn a_request_of_a_member_is_answered_and_of_a_stranger_is_not() {
     let (a, b) = pair();
     let to = b.local.member;
     assert_eq!(a.transport.ask(to, Bytes::from_static(b"hi")).await.unwrap(), "1: hi");
@@ -648,7 +649,7 @@ async fn a_member_is_answered_and_a_stranger_is_not() {
 }
 
 #[tokio::test]
-async fn who_is_about_to_join_learns_the_members_and_fetches_the_state_as_one_of_them() {
+async fn a_joining_member_gets_the_list_of_members_and_the_state() {
     let (b, joiner) = (TransportNode::start(2), local(3));
     let url = b.as_peer().urls.remove(0);
     b.transport.set_membership(PeerMembership {
@@ -673,7 +674,7 @@ async fn who_is_about_to_join_learns_the_members_and_fetches_the_state_as_one_of
 }
 
 #[tokio::test]
-async fn a_newcomer_takes_the_state_from_the_holder_of_the_bound_key_alone() {
+async fn a_joining_member_takes_the_state_only_from_the_bound_key() {
     let dir = tempfile::tempdir().unwrap();
     let tls = crate::tls::tests::on_loopback(dir.path());
     let b = TransportNode::start_with(
@@ -702,7 +703,7 @@ async fn a_newcomer_takes_the_state_from_the_holder_of_the_bound_key_alone() {
 
 /// A change of address must not close a working stream, because messages on it would be lost.
 #[test]
-fn a_stream_goes_on_when_a_peers_address_changes() {
+fn a_stream_stays_open_when_a_peers_address_changes() {
     let (a, b) = pair();
     let port = b.address().port();
     let urls = ["http://localhost", "http://127.0.0.1", "http://192.0.2.1", "http://127.0.0.1"];

@@ -36,16 +36,16 @@ pub enum AdmitError {
 #[derive(Debug)]
 pub struct WitnessFile {
     path: PathBuf,
-    /// Memory of the peers. Its lock is never held during disk I/O.
+    /// Memory of the peers. This lock is never held during disk I/O.
     witness: Mutex<Witness>,
     /// Lock that is held while the file is written.
     file: Mutex<()>,
-    /// Version of the memory that was last written to the file.
+    /// Version of `witness` that was last written to the file.
     written: AtomicU64,
     waiting_votes: Arc<Semaphore>,
 }
 
-/// Changes of the memory that a write must make durable.
+/// Changes of a [`Witness`] that a write must make durable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RequiredDurability {
     /// Changes that must be durable before anything that depends on them is done.
@@ -69,7 +69,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl WitnessFile {
-    /// Reads the memory from the file at `path`. If there is no file, the memory is empty.
+    /// Reads the witness from the file at `path`. If there is no file, the witness knows nothing.
     ///
     /// # Errors
     /// If the file exists and can't be read.
@@ -90,13 +90,12 @@ impl WitnessFile {
         })
     }
 
-    /// Locks the memory for reading or updating.
+    /// Locks the witness for reading or updating.
     pub(super) fn witness(&self) -> MutexGuard<'_, Witness> {
         lock(&self.witness)
     }
 
-    /// Accepts `shown` as the process of `member`. If that changes what is remembered, makes it
-    /// durable. May block on the disk.
+    /// Accepts `shown` as the process of `member`, and makes this durable. May block on the disk.
     pub fn admit(&self, member: MemberId, shown: &ProcessClaim) -> Result<(), AdmitError> {
         let admitted = self.witness().admit(member, shown);
         admitted.map_err(|objection| AdmitError::Refused(objection.into()))?;

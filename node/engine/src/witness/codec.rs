@@ -1,4 +1,5 @@
-//! Encoding of the memory as the text of a file, and of a report that members send each other.
+//! Encoding of a [`Witness`](super::Witness): as the text of its file, and as the report that
+//! members send each other.
 //!
 //! The text is also meant for people: it has one line per member, and a checksum. Its numbers are
 //! decimal, except for ids and runs. In a report, each record has the same length.
@@ -234,13 +235,13 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_is_written_is_read_again(records in records()) {
+        fn records_read_back_as_written(records in records()) {
             prop_assert_eq!(from_text(&to_text(records.clone().into_iter())).unwrap(), records.clone());
             prop_assert_eq!(from_wire(&to_wire(records.clone().into_iter())).unwrap(), records);
         }
 
         #[test]
-        fn a_file_with_another_byte_is_damaged(records in records(), at: prop::sample::Index, with: u8) {
+        fn a_file_with_a_changed_byte_is_damaged(records in records(), at: prop::sample::Index, with: u8) {
             let text = to_text(records.into_iter());
             let mut bytes = text.clone().into_bytes();
             let at = at.index(bytes.len());
@@ -261,7 +262,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_cut_anywhere_is_damaged_and_one_of_a_later_version_says_so() {
+    fn a_cut_file_is_damaged_and_a_later_version_has_an_error_of_its_own() {
         let record = parse_first_version_line(&format!("a1 {} 5", "07".repeat(16))).unwrap();
         let text = to_text([record].into_iter());
         for length in 1..text.len() {
@@ -272,7 +273,7 @@ mod tests {
     }
 
     #[test]
-    fn the_first_versions_file_is_read() {
+    fn a_file_of_the_first_version_is_read() {
         let text = format!("a1 {} 5\n", "07".repeat(16));
         let records = from_text(&text).unwrap();
         let known = records[&MemberId(0xa1)];

@@ -26,12 +26,14 @@
 //! # Why no correct member is ever refused
 //!
 //! A process counts its boot durably, and then reads its disk. It is compared with promises of
-//! lower boots only. Those processes had ended by then, and ran on the same disk. Whatever they
-//! promised was durable there before the message was sent (see [`Promise`] for what follows from
-//! that later). The result never depends on the time of a comparison. So messages that come late,
-//! twice, in another order or through other members change nothing. A promise that is recorded late
-//! counts for a higher boot than it was made in. It is then compared with fewer processes, never
-//! with more.
+//! lower boots only. The processes of those boots had ended by then, and ran on the same disk.
+//! Whatever they promised was durable there before the message was sent. [`Promise`] explains what
+//! follows for the disk at a later time.
+//!
+//! The result never depends on the time of a comparison. So messages that come late, twice, in
+//! another order or through other members change nothing. A promise that is recorded late counts
+//! for a higher boot than the one that made it. So fewer processes are compared with it, never
+//! more.
 //!
 //! A member need not keep what it never sent. A crash may lose what was not synced, or was synced
 //! and not yet sent. Installing a snapshot only moves the last entry forward, because a member
@@ -54,11 +56,12 @@
 //!
 //! # What remains possible
 //!
-//! An image is accepted if no connected member knows better. Then each member of the quorum that it
-//! joins falls under one of two cases:
-//! - Since the image was taken, it received no promise of the member, neither directly nor through
-//!   others.
-//! - It received one, and lost it in a crash within the second before it was durable.
+//! An image is accepted if no connected member knows better. Then one of the following is true for
+//! each member of the quorum that the image's process joins:
+//! - That member has received no promise made after the image was taken, neither directly nor
+//!   through others.
+//! - That member has received such a promise, and lost it in a crash within the second before it
+//!   was durable.
 //!
 //! Two processes on copies of one directory can be told apart once one of them has promised
 //! anything or has been restarted. Until then they are equal, and the one with the higher boot
@@ -124,11 +127,11 @@ impl WitnessRecord {
     ///
     /// The result is the record of the higher boot, unless its disk lacks something that the lower
     /// boot promised. In that case the higher boot runs on a copied disk, and the result is the
-    /// record of the lower boot. What the copy promised was promised in the member's name. So the
-    /// lower boot's disk must have it (`high.current_promises`). The copy's record also has
-    /// promises of all boots below it (`high.earlier_promises`). The lower boot may have made some
-    /// of them itself after it read its disk. So its disk isn't compared with them, but the disk of
-    /// the next boot will be.
+    /// record of the lower boot. The copy made its promises in the member's name, so the lower
+    /// boot's disk must have them (`high.current_promises`). The copy's record also has promises of
+    /// all boots below it (`high.earlier_promises`). The lower boot may have made some of these
+    /// itself after it read its disk. So the lower boot's disk isn't compared with these, but the
+    /// disk of the next boot will be.
     fn merge_boots(low: &Self, high: &Self) -> Self {
         let higher = Self {
             earlier_promises: low
@@ -185,11 +188,11 @@ pub enum ClaimRejection {
     Amnesia,
 }
 
-/// Number of known members at which no member is added any more that only other members' lists
+/// Once this many members are known, no further member is recorded that only other members' lists
 /// contain.
 const MAX_KNOWN_MEMBERS: usize = 256;
 
-/// Memory that this member has of its peers.
+/// Memory that this member has of its peers: their processes and promises.
 #[derive(Clone, Debug, Default)]
 pub struct Witness {
     known: BTreeMap<MemberId, WitnessRecord>,
@@ -343,7 +346,7 @@ impl Witness {
         self.version += u64::from(self.known.len() != before);
     }
 
-    /// Returns the version of the memory. It rises with every change.
+    /// Returns the version of this witness. It rises with every change.
     pub fn version(&self) -> u64 {
         self.version
     }
@@ -354,7 +357,7 @@ impl Witness {
         self.urgent
     }
 
-    /// Returns the memory as the text of a file.
+    /// Returns the content of this witness as the text of a file.
     pub fn encode(&self) -> String {
         codec::to_text(self.known.iter().map(|(member, known)| (*member, *known)))
     }
@@ -362,7 +365,7 @@ impl Witness {
     /// Decodes the text that [`encode`](Self::encode) of this or an earlier version wrote.
     ///
     /// # Errors
-    /// If the text is damaged. A damaged file is not an empty memory.
+    /// If the text is damaged. A damaged file doesn't count as an empty one.
     pub fn decode(text: &str) -> Result<Self, WitnessDecodeError> {
         Ok(Self { known: codec::from_text(text)?, ..Self::default() })
     }

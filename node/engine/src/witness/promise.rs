@@ -6,9 +6,10 @@ use node_consensus::{Message, MessageKind};
 /// was on the member's disk before the message with the promise was sent. The following holds for
 /// the disk at any later time:
 /// - The term never goes back, and a member votes at most once in a term.
-/// - Within one term, a member's log follows the log of that term's leader, which never truncates
-///   it. So the log doesn't end before an index that the member acknowledged in that term. In a
-///   higher term it may, because uncommitted entries can be replaced.
+/// - Within one term, a member's log follows the log of that term's leader, and the leader never
+///   truncates its own log. So the member's log doesn't end before an index that the member
+///   acknowledged in that term. In a higher term the log may end earlier, because uncommitted
+///   entries can be replaced.
 /// - A committed entry is in the log of every later leader, so it is never truncated.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Promise {
@@ -41,9 +42,9 @@ impl Promise {
         }
     }
 
-    /// Returns this promise, given that entries up to `commit` are known in `term` to be committed.
-    /// For a later `term`, nothing changes: the committed entries may differ from the acknowledged
-    /// ones.
+    /// Returns this promise with its `floor` raised, for a member that in `term` knows entries up
+    /// to `commit` to be committed. If `term` is later than the promise's term, the promise is
+    /// returned unchanged: the committed entries may differ from the acknowledged ones.
     #[must_use]
     pub fn with_commit(self, term: u64, commit: u64) -> Self {
         if term > self.term {
@@ -112,7 +113,7 @@ mod tests {
     }
 
     #[test]
-    fn each_thing_that_was_forgotten_is_found() {
+    fn a_disk_that_lacks_any_part_of_a_promise_is_found() {
         let given = promise(5, 2, 10, 7);
         for (what, less) in [
             ("the term", disk(4, 2, 10)),
@@ -127,7 +128,7 @@ mod tests {
     }
 
     #[test]
-    fn of_two_promises_the_higher_terms_counts_and_committed_entries_always() {
+    fn merged_promises_keep_the_higher_term_and_all_committed_entries() {
         assert_eq!(promise(5, 2, 10, 7).merge(promise(6, 0, 8, 3)), promise(6, 0, 8, 7));
         assert_eq!(promise(6, 0, 8, 3).merge(promise(5, 2, 10, 7)), promise(6, 0, 8, 7));
         assert_eq!(promise(5, 0, 10, 0).merge(promise(5, 2, 3, 1)), promise(5, 2, 10, 1));
@@ -135,7 +136,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_committed_in_a_later_term_need_not_be_what_was_acknowledged() {
+    fn a_commit_index_of_a_later_term_does_not_raise_the_floor() {
         let given = promise(5, 0, 10, 0);
         assert_eq!(given.with_commit(5, 8), promise(5, 0, 10, 8));
         assert_eq!(given.with_commit(4, 8), promise(5, 0, 10, 8));
@@ -145,7 +146,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_waited_for_the_disk_is_a_promise() {
+    fn only_messages_that_wait_for_the_disk_are_promises() {
         let message =
             |kind, reject| Message { term: 3, index: 9, reject, ..Message::new(kind, 1, 2) };
         for kind in [

@@ -36,7 +36,7 @@ fn restarted(witness: &Witness) -> Witness {
 }
 
 #[test]
-fn another_directory_under_the_old_name_is_refused_for_ever() {
+fn another_data_directory_of_the_same_member_is_refused_for_ever() {
     let mut witness = Witness::default();
     witness.admit(B, &blank(5, 1)).unwrap();
     let wiped = ProcessClaim { incarnation: Incarnation([8; 16]), ..blank(9, 2) };
@@ -59,7 +59,7 @@ fn a_boot_counter_never_goes_back_and_belongs_to_one_process() {
 }
 
 #[test]
-fn an_image_of_before_a_promise_is_refused_and_the_members_own_disk_is_not() {
+fn an_image_older_than_a_promise_is_refused_and_the_members_own_disk_accepted() {
     let mut witness = Witness::default();
     witness.admit(B, &blank(5, 1)).unwrap();
     witness.record_promise(B, acknowledged(3, 10).with_commit(3, 8));
@@ -78,7 +78,7 @@ fn an_image_of_before_a_promise_is_refused_and_the_members_own_disk_is_not() {
 }
 
 #[test]
-fn a_process_is_not_held_to_what_it_has_promised_since_it_began() {
+fn a_process_is_not_compared_with_its_own_promises() {
     let mut witness = Witness::default();
     witness.admit(B, &blank(5, 1)).unwrap();
     witness.record_promise(B, acknowledged(3, 10));
@@ -88,7 +88,7 @@ fn a_process_is_not_held_to_what_it_has_promised_since_it_began() {
 }
 
 #[test]
-fn promises_of_all_boots_before_count_together() {
+fn promises_of_all_earlier_boots_are_merged() {
     let mut witness = Witness::default();
     witness.admit(B, &blank(5, 1)).unwrap();
     witness.record_promise(B, acknowledged(3, 10));
@@ -99,7 +99,7 @@ fn promises_of_all_boots_before_count_together() {
 }
 
 #[test]
-fn who_was_let_in_by_one_that_knew_less_is_found_out() {
+fn a_process_accepted_for_lack_of_knowledge_is_refused_after_a_report() {
     let (mut knows, mut less) = (Witness::default(), Witness::default());
     for witness in [&mut knows, &mut less] {
         witness.admit(B, &blank(5, 1)).unwrap();
@@ -115,7 +115,7 @@ fn who_was_let_in_by_one_that_knew_less_is_found_out() {
 }
 
 #[test]
-fn an_older_process_is_found_out_when_somebody_has_seen_a_later_one() {
+fn an_older_process_is_refused_once_a_report_names_a_later_one() {
     let (mut one, mut other) = (Witness::default(), Witness::default());
     one.admit(B, &blank(5, 1)).unwrap();
     other.admit(B, &blank(6, 2)).unwrap();
@@ -129,7 +129,7 @@ fn an_older_process_is_found_out_when_somebody_has_seen_a_later_one() {
 }
 
 #[test]
-fn two_processes_with_one_boot_counter_are_both_put_out() {
+fn two_processes_with_the_same_boot_counter_are_both_refused() {
     let (mut one, mut other) = (Witness::default(), Witness::default());
     one.admit(B, &blank(6, 1)).unwrap();
     one.record_promise(B, acknowledged(3, 10));
@@ -147,7 +147,7 @@ fn two_processes_with_one_boot_counter_are_both_put_out() {
 }
 
 #[test]
-fn a_forgetful_process_that_somebody_let_in_does_not_put_out_the_member_elsewhere() {
+fn a_process_on_an_older_image_does_not_displace_the_member_elsewhere() {
     for boot in [6, 5] {
         let (mut knows, mut less) = (Witness::default(), Witness::default());
         knows.admit(B, &blank(4, 1)).unwrap();
@@ -170,7 +170,7 @@ fn a_forgetful_process_that_somebody_let_in_does_not_put_out_the_member_elsewher
 /// A new member knows nothing of the past. So it may accept either process, and the one with the
 /// higher boot counter wins.
 #[test]
-fn a_member_is_taken_again_once_a_copy_of_it_is_found_out() {
+fn a_member_is_accepted_again_once_its_copy_is_refused() {
     let member = shown(8, 1, disk(3, 0, 10));
     let copy = shown(9, 2, disk(3, 0, 15));
     let (mut knows, mut new, mut newer) =
@@ -199,7 +199,7 @@ fn a_member_is_taken_again_once_a_copy_of_it_is_found_out() {
 /// A peer had accepted a process on a copy of the directory, which then made promises. The original
 /// is refused, because its disk lacks what the copy promised.
 #[test]
-fn a_member_that_lacks_what_a_copy_promised_is_not_taken_again() {
+fn a_member_that_lacks_promises_of_its_copy_is_not_accepted_again() {
     let member = shown(8, 1, disk(3, 0, 10));
     let (mut knows, mut new) = (Witness::default(), Witness::default());
     knows.admit(B, &member).unwrap();
@@ -212,7 +212,7 @@ fn a_member_that_lacks_what_a_copy_promised_is_not_taken_again() {
 }
 
 #[test]
-fn strangers_find_no_room_once_there_are_many() {
+fn there_is_no_room_for_strangers_beyond_the_maximum_of_known_members() {
     let mut witness = Witness::default();
     for id in 0..MAX_KNOWN_MEMBERS as u64 {
         assert!(witness.has_room(MemberId(100 + id)));
@@ -223,7 +223,7 @@ fn strangers_find_no_room_once_there_are_many() {
 }
 
 #[test]
-fn a_process_is_new_until_it_was_let_in() {
+fn a_process_is_new_until_it_is_admitted() {
     let mut witness = Witness::default();
     assert_eq!(witness.is_new(B, &blank(5, 1)), Ok(true));
     witness.admit(B, &blank(5, 1)).unwrap();
@@ -233,7 +233,7 @@ fn a_process_is_new_until_it_was_let_in() {
 }
 
 #[test]
-fn nothing_is_learnt_of_strangers_of_another_directory_or_from_junk() {
+fn reports_of_strangers_or_of_another_directory_and_junk_are_ignored() {
     let (mut from, mut to) = (Witness::default(), Witness::default());
     from.admit(MemberId(9), &blank(1, 1)).unwrap();
     let wiped = ProcessClaim { incarnation: Incarnation([8; 16]), ..blank(9, 9) };
@@ -247,7 +247,7 @@ fn nothing_is_learnt_of_strangers_of_another_directory_or_from_junk() {
 }
 
 #[test]
-fn what_is_told_says_what_the_teller_promised_too() {
+fn a_report_includes_the_promises_of_its_sender() {
     let mut witness = Witness::default();
     let report = Witness::default().report(B, &blank(5, 1), acknowledged(3, 10));
     witness.merge_report(&report, |_, _| true).unwrap();
@@ -256,7 +256,7 @@ fn what_is_told_says_what_the_teller_promised_too() {
 }
 
 #[test]
-fn boots_and_votes_are_urgent_and_all_else_is_only_news() {
+fn only_boots_and_votes_are_urgent_changes() {
     let mut witness = Witness::default();
     witness.admit(B, &blank(5, 1)).unwrap();
     assert_eq!(witness.urgent(), witness.version());
@@ -277,7 +277,7 @@ fn boots_and_votes_are_urgent_and_all_else_is_only_news() {
 }
 
 #[test]
-fn who_was_removed_is_forgotten() {
+fn a_removed_member_is_forgotten() {
     let mut witness = Witness::default();
     witness.admit(B, &blank(5, 1)).unwrap();
     let version = witness.version();
@@ -288,7 +288,7 @@ fn who_was_removed_is_forgotten() {
 }
 
 #[test]
-fn the_first_versions_memory_still_counts() {
+fn a_file_of_the_first_version_still_counts() {
     let text = format!("b {INCARNATION} 5\n");
     let mut witness = Witness::decode(&text).unwrap();
     assert_eq!(witness.admit(B, &blank(4, 1)), Err(ClaimRejection::Boot));
@@ -321,7 +321,7 @@ enum HistoryEvent {
     Stream(usize),
     /// One witness sends another its report.
     Tell(usize, usize),
-    /// A witness crashes, and restarts with the memory that it last wrote.
+    /// A witness crashes, and restarts with the state that it last wrote to disk.
     Crash(usize),
     Flush(usize),
 }
@@ -436,7 +436,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 2_000, ..ProptestConfig::default() })]
 
     #[test]
-    fn a_member_that_is_well_is_never_refused(steps in proptest::collection::vec(steps(), 1..60)) {
+    fn a_correct_member_is_never_refused(steps in proptest::collection::vec(steps(), 1..60)) {
         let mut history = MemberHistory::new();
         for step in steps {
             let done = history.step(step);
@@ -447,7 +447,7 @@ proptest! {
     /// A witness that received the latest promise refuses every earlier image that lacks it. Other
     /// reports don't change that, and neither does starting the image several times.
     #[test]
-    fn an_image_is_refused_by_whoever_heard_what_came_after(
+    fn an_image_is_refused_by_a_witness_of_later_promises(
         first in proptest::collection::vec(steps(), 1..30),
         later in proptest::collection::vec(steps(), 1..30),
         starts in 1..4_u64,

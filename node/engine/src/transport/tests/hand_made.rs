@@ -40,7 +40,11 @@ fn read(stream: &mut TcpStream, kind: wire::frame::FrameKind) -> Vec<u8> {
 }
 
 /// Accepts the next connection of `node`, and answers its hello as the member `local`.
-fn take(listener: &std::net::TcpListener, node: &TransportNode, local: LocalMember) -> TcpStream {
+fn accept_stream(
+    listener: &std::net::TcpListener,
+    node: &TransportNode,
+    local: LocalMember,
+) -> TcpStream {
     let (mut stream, _) = listener.accept().unwrap();
     stream.set_read_timeout(Some(PATIENCE)).unwrap();
     stream.read_exact(&mut [0; LEN]).unwrap();
@@ -55,7 +59,7 @@ fn knows_member_two(node: &TransportNode) {
 }
 
 #[test]
-fn a_snapshot_of_another_length_or_checksum_than_it_ends_with_is_refused() {
+fn a_snapshot_with_a_wrong_length_or_checksum_at_its_end_is_refused() {
     let a = TransportNode::start(1);
     knows_member_two(&a);
     let body = b"the whole store";
@@ -88,8 +92,8 @@ fn the_newer_of_two_streams_of_a_peer_ends_the_older() {
     eventually("the second is read", || a.messages().len() == 2);
 }
 
-/// Returns a transport of member 1. It dials `listener` as its peer 2.
-fn dials(listener: &std::net::TcpListener) -> TransportNode {
+/// Returns a transport of member 1. It node_that_dials `listener` as its peer 2.
+fn node_that_dials(listener: &std::net::TcpListener) -> TransportNode {
     let limits = TransportLimits { dead_after: PATIENCE * 2, ..TransportLimits::default() };
     let node = TransportNode::start_as(local(1), TransportEventRecorder::default(), limits);
     let slow = peer_at(MemberId(2), listener.local_addr().unwrap());
@@ -100,12 +104,12 @@ fn dials(listener: &std::net::TcpListener) -> TransportNode {
 
 /// Accepts a message stream that `node` opens, reads nothing from it, and fills its queue. Returns
 /// the stream and the number of queued messages.
-fn filled(
+fn open_and_fill_queue(
     listener: &std::net::TcpListener,
     node: &TransportNode,
     message: &Bytes,
 ) -> (TcpStream, usize) {
-    let unread = take(listener, node, local(2));
+    let unread = accept_stream(listener, node, local(2));
     eventually("it is connected", || !node.transport.connected().is_empty());
     // First fill the sockets' buffers, and the batch that is being written.
     let (mut sent, before) = (0, node.transport.counters().dropped_full);
@@ -118,45 +122,45 @@ fn filled(
     (unread, sent)
 }
 
-fn lose(stream: TcpStream, node: &TransportNode) {
+fn drop_and_wait_for_loss(stream: TcpStream, node: &TransportNode) {
     drop(stream);
     eventually("its loss is seen", || node.transport.connected().is_empty());
 }
 
 #[test]
-fn what_waited_for_a_lost_stream_is_not_sent_on_the_next() {
+fn messages_queued_for_a_lost_stream_are_not_sent_on_the_next() {
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-    let a = dials(&listener);
+    let a = node_that_dials(&listener);
     // With messages of 64 KiB, the queue holds more than one batch.
-    let (unread, _) = filled(&listener, &a, &Bytes::from(vec![7; 64 << 10]));
-    lose(unread, &a);
-    let mut next = take(&listener, &a, local(2));
+    let (unread, _) = open_and_fill_queue(&listener, &a, &Bytes::from(vec![7; 64 << 10]));
+    drop_and_wait_for_loss(unread, &a);
+    let mut next = accept_stream(&listener, &a, local(2));
     eventually("it is connected again", || !a.transport.connected().is_empty());
     a.transport.send(MemberId(2), Bytes::from_static(b"fresh")).unwrap();
     assert_eq!(read(&mut next, wire::frame::FrameKind::Message), b"fresh");
 }
 
 #[test]
-fn what_was_lost_with_a_stream_takes_no_room_of_the_next() {
+fn messages_lost_with_a_stream_free_their_room_in_the_queue() {
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-    let a = dials(&listener);
+    let a = node_that_dials(&listener);
     let message = Bytes::from(vec![7; 1 << 20]);
     for round in 0..3 {
-        let (unread, sent) = filled(&listener, &a, &message);
+        let (unread, sent) = open_and_fill_queue(&listener, &a, &message);
         assert!(sent >= 60, "{sent} of 64 MiB in round {round}");
-        lose(unread, &a);
+        drop_and_wait_for_loss(unread, &a);
     }
 }
 
 #[test]
-fn another_member_that_answers_for_the_one_that_was_dialled_is_refused() {
+fn an_answer_by_another_member_than_the_dialled_one_is_refused() {
     let a = TransportNode::start(1);
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let dialled = peer_at(MemberId(2), listener.local_addr().unwrap());
     let other = peer_at(MemberId(3), "127.0.0.1:1".parse().unwrap());
     let peers = vec![dialled, other];
     a.transport.set_membership(PeerMembership { peers, ..PeerMembership::default() });
-    let mut stream = take(&listener, &a, local(3));
+    let mut stream = accept_stream(&listener, &a, local(3));
     let ended = stream.read(&mut [0]);
     assert!(matches!(&ended, Ok(0)) || ended.is_err_and(|e| e.kind() != io::ErrorKind::WouldBlock));
     assert_eq!(a.refused("unknown_member"), 1);
@@ -192,10 +196,10 @@ fn a_peer_of_an_older_build_is_sent_nothing_on_the_stream_that_it_opens() {
 }
 
 #[test]
-fn a_peer_of_an_older_build_that_answers_is_sent_what_it_knows_only() {
+fn an_older_build_that_was_dialled_is_sent_only_frames_that_it_knows() {
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-    let a = dials(&listener);
-    let mut stream = take(&listener, &a, local(2));
+    let a = node_that_dials(&listener);
+    let mut stream = accept_stream(&listener, &a, local(2));
     eventually("it is connected", || is_connected(&a));
     a.transport.send(MemberId(2), Bytes::from_static(b"hello")).unwrap();
     let mut kind = wire::frame::FrameKind::Ping as u8;
@@ -214,10 +218,10 @@ fn a_peer_of_an_older_build_that_answers_is_sent_what_it_knows_only() {
 }
 
 #[test]
-fn when_the_carrier_breaks_what_is_sent_takes_the_other_stream() {
+fn messages_take_the_other_stream_when_the_carrier_breaks() {
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-    let a = dials(&listener);
-    let mut dialled = take(&listener, &a, local(2));
+    let a = node_that_dials(&listener);
+    let mut dialled = accept_stream(&listener, &a, local(2));
     eventually("it is connected", || is_connected(&a));
     let mut stands_by = open_two_way(&a);
     write(&mut stands_by, wire::frame::FrameKind::Ping, &[]);
@@ -229,13 +233,13 @@ fn when_the_carrier_breaks_what_is_sent_takes_the_other_stream() {
     a.transport.send(MemberId(2), Bytes::from_static(b"2")).unwrap();
     assert_eq!(read(&mut stands_by, wire::frame::FrameKind::Message), b"2");
     // The transport dials the peer again, but keeps the present carrier.
-    let _again = take(&listener, &a, local(2));
+    let _again = accept_stream(&listener, &a, local(2));
     a.transport.send(MemberId(2), Bytes::from_static(b"3")).unwrap();
     assert_eq!(read(&mut stands_by, wire::frame::FrameKind::Message), b"3");
 }
 
 #[test]
-fn an_invitation_is_for_what_has_one_and_from_whom_it_may_be() {
+fn malformed_invitations_and_unknown_tokens_are_refused() {
     let unknown = [0xff, 0, 0, 0, 0, 0, 0, 0, 1];
     let messages = [0, 0, 0, 0, 0, 0, 0, 0, 1];
     for invitation in [&messages[..], &unknown[..], &[5], &[]] {

@@ -9,7 +9,7 @@ fn unreachable_peer(id: u64) -> PeerRecord {
 
 /// Returns connected members 1 and 2. Only member 2 can connect: member 1 has a wrong address of
 /// member 2.
-fn half_a_pair() -> (TransportNode, TransportNode) {
+fn one_way_pair() -> (TransportNode, TransportNode) {
     let (a, b) = (TransportNode::start(1), TransportNode::start(2));
     let peers = vec![unreachable_peer(2)];
     a.transport.set_membership(PeerMembership { peers, ..PeerMembership::default() });
@@ -20,7 +20,7 @@ fn half_a_pair() -> (TransportNode, TransportNode) {
 
 #[test]
 fn one_connection_carries_messages_in_order_in_both_directions() {
-    let (a, b) = half_a_pair();
+    let (a, b) = one_way_pair();
     let message = |n: u32| Bytes::copy_from_slice(&n.to_be_bytes());
     for n in 0..1000 {
         a.transport.send(MemberId(2), message(n)).unwrap();
@@ -36,8 +36,8 @@ fn one_connection_carries_messages_in_order_in_both_directions() {
 }
 
 #[test]
-fn the_members_tell_each_other_who_the_members_are_over_one_connection() {
-    let (a, b) = half_a_pair();
+fn lists_of_members_and_promises_go_both_ways_over_one_connection() {
+    let (a, b) = one_way_pair();
     let told = |node: &TransportNode| !node.events.counted.lock().unwrap().is_empty();
     eventually("both are told", || told(&a) && told(&b));
     *a.events.promised.lock().unwrap() = acknowledged(10);
@@ -53,7 +53,7 @@ fn the_members_tell_each_other_who_the_members_are_over_one_connection() {
 
 #[test]
 fn snapshots_and_requests_go_both_ways_over_connections_of_one_side() {
-    let (a, b) = half_a_pair();
+    let (a, b) = one_way_pair();
     for (from, to) in [(&a, &b), (&b, &a)] {
         let body: Vec<u8> = (0..1_000_000u32).map(|n| (n % 251) as u8).collect();
         let id = to.local.member;
@@ -69,7 +69,7 @@ fn snapshots_and_requests_go_both_ways_over_connections_of_one_side() {
 }
 
 #[test]
-fn a_member_on_others_word_is_given_no_answer_on_an_invitation() {
+fn a_peer_known_only_from_lists_gets_no_answer_on_an_invitation() {
     let (a, b) = (TransportNode::start(1), TransportNode::start(2));
     let peers = vec![unreachable_peer(2)];
     a.transport.set_membership(PeerMembership { peers, ..PeerMembership::default() });
@@ -89,10 +89,10 @@ fn a_member_on_others_word_is_given_no_answer_on_an_invitation() {
 }
 
 #[test]
-fn a_process_of_before_is_kept_out_whichever_side_has_connected() {
-    let (a, b) = half_a_pair();
+fn a_second_process_is_refused_whichever_side_has_connected() {
+    let (a, b) = one_way_pair();
     let another = LocalMember { boot: 2, run: 99, ..local(2) };
-    let shown = || answer(&say(&a, &hello_to(&a, another, 99).encode()));
+    let shown = || answer(&exchange_bytes(&a, &hello_to(&a, another, 99).encode()));
     eventually("the other process is seen to live", || shown() == Some(StreamRefusal::Boot));
     drop(b);
     eventually("it has ended", || shown().is_none());
@@ -100,7 +100,7 @@ fn a_process_of_before_is_kept_out_whichever_side_has_connected() {
 
 #[test]
 fn each_side_knows_which_direction_fails() {
-    let (a, b) = half_a_pair();
+    let (a, b) = one_way_pair();
     let connections = |node: &TransportNode| node.transport.traffic()[0].connections.clone();
     eventually("a has failed", || connections(&a).dial_failure.is_some());
     assert!(!connections(&a).outbound && connections(&a).inbound);

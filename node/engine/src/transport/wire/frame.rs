@@ -167,7 +167,7 @@ mod tests {
     }
 
     #[test]
-    fn frames_come_out_as_they_went_in() {
+    fn frames_read_back_as_written() {
         let mut bytes = BytesMut::new();
         put(&mut bytes, FrameKind::Ping, b"");
         put(&mut bytes, FrameKind::Message, &[7; 100_000]);
@@ -213,7 +213,7 @@ mod tests {
     }
 
     #[test]
-    fn a_small_payload_keeps_nothing_alive_but_itself() {
+    fn a_small_payload_does_not_keep_the_buffer_alive() {
         let mut bytes = BytesMut::new();
         for n in 0..100u8 {
             put(&mut bytes, FrameKind::Message, &[n; 40]);

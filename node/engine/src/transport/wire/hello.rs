@@ -402,13 +402,13 @@ mod tests {
     }
 
     #[test]
-    fn what_fits_is_accepted() {
+    fn a_matching_hello_is_accepted() {
         let key = Some(NodeKey([9; 32]));
         assert_eq!(hello().check(&local(), Ok(&peer()), key), Ok(()));
     }
 
     #[test]
-    fn each_thing_that_does_not_fit_is_refused_with_its_reason() {
+    fn each_mismatch_in_a_hello_is_refused_with_its_reason() {
         let key = Some(NodeKey([9; 32]));
         let cases = [
             (Hello { cluster: ClusterId(8), ..hello() }, key, StreamRefusal::Cluster),
@@ -430,14 +430,14 @@ mod tests {
     }
 
     #[test]
-    fn a_removed_member_of_another_cluster_learns_only_that_it_is_another_cluster() {
+    fn a_removed_member_of_another_cluster_is_refused_for_the_cluster() {
         let foreign = Hello { cluster: ClusterId(8), ..hello() };
         assert_eq!(foreign.check(&local(), Err(true), None), Err(StreamRefusal::Cluster));
     }
 
     proptest! {
         #[test]
-        fn what_is_decoded_encodes_to_the_same_bytes(mut bytes in proptest::array::uniform32(any::<u8>()), tail in proptest::collection::vec(any::<u8>(), LEN - 32), good in any::<bool>()) {
+        fn a_decoded_hello_encodes_to_the_same_bytes(mut bytes in proptest::array::uniform32(any::<u8>()), tail in proptest::collection::vec(any::<u8>(), LEN - 32), good in any::<bool>()) {
             if good {
                 bytes[..12].copy_from_slice(b"MUSTERP1\0\x02\x01\x03");
                 bytes[12..16].fill(0);
