@@ -5,8 +5,8 @@
 //! next line that gets through reports the count. So reads and writes of clients never wait for the
 //! log (etcd #22214).
 //!
-//! There is one exception. A line with the field `fatal = true` is waited for, for a short time,
-//! because the process ends right after it.
+//! There is one exception. A thread that logs a line with the field `fatal = true` waits for a
+//! short time until the line is written, because the process ends right after it.
 
 use std::{
     fmt::{self, Write as _},
@@ -321,7 +321,7 @@ mod tests {
     }
 
     #[test]
-    fn a_log_is_written_through_no_link_and_waits_on_no_pipe() {
+    fn a_log_file_that_is_a_link_or_a_pipe_is_refused() {
         let dir = tempfile::tempdir().unwrap();
         let path = |name: &str| dir.path().join(name);
         std::fs::write(path("victim"), "").unwrap();
@@ -357,7 +357,7 @@ mod tests {
     }
 
     #[test]
-    fn lines_for_people_are_one_line_each() {
+    fn a_console_line_contains_no_line_break() {
         let text = logged(LogLineFormat::Console, || tracing::info!(index = 7_u64, "two\nlines"));
         assert_eq!(text.lines().count(), 1);
         assert!(text.contains("\tinfo\t") && text.contains("\ttwo lines\t\"index\":7"), "{text}");
@@ -390,7 +390,7 @@ mod tests {
     }
 
     #[test]
-    fn a_stuck_reader_costs_lines_not_time_and_the_next_line_says_how_many() {
+    fn with_a_stuck_reader_lines_are_dropped_and_counted_without_waiting() {
         let gate = Arc::new((Mutex::new(false), Condvar::new()));
         let memory = MemoryWriter::default();
         let writer = Box::new(StuckWriter(Arc::clone(&gate), memory.clone()));

@@ -104,17 +104,17 @@ async fn etcdctl_manages_users_and_is_refused_as_by_stock_etcd() {
         assert!(is_as_expected, "{said}: {text}");
     }
     for member in &members {
-        nothing_has(root.path(), "canary");
+        assert_no_file_contains(root.path(), "canary");
         assert!(!member.log().contains("canary"));
     }
 }
 
 /// Asserts that no file below `folder` contains `text`.
-fn nothing_has(folder: &Path, text: &str) {
+fn assert_no_file_contains(folder: &Path, text: &str) {
     for entry in std::fs::read_dir(folder).unwrap() {
         let path = entry.unwrap().path();
         if path.is_dir() {
-            nothing_has(&path, text);
+            assert_no_file_contains(&path, text);
         } else {
             let bytes = std::fs::read(&path).unwrap_or_default();
             let found = bytes.windows(text.len()).any(|window| window == text.as_bytes());
@@ -136,7 +136,7 @@ async fn read(member: &TestMember, token: &str) -> Result<(), Status> {
 }
 
 #[tokio::test]
-async fn a_token_of_one_member_is_good_at_every_other() {
+async fn a_token_of_one_member_is_accepted_by_every_other() {
     let root = tempfile::tempdir().unwrap();
     let mut members = start_three(root.path());
     let leader = wait_settled(&as_refs(&members)).await;
@@ -150,7 +150,7 @@ async fn a_token_of_one_member_is_good_at_every_other() {
             read(taker, &token).await.unwrap();
         }
         let (letters, _) = token.split_once('.').unwrap();
-        nothing_has(root.path(), letters);
+        assert_no_file_contains(root.path(), letters);
     }
     let follower = (leader + 1) % 3;
     members[follower].kill();
@@ -169,5 +169,5 @@ async fn a_token_of_one_member_is_good_at_every_other() {
         }
     };
     read(other, &after).await.unwrap();
-    nothing_has(root.path(), "canary");
+    assert_no_file_contains(root.path(), "canary");
 }

@@ -94,7 +94,7 @@ async fn both_serve(members: &[TestMember]) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn proposals_that_nobody_could_apply_are_not_taken_from_a_peer() {
+async fn proposals_that_no_member_could_apply_are_refused_from_a_peer() {
     let root = tempfile::tempdir().unwrap();
     let (members, leader, address, ids) = two_of_three(root.path()).await;
     let mut stream = open(&address, &ids, MESSAGES, 1);

@@ -110,7 +110,7 @@ fn kinds() -> Vec<(String, Option<&'static str>)> {
 }
 
 #[test]
-fn each_kind_of_client_certificate_is_taken_or_refused_in_words() {
+fn each_kind_of_client_certificate_is_accepted_or_the_log_says_why_not() {
     for (commands, refused) in kinds() {
         let root = tempfile::tempdir().unwrap();
         let dir = root.path();
@@ -148,7 +148,7 @@ fn each_kind_of_client_certificate_is_taken_or_refused_in_words() {
 }
 
 #[test]
-fn a_certificate_of_our_own_that_cannot_be_used_ends_the_start_in_words() {
+fn an_unusable_certificate_of_the_member_ends_the_start_with_a_reason() {
     let request = "openssl req -new -keyout s.key -out s.csr -subj /CN=server";
     let sign =
         "openssl x509 -req -in s.csr -CA ca.crt -CAkey ca.key -CAcreateserial -days 30 -out s.crt";
@@ -182,7 +182,7 @@ fn a_certificate_of_our_own_that_cannot_be_used_ends_the_start_in_words() {
 }
 
 #[test]
-fn a_ca_of_which_nobody_can_be_checked_is_told_of_at_the_start() {
+fn an_unusable_ca_is_reported_at_the_start() {
     let root = tempfile::tempdir().unwrap();
     let weak = "openssl req -x509 -newkey rsa:1024 -nodes -keyout w.key -out w.crt -subj /CN=weak
                 cat w.crt >> ca.crt";

@@ -69,7 +69,7 @@ fn an_unsupported_or_incomplete_configuration_is_a_usage_error() {
 }
 
 #[test]
-fn what_is_wrong_in_a_file_is_a_usage_error_with_its_line() {
+fn an_invalid_config_file_is_a_usage_error_with_its_line() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("etcd.yml");
     let path = path.to_str().unwrap();

@@ -53,7 +53,7 @@ fn corrupt_value(member: &TestMember) {
 }
 
 /// Repeats a request until it succeeds: there may be no leader for a while.
-async fn answered<T>(mut ask: impl AsyncFnMut() -> Result<T, Status>) -> T {
+async fn retry<T>(mut ask: impl AsyncFnMut() -> Result<T, Status>) -> T {
     let start = Instant::now();
     loop {
         match ask().await {
@@ -66,7 +66,7 @@ async fn answered<T>(mut ask: impl AsyncFnMut() -> Result<T, Status>) -> T {
 
 async fn alarms(member: &TestMember) -> Vec<(u64, AlarmType)> {
     let mut maintenance = MaintenanceClient::new(member.channel());
-    let answer = answered(async || maintenance.alarm(AlarmRequest::default()).await).await;
+    let answer = retry(async || maintenance.alarm(AlarmRequest::default()).await).await;
     answer.into_inner().alarms.iter().map(|a| (a.member_id, a.alarm())).collect()
 }
 
@@ -116,12 +116,12 @@ async fn a_member_whose_file_has_changed_stops_serving_and_can_be_replaced() {
     assert!(ill.http("/readyz").contains("[-]data_corruption failed"));
     // The corrupt member still answers requests that help to diagnose it: the member list, alarms
     // and its hash.
-    assert_eq!(answered(async || ill.members().await).await.len(), 3);
+    assert_eq!(retry(async || ill.members().await).await.len(), 3);
     assert_ne!(ill.hash(last).await.unwrap(), well[0].hash(last).await.unwrap());
     let raised = format!("muster_alarm{{alarm=\"CORRUPT\",member_id=\"{id:x}\"}}");
     for member in well {
         assert!(put_with_retries(member, "l", "value").await > last);
-        assert_eq!(answered(async || member.get("k").await).await.as_deref(), Some("value"));
+        assert_eq!(retry(async || member.get("k").await).await.as_deref(), Some("value"));
         eventually("it is well itself", || member.http("/health").contains(r#"{"health":"true""#));
         assert_eq!(metric(member, &raised), 1);
     }
@@ -129,13 +129,13 @@ async fn a_member_whose_file_has_changed_stops_serving_and_can_be_replaced() {
     let list = || etcdctl(&well[0].client_url, &["alarm", "list"]);
     eventually("it is listed", || list().is_none_or(|(_, said)| said.contains(&line)));
 
-    it_does_not_lead(&members).await;
+    assert_hands_over_leadership(&members).await;
     replace(&mut members, id, root.path()).await;
 }
 
-/// Asserts that the corrupt member hands over leadership as soon as it gets it: a leader sends its
-/// data to others.
-async fn it_does_not_lead(members: &[TestMember]) {
+/// Asserts that the corrupt member hands over leadership as soon as it becomes the leader, because
+/// a leader sends its data to others.
+async fn assert_hands_over_leadership(members: &[TestMember]) {
     let target_id = members[2].member_id().await;
     let led = |member: &TestMember| metric(member, "etcd_server_is_leader") == 1;
     let leader = wait_settled(&as_refs(members)).await;
@@ -168,15 +168,15 @@ async fn replace(members: &mut Vec<TestMember>, id: u64, root: &Path) {
 
     let lower = AlarmRequest { action: 2, member_id: id, alarm: AlarmType::Corrupt.into() };
     let mut maintenance = MaintenanceClient::new(members[0].channel());
-    answered(async || maintenance.alarm(lower).await).await;
+    retry(async || maintenance.alarm(lower).await).await;
     let revision = put_with_retries(&members[2], "k", "anew").await;
     wait_same_hash(members, revision).await;
-    compared(members, 3).await;
+    wait_until_compared(members, 3).await;
     assert!(alarms(&members[0]).await.is_empty());
 }
 
 /// Waits until the data of all three members has been compared `times` more times.
-async fn compared(members: &[TestMember], times: u64) {
+async fn wait_until_compared(members: &[TestMember], times: u64) {
     let count = || -> u64 {
         members
             .iter()
@@ -229,12 +229,12 @@ async fn nobody_is_alarmed_by_load_compactions_restarts_or_another_leader() {
                 members[2].wait_ready();
             }
         }
-        compared(&members, 1).await;
+        wait_until_compared(&members, 1).await;
         writer.await.unwrap();
         revision = put_with_retries(&members[0], "k", "value").await;
     }
     wait_same_hash(&members, revision).await;
-    compared(&members, 3).await;
+    wait_until_compared(&members, 3).await;
     for member in &members {
         assert_eq!(alarms(member).await, []);
         assert!(!member.log().contains("differ"), "{}", member.log());

@@ -25,7 +25,7 @@ async fn put(member: &TestMember, key: String, bytes: usize) -> Result<(), tonic
 }
 
 #[tokio::test]
-async fn a_full_disk_refuses_what_grows_and_serves_the_rest_until_there_is_space_again() {
+async fn with_a_full_disk_growing_writes_are_refused_until_there_is_space() {
     let root = tempfile::tempdir().unwrap();
     let Some(small) = SmallFilesystem::mount(&root.path().join("small"), 400) else {
         return report_skip("no tmpfs can be mounted");
@@ -79,7 +79,7 @@ async fn alarms(member: &TestMember) -> Vec<(u64, AlarmType)> {
 }
 
 #[tokio::test]
-async fn a_failed_sync_ends_the_process_unacknowledged_and_the_restart_has_what_was_told() {
+async fn a_failed_sync_ends_the_process_and_loses_nothing_acknowledged() {
     for (errno, advice) in [("EIO", "the disk failed"), ("ENOSPC", "the disk is full")] {
         let root = tempfile::tempdir().unwrap();
         let mut member = TestMember::alone(root.path());
@@ -107,7 +107,7 @@ async fn a_failed_sync_ends_the_process_unacknowledged_and_the_restart_has_what_
 }
 
 #[tokio::test]
-async fn a_store_that_was_cut_to_nothing_is_missed() {
+async fn an_emptied_store_file_is_noticed() {
     let root = tempfile::tempdir().unwrap();
     let mut member = TestMember::alone(root.path());
     member.start();

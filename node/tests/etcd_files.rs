@@ -46,7 +46,7 @@ async fn write_history(member: &TestMember) -> i64 {
     member.put("last", "one").await.unwrap()
 }
 
-async fn everything(member: &TestMember, revision: i64) -> RangeResponse {
+async fn full_range(member: &TestMember, revision: i64) -> RangeResponse {
     let all = b"\0".as_slice();
     let request = RangeRequest {
         key: all.into(),
@@ -87,7 +87,7 @@ fn save(from: &TestMember, file: &Path) {
 }
 
 /// Waits until `member` serves the last key that [`write_history`] wrote.
-async fn serving(member: &TestMember) {
+async fn wait_until_serving(member: &TestMember) {
     let start = std::time::Instant::now();
     while member.get("last").await.ok().flatten().as_deref() != Some("one") {
         assert!(start.elapsed() < common::WAIT_LIMIT, "{}", member.log());
@@ -100,13 +100,13 @@ async fn serving(member: &TestMember) {
 async fn assert_same(one: &TestMember, other: &TestMember, revision: i64) {
     for at in [revision, revision - 1, revision * 3 / 4, revision / 2 + 1] {
         assert_eq!(one.hash(at).await.unwrap(), other.hash(at).await.unwrap(), "at {at}");
-        assert_eq!(everything(one, at).await, everything(other, at).await, "at {at}");
+        assert_eq!(full_range(one, at).await, full_range(other, at).await, "at {at}");
     }
     assert_eq!(other.put("next", "one").await.unwrap(), revision + 1);
 }
 
 #[tokio::test]
-async fn stock_etcd_starts_from_what_its_own_etcdctl_saved_of_us() {
+async fn stock_etcd_starts_from_a_snapshot_that_etcdctl_saved_from_this_node() {
     if !has_stock() {
         return;
     }
@@ -122,14 +122,14 @@ async fn stock_etcd_starts_from_what_its_own_etcdctl_saved_of_us() {
     assert!(whole && status.contains(&format!(", {revision}, ")), "{status}");
     let mut theirs = stock(root.path());
     start_from(&file, Command::new("etcdctl"), &mut theirs);
-    serving(&theirs).await;
+    wait_until_serving(&theirs).await;
     assert_same(&ours, &theirs, revision).await;
     let log = theirs.log();
     assert!(!log.contains("panic") && !log.contains("fatal"), "{log}");
 }
 
 #[tokio::test]
-async fn a_node_starts_from_what_etcdctl_saved_of_an_etcd_and_goes_back() {
+async fn this_node_starts_from_a_snapshot_of_etcd_and_etcd_from_one_of_it() {
     if !has_stock() {
         return;
     }
@@ -142,7 +142,7 @@ async fn a_node_starts_from_what_etcdctl_saved_of_an_etcd_and_goes_back() {
     save(&theirs, &file);
     let mut ours = TestMember::alone(root.path());
     start_from(&file, common::node_command(), &mut ours);
-    serving(&ours).await;
+    wait_until_serving(&ours).await;
     assert_same(&theirs, &ours, revision).await;
 
     let back = root.path().join("back.db");
@@ -151,6 +151,6 @@ async fn a_node_starts_from_what_etcdctl_saved_of_an_etcd_and_goes_back() {
     std::fs::create_dir(&elsewhere).unwrap();
     let mut again = stock(&elsewhere);
     start_from(&back, Command::new("etcdctl"), &mut again);
-    serving(&again).await;
+    wait_until_serving(&again).await;
     assert_same(&ours, &again, revision + 1).await;
 }

@@ -122,7 +122,7 @@ async fn an_image_taken_while_the_member_ran_and_put_back_is_refused() {
 }
 
 #[tokio::test]
-async fn of_a_clone_and_its_original_the_one_that_forgot_something_is_refused() {
+async fn of_a_clone_and_its_original_the_one_that_lacks_state_is_refused() {
     let root = tempfile::tempdir().unwrap();
     let mut members = start_three(root.path());
     puts(&members[0], "before").await;
@@ -162,7 +162,7 @@ async fn of_a_clone_and_its_original_the_one_that_forgot_something_is_refused() 
 /// Nothing is written after the copy is made, so the clone lacks no state. It is refused because
 /// its original is connected.
 #[tokio::test]
-async fn a_clone_that_forgot_nothing_is_refused_while_its_original_lives() {
+async fn a_clone_that_lacks_nothing_is_refused_while_its_original_lives() {
     let root = tempfile::tempdir().unwrap();
     let members = start_three_led_by_first(root.path());
     let had = log_end(&members).await;
@@ -187,7 +187,7 @@ async fn a_clone_that_forgot_nothing_is_refused_while_its_original_lives() {
 }
 
 #[tokio::test]
-async fn a_wiped_disk_under_the_old_name_is_refused() {
+async fn a_member_with_a_wiped_disk_is_refused() {
     let root = tempfile::tempdir().unwrap();
     let mut members = start_three(root.path());
     puts(&members[0], "before").await;
@@ -201,7 +201,7 @@ async fn a_wiped_disk_under_the_old_name_is_refused() {
 /// If the wiped members weren't refused, the two could elect each other with empty logs, under
 /// their old ids.
 #[tokio::test]
-async fn two_of_three_that_are_wiped_at_once_begin_nothing_beside_the_one_that_knows_them() {
+async fn two_wiped_members_of_three_begin_no_cluster_beside_the_third() {
     let root = tempfile::tempdir().unwrap();
     let mut members = start_three(root.path());
     puts(&members[0], "before").await;
@@ -216,7 +216,7 @@ async fn two_of_three_that_are_wiped_at_once_begin_nothing_beside_the_one_that_k
 }
 
 #[tokio::test]
-async fn a_member_that_is_well_is_never_refused_however_often_it_is_killed() {
+async fn a_correct_member_is_never_refused_however_often_it_is_killed() {
     let root = tempfile::tempdir().unwrap();
     let mut members = three_members(root.path());
     for member in &mut members {

@@ -27,7 +27,7 @@ use node_proto::etcdserverpb::MemberAddRequest;
 const VALUES: usize = 12;
 const VALUE_BYTES: usize = 1 << 20;
 /// Number of bytes that the relay forwards on a limited connection.
-const SOME: u64 = 4 << 20;
+const CONNECTION_LIMIT: u64 = 4 << 20;
 
 /// A proxy in front of a member's peer port. It forwards a limited number of bytes to the dialling
 /// side, and then breaks or stalls the connection.
@@ -81,7 +81,7 @@ impl Relay {
         let _ = (from.shutdown(Shutdown::Both), to.shutdown(Shutdown::Both));
     }
 
-    fn lets_through(&self, bytes: u64, then_breaks: bool) {
+    fn limit_connections(&self, bytes: u64, then_breaks: bool) {
         self.breaks.store(then_breaks, SeqCst);
         self.passes.store(bytes, SeqCst);
     }
@@ -130,7 +130,7 @@ impl RelayedCluster {
     /// Asserts that `new`, whose earlier attempt to join failed, joins now.
     async fn check_joins(&mut self, mut new: TestMember) {
         assert!(!new.data_dir.join("member/wal").exists(), "it has begun nothing: {}", new.log());
-        self.relay.lets_through(u64::MAX, false);
+        self.relay.limit_connections(u64::MAX, false);
         new.start();
         new.wait_ready_after(0);
         assert!(!new.data_dir.join("member/snap/joining").exists());
@@ -140,11 +140,11 @@ impl RelayedCluster {
 }
 
 #[tokio::test]
-async fn a_state_that_breaks_off_is_an_error_and_the_next_start_fetches_it_anew() {
+async fn an_interrupted_state_transfer_is_an_error_and_the_next_start_repeats_it() {
     let root = tempfile::tempdir().unwrap();
     let mut cluster = cluster(root.path()).await;
     let mut new = cluster.newcomer(root.path()).await;
-    cluster.relay.lets_through(SOME, true);
+    cluster.relay.limit_connections(CONNECTION_LIMIT, true);
     new.start();
     assert_eq!(new.exit_code(), Some(1), "{}", new.log());
     let why = "cannot fetch the cluster's state from any member: ";
@@ -154,11 +154,11 @@ async fn a_state_that_breaks_off_is_an_error_and_the_next_start_fetches_it_anew(
 }
 
 #[tokio::test]
-async fn a_newcomer_that_is_told_to_stop_while_it_fetches_the_state_ends_at_once_and_well() {
+async fn a_newcomer_that_is_stopped_while_it_fetches_the_state_exits_at_once_with_0() {
     let root = tempfile::tempdir().unwrap();
     let mut cluster = cluster(root.path()).await;
     let mut new = cluster.newcomer(root.path()).await;
-    cluster.relay.lets_through(SOME, false);
+    cluster.relay.limit_connections(CONNECTION_LIMIT, false);
     new.start();
     let ended = Arc::clone(&cluster.relay.ended);
     eventually("the stream stalls", || ended.load(SeqCst) > 0);

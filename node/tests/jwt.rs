@@ -29,7 +29,7 @@ fn fixture(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("state/src/auth/jwt/fixtures").join(name)
 }
 
-fn signs(private: &Path, method: &str) -> String {
+fn signing_flag(private: &Path, method: &str) -> String {
     format!("--auth-token=jwt,priv-key={},sign-method={method},ttl=10m", private.display())
 }
 
@@ -76,21 +76,21 @@ fn signed(header: &Value, payload: &Value, key: &[u8]) -> String {
     format!("{text}.{}", BASE64URL_NOPAD.encode(tag.as_ref()))
 }
 
-fn old() -> (Code, String) {
+fn old_revision_error() -> (Code, String) {
     (Code::InvalidArgument, "etcdserver: revision of auth store is old".to_owned())
 }
 
-fn invalid() -> (Code, String) {
+fn invalid_token_error() -> (Code, String) {
     (Code::Unauthenticated, "etcdserver: invalid auth token".to_owned())
 }
 
 #[tokio::test]
-async fn a_token_of_one_member_counts_on_all_and_who_has_no_private_key_signs_none() {
+async fn a_signed_token_counts_on_all_members_but_only_the_private_key_signs() {
     let root = tempfile::tempdir().unwrap();
     let mut members = three_members(root.path());
     let (private, public) = (fixture("rsa.pem"), fixture("rsa-pub.pem"));
     for member in &mut members[..2] {
-        member.args.push(signs(&private, "RS256"));
+        member.args.push(signing_flag(&private, "RS256"));
     }
     let checks = format!("--auth-token=jwt,pub-key={},sign-method=RS256", public.display());
     members[2].args.push(checks);
@@ -119,7 +119,7 @@ async fn a_token_of_one_member_counts_on_all_and_who_has_no_private_key_signs_no
         // A user was added, so the revision of the auth store changed: no member accepts the older
         // token.
         for member in &members {
-            assert_eq!(get(member, &token).await, Err(old()), "{}", member.name);
+            assert_eq!(get(member, &token).await, Err(old_revision_error()), "{}", member.name);
         }
     }
     for member in &members {
@@ -139,7 +139,7 @@ async fn a_token_with_another_signing_method_or_key_is_refused() {
     let mut member = TestMember::alone(root.path());
     let key = root.path().join("key");
     std::fs::write(&key, KEY).unwrap();
-    member.args.push(signs(&key, "HS256"));
+    member.args.push(signing_flag(&key, "HS256"));
     member.start();
     member.wait_ready();
     with_users(&member).await;
@@ -158,7 +158,10 @@ async fn a_token_with_another_signing_method_or_key_is_refused() {
         assert_eq!(get(&member, &token).await, Err(denied.clone()), "{name}");
     }
     for other in [0, revision - 1, revision + 7] {
-        assert_eq!(get(&member, &by_key(&says("root", other, LATER))).await, Err(old()));
+        assert_eq!(
+            get(&member, &by_key(&says("root", other, LATER))).await,
+            Err(old_revision_error())
+        );
     }
     let (body, tag) = given.rsplit_once('.').unwrap();
     let none = signed(&json!({ "alg": "none" }), &good, KEY);
@@ -183,20 +186,20 @@ async fn a_token_with_another_signing_method_or_key_is_refused() {
         by_key(&json!({ "username": ["root"], "revision": revision })),
         by_key(&json!({ "username": "a".repeat(10_000), "revision": revision, "nbf": LATER })),
     ] {
-        assert_eq!(get(&member, &token).await, Err(invalid()), "{token}");
+        assert_eq!(get(&member, &token).await, Err(invalid_token_error()), "{token}");
     }
     // Next are a token that isn't UTF-8, and one that is longer than any allowed header.
     let mut request = Request::new(RangeRequest { key: "k".into(), ..Default::default() });
     let bytes = MetadataValue::try_from(&b"\xff\xfe\x80"[..]).unwrap();
     request.metadata_mut().insert("token", bytes);
     let status = KvClient::new(member.channel()).range(request).await.unwrap_err();
-    assert_eq!((status.code(), status.message().to_owned()), invalid());
+    assert_eq!((status.code(), status.message().to_owned()), invalid_token_error());
     assert!(get(&member, &"a".repeat(20_000)).await.is_err());
     assert_eq!(get(&member, &given).await, Ok(()), "it still serves");
 }
 
 #[tokio::test]
-async fn simple_tokens_say_nothing_where_tokens_are_signed() {
+async fn simple_tokens_are_refused_where_tokens_are_signed() {
     let root = tempfile::tempdir().unwrap();
     let mut members = start_three(root.path());
     with_users(&members[0]).await;
@@ -205,17 +208,17 @@ async fn simple_tokens_say_nothing_where_tokens_are_signed() {
     // Members restart one after the other, so that the cluster always has a quorum.
     for member in &mut members {
         assert_eq!(member.stop(), Some(0));
-        member.args.push(signs(&fixture("ed.pem"), "EdDSA"));
+        member.args.push(signing_flag(&fixture("ed.pem"), "EdDSA"));
         member.start();
         member.wait_ready();
     }
-    assert_eq!(get(&members[0], &simple).await, Err(invalid()));
+    assert_eq!(get(&members[0], &simple).await, Err(invalid_token_error()));
     let token = authenticate(&members[0], "root").await.unwrap();
     assert_eq!(get(&members[1], &token).await, Ok(()));
 }
 
 #[test]
-fn options_that_cannot_be_followed_end_it_with_code_2_and_what_to_do() {
+fn unusable_options_end_the_process_with_code_2_and_advice() {
     let rsa = fixture("rsa.pem").display().to_string();
     for (spec, text) in [
         ("jwt".to_owned(), "sign-method must be one of HS256"),

@@ -38,7 +38,7 @@ async fn put_with(member: &TestMember, key: &str, lease: i64) {
     KvClient::new(member.channel()).put(put).await.unwrap();
 }
 
-async fn left(member: &TestMember, id: i64) -> Result<LeaseTimeToLiveResponse, Status> {
+async fn time_to_live(member: &TestMember, id: i64) -> Result<LeaseTimeToLiveResponse, Status> {
     let request = LeaseTimeToLiveRequest { id, keys: true };
     Ok(leases(member).lease_time_to_live(request).await?.into_inner())
 }
@@ -50,7 +50,7 @@ async fn keep_alive(member: &TestMember, id: i64) -> Result<i64, Status> {
 }
 
 /// Repeats a request until it succeeds: there is no leader for a while after the old one was lost.
-async fn again<T>(mut ask: impl AsyncFnMut() -> Result<T, Status>) -> T {
+async fn retry<T>(mut ask: impl AsyncFnMut() -> Result<T, Status>) -> T {
     let start = Instant::now();
     loop {
         match ask().await {
@@ -71,21 +71,21 @@ async fn every_member_grants_shows_keeps_alive_and_revokes() {
         put_with(&members[(n + 1) % 3], &format!("k{n}"), id).await;
         for other in &members {
             assert_eq!(keep_alive(other, id).await.unwrap(), 500);
-            let found = left(other, id).await.unwrap();
+            let found = time_to_live(other, id).await.unwrap();
             assert!((400..=501).contains(&found.ttl), "{found:?}");
             assert_eq!((found.granted_ttl, found.keys), (500, vec![format!("k{n}").into()]));
             assert_eq!(keep_alive(other, id + 1_000_000).await.unwrap(), 0);
         }
         leases(&members[(n + 2) % 3]).lease_revoke(LeaseRevokeRequest { id }).await.unwrap();
         for other in &members {
-            assert_eq!(left(other, id).await.unwrap().ttl, -1);
+            assert_eq!(time_to_live(other, id).await.unwrap().ttl, -1);
             assert_eq!(other.get(&format!("k{n}")).await.unwrap(), None);
         }
     }
 }
 
 #[tokio::test]
-async fn many_streams_of_one_member_are_each_told_of_their_own_leases() {
+async fn each_stream_of_one_member_gets_answers_about_its_own_leases() {
     let root = tempfile::tempdir().unwrap();
     let members = start_three(root.path());
     let leader = wait_settled(&as_refs(&members)).await;
@@ -103,7 +103,7 @@ async fn many_streams_of_one_member_are_each_told_of_their_own_leases() {
 }
 
 #[tokio::test]
-async fn a_lease_outlives_its_leader_by_no_more_than_it_had() {
+async fn a_lease_outlives_its_leader_by_no_more_than_its_ttl() {
     let root = tempfile::tempdir().unwrap();
     let mut members = start_three(root.path());
     let leader = wait_settled(&as_refs(&members)).await;
@@ -116,18 +116,18 @@ async fn a_lease_outlives_its_leader_by_no_more_than_it_had() {
     let other = &members[(leader + 1) % 3];
     // Under the new leader, the lease may last its whole TTL again. The election before that takes
     // time as well.
-    let found = again(async || left(other, short).await).await;
+    let found = retry(async || time_to_live(other, short).await).await;
     assert!(found.ttl <= ttl + 1, "{found:?}");
-    while again(async || other.get("short").await).await.is_some() {
+    while retry(async || other.get("short").await).await.is_some() {
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
     assert!(start.elapsed() >= Duration::from_secs(5), "it ended early");
-    assert_eq!(left(other, short).await.unwrap().ttl, -1);
+    assert_eq!(time_to_live(other, short).await.unwrap().ttl, -1);
     assert_eq!(keep_alive(other, long).await.unwrap(), 500);
     members[leader].start();
     members[leader].wait_ready();
     let back = &members[leader];
-    assert_eq!(again(async || keep_alive(back, long).await).await, 500);
+    assert_eq!(retry(async || keep_alive(back, long).await).await, 500);
     let url = back.client_url.clone();
     eventually("it has seen that the lease has ended", || {
         etcdctl(&url, &["get", "short", "--consistency=s"])

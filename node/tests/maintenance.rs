@@ -58,7 +58,7 @@ async fn one_members_quota_stops_the_writes_of_all_and_a_compaction_makes_room()
 }
 
 /// Writes and compacts, so that the file is much larger than its data. Returns the last revision.
-async fn grown(member: &TestMember) -> i64 {
+async fn write_and_compact(member: &TestMember) -> i64 {
     let value = "x".repeat(100_000);
     let mut revision = 0;
     for n in 0..60 {
@@ -85,7 +85,7 @@ async fn etcdctl_defrag_shrinks_each_members_file_while_writes_go_on() {
     let root = tempfile::tempdir().unwrap();
     let members = start_three(root.path());
     wait_settled(&as_refs(&members)).await;
-    let revision = grown(&members[0]).await;
+    let revision = write_and_compact(&members[0]).await;
     wait_same_hash(&members, revision).await;
     let before: Vec<u64> = members.iter().map(store_bytes).collect();
     let endpoint = members[0].client_url.clone();
@@ -108,12 +108,12 @@ async fn etcdctl_defrag_shrinks_each_members_file_while_writes_go_on() {
 }
 
 #[tokio::test]
-async fn a_member_killed_at_any_step_of_a_defragmentation_starts_with_all_that_it_had() {
+async fn a_member_killed_at_any_step_of_a_defragmentation_keeps_all_data() {
     let root = tempfile::tempdir().unwrap();
     let mut member = TestMember::alone(root.path());
     member.start();
     member.wait_ready();
-    let revision = grown(&member).await;
+    let revision = write_and_compact(&member).await;
     let hash = member.hash(revision).await.unwrap();
     let mut killed = 0;
     for step in 1.. {
@@ -142,7 +142,7 @@ async fn a_member_killed_at_any_step_of_a_defragmentation_starts_with_all_that_i
 }
 
 /// Waits until `revision` is compacted.
-async fn compacted_away(member: &TestMember, revision: i64) {
+async fn wait_until_compacted(member: &TestMember, revision: i64) {
     let start = Instant::now();
     loop {
         let read = RangeRequest { key: "k".into(), revision, ..RangeRequest::default() };
@@ -167,10 +167,10 @@ async fn the_leader_compacts_what_is_older_than_a_period_and_so_does_the_next_on
     let leader = wait_settled(&as_refs(&members)).await;
     let first = put_with_retries(&members[leader], "k", "1").await;
     let second = put_with_retries(&members[leader], "k", "2").await;
-    compacted_away(&members[(leader + 1) % 3], first).await;
+    wait_until_compacted(&members[(leader + 1) % 3], first).await;
     members[leader].kill();
     members.remove(leader);
     put_with_retries(&members[0], "k", "3").await;
-    compacted_away(&members[1], second).await;
+    wait_until_compacted(&members[1], second).await;
     assert_eq!(members[0].get("k").await.unwrap().as_deref(), Some("3"));
 }

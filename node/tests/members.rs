@@ -324,17 +324,17 @@ async fn an_operation_is_carried_out_once_and_a_stale_plan_never() {
 }
 
 /// Gives `mover` a new peer URL through `asked`, and restarts it there.
-async fn moved(asked: &TestMember, mover: &mut TestMember) -> String {
+async fn move_to_new_peer_url(asked: &TestMember, mover: &mut TestMember) -> String {
     let [peer] = free_ports();
     let new = format!("http://127.0.0.1:{peer}");
     update(asked, mover.member_id().await, &[&new]).await.unwrap();
     assert_eq!(mover.stop(), Some(0));
-    starts_at(mover, &new);
+    start_with_peer_url(mover, &new);
     new
 }
 
 /// Starts `mover` with another peer URL in its flags.
-fn starts_at(mover: &mut TestMember, new: &str) {
+fn start_with_peer_url(mover: &mut TestMember, new: &str) {
     let old = peer_url(mover);
     for arg in &mut mover.args {
         if arg.starts_with("--listen-peer") || arg.starts_with("--initial-advertise") {
@@ -346,7 +346,7 @@ fn starts_at(mover: &mut TestMember, new: &str) {
 }
 
 /// Moves leadership to `members[to]`.
-async fn lead(members: &[&TestMember], to: usize) {
+async fn move_leadership(members: &[&TestMember], to: usize) {
     let target_id = members[to].member_id().await;
     let start = Instant::now();
     loop {
@@ -362,7 +362,7 @@ async fn lead(members: &[&TestMember], to: usize) {
 }
 
 /// Starts a stopped member, and waits until it has the newest data and serves a linearizable read.
-async fn catches_up(away: &mut TestMember, leader: &TestMember) {
+async fn start_and_catch_up(away: &mut TestMember, leader: &TestMember) {
     away.start();
     let revision = put_with_retries(leader, "while-it-was-away", "x").await;
     let start = Instant::now();
@@ -374,7 +374,7 @@ async fn catches_up(away: &mut TestMember, leader: &TestMember) {
 }
 
 #[tokio::test]
-async fn a_returning_member_hears_a_leader_that_was_added_meanwhile() {
+async fn a_returning_member_follows_a_leader_that_was_added_meanwhile() {
     let root = tempfile::tempdir().unwrap();
     let mut members = start_three_led_by_first(root.path());
     let ports = free_ports();
@@ -393,8 +393,8 @@ async fn a_returning_member_hears_a_leader_that_was_added_meanwhile() {
     members[2].kill();
     new.start();
     new.wait_ready();
-    lead(&[&members[0], &members[1], &new], 2).await;
-    catches_up(&mut members[2], &new).await;
+    move_leadership(&[&members[0], &members[1], &new], 2).await;
+    start_and_catch_up(&mut members[2], &new).await;
     assert!(new.status().await.unwrap().leader == new.member_id().await, "it led all the time");
 }
 
@@ -405,9 +405,9 @@ async fn a_returning_member_finds_a_leader_that_moved_meanwhile() {
     members[2].kill();
     let [one, mover, away] = &mut members[..] else { unreachable!("three") };
     wait_settled(&[one, mover]).await;
-    moved(one, mover).await;
-    lead(&[one, mover], 1).await;
-    catches_up(away, mover).await;
+    move_to_new_peer_url(one, mover).await;
+    move_leadership(&[one, mover], 1).await;
+    start_and_catch_up(away, mover).await;
     assert!(mover.status().await.unwrap().leader == mover.member_id().await, "it led all the time");
 }
 
@@ -419,7 +419,7 @@ async fn a_member_whose_new_peer_url_nobody_knows_announces_it_itself() {
     let [others @ .., mover] = &mut members[..] else { unreachable!("three") };
     assert_eq!(mover.stop(), Some(0));
     let [peer] = free_ports();
-    starts_at(mover, &format!("http://127.0.0.1:{peer}"));
+    start_with_peer_url(mover, &format!("http://127.0.0.1:{peer}"));
     let revision = put_with_retries(&others[0], "moved", "x").await;
     wait_same_hash(&members, revision).await;
 }
@@ -430,7 +430,7 @@ async fn a_member_moves_to_other_peer_urls_by_update_then_restart() {
     let mut members = start_three(root.path());
     let id = members[2].member_id().await;
     let [one, _, mover] = &mut members[..] else { unreachable!("three") };
-    let new = moved(one, mover).await;
+    let new = move_to_new_peer_url(one, mover).await;
     let revision = put_with_retries(&members[2], "moved", "x").await;
     wait_same_hash(&members, revision).await;
     let listed = members[0].members().await.unwrap();
@@ -438,14 +438,14 @@ async fn a_member_moves_to_other_peer_urls_by_update_then_restart() {
     assert_eq!((moved.peer_ur_ls.as_slice(), moved.is_learner), ([new].as_slice(), false));
 }
 
-/// Number of changes of a follower's peer URL while it is written to.
+/// Number of changes of a follower's peer URL while clients write through that follower.
 const MOVES: usize = 40;
 
 #[tokio::test]
-async fn no_put_is_lost_while_the_peer_url_of_the_member_that_passes_it_on_changes() {
+async fn no_put_is_lost_while_the_forwarding_member_changes_its_peer_url() {
     let root = tempfile::tempdir().unwrap();
-    // A lost put would time out and fail the test. Elections are off, because one could also make a
-    // put fail.
+    // A lost put would time out and fail the test. Elections are off, because an election could
+    // also make a put fail.
     let members = start_three_led_by_first(root.path());
     let follower = &members[1];
     let id = follower.member_id().await;
@@ -494,7 +494,7 @@ async fn a_leader_that_is_removed_hands_over_first() {
 }
 
 #[tokio::test]
-async fn a_member_that_the_cluster_does_not_expect_is_told_why() {
+async fn a_member_that_the_cluster_does_not_expect_logs_why_it_can_not_join() {
     let root = tempfile::tempdir().unwrap();
     let members = start_three(root.path());
     let ports = free_ports();
@@ -519,7 +519,7 @@ async fn a_member_that_the_cluster_does_not_expect_is_told_why() {
 }
 
 #[tokio::test]
-async fn a_new_member_whose_disk_is_wiped_is_not_taken_for_itself() {
+async fn a_new_member_with_a_wiped_disk_is_refused() {
     let root = tempfile::tempdir().unwrap();
     let members = start_three(root.path());
     let mut new = joiner(root.path(), "d", &members, free_ports());
@@ -572,7 +572,7 @@ async fn one_member_becomes_three_and_serves_all_the_time() {
 }
 
 #[tokio::test]
-async fn a_member_that_was_wiped_and_is_started_as_new_says_that_its_cluster_runs() {
+async fn a_wiped_member_started_as_new_reports_that_its_cluster_runs() {
     let root = tempfile::tempdir().unwrap();
     let members = start_three(root.path());
     let mut new = joiner(root.path(), "d", &members, free_ports());

@@ -10,8 +10,8 @@ use common::{TestMember, etcdctl, eventually, free_ports, start_three};
 use node_proto::etcdserverpb::MemberAddRequest;
 
 /// Metrics that the alerts and the dashboard of etcd's mixin use (contrib/mixin in etcd's
-/// repository). kube-prometheus has the same ones. `up` is missing, because Prometheus itself makes
-/// it.
+/// repository). kube-prometheus uses the same metrics. `up` is missing, because Prometheus itself
+/// makes it.
 const READ: &[&str] = &[
     "etcd_disk_backend_commit_duration_seconds_bucket",
     "etcd_disk_wal_fsync_duration_seconds_bucket",
@@ -132,7 +132,7 @@ impl Scrape {
 }
 
 #[tokio::test]
-async fn every_metric_that_etcds_dashboard_and_alerts_read_is_there() {
+async fn every_metric_that_etcds_dashboard_and_alerts_use_exists() {
     let root = tempfile::tempdir().unwrap();
     let members = start_three(root.path());
     let mut ids = Vec::new();
@@ -186,7 +186,7 @@ async fn every_metric_that_etcds_dashboard_and_alerts_read_is_there() {
 }
 
 #[tokio::test]
-async fn calls_are_counted_by_the_version_that_clients_say() {
+async fn calls_are_counted_by_the_version_that_clients_state() {
     let root = tempfile::tempdir().unwrap();
     let mut member = TestMember::alone(root.path());
     member.start();
@@ -206,7 +206,7 @@ async fn calls_are_counted_by_the_version_that_clients_say() {
 }
 
 #[tokio::test]
-async fn the_state_that_a_new_member_fetches_is_counted_where_it_comes_from() {
+async fn a_state_that_a_new_member_fetches_is_counted_at_its_source() {
     let root = tempfile::tempdir().unwrap();
     let [peer, client, new_peer, new_client] = free_ports();
     let first = format!("one=http://127.0.0.1:{peer}");

@@ -120,7 +120,7 @@ fn members_and_clients_prove_themselves_and_the_cluster_serves() {
 }
 
 #[test]
-fn a_snapshot_is_saved_over_mutual_tls_and_by_nobody_without_a_certificate() {
+fn a_snapshot_is_saved_over_mutual_tls_only_with_a_certificate() {
     let mut cluster = three(None);
     cluster.start();
     let file = |name: &str| cluster.tls(1).join(name).display().to_string();
@@ -150,7 +150,7 @@ fn a_snapshot_is_saved_over_mutual_tls_and_by_nobody_without_a_certificate() {
 }
 
 #[test]
-fn an_expired_certificate_of_a_bound_key_is_an_alarm_and_the_cluster_forms() {
+fn an_expired_certificate_of_a_bound_key_only_causes_an_alarm() {
     let mut cluster = three(Some(2));
     cluster.start();
     let said =
@@ -189,7 +189,7 @@ fn a_member_of_the_right_ca_with_another_key_is_refused() {
 }
 
 #[test]
-fn bindings_outlive_the_document() {
+fn bindings_stay_in_force_without_the_document() {
     let mut cluster = three(None);
     cluster.start();
     for member in &mut cluster.members {
@@ -201,7 +201,7 @@ fn bindings_outlive_the_document() {
 }
 
 #[test]
-fn another_incarnation_than_the_documents_never_starts() {
+fn a_member_with_another_incarnation_than_in_the_document_never_starts() {
     let mut cluster = three(None);
     let marker = cluster.members[1].data_dir.join("muster-incarnation");
     std::fs::write(marker, format!("{}\n", "f".repeat(32))).unwrap();

@@ -149,7 +149,7 @@ impl KeyedCluster {
 
     /// Restarts the last member with a key that differs from its bound one. Asserts that its log
     /// names the bound key, and that the other members refuse it. Then restarts it with `key`.
-    async fn sees_the_last_one_refused_until_it_has_its_key(&mut self, key: &KeyPair) {
+    async fn assert_last_member_is_refused_until_it_has_its_key(&mut self, key: &KeyPair) {
         let last = self.members.len() - 1;
         let ready = self.members[last].log().matches("ready to serve").count();
         self.restart_with_another_key(last);
@@ -180,7 +180,7 @@ fn peer_url(member: &TestMember) -> String {
 }
 
 #[tokio::test]
-async fn a_newcomer_is_let_in_with_the_key_that_it_was_added_with_and_no_other() {
+async fn a_newcomer_is_accepted_only_with_the_key_given_when_it_was_added() {
     let mut cluster = KeyedCluster::start(true);
     let (key, other) = (KeyPair::generate().unwrap(), KeyPair::generate().unwrap());
     let mut new = cluster.newcomer("d", &other);
@@ -204,7 +204,7 @@ async fn a_newcomer_is_let_in_with_the_key_that_it_was_added_with_and_no_other()
     eventually("it serves", || new.log().contains("ready to serve client requests"));
     cluster.members.push(new);
     wait_settled(&as_refs(&cluster.members)).await;
-    cluster.sees_the_last_one_refused_until_it_has_its_key(&key).await;
+    cluster.assert_last_member_is_refused_until_it_has_its_key(&key).await;
 }
 
 #[tokio::test]
@@ -217,11 +217,11 @@ async fn a_newcomer_that_was_added_without_a_key_is_bound_by_its_first_start() {
     new.wait_ready();
     cluster.members.push(new);
     wait_settled(&as_refs(&cluster.members)).await;
-    cluster.sees_the_last_one_refused_until_it_has_its_key(&key).await;
+    cluster.assert_last_member_is_refused_until_it_has_its_key(&key).await;
 }
 
 #[tokio::test]
-async fn where_nobody_is_bound_a_renewed_certificate_may_have_another_key() {
+async fn without_bindings_a_renewed_certificate_may_have_another_key() {
     let mut cluster = KeyedCluster::start(false);
     let keys: [KeyPair; 2] = std::array::from_fn(|_| KeyPair::generate().unwrap());
     let mut free = cluster.newcomer("d", &keys[0]);
@@ -243,5 +243,5 @@ async fn where_nobody_is_bound_a_renewed_certificate_may_have_another_key() {
         let revision = put_with_retries(&cluster.members[n], "renewed", "x").await;
         wait_same_hash(&cluster.members, revision).await;
     }
-    cluster.sees_the_last_one_refused_until_it_has_its_key(&keys[1]).await;
+    cluster.assert_last_member_is_refused_until_it_has_its_key(&keys[1]).await;
 }

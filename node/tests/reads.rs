@@ -38,7 +38,7 @@ async fn a_follower_that_reaches_nobody_answers_no_linearizable_read() {
 }
 
 #[tokio::test]
-async fn a_follower_that_is_behind_answers_a_linearizable_read_once_it_is_not() {
+async fn a_lagging_follower_answers_a_linearizable_read_once_it_has_caught_up() {
     let root = tempfile::tempdir().unwrap();
     let (members, leader) = started(root.path()).await;
     let behind = &members[(leader + 1) % 3];

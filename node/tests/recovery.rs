@@ -189,7 +189,7 @@ async fn force_again(member: &mut TestMember) {
 }
 
 #[tokio::test]
-async fn a_flag_left_over_on_an_empty_directory_does_no_harm() {
+async fn force_new_cluster_on_an_empty_directory_does_no_harm() {
     let root = tempfile::tempdir().unwrap();
     let mut member = TestMember::alone(root.path());
     member.args.push("--force-new-cluster".to_owned());
@@ -305,7 +305,8 @@ async fn a_recovery_killed_at_any_step_leaves_the_old_member_or_the_new_one() {
             child.wait().unwrap();
             break;
         }
-        // Without the flag it starts as the old member, which has no quorum, or as the new one.
+        // Started without `--force-new-cluster`, the killed member is the old one, which has no
+        // quorum, or the new one, depending on the step at which it was killed.
         alone.start();
         common::eventually("it says who it is", || {
             alone.log().contains("starting member") || alone.log().contains("server error")
@@ -330,7 +331,7 @@ async fn a_recovery_killed_at_any_step_leaves_the_old_member_or_the_new_one() {
 }
 
 #[tokio::test]
-async fn etcds_variable_does_what_its_flag_does() {
+async fn etcds_variable_has_the_same_effect_as_its_flag() {
     let root = tempfile::tempdir().unwrap();
     let mut member = TestMember::alone(root.path());
     member.start();

@@ -17,7 +17,7 @@ use node_proto::etcdserverpb::MemberRemoveRequest;
 const REMOVED: &str = "this member has been permanently removed from the cluster";
 
 /// Number of restarts: 40 by default, or the value of `RESTARTS`; we use a thousand now and then.
-fn restarts() -> usize {
+fn restart_count() -> usize {
     std::env::var("RESTARTS").map_or(40, |times| times.parse().unwrap())
 }
 
@@ -63,14 +63,19 @@ fn ticks(process: u32) -> u64 {
 impl ShrunkCluster {
     /// Repeats `prepare` and a start of the removed member. Asserts that the start ends with `code`
     /// each time, and that the status of the other members stays the same.
-    async fn restarts(&mut self, what: &str, code: i32, prepare: impl Fn(&TestMember, &Path)) {
+    async fn restart_and_check(
+        &mut self,
+        what: &str,
+        code: i32,
+        prepare: impl Fn(&TestMember, &Path),
+    ) {
         let status = async |left: &[TestMember]| {
             let status = left[0].status().await.unwrap();
             (status.raft_term, status.leader, left[0].members().await.unwrap())
         };
         let before = status(&self.left).await;
         let used = |left: &[TestMember]| left.iter().map(|member| ticks(member.id())).sum::<u64>();
-        let (start, used_before, times) = (Instant::now(), used(&self.left), restarts());
+        let (start, used_before, times) = (Instant::now(), used(&self.left), restart_count());
         for _ in 0..times {
             prepare(&self.gone, &self.image);
             self.gone.start();
@@ -94,45 +99,45 @@ fn wipe(gone: &TestMember, _: &Path) {
 }
 
 #[tokio::test]
-async fn a_removed_member_that_knows_it_ends_at_each_start_and_asks_nobody() {
+async fn a_removed_member_with_a_tombstone_exits_at_each_start_without_asking() {
     let mut cluster = cluster().await;
-    cluster.restarts("a tombstone", 3, |_, _| {}).await;
-    assert_eq!(cluster.gone.log().matches(REMOVED).count(), restarts());
+    cluster.restart_and_check("a tombstone", 3, |_, _| {}).await;
+    assert_eq!(cluster.gone.log().matches(REMOVED).count(), restart_count());
     // The two starts as a member are the first one, and the one at which it learned of its removal.
     assert_eq!(cluster.gone.log().matches("starting member").count(), 2, "{}", cluster.gone.log());
     assert!(cluster.gone.data_dir.join("member/wal").exists(), "its data is kept");
 }
 
 #[tokio::test]
-async fn a_removed_member_that_has_forgotten_it_learns_it_at_each_start() {
+async fn a_removed_member_on_an_old_image_learns_of_its_removal_at_each_start() {
     let mut cluster = cluster().await;
     let put_back = |gone: &TestMember, image: &Path| {
         wipe(gone, image);
         copy(image, &gone.data_dir);
     };
-    cluster.restarts("an image of before", 3, put_back).await;
-    assert_eq!(cluster.gone.log().matches(REMOVED).count(), restarts());
+    cluster.restart_and_check("an image of before", 3, put_back).await;
+    assert_eq!(cluster.gone.log().matches(REMOVED).count(), restart_count());
 }
 
 #[tokio::test]
-async fn a_removed_member_that_was_wiped_is_not_expected_by_anybody() {
+async fn a_removed_member_that_was_wiped_is_refused_at_each_start() {
     let mut cluster = cluster().await;
     cluster.gone.args.push("--initial-cluster-state=existing".to_owned());
-    cluster.restarts("an empty directory", 1, wipe).await;
+    cluster.restart_and_check("an empty directory", 1, wipe).await;
     let log = cluster.gone.log();
-    assert_eq!(log.matches("member count is unequal").count(), restarts(), "{log}");
+    assert_eq!(log.matches("member count is unequal").count(), restart_count(), "{log}");
     assert!(!cluster.gone.data_dir.join("member/wal").exists(), "it has begun nothing");
     // With the flags of a new cluster, each start fails as well: the running members belong to
     // another cluster.
     cluster.gone.args.pop();
-    cluster.restarts("an empty directory, as new", 3, wipe).await;
+    cluster.restart_and_check("an empty directory, as new", 3, wipe).await;
 }
 
 /// Simulates a member that was killed after its removal was committed, and before it wrote its
-/// tombstone. Members that don't know of the commit may still need its vote. So it goes on until a
-/// voter confirms the removal.
+/// tombstone. Members that don't know of the commit may still need its vote. So the removed member
+/// goes on until a voter confirms the removal.
 #[tokio::test]
-async fn a_removed_member_without_its_tombstone_stays_until_it_is_told_again() {
+async fn a_removed_member_without_its_tombstone_runs_until_a_voter_confirms() {
     let root = tempfile::tempdir().unwrap();
     let mut left = start_three_led_by_first(root.path());
     let mut gone = left.pop().unwrap();

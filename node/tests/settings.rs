@@ -136,7 +136,7 @@ fn levels_of(member: &mut TestMember) -> BTreeSet<String> {
 }
 
 #[test]
-fn no_more_is_logged_than_was_asked_for() {
+fn no_line_below_the_configured_level_is_logged() {
     // The flag `--logger=zap` has no effect in this node, so it causes a warning.
     for (level, logged) in
         [("info", &["info", "warn"][..]), ("warn", &["warn"]), ("error", &[]), ("fatal", &[])]
@@ -165,7 +165,7 @@ fn a_config_file_overrides_all_flags() {
 }
 
 #[test]
-fn json_and_calls_are_served_apart_where_that_is_asked_for() {
+fn json_is_served_apart_from_grpc_if_configured() {
     let root = tempfile::tempdir().unwrap();
     let mut member = TestMember::alone(root.path());
     let [apart, metrics] = free_ports();
@@ -192,7 +192,7 @@ fn json_and_calls_are_served_apart_where_that_is_asked_for() {
 }
 
 #[test]
-fn a_service_manager_on_an_abstract_socket_hears_of_start_and_end() {
+fn a_service_manager_on_an_abstract_socket_is_notified_of_start_and_end() {
     let root = tempfile::tempdir().unwrap();
     let mut member = TestMember::alone(root.path());
     let name = format!("muster-settings-{}", std::process::id());
@@ -229,7 +229,7 @@ fn a_path_that_is_not_clean_is_redirected() {
 }
 
 #[test]
-fn the_api_is_served_as_json_unless_it_shall_not_be() {
+fn the_api_is_served_as_json_unless_that_is_disabled() {
     for (flag, status) in [(None, "200 OK"), (Some("--enable-grpc-gateway=false"), "404 Not Found")]
     {
         let root = tempfile::tempdir().unwrap();

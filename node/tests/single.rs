@@ -17,7 +17,7 @@ fn scratch() -> (tempfile::TempDir, TestMember) {
 }
 
 #[tokio::test]
-async fn what_was_put_is_got_after_an_orderly_stop_and_after_a_kill() {
+async fn keys_survive_a_graceful_stop_and_a_kill() {
     let (_root, mut member) = scratch();
     member.start();
     member.wait_ready();
@@ -35,7 +35,7 @@ async fn what_was_put_is_got_after_an_orderly_stop_and_after_a_kill() {
 }
 
 #[tokio::test]
-async fn a_restart_does_not_ask_what_the_cluster_began_with() {
+async fn a_restart_ignores_the_flags_for_the_initial_cluster() {
     let (_root, mut member) = scratch();
     member.start();
     member.wait_ready();
@@ -60,7 +60,7 @@ async fn a_restart_does_not_ask_what_the_cluster_began_with() {
 }
 
 #[test]
-fn a_first_start_that_names_no_such_member_is_a_usage_error() {
+fn a_first_start_that_contradicts_the_initial_cluster_is_a_usage_error() {
     for (told, text) in [
         (
             "--initial-cluster=other=http://127.0.0.1:1",
@@ -187,7 +187,7 @@ fn a_damaged_or_foreign_data_directory_ends_the_start_with_exit_code_3() {
 }
 
 #[tokio::test]
-async fn a_crash_between_the_log_and_its_mark_is_no_loss() {
+async fn a_crash_between_the_log_and_its_mark_loses_nothing() {
     let (_root, mut member) = scratch();
     member.start();
     member.wait_ready();
@@ -202,7 +202,7 @@ async fn a_crash_between_the_log_and_its_mark_is_no_loss() {
 }
 
 #[test]
-fn a_first_start_that_was_cut_short_before_its_log_begins_again() {
+fn a_first_start_interrupted_before_its_log_exists_begins_again() {
     let (_root, mut member) = scratch();
     member.start();
     member.wait_ready();
@@ -230,7 +230,7 @@ fn copy_dir(from: &std::path::Path, to: &std::path::Path) {
 }
 
 #[test]
-fn flags_without_effect_are_told_of_in_the_log() {
+fn flags_without_effect_are_mentioned_in_the_log() {
     let (_root, mut member) = scratch();
     member.args.push("--experimental-bootstrap-defrag-threshold-megabytes=5".to_owned());
     member.start();
@@ -264,7 +264,7 @@ fn health_and_metrics_have_an_address_of_their_own_that_serves_no_data() {
 }
 
 #[test]
-fn a_hangup_is_not_an_end() {
+fn a_hangup_signal_does_not_end_the_member() {
     let (_root, mut member) = scratch();
     member.start();
     member.wait_ready();
@@ -303,8 +303,8 @@ fn anonymous_kib(member: &TestMember) -> u64 {
     line.trim().trim_end_matches(" kB").parse().unwrap()
 }
 
-/// Each put is a store transaction of its own. Later transactions must reuse the memory of its
-/// pages.
+/// Each put is a store transaction of its own. Later transactions must reuse the memory of earlier
+/// transactions' pages.
 #[tokio::test]
 async fn puts_one_after_the_other_take_little_memory() {
     let (_root, mut member) = scratch();

@@ -58,7 +58,7 @@ fn fixture() -> PathBuf {
 }
 
 #[tokio::test]
-async fn a_look_shows_how_far_a_directory_goes_and_leaves_no_trace() {
+async fn data_status_shows_the_end_of_the_log_and_changes_nothing() {
     let root = tempfile::tempdir().unwrap();
     let mut members = start_three(root.path());
     let leader = wait_settled(&as_refs(&members)).await;
@@ -205,7 +205,7 @@ async fn three_members_restored_from_etcds_file_are_one_cluster_with_its_data() 
 }
 
 #[tokio::test]
-async fn a_bumped_restore_is_ahead_of_whatever_was_seen() {
+async fn a_restore_with_a_bump_is_ahead_of_all_earlier_revisions() {
     let root = tempfile::tempdir().unwrap();
     let status = run(&["snapshot", "status", "--json", fixture().to_str().unwrap()]);
     let status: Value = serde_json::from_slice(&status.stdout).unwrap();
@@ -246,7 +246,7 @@ fn on_a_full_disk_a_restore_makes_nothing_and_leaves_nothing() {
 }
 
 #[test]
-fn without_a_token_the_file_makes_one_that_is_the_same_on_each_host() {
+fn without_a_token_flag_the_token_is_derived_from_the_file() {
     let root = tempfile::tempdir().unwrap();
     let made = |file: &Path, more: &[&str]| {
         let dir = tempfile::tempdir_in(root.path()).unwrap();
@@ -271,7 +271,7 @@ fn without_a_token_the_file_makes_one_that_is_the_same_on_each_host() {
 
 /// Starts a proxy to `to` for one connection, and returns its port. The proxy closes the connection
 /// after `most` bytes from the server.
-fn cutting(to: &str, most: usize) -> u16 {
+fn start_cutting_proxy(to: &str, most: usize) -> u16 {
     use std::io::{Read as _, Write as _};
     use std::net::{Shutdown, TcpListener, TcpStream};
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
@@ -300,7 +300,7 @@ fn cutting(to: &str, most: usize) -> u16 {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_connection_that_is_cut_leaves_no_file() {
+async fn a_save_whose_connection_breaks_leaves_no_file() {
     let root = tempfile::tempdir().unwrap();
     let mut member = TestMember::alone(root.path());
     member.start();
@@ -313,14 +313,14 @@ async fn a_connection_that_is_cut_leaves_no_file() {
     let out = folder.join("saved.db");
     let address = member.client_url.strip_prefix("http://").unwrap();
     for most in [0, 30, 3_000, 200_000, 500_000] {
-        let url = format!("http://127.0.0.1:{}", cutting(address, most));
+        let url = format!("http://127.0.0.1:{}", start_cutting_proxy(address, most));
         let saved = run(&["snapshot", "save", "--endpoints", &url, out.to_str().unwrap()]);
         assert_eq!(saved.status.code(), Some(1), "{most}: {}", text(&saved));
         assert!(text(&saved).starts_with("Error: "), "{most}: {}", text(&saved));
         let left: Vec<_> = std::fs::read_dir(&folder).unwrap().collect();
         assert!(left.is_empty(), "{most}: {left:?}");
     }
-    let url = format!("http://127.0.0.1:{}", cutting(address, usize::MAX));
+    let url = format!("http://127.0.0.1:{}", start_cutting_proxy(address, usize::MAX));
     let saved = run(&["snapshot", "save", "--endpoints", &url, out.to_str().unwrap()]);
     assert!(saved.status.success(), "{}", text(&saved));
 }
@@ -434,7 +434,7 @@ impl Drop for StockEtcd {
 }
 
 #[tokio::test]
-async fn what_is_saved_from_an_etcd_is_whole_private_and_restored() {
+async fn a_snapshot_saved_from_etcd_is_complete_private_and_restorable() {
     let root = tempfile::tempdir().unwrap();
     let Some(stock) = StockEtcd::start(root.path()) else { return report_skip("no etcd") };
     let mut member = TestMember::alone(root.path());
@@ -475,7 +475,7 @@ fn snapshot_save_without_a_valid_reachable_endpoint_writes_nothing() {
 }
 
 #[tokio::test]
-async fn a_cluster_of_one_is_made_without_a_start_and_once() {
+async fn data_recover_makes_a_cluster_of_one_once_and_starts_nothing() {
     let root = tempfile::tempdir().unwrap();
     let mut members = start_three(root.path());
     let leader = wait_settled(&as_refs(&members)).await;
@@ -501,7 +501,7 @@ async fn a_cluster_of_one_is_made_without_a_start_and_once() {
 }
 
 /// Puts until `stop` is true. Returns the last revision.
-async fn writes(client_url: String, stop: tokio::sync::watch::Receiver<bool>) -> i64 {
+async fn put_until_stopped(client_url: String, stop: tokio::sync::watch::Receiver<bool>) -> i64 {
     use node_proto::etcdserverpb::{PutRequest, kv_client::KvClient};
     let endpoint = tonic::transport::Endpoint::from_shared(client_url).unwrap();
     let mut kv = KvClient::new(endpoint.connect_lazy());
@@ -519,12 +519,12 @@ async fn writes(client_url: String, stop: tokio::sync::watch::Receiver<bool>) ->
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_is_saved_under_load_becomes_a_cluster_that_the_old_members_cant_talk_to() {
+async fn a_snapshot_saved_under_load_becomes_a_cluster_apart_from_the_old_one() {
     let root = tempfile::tempdir().unwrap();
     let mut old = start_three(root.path());
     wait_settled(&as_refs(&old)).await;
     let (stop, stopped) = tokio::sync::watch::channel(false);
-    let load = tokio::spawn(writes(old[0].client_url.clone(), stopped));
+    let load = tokio::spawn(put_until_stopped(old[0].client_url.clone(), stopped));
     let mut saved = Vec::new();
     for member in &old {
         let file = root.path().join(format!("{}.db", member.name));

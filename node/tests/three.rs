@@ -11,7 +11,7 @@ use common::{
 };
 
 #[tokio::test]
-async fn the_first_seat_leads_first_and_every_member_takes_writes() {
+async fn the_first_member_leads_first_and_every_member_takes_writes() {
     let root = tempfile::tempdir().unwrap();
     let members = start_three_led_by_first(root.path());
     assert_eq!(wait_settled(&as_refs(&members)).await, 0);
@@ -47,7 +47,7 @@ async fn writes_go_on_without_the_leader_and_it_catches_up_when_it_returns() {
 }
 
 #[tokio::test]
-async fn a_leader_that_is_stopped_in_order_hands_over_first() {
+async fn a_leader_that_is_stopped_gracefully_hands_over_first() {
     let root = tempfile::tempdir().unwrap();
     let mut members = start_three_led_by_first(root.path());
     let leader = wait_settled(&as_refs(&members)).await;
@@ -65,9 +65,9 @@ async fn a_leader_that_is_stopped_in_order_hands_over_first() {
     put_with_retries(others[0], "after", "x").await;
 }
 
-/// All members have equal logs, so only its closed streams show the leader which member is dead.
+/// All members have equal logs, so only closed streams show the leader which member is dead.
 #[tokio::test]
-async fn a_leader_that_is_stopped_in_order_hands_over_to_no_dead_member() {
+async fn a_leader_that_is_stopped_gracefully_hands_over_to_no_dead_member() {
     let root = tempfile::tempdir().unwrap();
     let mut members = start_led_by_first(five_members(root.path()));
     let leader = wait_settled(&as_refs(&members)).await;
@@ -115,7 +115,7 @@ async fn a_member_that_is_not_ready_names_the_peers_that_it_has_no_stream_to() {
 }
 
 #[test]
-fn a_member_whom_nobody_answers_asks_again_to_be_published() {
+fn a_member_without_peers_retries_to_publish_itself() {
     let root = tempfile::tempdir().unwrap();
     let mut alone = three_members(root.path()).swap_remove(0);
     // A request may wait for two election timeouts. With this flag, that is longer than the whole
@@ -129,7 +129,7 @@ fn a_member_whom_nobody_answers_asks_again_to_be_published() {
 }
 
 #[tokio::test]
-async fn one_of_three_serves_what_it_has_and_refuses_what_needs_a_quorum() {
+async fn one_of_three_members_serves_local_reads_and_refuses_the_rest() {
     let root = tempfile::tempdir().unwrap();
     let mut members = start_three(root.path());
     members[0].put("k", "v").await.unwrap();
@@ -148,7 +148,7 @@ async fn one_of_three_serves_what_it_has_and_refuses_what_needs_a_quorum() {
 }
 
 #[tokio::test]
-async fn a_member_whose_disk_was_wiped_is_not_taken_for_the_old_one() {
+async fn a_restarted_member_with_a_wiped_disk_exits_and_never_serves() {
     let root = tempfile::tempdir().unwrap();
     let mut members = start_three(root.path());
     wait_settled(&as_refs(&members)).await;
@@ -198,7 +198,7 @@ async fn a_second_process_on_a_copy_of_the_data_is_refused() {
 }
 
 #[tokio::test]
-async fn members_of_another_cluster_are_refused_at_the_door() {
+async fn members_of_another_cluster_are_refused_at_the_handshake() {
     let (one_root, two_root) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     let members = start_three(one_root.path());
     // The stranger uses a peer address of this cluster. Its token differs, and so does its cluster
@@ -223,7 +223,7 @@ async fn members_of_another_cluster_are_refused_at_the_door() {
 }
 
 #[tokio::test]
-async fn metrics_tell_each_peers_traffic_under_etcds_names() {
+async fn metrics_show_each_peers_traffic_under_etcds_names() {
     let root = tempfile::tempdir().unwrap();
     let members = start_three(root.path());
     let leader = wait_settled(&as_refs(&members)).await;

@@ -228,7 +228,7 @@ const ATTACKS: [Attack; 8] = [
 ];
 
 #[test]
-fn what_another_user_has_prepared_is_refused_by_its_name_and_left_alone() {
+fn files_that_another_user_has_prepared_are_refused_and_left_unchanged() {
     if !is_root() {
         return;
     }

@@ -97,7 +97,7 @@ async fn follow(channel: Channel) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn progress_is_never_told_before_the_events_it_stands_for() {
+async fn progress_is_never_sent_before_the_events_that_it_covers() {
     let root = tempfile::tempdir().unwrap();
     let mut member = TestMember::alone(root.path());
     member.start();

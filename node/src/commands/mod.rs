@@ -37,7 +37,7 @@ enum ToolCommand {
 }
 
 /// Runs the command in `args`, which lack the program's name, and returns its exit code. Returns
-/// `None` if `args` contain no command; then a member is to be run.
+/// `None` if `args` contain no command. In that case the caller runs a member.
 #[must_use]
 pub fn run(args: &[String]) -> Option<u8> {
     if !matches!(args.first().map(String::as_str), Some("data" | "snapshot")) {

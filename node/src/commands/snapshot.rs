@@ -211,7 +211,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sizes_read_as_gos() {
+    fn sizes_are_formatted_as_by_go() {
         let shown =
             [0, 999, 1000, 9_949, 9_950, 20_480, 21_500, 99_999, 999_999, 2_100_000, u64::MAX];
         let shown = shown.map(human_bytes);

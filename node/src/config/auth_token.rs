@@ -85,7 +85,7 @@ mod tests {
     }
 
     #[test]
-    fn options_that_cannot_be_followed_are_refused_with_what_to_do() {
+    fn unusable_options_are_refused_with_advice() {
         for (text, error) in [
             ("", "each option is NAME=VALUE"),
             ("sign-method", "each option is NAME=VALUE"),

@@ -42,7 +42,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn gos_spellings_are_read() {
+    fn durations_in_gos_syntax_are_parsed() {
         for (text, millis) in [
             ("0", 0),
             ("0s", 0),
@@ -58,7 +58,7 @@ mod tests {
     }
 
     #[test]
-    fn what_go_refuses_is_refused() {
+    fn durations_that_go_refuses_are_refused() {
         for text in ["", "1", "s", "1x", "-1", "--1s", "-+1s", "1 s", ".s", "1..5s", "99999999h"] {
             assert_eq!(parse(text), None, "{text}");
         }

@@ -343,7 +343,7 @@ mod tests {
     }
 
     #[test]
-    fn the_file_counts_alone() {
+    fn with_a_config_file_flags_and_variables_are_ignored() {
         let (config, remarks) = configured("name: one\nelection-timeout: 2000\n");
         assert_eq!((config.name.as_str(), config.max_learners), ("one", 1));
         assert_eq!(config.election_timeout, Duration::from_millis(2000));
@@ -438,7 +438,7 @@ mod tests {
     }
 
     #[test]
-    fn aliases_stand_for_what_they_name() {
+    fn an_alias_has_the_value_of_its_anchor() {
         let (config, remarks) = configured(
             "x-files: &files\n  cert-file: c\n  key-file: k\n  trusted-ca-file: ca\n\
              name: &name one\ninitial-cluster-token: *name\n\
@@ -456,7 +456,7 @@ mod tests {
     }
 
     #[test]
-    fn a_small_file_can_not_stand_for_a_large_one() {
+    fn a_small_file_that_expands_to_many_values_is_refused() {
         let mut text = "a0: &a0 [x, x, x, x, x, x, x, x, x, x]\n".to_owned();
         for n in 1..6 {
             let lists = vec![format!("*a{}", n - 1); 10].join(", ");
@@ -469,7 +469,7 @@ mod tests {
     }
 
     #[test]
-    fn what_etcd_passes_over_is_passed_over_with_a_remark() {
+    fn parts_that_etcd_ignores_are_ignored_with_a_remark() {
         for (text, line, said) in [
             ("x-common: {a: [b, {c: d}]}", 1, "unknown key \"x-common\""),
             (
@@ -503,7 +503,7 @@ mod tests {
     }
 
     #[test]
-    fn each_key_of_a_section_is_a_flag_of_its_own() {
+    fn each_key_of_a_section_sets_a_flag_of_its_own() {
         let mut flags = std::collections::BTreeSet::new();
         for (section, keys) in SECTIONS {
             for (key, flag) in *keys {
@@ -521,7 +521,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_understood_is_refused_with_its_line() {
+    fn an_invalid_part_of_the_file_is_refused_with_its_line() {
         for (text, line, problem) in [
             ("name: a\ndata-dri: b", 2, "unknown key \"data-dri\" (did you mean data-dir?)"),
             (
@@ -557,7 +557,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_no_setting() {
+    fn empty_files_and_empty_values_set_nothing() {
         for text in ["", "# nothing\n", "---\n", "{}", "name:\n", "name: ~", "name: ''"] {
             assert_eq!(parsed(text), RawFlags::default(), "{text}");
         }

@@ -334,7 +334,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_flag_stands_once_and_explains_itself() {
+    fn every_flag_is_listed_once_and_has_a_help_text() {
         for (n, flag) in FLAGS.iter().enumerate() {
             assert!(FLAGS[..n].iter().all(|other| other.name != flag.name), "{}", flag.name);
             assert!(!flag.help.is_empty(), "{}", flag.name);

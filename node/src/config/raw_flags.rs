@@ -262,14 +262,14 @@ mod tests {
     }
 
     #[test]
-    fn one_dash_or_two_and_a_space_or_an_equals_sign_are_the_same() {
+    fn one_or_two_dashes_and_a_space_or_equals_sign_are_equivalent() {
         for args in [&["--name", "a"][..], &["--name=a"], &["-name", "a"], &["-name=a"]] {
             assert_eq!(parse(args).unwrap().value("name"), "a");
         }
     }
 
     #[test]
-    fn of_a_flag_given_twice_the_last_one_counts() {
+    fn the_last_value_of_a_repeated_flag_counts() {
         assert_eq!(parse(&["--name=a", "--name", "b"]).unwrap().value("name"), "b");
     }
 
@@ -321,7 +321,7 @@ mod tests {
     }
 
     #[test]
-    fn the_command_line_beats_the_environment_and_says_so() {
+    fn the_command_line_takes_precedence_over_the_environment_with_a_remark() {
         let mut low = parse(&["--name=flag"]).unwrap();
         let environment = [
             ("ETCD_NAME", "variable"),
@@ -353,7 +353,7 @@ mod tests {
     }
 
     #[test]
-    fn a_flag_that_changes_nothing_is_remarked_on() {
+    fn a_flag_without_effect_causes_a_remark() {
         let low = parse(&["--max-wals=3", "--name=a"]).unwrap();
         let remarks: Vec<Remark> = low.ignored_flag_remarks().collect();
         assert!(matches!(remarks[..], [Remark::Ignored { flag: "max-wals", .. }]));

@@ -72,7 +72,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_scheme_in_capitals_is_kept_in_small_letters() {
+    fn a_scheme_in_capitals_becomes_lower_case() {
         let listens = ListenUrl::parse("Http://127.0.0.1:2379").unwrap();
         assert_eq!(listens.to_string(), "http://127.0.0.1:2379");
     }
@@ -83,13 +83,13 @@ mod tests {
     }
 
     #[test]
-    fn an_address_that_stands_twice_in_a_list_is_kept_once() {
+    fn a_repeated_address_in_a_list_is_kept_once() {
         let listens = ListenUrl::parse_list("http://127.0.0.1:1,http://localhost:1").unwrap();
         assert_eq!(listens.len(), 1);
     }
 
     #[test]
-    fn one_listens_on_addresses_and_on_localhost_only() {
+    fn only_ip_addresses_and_localhost_can_be_listened_on() {
         assert_eq!(
             ListenUrl::parse("http://localhost:2379").unwrap().address().to_string(),
             "127.0.0.1:2379"

@@ -14,7 +14,7 @@ use node_state::{
     state_machine::{CommittedEntry, StateMachine as _},
 };
 
-/// Condition of a data directory, by the result that a start in it would have.
+/// Condition of a data directory: the result that a start in it would have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum DirectoryState {

@@ -70,8 +70,8 @@ enum StartMode {
 }
 
 /// Opens the data directory, or prepares it for a first start. With `--force-new-cluster`, turns
-/// its member into a single-member cluster. The flag takes effect once. It is ignored if the member
-/// has had it since its first start.
+/// the directory's member into a single-member cluster. The flag takes effect once. It has no
+/// effect on a member that was already created with the flag.
 pub(super) async fn open(
     config: &Config,
     tls: Option<&Arc<PeerTls>>,
@@ -316,8 +316,8 @@ fn open_store(
     let exists = disk.exists(&path).map_err(system("look for the store"))?;
     match how {
         OpenMode::Existing if !exists => return Err(ServerError::StoreGone(path)),
-        // The store is left of a first start that was interrupted before the member had a log. So
-        // the member has sent no vote or acknowledgement to any peer.
+        // A first start left this store: it was interrupted before the member had a log. So the
+        // member has sent no vote or acknowledgement to any peer.
         OpenMode::New if exists => {
             disk.remove(&path).map_err(system("remove an unfinished store"))?;
         }

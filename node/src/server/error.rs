@@ -193,7 +193,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_later_version_wrote_is_final_and_says_what_to_do() {
+    fn data_of_a_later_version_is_a_final_error_with_advice() {
         let path = PathBuf::from("f");
         let log = |error| ServerError::Driver(driver::StartError::Log(error));
         for error in [
@@ -210,13 +210,13 @@ mod tests {
     }
 
     #[test]
-    fn a_store_that_is_corrupt_inside_is_final_too() {
+    fn a_corrupt_store_is_a_final_error() {
         let inside = StoreError::from(redb::StorageError::Corrupted("here".to_owned()));
         assert!(store(inside).is_final());
     }
 
     #[test]
-    fn a_full_disk_at_the_start_may_come_free_and_says_what_to_do() {
+    fn a_full_disk_at_the_start_is_not_final_and_has_advice() {
         let full = || rustix::io::Errno::NOSPC.into();
         let log =
             LogError::Disk { action: "write", path: PathBuf::new(), offset: 0, source: full() };

@@ -33,7 +33,7 @@ pub async fn run(config: &Config) -> Result<(), ServerError> {
     let mut interrupt = signal(SignalKind::interrupt()).map_err(system)?;
     let mut hangup = signal(SignalKind::hangup()).map_err(system)?;
     // Signals are handled even before the node has started, because a joining member fetches the
-    // whole state here.
+    // whole state during the start.
     let node = tokio::select! {
         node = Node::start(config) => node?,
         _ = terminate.recv() => return Ok(()),

@@ -39,7 +39,7 @@ use crate::logging::lines_dropped;
 
 /// Time limit for finishing clients' requests after the stop began.
 const DRAIN_CLIENTS: Duration = Duration::from_secs(2);
-/// Time for which a removed member is still served as a client.
+/// Time for which the key of a removed member is still accepted on the client port.
 const REMOVED_MEMBER_GRACE: Duration = Duration::from_secs(10);
 /// Time limit for closing log and store.
 const DRAIN_DISK: Duration = Duration::from_secs(30);
@@ -557,9 +557,9 @@ fn membership(table: &MemberTable, censuses: &Censuses, local: &LocalMember) -> 
     }
 }
 
-/// Refuses the keys of removed members on the client port, for as long as the node runs. Each key
-/// is refused only after a delay: a member may have requested its own removal here, and still
-/// awaits the answer.
+/// Refuses the keys of removed members on the client port, for as long as the node runs. The key of
+/// a member that is removed meanwhile is refused only after a delay. That member may have requested
+/// its own removal here, and still waits for the answer.
 async fn refuse_removed(
     mut members: watch::Receiver<Arc<MemberTable>>,
     tls: Option<Arc<ClientListenerTls>>,

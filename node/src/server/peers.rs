@@ -50,8 +50,8 @@ const KEEP_FREE_BYTES: u64 = 256 << 20;
 /// Number of received bytes between two checks of the free space.
 const SPACE_CHECK_INTERVAL_BYTES: u64 = 64 << 20;
 
-/// Sender for the driver. The transport can only start after the driver, so it is connected later.
-/// Until then every peer counts as unreachable.
+/// Sender for the driver. The transport can only start after the driver, so the sender is connected
+/// to the transport later. Until then every peer counts as unreachable.
 #[derive(Default)]
 pub(super) struct PeerMessageSender {
     link: OnceLock<(Transport, PeerInbox)>,
@@ -232,8 +232,8 @@ impl PeerMessageReceiver {
         durable || message.kind != MessageKind::RequestVoteResponse
     }
 
-    /// Delivers a vote once it is durably recorded. Otherwise this member could forget after a
-    /// crash that it has counted the vote.
+    /// Delivers a vote after it is durably recorded. Otherwise this member could forget in a crash
+    /// that it has counted the vote.
     fn deliver_once_durable(&self, from: MemberId, message: Message) -> bool {
         let Some(place) = self.marks.reserve_vote_slot() else { return false };
         let (marks, inbox) = (Arc::clone(&self.marks), self.inbox.clone());
@@ -265,8 +265,8 @@ impl PeerMessageReceiver {
     }
 }
 
-/// Returns the fields of a member that a joining member needs. Operation IDs are left out: they
-/// grow with each change, and the answer must fit into one frame.
+/// Returns the fields of a member that a joining member needs. Operation IDs are left out: their
+/// number grows with each change, and the answer must fit into one frame.
 fn shown_to_joiner(member: &Member) -> musterpb::Member {
     musterpb::Member { operations: Vec::new(), ..member.into() }
 }
@@ -356,7 +356,7 @@ fn inspect(path: &Path, message: &Message) -> io::Result<()> {
 }
 
 impl PeerEvents for PeerMessageReceiver {
-    fn message(&self, from: MemberId, message: Bytes) -> bool {
+    fn receive_message(&self, from: MemberId, message: Bytes) -> bool {
         let Some(mut message) = self.decode(from, message) else { return false };
         self.drop_invalid_proposals(from, &mut message);
         if message.from != from.0 || self.note_promise(from, &message) {
@@ -369,7 +369,12 @@ impl PeerEvents for PeerMessageReceiver {
         self.inbox.promised()
     }
 
-    fn snapshot(&self, from: MemberId, header: Bytes, mut body: SnapshotReader) -> io::Result<()> {
+    fn receive_snapshot(
+        &self,
+        from: MemberId,
+        header: Bytes,
+        mut body: SnapshotReader,
+    ) -> io::Result<()> {
         let message = self.decode(from, header).ok_or(io::ErrorKind::InvalidData)?;
         if !self.inbox.wants_snapshot(from.0, &message) {
             return Err(io::Error::other("this member is not behind the snapshot"));
@@ -388,7 +393,8 @@ impl PeerEvents for PeerMessageReceiver {
             let _ = data::remove(&path);
             return Err(error);
         }
-        // The sender may send further entries only once this member has installed the snapshot.
+        // Wait for the result. The sender counts the snapshot as received only after it is
+        // installed.
         let ended = self.inbox.deliver_snapshot(IncomingSnapshot { message, body: path });
         match ended.recv() {
             Ok(true) => {

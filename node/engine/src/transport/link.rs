@@ -372,7 +372,7 @@ impl LinkTask<'_> {
         shared.counters.received_messages.fetch_add(1, Relaxed);
         shared.counters.received_bytes.fetch_add(bytes, Relaxed);
         peer.traffic.received_bytes.fetch_add(bytes, Relaxed);
-        if !shared.events.message(peer.id, message) {
+        if !shared.events.receive_message(peer.id, message) {
             shared.counters.dropped_inbound.fetch_add(1, Relaxed);
             peer.traffic.receive_failures.fetch_add(1, Relaxed);
         }

@@ -36,7 +36,7 @@
 //! 6. Each member sends the others its list of members when a stream begins to carry its messages,
 //!    and when the list changes. A member that was offline may not know the current one.
 //! 7. Everything runs on one thread. `PeerEvents` are called there and must not block, except
-//!    `snapshot` and `state`, which run on threads of their own.
+//!    `receive_snapshot` and `state`, which run on threads of their own.
 //!
 //! What it does not do: order messages across reconnects, retry, or interpret messages.
 
@@ -143,13 +143,18 @@ pub struct PeerMembership {
 pub trait PeerEvents: Send + Sync + 'static {
     /// Takes an encoded message from the peer `from`. Returns false if the message had to be
     /// dropped. Must not block.
-    fn message(&self, from: MemberId, message: Bytes) -> bool;
+    fn receive_message(&self, from: MemberId, message: Bytes) -> bool;
 
     /// Reads the snapshot `body` from the peer `from` to its end, and installs it. May block.
     ///
     /// # Errors
     /// If `body` breaks off or is refused. The sender then learns that the transfer failed.
-    fn snapshot(&self, from: MemberId, header: Bytes, body: SnapshotReader) -> io::Result<()>;
+    fn receive_snapshot(
+        &self,
+        from: MemberId,
+        header: Bytes,
+        body: SnapshotReader,
+    ) -> io::Result<()>;
 
     /// Returns the encoded list of members, or `None` if it isn't known now. The list is sent to
     /// peers whose own list may be older, and to joining members. Must not block.

@@ -279,11 +279,16 @@ mod tests {
     struct ReachabilityRecorder(Mutex<Vec<bool>>);
 
     impl PeerEvents for ReachabilityRecorder {
-        fn message(&self, _: MemberId, _: Bytes) -> bool {
+        fn receive_message(&self, _: MemberId, _: Bytes) -> bool {
             unreachable!("nothing is received here")
         }
 
-        fn snapshot(&self, _: MemberId, _: Bytes, _: SnapshotReader) -> std::io::Result<()> {
+        fn receive_snapshot(
+            &self,
+            _: MemberId,
+            _: Bytes,
+            _: SnapshotReader,
+        ) -> std::io::Result<()> {
             unreachable!("nothing is received here")
         }
 

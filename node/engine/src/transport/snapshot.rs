@@ -254,7 +254,7 @@ async fn send_body(
     }
 }
 
-/// Receives one snapshot from `peer` and passes it to `PeerEvents::snapshot`.
+/// Receives one snapshot from `peer` and passes it to `PeerEvents::receive_snapshot`.
 pub(super) async fn receive(
     shared: &Arc<TransportState>,
     peer: &PeerHandle,
@@ -271,7 +271,7 @@ pub(super) async fn receive(
         _ => return Err(io::ErrorKind::InvalidData.into()),
     };
     let (events, from) = (Arc::clone(&shared.events), peer.id);
-    let install = move |body| events.snapshot(from, header, body);
+    let install = move |body| events.receive_snapshot(from, header, body);
     let result = receive_body(frames, writer, shared.limits.ping_interval, install).await;
     transfer.end(&result);
     result

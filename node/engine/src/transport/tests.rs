@@ -35,12 +35,17 @@ struct TransportEventRecorder {
 }
 
 impl PeerEvents for TransportEventRecorder {
-    fn message(&self, from: MemberId, message: Bytes) -> bool {
+    fn receive_message(&self, from: MemberId, message: Bytes) -> bool {
         self.messages.lock().unwrap().push((from, message));
         true
     }
 
-    fn snapshot(&self, from: MemberId, header: Bytes, mut body: SnapshotReader) -> io::Result<()> {
+    fn receive_snapshot(
+        &self,
+        from: MemberId,
+        header: Bytes,
+        mut body: SnapshotReader,
+    ) -> io::Result<()> {
         let mut bytes = Vec::new();
         body.read_to_end(&mut bytes)?;
         self.snapshots.lock().unwrap().push((from, header, bytes));

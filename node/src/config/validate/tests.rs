@@ -22,7 +22,7 @@ fn bootstrap(args: &[&str]) -> Result<InitialCluster, String> {
 const THREE: &str = "a=http://h1:2380,b=http://h2:2380,c=http://h3:2380";
 
 #[test]
-fn without_any_flag_it_is_etcds_single_node() {
+fn without_flags_the_configuration_is_etcds_single_node() {
     let config = config(&[]).unwrap();
     assert_eq!(config.name, "default");
     assert_eq!(config.data_dir.to_str(), Some("default.etcd"));
@@ -34,7 +34,7 @@ fn without_any_flag_it_is_etcds_single_node() {
 }
 
 #[test]
-fn a_quota_above_what_etcd_suggests_is_remarked_on() {
+fn a_quota_above_etcds_suggestion_causes_a_remark() {
     let remarks = |bytes: i64| match parse([format!("--quota-backend-bytes={bytes}")], []) {
         Ok(Invocation::Run(_, remarks)) => remarks,
         other => panic!("{other:?}"),
@@ -67,7 +67,7 @@ fn members_keep_the_order_of_the_initial_cluster() {
 }
 
 #[test]
-fn what_is_compacted_unasked_is_told_as_in_etcd() {
+fn automatic_compaction_is_configured_as_in_etcd() {
     use AutoCompaction::{Never, Periodic, Revisions};
     let told = |args: &[&str]| config(args).map(|config| config.auto_compaction);
     assert_eq!(told(&[]), Ok(Never));
@@ -164,7 +164,7 @@ fn contradictions_are_refused_with_etcds_texts() {
 }
 
 #[test]
-fn who_has_a_log_may_be_told_of_any_first_configuration() {
+fn an_unusable_initial_cluster_fails_only_a_first_start() {
     for list in ["a=http://h1:1,b=http://h1:1", "other=https://h9:1", THREE] {
         assert!(config(&["--name=d", "--initial-cluster", list]).is_ok(), "{list}");
         assert!(bootstrap(&["--name=d", "--initial-cluster", list]).is_err(), "{list}");
@@ -184,7 +184,7 @@ fn remarks(args: &[&str]) -> Vec<Remark> {
 }
 
 #[test]
-fn what_would_have_to_work_but_does_not_is_refused_rather_than_ignored() {
+fn unsupported_flags_that_would_have_an_effect_are_refused() {
     for args in [
         vec!["--discovery=https://d/t"],
         vec!["--discovery-token=t"],
@@ -202,7 +202,7 @@ fn what_would_have_to_work_but_does_not_is_refused_rather_than_ignored() {
 }
 
 #[test]
-fn certificates_are_not_made_where_none_is_needed() {
+fn flags_for_generated_certificates_are_ignored_where_none_is_needed() {
     let clients = [CLIENTS_OVER_TLS, ADVERTISED, "--cert-file=c", "--key-file=k"];
     let peers =
         [PEERS_OVER_TLS, "--peer-cert-file=c", "--peer-key-file=k", "--peer-trusted-ca-file=ca"];
@@ -238,7 +238,7 @@ fn flags_of_tls_have_no_effect_while_all_urls_are_http() {
 }
 
 #[test]
-fn larger_requests_than_the_log_holds_are_allowed_up_to_its_limit() {
+fn max_request_bytes_is_limited_to_the_largest_log_entry() {
     let limit = 10 * 1024 * 1024;
     for (given, held, is_remarked) in [
         ("1572864", 1_572_864, false),
@@ -257,7 +257,7 @@ fn larger_requests_than_the_log_holds_are_allowed_up_to_its_limit() {
 }
 
 #[test]
-fn cipher_suites_that_only_go_has_are_passed_over_while_one_is_left() {
+fn cipher_suites_that_only_go_has_are_ignored_while_another_is_left() {
     let tls = [CLIENTS_OVER_TLS, ADVERTISED, "--cert-file=c", "--key-file=k"];
     let both =
         "--cipher-suites=TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256,TLS_RSA_WITH_AES_256_GCM_SHA384";
@@ -277,7 +277,7 @@ fn cipher_suites_that_only_go_has_are_passed_over_while_one_is_left() {
 }
 
 #[test]
-fn empty_elements_of_the_initial_cluster_are_passed_over() {
+fn empty_elements_of_the_initial_cluster_are_ignored() {
     let list = ",a=http://h1:2380,,b=http://h2:2380, ,";
     let config = config(&["--name=a", "--initial-cluster", list]).unwrap();
     let names: Vec<&str> = config.initial_cluster.iter().map(|(n, _)| n.as_str()).collect();
@@ -326,7 +326,7 @@ fn https_without_a_certificate_is_refused() {
 }
 
 #[test]
-fn a_revocation_list_that_nobody_would_be_checked_against_is_refused() {
+fn a_revocation_list_without_a_trusted_ca_is_refused() {
     let crl =
         [CLIENTS_OVER_TLS, ADVERTISED, "--cert-file=c", "--key-file=k", "--client-crl-file=l"];
     assert!(config(&crl).unwrap_err().contains("--client-crl-file needs --trusted-ca-file"));
@@ -377,7 +377,7 @@ mod with_a_document {
     }
 
     #[test]
-    fn one_for_another_member_or_cluster_is_refused() {
+    fn a_document_for_another_member_or_cluster_is_refused() {
         for (pointer, value) in [
             ("/self/seat", serde_json::json!(1)),
             ("/document", serde_json::json!("cd".repeat(32))),
@@ -399,7 +399,7 @@ mod with_a_document {
 }
 
 #[test]
-fn an_address_in_plain_beside_a_certificate_is_remarked_upon() {
+fn an_http_url_beside_a_certificate_causes_a_remark() {
     let remarks = |extra: &[&str]| {
         let urls = ["--name=x", "--listen-client-urls=http://127.0.0.1:1,https://127.0.0.1:2"];
         let files = ["--advertise-client-urls=https://h:1", "--cert-file=c", "--key-file=k"];

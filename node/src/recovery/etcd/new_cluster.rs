@@ -409,7 +409,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn all_of_the_log_is_kept_up_to_where_it_removes_this_member() {
+    fn the_log_is_kept_up_to_the_removal_of_this_member() {
         let mut log = EtcdLog { member: 7, ..EtcdLog::default() };
         log.last = Some(Position { index: 9, term: 2 });
         assert!(matches!(last_kept_index(&log, 5), Ok(9)));
@@ -419,7 +419,7 @@ mod tests {
     }
 
     #[test]
-    fn what_an_etcd_lacks_or_has_too_much_of_is_told_before_anything_is_made() {
+    fn a_missing_store_or_log_and_a_running_etcd_are_refused_first() {
         let root = tempfile::tempdir().unwrap();
         let tools = EtcdTools { etcd: "/no/etcd".into(), etcdutl: "/no/etcdutl".into() };
         let none = recover(root.path(), &tools).unwrap_err();

@@ -191,8 +191,9 @@ pub(super) fn has_run(
     members.any(|member| member.id == own.id.0 && !member.client_urls.is_empty())
 }
 
-/// Checks, from the answers of its members, whether `initial` can begin. Members that run in
-/// another cluster are missing in `initial`; the remaining ones must be able to elect a leader.
+/// Checks, from the answers of its members, whether `initial` can begin. A member that runs in
+/// another cluster can't take part in `initial`. The remaining members must be able to elect a
+/// leader.
 pub(super) fn check_may_begin(
     initial: &InitialCluster,
     answers: &[(Census, PeerUrl)],
@@ -355,13 +356,13 @@ mod tests {
     }
 
     #[test]
-    fn a_joiner_is_who_has_its_urls() {
+    fn a_joining_member_is_the_one_with_its_peer_urls() {
         let joining = joins(vec![census(7, &[A, D])]).unwrap();
         assert_eq!((joining.cluster, joining.member), (ClusterId(0xc1), MemberId(0xd)));
     }
 
     #[test]
-    fn the_most_advanced_answer_counts() {
+    fn the_answer_with_the_newest_member_list_counts() {
         let behind = census(3, &[A]);
         let joining = joins(vec![behind.clone(), census(7, &[A, D])]).unwrap();
         assert_eq!(joining.member, MemberId(0xd));
@@ -369,7 +370,7 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_fit_is_refused_with_etcds_words() {
+    fn a_mismatch_is_refused_with_etcds_text() {
         assert!(refusal(Vec::new()).contains("could not retrieve cluster information"));
         let elsewhere = census(7, &[A, (0xd, "http://127.0.0.1:4")]);
         assert_eq!(
@@ -386,7 +387,7 @@ mod tests {
     }
 
     #[test]
-    fn of_two_clusters_the_one_counts_that_more_than_half_of_the_members_are_of() {
+    fn the_cluster_of_more_than_half_of_the_answering_members_counts() {
         let ahead = |(mut census, url): (Census, PeerUrl)| {
             census.changed = 99;
             (census, url)
@@ -407,7 +408,7 @@ mod tests {
     }
 
     #[test]
-    fn a_cluster_begins_unless_too_many_of_its_members_run_as_another_one() {
+    fn a_cluster_begins_unless_too_many_of_its_members_run_in_another_one() {
         let names = ["a", "b", "c", "d", "e"].map(str::to_owned);
         let members = names.map(|name| (name.clone(), vec![format!("http://{name}:1")]));
         let of = |n: usize| InitialCluster::new(&members[..n], "t", None);
@@ -427,7 +428,7 @@ mod tests {
     }
 
     #[test]
-    fn a_member_without_data_has_run_if_anybody_knows_where_its_clients_reached_it() {
+    fn a_member_without_data_has_run_if_another_member_lists_its_client_urls() {
         let members = ["a", "b"].map(|n| (n.to_owned(), vec![format!("http://{n}:1")]));
         let initial = InitialCluster::new(&members, "t", None);
         let own = initial.member("a").unwrap();
@@ -456,7 +457,7 @@ mod tests {
     }
 
     #[test]
-    fn a_cluster_is_as_old_as_its_oldest_member_and_nobody_joins_one_that_is_newer() {
+    fn a_cluster_has_its_oldest_members_version_and_no_older_build_joins_it() {
         let join = |own, cluster: &[&str]| {
             let answers = cluster.iter().map(|version| of_version(version)).collect();
             let joined =
@@ -490,7 +491,7 @@ mod tests {
     }
 
     #[test]
-    fn a_newcomer_has_the_key_that_it_was_added_with_and_knows_those_of_the_others() {
+    fn a_joining_member_must_have_its_bound_key_and_learns_the_keys_of_others() {
         let keyed = |own: Option<NodeKey>| {
             let (mut census, url) = census(7, &[A, D]);
             (census.member_id, census.members[0].node_key) = (0xa, vec![7; 32].into());

@@ -36,7 +36,8 @@ use self::decide::{Newcomer, check_may_begin, decide, has_run};
 use super::{ServerError, peers::receive};
 use crate::config::Config;
 
-/// Time to wait for further answers about the members after the first one.
+/// Time to wait for further answers about the members after the first one. A member that begins a
+/// new cluster waits this long for the first answer, too.
 const LATE_ANSWER_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Time limit for the first answer about the members, as long as a handshake may take.
@@ -56,8 +57,8 @@ pub(super) async fn decide_join(
 
 /// Checks, before a member begins a new cluster, that the cluster doesn't run already.
 ///
-/// - If the other members run in another cluster, a member whose disk was wiped would wait for a
-///   leader for ever.
+/// - Too many of the other members may run in another cluster. Without this check, a member whose
+///   disk was wiped would then wait for a leader for ever.
 /// - If the other members know that this member has run, it has lost its data. Without this check,
 ///   a quorum of wiped members could begin the cluster again without the data.
 pub(super) async fn check_not_begun(

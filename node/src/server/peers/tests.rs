@@ -22,12 +22,12 @@ fn encoded(message: &Message) -> Bytes {
     bytes.freeze()
 }
 
-fn marks(dir: &Path) -> Arc<WitnessFile> {
+fn open_witness_file(dir: &Path) -> Arc<WitnessFile> {
     Arc::new(WitnessFile::open(&dir.join("marks")).unwrap())
 }
 
 /// Makes the channels for what peers report, and the receiver of the member lists.
-fn told() -> (PeerReports, watch::Receiver<Censuses>) {
+fn report_channels() -> (PeerReports, watch::Receiver<Censuses>) {
     let (told, _, counted) = PeerReports::channels();
     (told, counted)
 }
@@ -66,25 +66,25 @@ fn whole_store(at: Position) -> Vec<u8> {
 }
 
 #[test]
-fn a_message_in_another_members_name_goes_no_further() {
+fn a_message_in_another_members_name_is_dropped() {
     let dir = tempfile::tempdir().unwrap();
     let (inbox, recorded) = test_inbox::inbox();
     let inbound = PeerMessageReceiver::new(
         inbox,
         dir.path().to_owned(),
-        told().0,
-        marks(dir.path()),
+        report_channels().0,
+        open_witness_file(dir.path()),
         Vec::new(),
     );
     let vote = encoded(&message(MessageKind::RequestVote, 3));
-    inbound.message(MemberId(2), vote.clone());
+    inbound.receive_message(MemberId(2), vote.clone());
     assert!(recorded.messages.lock().unwrap().is_empty());
-    inbound.message(MemberId(3), vote);
+    inbound.receive_message(MemberId(3), vote);
     assert_eq!(recorded.messages.lock().unwrap().len(), 1);
 }
 
 #[test]
-fn what_the_api_refuses_is_not_taken_from_a_member_either() {
+fn a_proposal_that_the_api_refuses_is_refused_from_a_member_too() {
     use node_proto::etcdserverpb::{
         DeleteRangeRequest, PutRequest, RequestOp, TxnRequest, request_op::Request,
     };
@@ -109,7 +109,7 @@ fn what_the_api_refuses_is_not_taken_from_a_member_either() {
 }
 
 #[test]
-fn a_joiner_is_not_told_what_grows_with_each_change() {
+fn a_joining_member_is_not_sent_operation_ids() {
     let id = node_state::identity::OperationId([7; 16]);
     let operations =
         (1..100_000).map(|index| node_state::membership::CompletedOperation { id, index });
@@ -118,10 +118,10 @@ fn a_joiner_is_not_told_what_grows_with_each_change() {
 }
 
 #[tokio::test]
-async fn a_vote_is_counted_once_it_would_be_remembered() {
+async fn a_vote_is_delivered_only_after_it_is_recorded_on_disk() {
     let dir = tempfile::tempdir().unwrap();
     let (inbox, recorded) = test_inbox::inbox();
-    let marks = marks(dir.path());
+    let marks = open_witness_file(dir.path());
     let member = |boot, last| ProcessClaim {
         incarnation: Incarnation([2; 16]),
         boot,
@@ -132,7 +132,7 @@ async fn a_vote_is_counted_once_it_would_be_remembered() {
     let inbound = PeerMessageReceiver::new(
         inbox,
         dir.path().to_owned(),
-        told().0,
+        report_channels().0,
         Arc::clone(&marks),
         Vec::new(),
     );
@@ -146,27 +146,27 @@ async fn a_vote_is_counted_once_it_would_be_remembered() {
         recorded.messages.lock().unwrap().drain(..).count()
     };
     let vote = message(MessageKind::RequestVoteResponse, 2);
-    assert!(inbound.message(MemberId(2), encoded(&vote)));
+    assert!(inbound.receive_message(MemberId(2), encoded(&vote)));
     assert_eq!(counted().await, 1);
     let after_a_crash = WitnessFile::open(&dir.path().join("marks")).unwrap();
     assert!(after_a_crash.admit(MemberId(2), &member(2, 0)).is_err(), "the vote is remembered");
 
     dir.close().unwrap();
     let next = Message { term: 2, ..vote };
-    assert!(inbound.message(MemberId(2), encoded(&next)));
+    assert!(inbound.receive_message(MemberId(2), encoded(&next)));
     tokio::time::sleep(std::time::Duration::from_millis(100)).await;
     assert!(recorded.messages.lock().unwrap().is_empty(), "it can't be remembered");
 }
 
 #[test]
-fn who_the_members_are_is_taken_in_ones_own_name_only() {
+fn a_member_list_is_accepted_only_in_its_senders_own_name() {
     let dir = tempfile::tempdir().unwrap();
-    let (told, mut said) = told();
+    let (told, mut said) = report_channels();
     let inbound = PeerMessageReceiver::new(
         test_inbox::inbox().0,
         dir.path().to_owned(),
         told,
-        marks(dir.path()),
+        open_witness_file(dir.path()),
         Vec::new(),
     );
     let member = (&member(3, "three")).into();
@@ -191,14 +191,14 @@ fn who_the_members_are_is_taken_in_ones_own_name_only() {
 }
 
 #[test]
-fn a_snapshot_is_read_through_before_it_is_handed_on() {
+fn a_snapshot_is_checked_completely_before_it_is_delivered() {
     let dir = tempfile::tempdir().unwrap();
     let (inbox, recorded) = test_inbox::inbox();
     let inbound = PeerMessageReceiver::new(
         inbox,
         dir.path().to_owned(),
-        told().0,
-        marks(dir.path()),
+        report_channels().0,
+        open_witness_file(dir.path()),
         Vec::new(),
     );
     let at = Position { index: 3, term: 1 };
@@ -206,7 +206,7 @@ fn a_snapshot_is_read_through_before_it_is_handed_on() {
         let members = Some(Members { voters: voters.to_vec(), learners: Vec::new() });
         let header = message(MessageKind::Snapshot, 2);
         let header = encoded(&Message { snapshot: Some(at), members, ..header });
-        inbound.snapshot(MemberId(2), header, SnapshotReader::arrived(body))
+        inbound.receive_snapshot(MemberId(2), header, SnapshotReader::arrived(body))
     };
     let body = whole_store(at);
     for (announced, voters, body) in [
@@ -224,7 +224,7 @@ fn a_snapshot_is_read_through_before_it_is_handed_on() {
 }
 
 #[test]
-fn who_may_alone_know_of_its_removal_takes_no_learners_word_for_it() {
+fn a_member_that_alone_may_know_its_removal_ignores_a_learners_report() {
     let dir = tempfile::tempdir().unwrap();
     let members = Members { voters: vec![2], learners: vec![3] };
     for (may_alone_know, by, ends) in [(true, 3, false), (true, 2, true), (false, 3, true)] {
@@ -236,7 +236,7 @@ fn who_may_alone_know_of_its_removal_takes_no_learners_word_for_it() {
         };
         let (told, verdict, _) = PeerReports::channels();
         let inbox = test_inbox::inbox_of(status).0;
-        let marks = marks(dir.path());
+        let marks = open_witness_file(dir.path());
         let inbound =
             PeerMessageReceiver::new(inbox, dir.path().to_owned(), told, marks, Vec::new());
         inbound.removal_reported(MemberId(by));
