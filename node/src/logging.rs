@@ -181,7 +181,7 @@ impl<S: Subscriber> Layer<S> for LogLayer {
         if untold > 0 {
             fields.push("log.lines.dropped", &serde_json::Value::from(untold));
         }
-        let line = line(self.format, event.metadata(), &fields);
+        let line = format_line(self.format, event.metadata(), &fields);
         let (line, written) = if fields.fatal {
             let (sender, written) = mpsc::sync_channel(1);
             (LogLine::Fatal(line, sender), Some(written))
@@ -202,7 +202,7 @@ impl<S: Subscriber> Layer<S> for LogLayer {
     }
 }
 
-fn line(format: LogLineFormat, metadata: &Metadata<'_>, fields: &EventFields) -> String {
+fn format_line(format: LogLineFormat, metadata: &Metadata<'_>, fields: &EventFields) -> String {
     let level = match *metadata.level() {
         Level::ERROR => "error",
         Level::WARN => "warn",
@@ -218,8 +218,8 @@ fn line(format: LogLineFormat, metadata: &Metadata<'_>, fields: &EventFields) ->
         LogLineFormat::Json => write!(
             out,
             "{{\"level\":\"{level}\",\"ts\":\"{now:.6}\",\"caller\":{},\"msg\":{}{}}}",
-            json(&caller),
-            json(&fields.message),
+            to_json(&caller),
+            to_json(&fields.message),
             fields.json
         ),
         LogLineFormat::Console => {
@@ -233,7 +233,7 @@ fn line(format: LogLineFormat, metadata: &Metadata<'_>, fields: &EventFields) ->
     out
 }
 
-fn json(text: &str) -> serde_json::Value {
+fn to_json(text: &str) -> serde_json::Value {
     serde_json::Value::from(text)
 }
 
@@ -248,7 +248,7 @@ struct EventFields {
 
 impl EventFields {
     fn push(&mut self, name: &str, value: &serde_json::Value) {
-        let _ = write!(self.json, ",{}:{value}", json(name));
+        let _ = write!(self.json, ",{}:{value}", to_json(name));
     }
 }
 
@@ -257,7 +257,7 @@ impl Visit for EventFields {
         if field.name() == "message" {
             self.message.push_str(value);
         } else {
-            self.push(field.name(), &json(value));
+            self.push(field.name(), &to_json(value));
         }
     }
 
@@ -265,7 +265,7 @@ impl Visit for EventFields {
         if field.name() == "message" {
             let _ = write!(self.message, "{value:?}");
         } else {
-            self.push(field.name(), &json(&format!("{value:?}")));
+            self.push(field.name(), &to_json(&format!("{value:?}")));
         }
     }
 
@@ -287,7 +287,7 @@ impl Visit for EventFields {
     }
 
     fn record_error(&mut self, field: &Field, value: &(dyn std::error::Error + 'static)) {
-        self.push(field.name(), &json(&node_engine::causes::error_chain(value)));
+        self.push(field.name(), &to_json(&node_engine::causes::error_chain(value)));
     }
 }
 

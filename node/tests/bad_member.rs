@@ -49,7 +49,7 @@ fn open(address: &str, ids: &Ids, purpose: u8, run: u64) -> TcpStream {
     stream
 }
 
-fn frame(stream: &mut TcpStream, kind: u8, payload: &[u8]) {
+fn send_frame(stream: &mut TcpStream, kind: u8, payload: &[u8]) {
     let len = u32::try_from(payload.len() + 1).unwrap();
     stream.write_all(&len.to_be_bytes()).unwrap();
     stream.write_all(&[kind]).unwrap();
@@ -112,7 +112,7 @@ async fn proposals_that_no_member_could_apply_are_refused_from_a_peer() {
             entries: vec![entry],
             ..message(MessageKind::Propose, &ids)
         };
-        frame(&mut stream, 2, &encoded(&propose));
+        send_frame(&mut stream, 2, &encoded(&propose));
     }
     // The leader's log shows when all of these proposals have been rejected.
     let looked = || members[leader].log().matches("cannot be used").count() >= 3;
@@ -154,11 +154,11 @@ async fn a_snapshot_that_could_not_be_installed_is_refused_and_the_store_stays()
             ..message(MessageKind::Snapshot, &ids)
         };
         let mut stream = open(&address, &ids, SNAPSHOT, 1);
-        frame(&mut stream, 3, &encoded(&announced));
-        frame(&mut stream, 4, body);
+        send_frame(&mut stream, 3, &encoded(&announced));
+        send_frame(&mut stream, 4, body);
         let mut end = (body.len() as u64).to_be_bytes().to_vec();
         end.extend(crc32c::crc32c(body).to_be_bytes());
-        frame(&mut stream, 5, &end);
+        send_frame(&mut stream, 5, &end);
         assert_eq!(answer(&mut stream), 0, "{run}: it is refused");
     }
     both_serve(&members).await;

@@ -29,7 +29,7 @@ fn openssl(dir: &Path, commands: &str) -> bool {
 }
 
 /// Creates a CA and a server certificate signed by it. Returns false without openssl.
-fn authority(dir: &Path) -> bool {
+fn make_ca_and_server_certificate(dir: &Path) -> bool {
     openssl(
         dir,
         &format!(
@@ -76,7 +76,7 @@ const RSA: &str = "-newkey rsa:2048 -nodes";
 
 /// Returns openssl commands that make a client certificate. Each comes with the reason that the log
 /// must give for refusing the certificate, or `None` if it must be accepted.
-fn kinds() -> Vec<(String, Option<&'static str>)> {
+fn client_certificate_kinds() -> Vec<(String, Option<&'static str>)> {
     let client = "-keyout client.key -out client.crt -subj /CN=somebody";
     let usage = "-addext extendedKeyUsage";
     let request = "openssl req -new -keyout client.key -out client.csr -subj /CN=somebody";
@@ -111,10 +111,10 @@ fn kinds() -> Vec<(String, Option<&'static str>)> {
 
 #[test]
 fn each_kind_of_client_certificate_is_accepted_or_the_log_says_why_not() {
-    for (commands, refused) in kinds() {
+    for (commands, refused) in client_certificate_kinds() {
         let root = tempfile::tempdir().unwrap();
         let dir = root.path();
-        if !authority(dir) || !openssl(dir, &commands) {
+        if !make_ca_and_server_certificate(dir) || !openssl(dir, &commands) {
             return;
         }
         let mut member = member(dir);
@@ -169,7 +169,7 @@ fn an_unusable_certificate_of_the_member_ends_the_start_with_a_reason() {
         ),
     ] {
         let root = tempfile::tempdir().unwrap();
-        if !authority(root.path()) || !openssl(root.path(), &commands) {
+        if !make_ca_and_server_certificate(root.path()) || !openssl(root.path(), &commands) {
             return;
         }
         let mut member = member(root.path());
@@ -186,7 +186,7 @@ fn an_unusable_ca_is_reported_at_the_start() {
     let root = tempfile::tempdir().unwrap();
     let weak = "openssl req -x509 -newkey rsa:1024 -nodes -keyout w.key -out w.crt -subj /CN=weak
                 cat w.crt >> ca.crt";
-    if !authority(root.path()) || !openssl(root.path(), weak) {
+    if !make_ca_and_server_certificate(root.path()) || !openssl(root.path(), weak) {
         return;
     }
     let mut member = member(root.path());

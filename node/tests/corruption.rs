@@ -70,7 +70,7 @@ async fn alarms(member: &TestMember) -> Vec<(u64, AlarmType)> {
     answer.into_inner().alarms.iter().map(|a| (a.member_id, a.alarm())).collect()
 }
 
-async fn alarmed(member: &TestMember) -> Vec<(u64, AlarmType)> {
+async fn wait_for_alarms(member: &TestMember) -> Vec<(u64, AlarmType)> {
     let start = Instant::now();
     loop {
         match alarms(member).await {
@@ -106,7 +106,7 @@ async fn a_member_whose_file_has_changed_stops_serving_and_can_be_replaced() {
     members[2].start();
     members[2].wait_ready();
 
-    assert_eq!(alarmed(&members[0]).await, [(id, AlarmType::Corrupt)]);
+    assert_eq!(wait_for_alarms(&members[0]).await, [(id, AlarmType::Corrupt)]);
     let (well, ill) = members.split_at(2);
     let ill = &ill[0];
     eventually("it has heard", || ill.http("/health").contains("ALARM CORRUPT"));

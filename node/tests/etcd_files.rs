@@ -60,7 +60,7 @@ async fn full_range(member: &TestMember, revision: i64) -> RangeResponse {
 }
 
 /// Returns a member that runs Debian's etcd. It isn't started yet, and has no data directory.
-fn stock(root: &Path) -> TestMember {
+fn stock_member(root: &Path) -> TestMember {
     let [peer, client] = free_ports();
     let initial = format!("stock=http://127.0.0.1:{peer}");
     let mut member = TestMember::new(root, "stock", peer, client, &initial);
@@ -120,7 +120,7 @@ async fn stock_etcd_starts_from_a_snapshot_that_etcdctl_saved_from_this_node() {
     let (whole, status) =
         etcdctl("http://127.0.0.1:1", &["snapshot", "status", file.to_str().unwrap()]).unwrap();
     assert!(whole && status.contains(&format!(", {revision}, ")), "{status}");
-    let mut theirs = stock(root.path());
+    let mut theirs = stock_member(root.path());
     start_from(&file, Command::new("etcdctl"), &mut theirs);
     wait_until_serving(&theirs).await;
     assert_same(&ours, &theirs, revision).await;
@@ -134,7 +134,7 @@ async fn this_node_starts_from_a_snapshot_of_etcd_and_etcd_from_one_of_it() {
         return;
     }
     let root = tempfile::tempdir().unwrap();
-    let mut theirs = stock(root.path());
+    let mut theirs = stock_member(root.path());
     theirs.start();
     common::put_with_retries(&theirs, "first", "one").await;
     let revision = write_history(&theirs).await;
@@ -149,7 +149,7 @@ async fn this_node_starts_from_a_snapshot_of_etcd_and_etcd_from_one_of_it() {
     save(&ours, &back);
     let elsewhere = root.path().join("back");
     std::fs::create_dir(&elsewhere).unwrap();
-    let mut again = stock(&elsewhere);
+    let mut again = stock_member(&elsewhere);
     start_from(&back, Command::new("etcdctl"), &mut again);
     wait_until_serving(&again).await;
     assert_same(&ours, &again, revision + 1).await;

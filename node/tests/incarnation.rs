@@ -16,7 +16,7 @@ use common::{
 use rustix::process::Signal;
 
 /// Minimum time for which a member runs before it is killed.
-const LIFE: Duration = Duration::from_millis(400);
+const MIN_RUN_TIME: Duration = Duration::from_millis(400);
 const KILLS: usize = 24;
 
 fn copy(from: &Path, to: &Path) {
@@ -43,7 +43,7 @@ fn remembered(member: &TestMember, of: u64) -> u64 {
 
 /// Waits until the first and the third member have recorded on disk that the second acknowledged
 /// more than `index`.
-async fn more_is_remembered(members: &[TestMember], index: u64) {
+async fn wait_until_more_is_remembered(members: &[TestMember], index: u64) {
     let second = members[1].member_id().await;
     let more = |member: &TestMember| remembered(member, second) > index;
     eventually("it is remembered", || more(&members[0]) && more(&members[2]));
@@ -75,13 +75,13 @@ fn is_refused(member: &mut TestMember, why: &str) {
     member.exit_code();
 }
 
-async fn puts(member: &TestMember, name: &str) {
+async fn put_many(member: &TestMember, name: &str) {
     for n in 0..20 {
         put_with_retries(member, &format!("{name}-{n}"), "x").await;
     }
 }
 
-fn counted(member: &TestMember, reason: &str) -> bool {
+fn has_counted_refusal(member: &TestMember, reason: &str) -> bool {
     let line = format!("muster_peer_streams_refused_total{{reason=\"{reason}\"}} ");
     let metrics = member.http("/metrics");
     metrics.lines().any(|found| found.strip_prefix(&line).is_some_and(|count| count != "0"))
@@ -91,12 +91,12 @@ fn counted(member: &TestMember, reason: &str) -> bool {
 async fn an_image_taken_while_the_member_ran_and_put_back_is_refused() {
     let root = tempfile::tempdir().unwrap();
     let mut members = start_three(root.path());
-    puts(&members[0], "before").await;
+    put_many(&members[0], "before").await;
     let (old, own) = (root.path().join("old"), root.path().join("own"));
     copy_while_stopped(&members[1], &old);
     let had = log_end(&members).await;
-    puts(&members[0], "after").await;
-    more_is_remembered(&members, had).await;
+    put_many(&members[0], "after").await;
+    wait_until_more_is_remembered(&members, had).await;
     members[1].kill();
     // The other two members must keep this record across restarts. While both of them restart, no
     // running member could remind them.
@@ -109,11 +109,13 @@ async fn an_image_taken_while_the_member_ran_and_put_back_is_refused() {
     // The refused member asks the two others, and exits at the first refusal. So possibly only one
     // of them counts a refusal.
     let others = [&members[0], &members[2]];
-    eventually("it is counted", || others.iter().any(|member| counted(member, "amnesia")));
+    eventually("it is counted", || {
+        others.iter().any(|member| has_counted_refusal(member, "amnesia"))
+    });
     eventually("it is told", || {
         others.iter().any(|member| member.log().contains("refused a peer stream"))
     });
-    puts(&members[0], "without").await;
+    put_many(&members[0], "without").await;
     std::fs::remove_dir_all(&members[1].data_dir).unwrap();
     std::fs::rename(&own, &members[1].data_dir).unwrap();
     members[1].start();
@@ -125,7 +127,7 @@ async fn an_image_taken_while_the_member_ran_and_put_back_is_refused() {
 async fn of_a_clone_and_its_original_the_one_that_lacks_state_is_refused() {
     let root = tempfile::tempdir().unwrap();
     let mut members = start_three(root.path());
-    puts(&members[0], "before").await;
+    put_many(&members[0], "before").await;
     let elsewhere = root.path().join("elsewhere");
     std::fs::create_dir(&elsewhere).unwrap();
     let [peer, client] = free_ports();
@@ -133,8 +135,8 @@ async fn of_a_clone_and_its_original_the_one_that_lacks_state_is_refused() {
     clone.args.pop();
     copy_while_stopped(&members[1], &clone.data_dir);
     let had = log_end(&members).await;
-    puts(&members[0], "after").await;
-    more_is_remembered(&members, had).await;
+    put_many(&members[0], "after").await;
+    wait_until_more_is_remembered(&members, had).await;
     clone.start();
     is_refused(&mut clone, "put back from an older image");
     put_with_retries(&members[1], "the original", "goes on").await;
@@ -147,7 +149,7 @@ async fn of_a_clone_and_its_original_the_one_that_lacks_state_is_refused() {
     let had = log_end(&members).await;
     members[1].start();
     put_with_retries(&members[1], "the clone", "is the member").await;
-    more_is_remembered(&members, had).await;
+    wait_until_more_is_remembered(&members, had).await;
     members[1].kill();
     std::fs::remove_dir_all(&members[1].data_dir).unwrap();
     copy(&original, &members[1].data_dir);
@@ -166,10 +168,10 @@ async fn a_clone_that_lacks_nothing_is_refused_while_its_original_lives() {
     let root = tempfile::tempdir().unwrap();
     let members = start_three_led_by_first(root.path());
     let had = log_end(&members).await;
-    puts(&members[0], "before").await;
+    put_many(&members[0], "before").await;
     let revision = put_with_retries(&members[0], "the last", "x").await;
     wait_same_hash(&members, revision).await;
-    more_is_remembered(&members, had).await;
+    wait_until_more_is_remembered(&members, had).await;
     let original = members[1].member_id().await;
     eventually("the others reach it", || {
         [&members[0], &members[2]].iter().all(|member| member.has_stream_to(original))
@@ -190,7 +192,7 @@ async fn a_clone_that_lacks_nothing_is_refused_while_its_original_lives() {
 async fn a_member_with_a_wiped_disk_is_refused() {
     let root = tempfile::tempdir().unwrap();
     let mut members = start_three(root.path());
-    puts(&members[0], "before").await;
+    put_many(&members[0], "before").await;
     members[1].kill();
     std::fs::remove_dir_all(&members[1].data_dir).unwrap();
     members[1].start();
@@ -204,7 +206,7 @@ async fn a_member_with_a_wiped_disk_is_refused() {
 async fn two_wiped_members_of_three_begin_no_cluster_beside_the_third() {
     let root = tempfile::tempdir().unwrap();
     let mut members = start_three(root.path());
-    puts(&members[0], "before").await;
+    put_many(&members[0], "before").await;
     for wiped in &mut members[1..] {
         wiped.kill();
         std::fs::remove_dir_all(&wiped.data_dir).unwrap();
@@ -229,13 +231,14 @@ async fn a_correct_member_is_never_refused_however_often_it_is_killed() {
     for kill in 0..KILLS {
         let key = format!("k{kill}");
         let start = Instant::now();
-        // Each process runs for at least `LIFE`, and until another write was acknowledged. So there
-        // is state that the kill could lose.
-        while start.elapsed() < LIFE || written <= kill {
+        // Each process runs for at least `MIN_RUN_TIME`, and until another write was acknowledged.
+        // So there is state that the kill could lose.
+        while start.elapsed() < MIN_RUN_TIME || written <= kill {
             assert!(start.elapsed() < WAIT_LIMIT, "nobody takes a write");
             let put = members[(kill + 1) % 3].put(&key, "x");
-            written +=
-                usize::from(tokio::time::timeout(LIFE, put).await.is_ok_and(|put| put.is_ok()));
+            written += usize::from(
+                tokio::time::timeout(MIN_RUN_TIME, put).await.is_ok_and(|put| put.is_ok()),
+            );
         }
         members[kill % 3].kill();
         members[kill % 3].start();

@@ -21,7 +21,7 @@ use tonic::metadata::MetadataValue;
 use tonic::{Code, Request, Status};
 
 /// Unix time in 2100, as an expiry that no test reaches.
-const LATER: i64 = 4_102_444_800;
+const FAR_FUTURE: i64 = 4_102_444_800;
 const KEY: &[u8] = b"a key that every member has";
 
 /// Returns the path of a key file. OpenSSL made these files for the unit tests.
@@ -148,25 +148,25 @@ async fn a_token_with_another_signing_method_or_key_is_refused() {
     let header = json!({ "alg": "HS256", "typ": "JWT" });
     let says = |name: &str, revision: u64, exp: i64| json!({ "username": name, "revision": revision, "exp": exp });
     let by_key = |payload: &Value| signed(&header, payload, KEY);
-    let good = says("root", revision, LATER);
+    let good = says("root", revision, FAR_FUTURE);
     for token in [given.clone(), by_key(&good)] {
         assert_eq!(get(&member, &token).await, Ok(()), "{token}");
     }
     let denied = (Code::PermissionDenied, "etcdserver: permission denied".to_owned());
     for name in ["u", "nobody", "Root", "root "] {
-        let token = by_key(&says(name, revision, LATER));
+        let token = by_key(&says(name, revision, FAR_FUTURE));
         assert_eq!(get(&member, &token).await, Err(denied.clone()), "{name}");
     }
     for other in [0, revision - 1, revision + 7] {
         assert_eq!(
-            get(&member, &by_key(&says("root", other, LATER))).await,
+            get(&member, &by_key(&says("root", other, FAR_FUTURE))).await,
             Err(old_revision_error())
         );
     }
     let (body, tag) = given.rsplit_once('.').unwrap();
     let none = signed(&json!({ "alg": "none" }), &good, KEY);
     let (unsigned, _) = none.rsplit_once('.').unwrap();
-    let forged = BASE64URL_NOPAD.encode(says("root", revision, LATER).to_string().as_bytes());
+    let forged = BASE64URL_NOPAD.encode(says("root", revision, FAR_FUTURE).to_string().as_bytes());
     let others = body.split('.').next().unwrap();
     for token in [
         by_key(&says("root", revision, 1)),
@@ -184,7 +184,7 @@ async fn a_token_with_another_signing_method_or_key_is_refused() {
         String::new(),
         by_key(&json!({ "username": "root", "revision": revision, "exp": "never" })),
         by_key(&json!({ "username": ["root"], "revision": revision })),
-        by_key(&json!({ "username": "a".repeat(10_000), "revision": revision, "nbf": LATER })),
+        by_key(&json!({ "username": "a".repeat(10_000), "revision": revision, "nbf": FAR_FUTURE })),
     ] {
         assert_eq!(get(&member, &token).await, Err(invalid_token_error()), "{token}");
     }

@@ -19,12 +19,12 @@ use rustix::process::{Pid, Signal, kill_process};
 use tonic::Status;
 use tonic::transport::Channel;
 
-fn leases(member: &TestMember) -> LeaseClient<Channel> {
+fn lease_client(member: &TestMember) -> LeaseClient<Channel> {
     LeaseClient::new(member.channel())
 }
 
 async fn grant(member: &TestMember, ttl: i64) -> Result<i64, Status> {
-    let granted = leases(member).lease_grant(LeaseGrantRequest { id: 0, ttl }).await?;
+    let granted = lease_client(member).lease_grant(LeaseGrantRequest { id: 0, ttl }).await?;
     Ok(granted.into_inner().id)
 }
 
@@ -40,12 +40,12 @@ async fn put_with(member: &TestMember, key: &str, lease: i64) {
 
 async fn time_to_live(member: &TestMember, id: i64) -> Result<LeaseTimeToLiveResponse, Status> {
     let request = LeaseTimeToLiveRequest { id, keys: true };
-    Ok(leases(member).lease_time_to_live(request).await?.into_inner())
+    Ok(lease_client(member).lease_time_to_live(request).await?.into_inner())
 }
 
 async fn keep_alive(member: &TestMember, id: i64) -> Result<i64, Status> {
     let wish = futures_util::stream::iter([LeaseKeepAliveRequest { id }]);
-    let mut answers = leases(member).lease_keep_alive(wish).await?.into_inner();
+    let mut answers = lease_client(member).lease_keep_alive(wish).await?.into_inner();
     Ok(answers.message().await?.unwrap().ttl)
 }
 
@@ -76,7 +76,7 @@ async fn every_member_grants_shows_keeps_alive_and_revokes() {
             assert_eq!((found.granted_ttl, found.keys), (500, vec![format!("k{n}").into()]));
             assert_eq!(keep_alive(other, id + 1_000_000).await.unwrap(), 0);
         }
-        leases(&members[(n + 2) % 3]).lease_revoke(LeaseRevokeRequest { id }).await.unwrap();
+        lease_client(&members[(n + 2) % 3]).lease_revoke(LeaseRevokeRequest { id }).await.unwrap();
         for other in &members {
             assert_eq!(time_to_live(other, id).await.unwrap().ttl, -1);
             assert_eq!(other.get(&format!("k{n}")).await.unwrap(), None);

@@ -41,7 +41,7 @@ async fn update(member: &TestMember, id: u64, urls: &[&str]) -> Result<(), Statu
     member.cluster().member_update(MemberUpdateRequest { id, peer_ur_ls }).await.map(drop)
 }
 
-fn refused<T: std::fmt::Debug>(result: Result<T, Status>) -> (Code, String) {
+fn expect_error<T: std::fmt::Debug>(result: Result<T, Status>) -> (Code, String) {
     let status = result.unwrap_err();
     (status.code(), status.message().to_owned())
 }
@@ -149,7 +149,7 @@ async fn a_learner_serves_little_and_is_promoted_once_it_is_in_sync() {
     // then refused with another error than the expected one.
     let start = Instant::now();
     let too_many = loop {
-        let refusal = refused(add(&members[1], "http://127.0.0.1:9", true).await);
+        let refusal = expect_error(add(&members[1], "http://127.0.0.1:9", true).await);
         if refusal.0 != Code::Unavailable || start.elapsed() > WAIT_LIMIT {
             break refusal;
         }
@@ -159,17 +159,17 @@ async fn a_learner_serves_little_and_is_promoted_once_it_is_in_sync() {
     assert_eq!((too_many.0, too_many.1.as_str()), expected);
     let behind = "etcdserver: can only promote a learner member which is in sync with leader";
     for member in &members {
-        let early = refused(promote(member, learner.id).await);
+        let early = expect_error(promote(member, learner.id).await);
         assert_eq!((early.0, early.1.as_str()), (Code::FailedPrecondition, behind));
     }
     new.start();
     new.wait_ready();
     let not_for_learners = "etcdserver: rpc not supported for learner";
     for refusal in [
-        refused(new.put("k", "v").await),
-        refused(new.get("k").await),
-        refused(new.members().await),
-        refused(promote(&new, learner.id).await),
+        expect_error(new.put("k", "v").await),
+        expect_error(new.get("k").await),
+        expect_error(new.members().await),
+        expect_error(promote(&new, learner.id).await),
     ] {
         assert_eq!((refusal.0, refusal.1.as_str()), (Code::FailedPrecondition, not_for_learners));
     }
@@ -191,7 +191,7 @@ async fn a_learner_serves_little_and_is_promoted_once_it_is_in_sync() {
         (learner.id, Code::FailedPrecondition, "etcdserver: can only promote a learner member"),
         (0x1234, Code::NotFound, "etcdserver: member not found"),
     ] {
-        let refusal = refused(promote(&members[1], id).await);
+        let refusal = expect_error(promote(&members[1], id).await);
         assert_eq!((refusal.0, refusal.1.as_str()), (code, text));
     }
 }
@@ -207,16 +207,16 @@ async fn an_impossible_member_change_is_refused_with_etcds_message() {
     let before = asked.members().await.unwrap();
     let bad = (Code::InvalidArgument, "etcdserver: given member URLs are invalid".to_owned());
     for url in ["garbage", "http://h:1/path", "ftp://h:1", ""] {
-        assert_eq!(refused(add(asked, url, false).await), bad, "{url}");
-        assert_eq!(refused(update(asked, ids[0], &[url]).await), bad, "{url}");
+        assert_eq!(expect_error(add(asked, url, false).await), bad, "{url}");
+        assert_eq!(expect_error(update(asked, ids[0], &[url]).await), bad, "{url}");
     }
-    assert_eq!(refused(update(asked, ids[0], &[]).await), bad);
+    assert_eq!(expect_error(update(asked, ids[0], &[]).await), bad);
     let taken = (Code::FailedPrecondition, "etcdserver: Peer URLs already exists".to_owned());
     let other = peer_url(&members[2]);
-    assert_eq!(refused(update(asked, ids[0], &[&other]).await), taken);
+    assert_eq!(expect_error(update(asked, ids[0], &[&other]).await), taken);
     let start = Instant::now();
     loop {
-        let refusal = refused(add(asked, &other, false).await);
+        let refusal = expect_error(add(asked, &other, false).await);
         if refusal != unhealthy {
             assert_eq!(refusal, taken);
             break;
@@ -225,8 +225,8 @@ async fn an_impossible_member_change_is_refused_with_etcds_message() {
         tokio::time::sleep(Duration::from_millis(100)).await;
     }
     let unknown = (Code::NotFound, "etcdserver: member not found".to_owned());
-    assert_eq!(refused(remove(asked, 0x1234).await), unknown);
-    assert_eq!(refused(update(asked, 0x1234, &["http://127.0.0.1:9"]).await), unknown);
+    assert_eq!(expect_error(remove(asked, 0x1234).await), unknown);
+    assert_eq!(expect_error(update(asked, 0x1234, &["http://127.0.0.1:9"]).await), unknown);
     assert_eq!(asked.members().await.unwrap(), before);
 
     // While one member is stopped, no member can be added, and no running member can be removed.
@@ -235,10 +235,10 @@ async fn an_impossible_member_change_is_refused_with_etcds_message() {
     wait_settled(&[&members[0], &members[1]]).await;
     let asked = &members[1];
     eventually("both notice", || members[..2].iter().all(|member| !member.has_stream_to(ids[2])));
-    assert_eq!(refused(add(asked, "http://127.0.0.1:9", true).await), unhealthy);
-    assert_eq!(refused(remove(asked, ids[0]).await), unhealthy);
+    assert_eq!(expect_error(add(asked, "http://127.0.0.1:9", true).await), unhealthy);
+    assert_eq!(expect_error(remove(asked, ids[0]).await), unhealthy);
     retry_while_unhealthy(async || remove(asked, ids[2]).await).await;
-    assert_eq!(refused(remove(asked, ids[2]).await), unknown);
+    assert_eq!(expect_error(remove(asked, ids[2]).await), unknown);
     // With two members left, both are needed for a quorum.
     let last = retry_while_unhealthy(async || remove(asked, ids[0]).await).await;
     let () = last;
@@ -247,7 +247,7 @@ async fn an_impossible_member_change_is_refused_with_etcds_message() {
         Code::FailedPrecondition,
         "etcdserver: re-configuration failed due to not enough started members".to_owned(),
     );
-    assert_eq!(refused(remove(&members[1], ids[1]).await), alone);
+    assert_eq!(expect_error(remove(&members[1], ids[1]).await), alone);
     put_with_retries(&members[1], "still", "serving").await;
 }
 

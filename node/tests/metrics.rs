@@ -12,7 +12,7 @@ use node_proto::etcdserverpb::MemberAddRequest;
 /// Metrics that the alerts and the dashboard of etcd's mixin use (contrib/mixin in etcd's
 /// repository). kube-prometheus uses the same metrics. `up` is missing, because Prometheus itself
 /// makes it.
-const READ: &[&str] = &[
+const DASHBOARD_METRICS: &[&str] = &[
     "etcd_disk_backend_commit_duration_seconds_bucket",
     "etcd_disk_wal_fsync_duration_seconds_bucket",
     "etcd_mvcc_db_total_size_in_bytes",
@@ -37,7 +37,7 @@ const READ: &[&str] = &[
 ];
 
 /// Further metrics that older dashboards use, or that the list at etcd.io (Metrics) contains.
-const LISTED: &[&str] = &[
+const OTHER_METRICS: &[&str] = &[
     "etcd_cluster_version",
     "etcd_debugging_mvcc_keys_total",
     "etcd_debugging_mvcc_events_total",
@@ -151,7 +151,7 @@ async fn every_metric_that_etcds_dashboard_and_alerts_use_exists() {
             });
         }
         let scrape = Scrape::of(member);
-        for name in READ.iter().chain(LISTED) {
+        for name in DASHBOARD_METRICS.iter().chain(OTHER_METRICS) {
             assert!(scrape.named(name).next().is_some(), "no {name}");
             let family = name.strip_suffix("_bucket").unwrap_or(name);
             assert!(scrape.types.contains_key(family), "no type of {name}");
@@ -235,13 +235,13 @@ async fn a_state_that_a_new_member_fetches_is_counted_at_its_source() {
 }
 
 /// Metric families of etcd 3.7, with their types.
-const STOCK: &str = include_str!("data/etcd-3.7-metrics.txt");
+const ETCD_FAMILIES: &str = include_str!("data/etcd-3.7-metrics.txt");
 /// Document that explains why some of etcd's families are missing.
 const DIFFERENCES: &str = include_str!("../../docs/differences.md");
 
 /// Returns the names in the first column of the document's table of metrics. A name that ends with
 /// `*` is a prefix.
-fn explained() -> Vec<&'static str> {
+fn explained_names() -> Vec<&'static str> {
     let (_, section) = DIFFERENCES.split_once("## Metrics").unwrap();
     section.lines().filter_map(|line| line.strip_prefix("| `")?.split('`').next()).collect()
 }
@@ -253,14 +253,14 @@ fn every_family_of_stock_etcd_is_here_with_its_type_or_its_absence_is_explained(
     member.start();
     member.wait_ready();
     let scrape = Scrape::of(&member);
-    let explained = explained();
+    let explained = explained_names();
     let is_explained = |name: &str| {
         explained.iter().any(|pattern| match pattern.strip_suffix('*') {
             Some(prefix) => name.starts_with(prefix),
             None => name == *pattern,
         })
     };
-    for (name, kind) in STOCK.lines().map(|line| line.split_once(' ').unwrap()) {
+    for (name, kind) in ETCD_FAMILIES.lines().map(|line| line.split_once(' ').unwrap()) {
         match scrape.types.get(name) {
             Some(ours) => {
                 assert_eq!(ours, kind, "the type of {name}");

@@ -18,7 +18,7 @@ struct TlsCluster {
 }
 
 /// Returns three members with the files that an agent would write, not started yet.
-fn three(expired_peer_leaf: Option<usize>) -> TlsCluster {
+fn three_tls_members(expired_peer_leaf: Option<usize>) -> TlsCluster {
     let root = tempfile::tempdir().unwrap();
     let (peer_ca, client_ca) = (OperatorCa::new(), OperatorCa::new());
     let ports: [u16; 6] = free_ports();
@@ -105,7 +105,7 @@ impl TlsCluster {
 
 #[test]
 fn members_and_clients_prove_themselves_and_the_cluster_serves() {
-    let mut cluster = three(None);
+    let mut cluster = three_tls_members(None);
     cluster.start();
     for n in 0..3 {
         let Some((done, text)) = cluster.etcdctl(n, &["put", "k", "v"]) else { return };
@@ -121,7 +121,7 @@ fn members_and_clients_prove_themselves_and_the_cluster_serves() {
 
 #[test]
 fn a_snapshot_is_saved_over_mutual_tls_only_with_a_certificate() {
-    let mut cluster = three(None);
+    let mut cluster = three_tls_members(None);
     cluster.start();
     let file = |name: &str| cluster.tls(1).join(name).display().to_string();
     let out = cluster.root.path().join("saved.db");
@@ -151,7 +151,7 @@ fn a_snapshot_is_saved_over_mutual_tls_only_with_a_certificate() {
 
 #[test]
 fn an_expired_certificate_of_a_bound_key_only_causes_an_alarm() {
-    let mut cluster = three(Some(2));
+    let mut cluster = three_tls_members(Some(2));
     cluster.start();
     let said =
         |member: &TestMember| member.log().contains("a peer's certificate is outside its validity");
@@ -183,14 +183,14 @@ fn refuses_another_key(cluster: &mut TlsCluster) {
 
 #[test]
 fn a_member_of_the_right_ca_with_another_key_is_refused() {
-    let mut cluster = three(None);
+    let mut cluster = three_tls_members(None);
     cluster.start();
     refuses_another_key(&mut cluster);
 }
 
 #[test]
 fn bindings_stay_in_force_without_the_document() {
-    let mut cluster = three(None);
+    let mut cluster = three_tls_members(None);
     cluster.start();
     for member in &mut cluster.members {
         assert_eq!(member.stop(), Some(0));
@@ -202,7 +202,7 @@ fn bindings_stay_in_force_without_the_document() {
 
 #[test]
 fn a_member_with_another_incarnation_than_in_the_document_never_starts() {
-    let mut cluster = three(None);
+    let mut cluster = three_tls_members(None);
     let marker = cluster.members[1].data_dir.join("muster-incarnation");
     std::fs::write(marker, format!("{}\n", "f".repeat(32))).unwrap();
     cluster.members[1].start();
@@ -212,7 +212,7 @@ fn a_member_with_another_incarnation_than_in_the_document_never_starts() {
 
 /// Common name of the certificate, arguments of etcdctl, and the start of a line of its expected
 /// output. The output is that of stock etcd 3.7.3.
-const NAMED: &[(&str, &str, &str)] = &[
+const CASES_BY_NAME: &[(&str, &str, &str)] = &[
     ("root", "user add root --no-password", "User root created"),
     ("root", "user grant-role root root", "Role root is granted to user root"),
     ("root", "role add r", "Role r created"),
@@ -244,14 +244,14 @@ const NAMED: &[(&str, &str, &str)] = &[
 
 #[test]
 fn a_certificate_names_its_user_at_every_member() {
-    let mut cluster = three(None);
+    let mut cluster = three_tls_members(None);
     cluster.start();
     let dir = cluster.tls(0);
     let key = KeyPair::generate().unwrap();
     std::fs::write(dir.join("user.key"), key.serialize_pem()).unwrap();
     let file = |name: &str| dir.join(name).display().to_string();
     let (ca, shown, key_file) = (file("client-ca.crt"), file("user.crt"), file("user.key"));
-    for (n, (name, said, expected)) in NAMED.iter().enumerate() {
+    for (n, (name, said, expected)) in CASES_BY_NAME.iter().enumerate() {
         let named = (!name.is_empty()).then_some(*name);
         std::fs::write(&shown, cluster.client_ca.named(&key, named)).unwrap();
         let mut words = vec!["--cert", &shown, "--key", &key_file, "--cacert", &ca];

@@ -23,7 +23,7 @@ async fn cluster_id(member: &TestMember) -> u64 {
     member.status().await.unwrap().header.unwrap().cluster_id
 }
 
-fn force(member: &mut TestMember) {
+fn start_with_force(member: &mut TestMember) {
     member.args.push("--force-new-cluster".to_owned());
     member.start();
     member.wait_ready();
@@ -33,7 +33,7 @@ fn copy(from: &Path, to: &Path) {
     assert!(Command::new("cp").arg("-a").args([from, to]).status().unwrap().success());
 }
 
-fn record(member: &TestMember, name: &str) -> Value {
+fn read_json(member: &TestMember, name: &str) -> Value {
     serde_json::from_slice(&std::fs::read(member.data_dir.join(name)).unwrap()).unwrap()
 }
 
@@ -73,14 +73,14 @@ async fn a_survivor_becomes_a_cluster_of_one_and_loses_nothing_that_was_acknowle
     learner.kill();
 
     let survivor = &mut members[leader];
-    force(survivor);
+    start_with_force(survivor);
     assert_eq!(survivor.get("k").await.unwrap().as_deref(), Some("199"));
     let list = survivor.members().await.unwrap();
     assert_eq!(list.len(), 1);
     assert!(!list[0].is_learner);
     let cluster = cluster_id(survivor).await;
     assert_ne!(cluster, old_cluster);
-    let made = record(survivor, "muster-forced.json");
+    let made = read_json(survivor, "muster-forced.json");
     assert_eq!(made["dropped"].as_array().unwrap().len(), 3, "{made}");
     assert!(survivor.log().contains("kept_unknown"), "{}", survivor.log());
 
@@ -132,7 +132,7 @@ async fn two_survivors_and_a_learner_become_three_clusters() {
     let mut ids = Vec::new();
     for n in [0, 1, 3] {
         let member = &mut members[n];
-        force(member);
+        start_with_force(member);
         assert_eq!(member.get("k").await.unwrap().as_deref(), Some("v"));
         ids.push((cluster_id(member).await, member.member_id().await));
         let list = member.members().await.unwrap();
@@ -177,7 +177,7 @@ async fn two_survivors_and_a_learner_become_three_clusters() {
     force_again(first).await;
     assert_ne!(cluster_id(first).await, two);
     assert_eq!(first.get("k").await.unwrap().as_deref(), Some("two"));
-    let made = record(first, "muster-forced.json");
+    let made = read_json(first, "muster-forced.json");
     assert_eq!(made["earlier"].as_array().unwrap().len(), 1, "{made}");
 }
 

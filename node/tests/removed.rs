@@ -54,7 +54,7 @@ fn copy(from: &Path, to: &Path) {
 }
 
 /// Returns the CPU time of a process in hundredths of a second (see proc_pid_stat(5)).
-fn ticks(process: u32) -> u64 {
+fn cpu_time(process: u32) -> u64 {
     let stat = std::fs::read_to_string(format!("/proc/{process}/stat")).unwrap();
     let fields: Vec<&str> = stat.rsplit_once(')').unwrap().1.split_whitespace().collect();
     fields[11].parse::<u64>().unwrap() + fields[12].parse::<u64>().unwrap()
@@ -74,7 +74,8 @@ impl ShrunkCluster {
             (status.raft_term, status.leader, left[0].members().await.unwrap())
         };
         let before = status(&self.left).await;
-        let used = |left: &[TestMember]| left.iter().map(|member| ticks(member.id())).sum::<u64>();
+        let used =
+            |left: &[TestMember]| left.iter().map(|member| cpu_time(member.id())).sum::<u64>();
         let (start, used_before, times) = (Instant::now(), used(&self.left), restart_count());
         for _ in 0..times {
             prepare(&self.gone, &self.image);

@@ -10,7 +10,7 @@ use common::{TestMember, WAIT_LIMIT, etcdctl, eventually};
 use node_proto::etcdserverpb::{PutRequest, kv_client::KvClient};
 use rustix::process::Signal;
 
-fn scratch() -> (tempfile::TempDir, TestMember) {
+fn new_member() -> (tempfile::TempDir, TestMember) {
     let root = tempfile::tempdir().unwrap();
     let member = TestMember::alone(root.path());
     (root, member)
@@ -18,7 +18,7 @@ fn scratch() -> (tempfile::TempDir, TestMember) {
 
 #[tokio::test]
 async fn keys_survive_a_graceful_stop_and_a_kill() {
-    let (_root, mut member) = scratch();
+    let (_root, mut member) = new_member();
     member.start();
     member.wait_ready();
     member.put("a", "1").await.unwrap();
@@ -36,7 +36,7 @@ async fn keys_survive_a_graceful_stop_and_a_kill() {
 
 #[tokio::test]
 async fn a_restart_ignores_the_flags_for_the_initial_cluster() {
-    let (_root, mut member) = scratch();
+    let (_root, mut member) = new_member();
     member.start();
     member.wait_ready();
     member.put("a", "1").await.unwrap();
@@ -68,7 +68,7 @@ fn a_first_start_that_contradicts_the_initial_cluster_is_a_usage_error() {
         ),
         ("--initial-cluster=one=http://127.0.0.1:1", "missing from --initial-advertise-peer-urls"),
     ] {
-        let (_root, mut member) = scratch();
+        let (_root, mut member) = new_member();
         member.args.push(told.to_owned());
         member.start();
         assert_eq!(member.exit_code(), Some(2), "{}", member.log());
@@ -79,7 +79,7 @@ fn a_first_start_that_contradicts_the_initial_cluster_is_a_usage_error() {
 
 #[tokio::test]
 async fn every_acknowledged_write_outlives_a_kill_in_mid_stream() {
-    let (_root, mut member) = scratch();
+    let (_root, mut member) = new_member();
     member.start();
     member.wait_ready();
     let mut acknowledged = 0;
@@ -116,7 +116,7 @@ async fn every_acknowledged_write_outlives_a_kill_in_mid_stream() {
 
 #[tokio::test]
 async fn the_data_directory_is_private_and_held_by_one_process() {
-    let (_root, mut member) = scratch();
+    let (_root, mut member) = new_member();
     member.start();
     member.wait_ready();
     let mode = std::fs::metadata(&member.data_dir).unwrap().permissions().mode();
@@ -168,7 +168,7 @@ fn a_damaged_or_foreign_data_directory_ends_the_start_with_exit_code_3() {
             std::fs::write(dir.join("muster-tombstone.json"), tombstone).unwrap();
         }),
     ];
-    let (_root, mut member) = scratch();
+    let (_root, mut member) = new_member();
     member.start();
     member.wait_ready();
     assert_eq!(member.stop(), Some(0));
@@ -188,7 +188,7 @@ fn a_damaged_or_foreign_data_directory_ends_the_start_with_exit_code_3() {
 
 #[tokio::test]
 async fn a_crash_between_the_log_and_its_mark_loses_nothing() {
-    let (_root, mut member) = scratch();
+    let (_root, mut member) = new_member();
     member.start();
     member.wait_ready();
     member.put("a", "1").await.unwrap();
@@ -203,7 +203,7 @@ async fn a_crash_between_the_log_and_its_mark_loses_nothing() {
 
 #[test]
 fn a_first_start_interrupted_before_its_log_exists_begins_again() {
-    let (_root, mut member) = scratch();
+    let (_root, mut member) = new_member();
     member.start();
     member.wait_ready();
     member.kill();
@@ -231,7 +231,7 @@ fn copy_dir(from: &std::path::Path, to: &std::path::Path) {
 
 #[test]
 fn flags_without_effect_are_mentioned_in_the_log() {
-    let (_root, mut member) = scratch();
+    let (_root, mut member) = new_member();
     member.args.push("--experimental-bootstrap-defrag-threshold-megabytes=5".to_owned());
     member.start();
     member.wait_ready();
@@ -245,7 +245,7 @@ fn flags_without_effect_are_mentioned_in_the_log() {
 
 #[test]
 fn health_and_metrics_have_an_address_of_their_own_that_serves_no_data() {
-    let (_root, mut member) = scratch();
+    let (_root, mut member) = new_member();
     let [port] = common::free_ports();
     member.args.push(format!("--listen-metrics-urls=http://127.0.0.1:{port}"));
     member.start();
@@ -265,7 +265,7 @@ fn health_and_metrics_have_an_address_of_their_own_that_serves_no_data() {
 
 #[test]
 fn a_hangup_signal_does_not_end_the_member() {
-    let (_root, mut member) = scratch();
+    let (_root, mut member) = new_member();
     member.start();
     member.wait_ready();
     member.signal(Signal::HUP);
@@ -276,7 +276,7 @@ fn a_hangup_signal_does_not_end_the_member() {
 
 #[test]
 fn debians_etcdctl_is_served_whether_endpoints_are_urls_or_addresses() {
-    let (_root, mut member) = scratch();
+    let (_root, mut member) = new_member();
     member.start();
     member.wait_ready();
     let url = member.client_url.clone();
@@ -307,7 +307,7 @@ fn anonymous_kib(member: &TestMember) -> u64 {
 /// transactions' pages.
 #[tokio::test]
 async fn puts_one_after_the_other_take_little_memory() {
-    let (_root, mut member) = scratch();
+    let (_root, mut member) = new_member();
     member.start();
     member.wait_ready();
     let mut kv = KvClient::new(member.channel());

@@ -61,7 +61,7 @@ impl StreamChecker {
     }
 }
 
-async fn opened(channel: Channel) -> (mpsc::Sender<WatchRequest>, Streaming<WatchResponse>) {
+async fn open_watch(channel: Channel) -> (mpsc::Sender<WatchRequest>, Streaming<WatchResponse>) {
     let (requests, receiver) = mpsc::channel(8);
     let create = RequestUnion::CreateRequest(WatchCreateRequest {
         key: "k".into(),
@@ -81,9 +81,9 @@ async fn opened(channel: Channel) -> (mpsc::Sender<WatchRequest>, Streaming<Watc
     (requests, responses)
 }
 
-async fn follow(channel: Channel) {
+async fn follow_watches(channel: Channel) {
     for _ in 0..STREAMS_EACH {
-        let (requests, mut responses) = opened(channel.clone()).await;
+        let (requests, mut responses) = open_watch(channel.clone()).await;
         let mut told = StreamChecker::default();
         while told.events_after < EVENTS_AFTER {
             told.check(&responses.message().await.unwrap().unwrap());
@@ -106,7 +106,8 @@ async fn progress_is_never_sent_before_the_events_that_it_covers() {
     let writers: Vec<_> = (0..WRITERS)
         .map(|writer| tokio::spawn(write(member.channel(), writer, over.clone())))
         .collect();
-    let watchers: Vec<_> = (0..WATCHERS).map(|_| tokio::spawn(follow(member.channel()))).collect();
+    let watchers: Vec<_> =
+        (0..WATCHERS).map(|_| tokio::spawn(follow_watches(member.channel()))).collect();
     for watcher in watchers {
         tokio::time::timeout(WAIT_LIMIT, watcher).await.unwrap().unwrap();
     }

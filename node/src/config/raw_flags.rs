@@ -230,7 +230,7 @@ pub(super) fn nearest(
     known: impl Iterator<Item = &'static str>,
 ) -> Option<&'static str> {
     known
-        .map(|known| (distance(name, known), known))
+        .map(|known| (edit_distance(name, known), known))
         .min()
         .filter(|(distance, known)| *distance <= 1 + known.len() / 5)
         .map(|(_, known)| known)
@@ -238,7 +238,7 @@ pub(super) fn nearest(
 
 /// Returns the edit distance of two names: the number of characters that must be inserted, deleted
 /// or replaced. Only the first 80 bytes of `from` are compared.
-fn distance(from: &str, to: &str) -> usize {
+fn edit_distance(from: &str, to: &str) -> usize {
     let to: Vec<u8> = to.bytes().collect();
     let mut row: Vec<usize> = (0..=to.len()).collect();
     for (i, a) in from.bytes().take(80).enumerate() {

@@ -15,9 +15,9 @@ use node_state::{
 use super::force::ForceError;
 
 /// Name of the folder with the log.
-const LOG: &str = "wal";
+const LOG_FOLDER: &str = "wal";
 /// Name of the folder with the old cluster's log, until it is removed.
-const OLD_LOG: &str = "wal.old";
+const OLD_LOG_FOLDER: &str = "wal.old";
 
 /// Completes or abandons the new cluster that an interrupted start has begun. If the store already
 /// belongs to the new cluster, the remaining steps are done. Otherwise the plan is deleted.
@@ -54,7 +54,7 @@ pub(super) fn finish(
     plan: &ForcedCluster,
 ) -> Result<(), ForceError> {
     let failed = |action| move |source| ForceError::Disk { action, source };
-    let (log, old) = (member_dir.join(LOG), member_dir.join(OLD_LOG));
+    let (log, old) = (member_dir.join(LOG_FOLDER), member_dir.join(OLD_LOG_FOLDER));
     let incarnation = u128::from_be_bytes(plan.is.incarnation.0);
     let (cluster, member) = (plan.is.cluster_id.0, plan.is.member_id.0);
     let identity = log::LogIdentity { cluster, member, incarnation };

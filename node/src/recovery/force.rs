@@ -123,7 +123,7 @@ pub(crate) fn force_new_cluster(
         let mut plan = ForcedCluster::new(now(), was, is, dir.forced_cluster()?.as_ref());
         (plan.committed, plan.last_index, plan.last_term) = (committed, last.index, last.term);
         (plan.base_index, plan.base_term) = (base.index, base.term);
-        plan.dropped = dropped(&table, was.member_id);
+        plan.dropped = dropped_members(&table, was.member_id);
         dir.write_forced_plan(&plan)?;
         machine.become_new_cluster(base, was.member_id, founder, REVISION_BUMP)?;
         Ok(plan)
@@ -183,7 +183,7 @@ fn founder(own: Member, incarnation: Incarnation, force: &ForceNewCluster) -> Me
     }
 }
 
-fn dropped(table: &MemberTable, own: MemberId) -> Vec<DroppedMember> {
+fn dropped_members(table: &MemberTable, own: MemberId) -> Vec<DroppedMember> {
     let others = table.members().filter(|member| member.id != own);
     let dropped = others.map(|member| DroppedMember {
         member_id: member.id,

@@ -44,7 +44,7 @@ pub async fn run(config: &Config) -> Result<(), ServerError> {
         tokio::select! {
             () = node.wait_until_published(), if !ready => {
                 ready = true;
-                say_ready(config, &node);
+                log_ready(config, &node);
             }
             removed = node.wait_until_removed() => break Err(removed),
             _ = terminate.recv() => break Ok("terminated"),
@@ -84,7 +84,7 @@ pub async fn force_new_cluster(config: &Config) -> Result<ForcedCluster, ServerE
     Ok(found.dir.forced_cluster()?.expect("with the flag, one was made now or before"))
 }
 
-fn say_ready(config: &Config, node: &Node) {
+fn log_ready(config: &Config, node: &Node) {
     let clients: Vec<String> = config.listen_client_urls.iter().map(ToString::to_string).collect();
     tracing::info!(
         cluster.id = %node.local().cluster,

@@ -89,7 +89,7 @@ impl Node {
             disk::open(config, peer_tls.as_ref()).await?;
         let request_ids = RequestIds::new(local.member.0, recovered.boot);
         machine.set_answer_filter(request_ids.own_id_test());
-        say_starting(config, local, first_start, &machine);
+        log_starting(config, local, first_start, &machine);
         let (store, hub) = (machine.store(), machine.hub());
         check_record(&store, &local, peer_tls.as_deref());
         let outbound = Arc::new(PeerMessageSender::default());
@@ -300,7 +300,7 @@ fn write_tombstone(dir: &DataDir, local: &LocalMember, by: &str) -> ServerError 
     }
 }
 
-fn say_starting(config: &Config, local: LocalMember, first_start: bool, machine: &KvStateMachine) {
+fn log_starting(config: &Config, local: LocalMember, first_start: bool, machine: &KvStateMachine) {
     use node_state::state_machine::StateMachine as _;
     let applied = machine.applied().index;
     tracing::info!(

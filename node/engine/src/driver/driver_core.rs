@@ -218,8 +218,8 @@ impl DriverCore {
             now: 0,
             effects: Effects::default(),
         };
-        driver.note_members(initial.applied.index);
-        driver.note_backlog(&initial.entries);
+        driver.record_members(initial.applied.index);
+        driver.record_backlog(&initial.entries);
         if driver.members().voters == [config.member] {
             driver.consensus.campaign();
         }
@@ -292,7 +292,7 @@ impl DriverCore {
     pub fn notice(&mut self, notice: Notice) {
         match notice {
             Notice::Persisted(batch) => self.handle_persisted(batch),
-            Notice::Applied { at, changes } => self.applied(at, changes),
+            Notice::Applied { at, changes } => self.handle_applied(at, changes),
             Notice::Checkpointed(at) => {
                 self.durable = at;
                 let through = at.index.saturating_sub(self.options.catch_up_entries);
@@ -344,7 +344,7 @@ impl DriverCore {
     pub fn advance(&mut self) -> Effects {
         self.propose_queued();
         self.reads.start_round(&mut self.consensus, self.now);
-        self.drain();
+        self.handle_all_ready();
         self.drop_snapshot();
         let mut effects = mem::take(&mut self.effects);
         self.reads.release(self.applied, &mut effects.reads);
@@ -411,7 +411,7 @@ impl DriverCore {
     }
 
     /// Records that consensus has used its current members since the entry at `index`.
-    fn note_members(&mut self, index: u64) {
+    fn record_members(&mut self, index: u64) {
         if self.configurations.len() == REMEMBERED_CONFIGURATIONS {
             self.configurations.pop_front();
         }
@@ -456,14 +456,14 @@ impl DriverCore {
             && !self.proposals.is_empty()
     }
 
-    fn drain(&mut self) {
+    fn handle_all_ready(&mut self) {
         while self.consensus.has_ready() {
             let ready = self.consensus.ready();
-            self.handle(ready);
+            self.handle_ready(ready);
         }
     }
 
-    fn handle(&mut self, mut ready: Ready) {
+    fn handle_ready(&mut self, mut ready: Ready) {
         self.effects.fetches.append(&mut ready.fetches);
         if ready.snapshot_wanted.is_some() && !self.building {
             self.building = true;
@@ -479,7 +479,7 @@ impl DriverCore {
             kind: entry.kind,
             data: entry.data,
         }));
-        self.note_backlog(&ready.persist.entries);
+        self.record_backlog(&ready.persist.entries);
         self.persist(ready);
     }
 
@@ -540,7 +540,7 @@ impl DriverCore {
             entries: persist.entries,
             ..Batch::default()
         };
-        self.queue(batch, number, after_persist);
+        self.queue_batch(batch, number, after_persist);
         // Tests only: the leader counts its own log towards the quorum before that log is durable.
         if !self.guards.persist_before_self_ack() && self.consensus.leadership().0 == Role::Leader {
             self.consensus.report_persisted(number);
@@ -563,7 +563,7 @@ impl DriverCore {
         }
     }
 
-    fn queue(&mut self, batch: Batch, ready: u64, after: Vec<Message>) {
+    fn queue_batch(&mut self, batch: Batch, ready: u64, after: Vec<Message>) {
         if let Some(install) = &mut self.install {
             install.held_batches.push((batch, ready, after));
             return;
@@ -615,14 +615,14 @@ impl DriverCore {
         }
     }
 
-    fn applied(&mut self, at: Position, changes: Vec<AppliedChange>) {
+    fn handle_applied(&mut self, at: Position, changes: Vec<AppliedChange>) {
         // While a snapshot is being installed, consensus already uses the snapshot's members.
         // Changes in older entries must not replace them.
         let follows = self.install.is_none();
         for AppliedChange { index, change, members } in changes.into_iter().filter(|_| follows) {
             if let Some(change) = change {
                 self.consensus.change_members(change);
-                self.note_members(index);
+                self.record_members(index);
             }
             compare_members(index, self.members(), &members);
         }
@@ -633,7 +633,7 @@ impl DriverCore {
         self.consensus.report_applied(at.index);
     }
 
-    fn note_backlog(&mut self, entries: &[Entry]) {
+    fn record_backlog(&mut self, entries: &[Entry]) {
         let Some(first) = entries.first() else { return };
         while self.backlog.back().is_some_and(|(index, _)| *index >= first.index) {
             self.backlog_bytes -= self.backlog.pop_back().map_or(0, |(_, bytes)| bytes);

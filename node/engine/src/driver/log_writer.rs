@@ -11,7 +11,7 @@ use super::{DriverMetrics, Notice, QUEUED_JOBS};
 use crate::log::{Batch, Log, LogError, LogReader};
 
 /// Time without a job after which the log prepares for later writes.
-const IDLE: Duration = Duration::from_millis(20);
+const IDLE_DELAY: Duration = Duration::from_millis(20);
 
 /// Interval at which the log's free space is checked.
 pub(super) const SPACE_CHECK_INTERVAL: Duration = Duration::from_secs(1);
@@ -96,7 +96,7 @@ impl LogWriter {
 
     /// Returns how long to wait for a job before calling [`idle`](Self::idle).
     pub fn idle_wait(&self) -> Duration {
-        if self.idle_work { IDLE } else { SPACE_CHECK_INTERVAL }
+        if self.idle_work { IDLE_DELAY } else { SPACE_CHECK_INTERVAL }
     }
 
     /// Does one step of preparation for later writes. The caller runs it when no job waits. If the

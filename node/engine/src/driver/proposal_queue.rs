@@ -17,7 +17,7 @@ const ROUND_PROPOSALS: usize = 4096;
 
 /// Number of message numbers remembered for each peer that forwards proposals. A message that is
 /// older by this many numbers is dropped.
-const WINDOW: u64 = 1024;
+const REMEMBERED_MESSAGES: u64 = 1024;
 
 /// Maximum number of changes of members that wait for an earlier one; more are refused.
 const MAX_QUEUED_CHANGES: usize = 64;
@@ -140,7 +140,7 @@ impl ProposalQueue {
 struct ReceivedMessages {
     boot: u64,
     highest: u64,
-    /// Message numbers received last, at most [`WINDOW`] of them.
+    /// Message numbers received last, at most [`REMEMBERED_MESSAGES`] of them.
     recent: VecDeque<u64>,
 }
 
@@ -152,12 +152,12 @@ impl ReceivedMessages {
         if boot > self.boot {
             *self = Self { boot, ..Self::default() };
         }
-        if number + WINDOW <= self.highest || self.recent.contains(&number) {
+        if number + REMEMBERED_MESSAGES <= self.highest || self.recent.contains(&number) {
             return false;
         }
         self.highest = self.highest.max(number);
         self.recent.push_back(number);
-        if self.recent.len() as u64 > WINDOW {
+        if self.recent.len() as u64 > REMEMBERED_MESSAGES {
             self.recent.pop_front();
         }
         true

@@ -78,33 +78,35 @@ pub(super) fn encode_segment_header(out: &mut Vec<u8>, start: &SegmentHeader) {
 
 pub(super) fn encode(out: &mut Vec<u8>, item: &Item) {
     match item {
-        Item::Boot(count) => words(out, BOOT, &[*count]),
-        Item::HardState(state) => words(out, HARD_STATE, &[state.term, state.vote, state.commit]),
-        Item::Base(at) => words(out, BASE, &[at.index, at.term]),
-        Item::Installing(at) => words(out, INSTALLING, &[at.index, at.term]),
-        Item::Snapshot(at) => words(out, SNAPSHOT, &[at.index, at.term]),
+        Item::Boot(count) => put_words(out, BOOT, &[*count]),
+        Item::HardState(state) => {
+            put_words(out, HARD_STATE, &[state.term, state.vote, state.commit])
+        }
+        Item::Base(at) => put_words(out, BASE, &[at.index, at.term]),
+        Item::Installing(at) => put_words(out, INSTALLING, &[at.index, at.term]),
+        Item::Snapshot(at) => put_words(out, SNAPSHOT, &[at.index, at.term]),
         Item::Entries(entries) => {
             let first = entries.first().expect("an item of entries has some").index;
-            words(out, ENTRIES, &[first]);
-            count(out, entries.len());
+            put_words(out, ENTRIES, &[first]);
+            put_count(out, entries.len());
             for entry in entries {
                 out.extend_from_slice(&entry.term.to_le_bytes());
                 out.push(entry.kind.number());
-                count(out, entry.data.len());
+                put_count(out, entry.data.len());
                 out.extend_from_slice(&entry.data);
             }
         }
     }
 }
 
-fn words(out: &mut Vec<u8>, tag: u8, words: &[u64]) {
+fn put_words(out: &mut Vec<u8>, tag: u8, words: &[u64]) {
     out.push(tag);
     for word in words {
         out.extend_from_slice(&word.to_le_bytes());
     }
 }
 
-fn count(out: &mut Vec<u8>, count: usize) {
+fn put_count(out: &mut Vec<u8>, count: usize) {
     let count = u32::try_from(count).expect("fits a segment, and that is far smaller");
     out.extend_from_slice(&count.to_le_bytes());
 }

@@ -16,20 +16,20 @@ use super::writer::{PendingRecord, RESERVED_BLOCKS};
 use super::{Log, LogError, LogIdentity, LogOptions, RecoveredState};
 
 /// Name of the log's directory, beside the member's other files.
-const NAME: &str = "wal";
+const LOG_DIR: &str = "wal";
 /// Name of the log's directory until it is complete.
-const TEMPORARY_NAME: &str = "wal.tmp";
+const TEMPORARY_LOG_DIR: &str = "wal.tmp";
 
 impl Log {
     /// Returns whether `member_dir` holds a log.
     pub fn exists(disk: &SharedDisk, member_dir: &Path) -> Result<bool, LogError> {
-        let directory = member_dir.join(NAME);
+        let directory = member_dir.join(LOG_DIR);
         disk.exists(&directory).map_err(LogError::io("look for", &directory))
     }
 
     /// Returns the identity of the log in `member_dir`, read from its oldest segment.
     pub fn identity_of(disk: &SharedDisk, member_dir: &Path) -> Result<LogIdentity, LogError> {
-        let directory = member_dir.join(NAME);
+        let directory = member_dir.join(LOG_DIR);
         let numbers = recover::list_segments(disk, &directory)?;
         let first = *numbers.first().expect("no segments at all is a gap");
         Ok(Segment::open(disk, &directory, first)?.2.identity)
@@ -57,8 +57,8 @@ impl Log {
         options: &LogOptions,
     ) -> Result<(), LogError> {
         validate(options);
-        let making = member_dir.join(TEMPORARY_NAME);
-        let directory = member_dir.join(NAME);
+        let making = member_dir.join(TEMPORARY_LOG_DIR);
+        let directory = member_dir.join(LOG_DIR);
         disk.create_dir(&making).map_err(LogError::io("create", &making))?;
         let _lock = lock(disk, &making)?;
         if Self::exists(disk, member_dir)? {
@@ -94,7 +94,7 @@ impl Log {
         options: &LogOptions,
     ) -> Result<(Self, RecoveredState), LogError> {
         validate(options);
-        let directory = member_dir.join(NAME);
+        let directory = member_dir.join(LOG_DIR);
         let held = lock(disk, &directory)?;
         // If the previous process was killed, its renames may not be durable yet.
         sync_dir(disk, member_dir)?;
@@ -132,7 +132,7 @@ impl Log {
         disk: &SharedDisk,
         member_dir: &Path,
     ) -> Result<(Self, Option<u64>), LogError> {
-        let (directory, options) = (member_dir.join(NAME), LogOptions::default());
+        let (directory, options) = (member_dir.join(LOG_DIR), LogOptions::default());
         let held = lock(disk, &directory)?;
         let found = recover::recover(disk, &directory, &options)?;
         let torn = found.torn.then_some(found.end);

@@ -150,12 +150,12 @@ impl Segment {
     /// Returns the offset of the first valid record at or after `from` whose sequence number is at
     /// least `sequence`.
     pub(super) fn find_later(&self, from: u64, sequence: u64) -> Result<Option<u64>, LogError> {
-        const WINDOW: u64 = 256 * BLOCK_BYTES;
+        const SEARCH_WINDOW_BYTES: u64 = 256 * BLOCK_BYTES;
         let mut window = Vec::new();
         let mut at = from;
         while let Some(written) = self.next_written(at)? {
             at = at.max(written - written % BLOCK_BYTES);
-            let len = WINDOW.min(self.bytes - at);
+            let len = SEARCH_WINDOW_BYTES.min(self.bytes - at);
             window.resize(to_usize(len), 0);
             read_padded(self.file.as_ref(), at, &mut window)
                 .map_err(LogError::io_at("read", &self.path, at))?;

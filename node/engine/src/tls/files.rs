@@ -109,7 +109,7 @@ impl<T> ReloadingValue<T> {
         paths: Vec<PathBuf>,
         load: impl Fn() -> Result<T, TlsError> + Send + Sync + 'static,
     ) -> Result<Self, TlsError> {
-        let stamps = stamps(&paths);
+        let stamps = file_stamps(&paths);
         let current = RwLock::new(Arc::new(load()?));
         let looked = Mutex::new(LastCheck { at: Instant::now(), stamps });
         Ok(Self { paths, load: Box::new(load), current, last_check: looked })
@@ -121,7 +121,7 @@ impl<T> ReloadingValue<T> {
             && looked.at.elapsed() >= CHECK_INTERVAL
         {
             looked.at = Instant::now();
-            let stamps = stamps(&self.paths);
+            let stamps = file_stamps(&self.paths);
             if stamps != looked.stamps {
                 looked.stamps = stamps;
                 self.reload();
@@ -147,7 +147,7 @@ impl<T> ReloadingValue<T> {
     }
 }
 
-fn stamps(paths: &[PathBuf]) -> Vec<Option<(SystemTime, u64)>> {
+fn file_stamps(paths: &[PathBuf]) -> Vec<Option<(SystemTime, u64)>> {
     paths
         .iter()
         .map(|path| {

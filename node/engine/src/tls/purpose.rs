@@ -14,11 +14,11 @@ use webpki::{
 };
 
 /// OID of `anyExtendedKeyUsage`: 2.5.29.37.0.
-const ANY: [usize; 5] = [2, 5, 29, 37, 0];
+const ANY_OID: [usize; 5] = [2, 5, 29, 37, 0];
 /// OID of `clientAuth`: 1.3.6.1.5.5.7.3.2.
-const CLIENT: [usize; 9] = [1, 3, 6, 1, 5, 5, 7, 3, 2];
+const CLIENT_OID: [usize; 9] = [1, 3, 6, 1, 5, 5, 7, 3, 2];
 /// OID of `serverAuth`: 1.3.6.1.5.5.7.3.1.
-const SERVER: [usize; 9] = [1, 3, 6, 1, 5, 5, 7, 3, 1];
+const SERVER_OID: [usize; 9] = [1, 3, 6, 1, 5, 5, 7, 3, 1];
 
 /// Extended key usage that TLS requires of a certificate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -91,14 +91,14 @@ struct AnyOrRequiredPurpose(CertificatePurpose);
 impl ExtendedKeyUsageValidator for AnyOrRequiredPurpose {
     fn validate(&self, purposes: KeyPurposeIdIter<'_, '_>) -> Result<(), webpki::Error> {
         let (required, error) = match self.0 {
-            CertificatePurpose::Client => (CLIENT, KeyUsage::client_auth()),
-            CertificatePurpose::Server => (SERVER, KeyUsage::server_auth()),
+            CertificatePurpose::Client => (CLIENT_OID, KeyUsage::client_auth()),
+            CertificatePurpose::Server => (SERVER_OID, KeyUsage::server_auth()),
         };
         let mut named = Vec::new();
         for purpose in purposes {
             named.push(purpose?.to_decoded_oid());
         }
-        if named.is_empty() || named.iter().any(|found| *found == ANY || *found == required) {
+        if named.is_empty() || named.iter().any(|found| *found == ANY_OID || *found == required) {
             return Ok(());
         }
         let missing = webpki::RequiredEkuNotFoundContext { required: error, present: named };

@@ -18,11 +18,11 @@ const RSA_BITS: std::ops::RangeInclusive<usize> = 2048..=8192;
 const P_256: &str = "1.2.840.10045.3.1.7";
 const P_384: &str = "1.3.132.0.34";
 /// Supported keys, as a text for error messages.
-const KEYS: &str = "keys may be ECDSA P-256 or P-384, Ed25519, or RSA from 2048 bits on";
+const SUPPORTED_KEYS: &str = "keys may be ECDSA P-256 or P-384, Ed25519, or RSA from 2048 bits on";
 const ED25519: &str = "1.3.101.112";
 /// OIDs of supported signatures: ECDSA with SHA-256 and SHA-384, RSA (PKCS#1 and PSS) with SHA-2,
 /// Ed25519.
-const SIGNATURES: [&str; 7] = [
+const SUPPORTED_SIGNATURES: [&str; 7] = [
     "1.2.840.10045.4.3.2",
     "1.2.840.10045.4.3.3",
     "1.2.840.113549.1.1.10",
@@ -93,7 +93,7 @@ impl fmt::Display for UnusableCertificate {
             )?,
             Flaw::Purpose => write!(f, "its extendedKeyUsage lacks {}", purpose_name(self.role))?,
         }
-        write!(f, ". Make one that works: {}", command(self.role))
+        write!(f, ". Make one that works: {}", openssl_command(self.role))
     }
 }
 
@@ -107,7 +107,7 @@ fn purpose_name(role: CertificateRole) -> &'static str {
 }
 
 /// Returns an openssl command (3.0 or newer) that makes a usable certificate for `role`.
-fn command(role: CertificateRole) -> String {
+fn openssl_command(role: CertificateRole) -> String {
     let key = "-newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes";
     let leaf = "openssl req -x509 -CA ca.crt -CAkey ca.key";
     let no_ca = "-addext basicConstraints=critical,CA:FALSE";
@@ -151,7 +151,7 @@ fn flaw_of_leaf(parsed: &X509Certificate<'_>, purpose: CertificatePurpose) -> Op
         return Some(Flaw::IsCa);
     }
     let signature = parsed.signature_algorithm.algorithm.to_id_string();
-    if !SIGNATURES.contains(&signature.as_str()) {
+    if !SUPPORTED_SIGNATURES.contains(&signature.as_str()) {
         return Some(Flaw::Signature(signature));
     }
     let usage = parsed.extended_key_usage().ok().flatten()?;
@@ -219,11 +219,11 @@ pub fn explain_handshake_error(error: io::Error) -> io::Error {
         }
         Some(Error::NoCertificatesPresented) => Some(format!(
             "the other end showed no certificate. It was given none, or one of another kind than is \
-             taken here: {KEYS}"
+             taken here: {SUPPORTED_KEYS}"
         )),
         Some(Error::AlertReceived(alert @ AlertDescription::HandshakeFailure)) => Some(format!(
             "the other end broke the handshake off ({alert:?}). It shares no cipher suite with this \
-             member, or its certificate is of another kind than is taken here: {KEYS}"
+             member, or its certificate is of another kind than is taken here: {SUPPORTED_KEYS}"
         )),
         _ => None,
     };

@@ -135,7 +135,7 @@ impl CertificateRule for InboundPeerRule {
         match verify(shown.now) {
             Err(error) if is_about_time(&error) && is_bound(&self.bound, shown.end_entity) => {
                 verify_at_expiry(shown.end_entity, error, verify)?;
-                alarm(&self.bound, shown.end_entity);
+                count_and_log_expired(&self.bound, shown.end_entity);
                 Ok(())
             }
             result => result,
@@ -218,7 +218,7 @@ impl CertificateRule for OutboundPeerRule {
         match verify(now) {
             Err(error) if is_about_time(&error) => {
                 verify_at_expiry(end_entity, error, verify)?;
-                alarm(&self.bound, end_entity);
+                count_and_log_expired(&self.bound, end_entity);
                 Ok(())
             }
             result => result,
@@ -267,7 +267,7 @@ fn verify_at_expiry(
     }
 }
 
-fn alarm(bound: &BoundKeys, certificate: &CertificateDer<'_>) {
+fn count_and_log_expired(bound: &BoundKeys, certificate: &CertificateDer<'_>) {
     let Some(untold) = bound.count_expired(Instant::now()) else { return };
     tracing::error!(
         node_key = node_key_of(certificate).map(tracing::field::display),

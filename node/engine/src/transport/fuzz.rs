@@ -5,7 +5,7 @@ use futures_util::FutureExt as _;
 use node_consensus::Message;
 
 use super::wire::frame::{self, FrameKind, FrameReader};
-use super::wire::hello::{Hello, LEN};
+use super::wire::hello::{HELLO_BYTES, Hello};
 
 /// Maximum payload of a frame, in bytes.
 const MAX_BYTES: usize = 1 << 20;
@@ -13,8 +13,8 @@ const MAX_BYTES: usize = 1 << 20;
 /// Checks that frames are read exactly as they were sent. A message that can be decoded must be
 /// equal after encoding and decoding it again.
 pub fn frames(bytes: &[u8]) {
-    if let Some(Ok(hello)) = bytes.first_chunk::<LEN>().map(Hello::decode) {
-        assert_eq!(hello.encode()[..], bytes[..LEN], "{hello:?}");
+    if let Some(Ok(hello)) = bytes.first_chunk::<HELLO_BYTES>().map(Hello::decode) {
+        assert_eq!(hello.encode()[..], bytes[..HELLO_BYTES], "{hello:?}");
     }
     let mut reader = FrameReader::new(bytes, MAX_BYTES);
     let mut sent = BytesMut::new();

@@ -172,7 +172,7 @@ impl TransportState {
                     known.update(record);
                     known
                 }
-                None => self.begin(record),
+                None => self.start_peer(record),
             };
             members.peers.insert(id, handle);
         }
@@ -191,7 +191,7 @@ impl TransportState {
         }
     }
 
-    fn begin(self: &Arc<Self>, record: super::PeerRecord) -> Arc<PeerHandle> {
+    fn start_peer(self: &Arc<Self>, record: super::PeerRecord) -> Arc<PeerHandle> {
         let gone = self.stopping.child_token();
         let handle = Arc::new(PeerHandle::new(record, &self.limits, gone));
         let task = dial::run(Arc::clone(self), Arc::clone(&handle));

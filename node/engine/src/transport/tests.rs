@@ -12,7 +12,7 @@ use std::{
 };
 
 use super::{
-    wire::hello::{Hello, LEN, StreamPurpose},
+    wire::hello::{HELLO_BYTES, Hello, StreamPurpose},
     *,
 };
 
@@ -178,7 +178,7 @@ fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
     }
 }
 
-fn pair() -> (TransportNode, TransportNode) {
+fn connected_pair() -> (TransportNode, TransportNode) {
     let (a, b) = (TransportNode::start(1), TransportNode::start(2));
     a.knows(&[&b]);
     b.knows(&[&a]);
@@ -208,13 +208,13 @@ fn hello_to(node: &TransportNode, from: LocalMember, run: u64) -> Hello {
 }
 
 fn answer(bytes: &[u8]) -> Option<StreamRefusal> {
-    let hello: [u8; LEN] = bytes.try_into().expect("exactly one hello comes back");
+    let hello: [u8; HELLO_BYTES] = bytes.try_into().expect("exactly one hello comes back");
     Hello::decode(&hello).unwrap().answer
 }
 
 #[test]
 fn messages_arrive_in_order_in_both_directions() {
-    let (a, b) = pair();
+    let (a, b) = connected_pair();
     for n in 0..1000u32 {
         a.transport.send(MemberId(2), Bytes::copy_from_slice(&n.to_be_bytes())).unwrap();
     }
@@ -375,7 +375,7 @@ fn an_accepted_process_is_disconnected_after_a_report_of_its_promises() {
 
 #[test]
 fn a_member_reports_its_own_promises_and_its_peers_keep_them() {
-    let (a, b) = pair();
+    let (a, b) = connected_pair();
     *b.events.promised.lock().unwrap() = acknowledged(10);
     let path = a._dir.path().join("marks");
     let refuses = || {
@@ -391,7 +391,7 @@ fn a_member_reports_its_own_promises_and_its_peers_keep_them() {
 
 #[test]
 fn a_removed_member_is_told_so_by_a_peer() {
-    let (a, b) = pair();
+    let (a, b) = connected_pair();
     let removed = BTreeSet::from([MemberId(2)]);
     a.transport.set_membership(PeerMembership { removed, ..PeerMembership::default() });
     eventually("b hears it", || b.events.removed.lock().unwrap().contains(&MemberId(1)));
@@ -463,7 +463,7 @@ fn a_peer_known_only_from_lists_may_send_but_can_not_disown_a_member() {
 
 #[test]
 fn a_member_sends_its_list_of_members_on_connecting_and_after_changes() {
-    let (a, b) = pair();
+    let (a, b) = connected_pair();
     let told = || b.events.counted.lock().unwrap().clone();
     eventually("b is told", || !told().is_empty());
     std::thread::sleep(TransportLimits::default().ping_interval * 2);
@@ -485,7 +485,7 @@ fn a_removal_answer_from_another_cluster_is_ignored() {
     let foreign = LocalMember { cluster: ClusterId(9), ..local(2) };
     let lie = Hello { answer: Some(StreamRefusal::Removed), ..hello_to(&a, foreign, 1) };
     let (mut stream, _) = listener.accept().unwrap();
-    stream.read_exact(&mut [0; LEN]).unwrap();
+    stream.read_exact(&mut [0; HELLO_BYTES]).unwrap();
     stream.write_all(&lie.encode()).unwrap();
     eventually("it is refused", || a.refused("cluster_id") == 1);
     assert!(a.events.removed.lock().unwrap().is_empty());
@@ -493,7 +493,7 @@ fn a_removal_answer_from_another_cluster_is_ignored() {
 
 #[test]
 fn junk_on_the_port_changes_nothing() {
-    let (a, b) = pair();
+    let (a, b) = connected_pair();
     let mut seed = 0x9e37_79b9_7f4a_7c15_u64;
     for round in 0..200usize {
         let mut junk = vec![0; (round * 37) % 300];
@@ -504,7 +504,7 @@ fn junk_on_the_port_changes_nothing() {
         let good = hello_to(&a, local(2), 1).encode();
         match round % 3 {
             0 => {}
-            1 => junk.splice(..0, good[..LEN / 2].iter().copied()).for_each(drop),
+            1 => junk.splice(..0, good[..HELLO_BYTES / 2].iter().copied()).for_each(drop),
             _ => junk.splice(..0, *b"MUSTERP1\0\x01").for_each(drop),
         }
         exchange_bytes(&a, &junk);
@@ -526,7 +526,7 @@ fn the_queue_for_a_peer_that_reads_nothing_is_bounded() {
     let slow = peer_at(MemberId(2), listener.local_addr().unwrap());
     a.transport.set_membership(PeerMembership { peers: vec![slow], ..PeerMembership::default() });
     let (mut stream, _) = listener.accept().unwrap();
-    stream.read_exact(&mut [0; LEN]).unwrap();
+    stream.read_exact(&mut [0; HELLO_BYTES]).unwrap();
     stream.write_all(&hello_to(&a, local(2), 1).encode()).unwrap();
     eventually("it is connected", || !a.transport.connected().is_empty());
     let message = Bytes::from(vec![7; 64 * 1024]);
@@ -565,7 +565,7 @@ fn connections_without_a_hello_are_bounded_and_closed() {
 
 #[test]
 fn a_snapshot_arrives_whole_while_messages_overtake_it() {
-    let (a, b) = pair();
+    let (a, b) = connected_pair();
     let body: Vec<u8> = (0..3_000_000u32).map(|n| (n % 251) as u8).collect();
     let mut writer = a.transport.open_snapshot(MemberId(2), Bytes::from_static(b"head")).unwrap();
     assert!(a.transport.open_snapshot(MemberId(2), Bytes::new()).is_err(), "one at a time");
@@ -595,7 +595,7 @@ fn a_snapshot_that_cannot_be_installed_is_reported() {
 
 #[test]
 fn an_aborted_snapshot_is_not_installed() {
-    let (a, b) = pair();
+    let (a, b) = connected_pair();
     let mut writer = a.transport.open_snapshot(MemberId(2), Bytes::new()).unwrap();
     writer.write_all(&vec![1; 600_000]).unwrap();
     drop(writer);
@@ -607,7 +607,7 @@ fn an_aborted_snapshot_is_not_installed() {
 
 #[test]
 fn a_peer_that_restarts_is_reached_again() {
-    let (a, b) = pair();
+    let (a, b) = connected_pair();
     let address = b.address();
     drop(b);
     eventually("its absence is seen", || a.transport.connected().is_empty());
@@ -627,7 +627,7 @@ fn a_peer_that_restarts_is_reached_again() {
 
 #[test]
 fn a_connected_peer_is_checked_again_when_its_record_binds_an_incarnation() {
-    let (a, b) = pair();
+    let (a, b) = connected_pair();
     let bind = |incarnation| {
         let peers = vec![PeerRecord { incarnation: Some(incarnation), ..b.as_peer() }];
         a.transport.set_membership(PeerMembership { peers, ..PeerMembership::default() });
@@ -642,7 +642,7 @@ fn a_connected_peer_is_checked_again_when_its_record_binds_an_incarnation() {
 
 #[tokio::test]
 async fn a_request_of_a_member_is_answered_and_of_a_stranger_is_not() {
-    let (a, b) = pair();
+    let (a, b) = connected_pair();
     let to = b.local.member;
     assert_eq!(a.transport.ask(to, Bytes::from_static(b"hi")).await.unwrap(), "1: hi");
     assert!(a.transport.ask(to, Bytes::from_static(b"?")).await.is_err(), "it has no answer");
@@ -709,7 +709,7 @@ async fn a_joining_member_takes_the_state_only_from_the_bound_key() {
 /// A change of address must not close a working stream, because messages on it would be lost.
 #[test]
 fn a_stream_stays_open_when_a_peers_address_changes() {
-    let (a, b) = pair();
+    let (a, b) = connected_pair();
     let port = b.address().port();
     let urls = ["http://localhost", "http://127.0.0.1", "http://192.0.2.1", "http://127.0.0.1"];
     let messages = (0u32..).map(|n| Bytes::copy_from_slice(&n.to_be_bytes()));

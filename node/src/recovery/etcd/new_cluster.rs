@@ -28,7 +28,7 @@ use super::copy::{copy_files, sync_all};
 use super::inspection::{STORE, WAL, open_store, summary};
 
 /// Name of the work folder in the data directory, in which the new data is made.
-const WORK: &str = "muster-recovering";
+const WORK_FOLDER: &str = "muster-recovering";
 /// Maximum time for etcd to apply the end of a log.
 const RUN_LIMIT: Duration = Duration::from_secs(300);
 /// Maximum time for etcd to stop before it is killed.
@@ -130,7 +130,7 @@ fn disk_error(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Et
 /// After an error, the directory belongs to the old member, or the next call finishes the new one.
 pub fn recover(path: &Path, tools: &EtcdTools) -> Result<ForcedCluster, EtcdError> {
     let dir = DataDir::open_etcd(path)?;
-    let work = dir.join(WORK);
+    let work = dir.join(WORK_FOLDER);
     let (_store, runs) =
         open_store(&dir.join(STORE)).map_err(disk_error("open", &dir.join(STORE)))?;
     if runs {
@@ -188,7 +188,7 @@ fn make(dir: &DataDir, log: &EtcdLog, tools: &EtcdTools) -> Result<ForcedCluster
     }
     let committed = log.state.commit.unwrap_or_default().max(before.applied.index);
     let wanted = last_kept_index(log, committed)?;
-    let work = dir.join(WORK);
+    let work = dir.join(WORK_FOLDER);
     muster_files::open_data_folder(&work).map_err(DataDirError::from)?;
     let old = work.join("old");
     for folder in ["member/wal", "member/snap"] {
@@ -375,10 +375,10 @@ fn last_lines(text: &str) -> String {
 
 /// Exchanges the old and the new data in one atomic step.
 fn exchange(dir: &DataDir) -> Result<(), EtcdError> {
-    let (old, new) = (dir.join("member"), dir.join(WORK).join("new/member"));
+    let (old, new) = (dir.join("member"), dir.join(WORK_FOLDER).join("new/member"));
     renameat_with(CWD, &new, CWD, &old, RenameFlags::EXCHANGE)
         .map_err(|errno| disk_error("put the new data in the place of", &old)(errno.into()))?;
-    sync_folder(&dir.join(WORK).join("new"))?;
+    sync_folder(&dir.join(WORK_FOLDER).join("new"))?;
     sync_folder(dir.path())
 }
 
@@ -386,7 +386,7 @@ fn exchange(dir: &DataDir) -> Result<(), EtcdError> {
 /// process may end after any step, and the next call continues.
 fn finish(dir: &DataDir, plan: &ForcedCluster) -> Result<(), EtcdError> {
     let (left, aside) = (
-        dir.join(WORK).join("new/member"),
+        dir.join(WORK_FOLDER).join("new/member"),
         dir.join(&format!("member.of-{}", plan.was.cluster_id)),
     );
     if left.exists() {
@@ -396,7 +396,7 @@ fn finish(dir: &DataDir, plan: &ForcedCluster) -> Result<(), EtcdError> {
     dir.replace_marker(plan.is.incarnation)?;
     dir.write_forced_cluster(plan)?;
     dir.delete_forced_plan()?;
-    let work = dir.join(WORK);
+    let work = dir.join(WORK_FOLDER);
     std::fs::remove_dir_all(&work).map_err(disk_error("remove", &work))
 }
 
@@ -433,6 +433,6 @@ mod tests {
         let runs = File::open(root.path().join(STORE)).unwrap();
         rustix::fs::flock(&runs, rustix::fs::FlockOperation::LockExclusive).unwrap();
         assert!(matches!(recover(root.path(), &tools), Err(EtcdError::InUse(_))));
-        assert!(!root.path().join(WORK).exists());
+        assert!(!root.path().join(WORK_FOLDER).exists());
     }
 }

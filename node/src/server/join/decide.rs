@@ -47,7 +47,7 @@ pub enum JoinRefusal {
     /// This build is older than the cluster, or the cluster is older than this build supports.
     #[error(
         "incompatible with current running cluster: this is muster-node {own}, and the cluster's oldest member runs {cluster}; {}",
-        remedy(.own, .cluster)
+        version_advice(.own, .cluster)
     )]
     Incompatible {
         /// Version of this build.
@@ -89,7 +89,7 @@ pub enum JoinRefusal {
     NoState(String),
 }
 
-fn remedy(own: &Version, cluster: &Version) -> &'static str {
+fn version_advice(own: &Version, cluster: &Version) -> &'static str {
     if own < cluster {
         "start this member with that version or a later one"
     } else {

@@ -9,7 +9,7 @@ use crate::log::Batch;
 impl DriverCore {
     /// Passes a received snapshot to consensus, unless it can't be installed now.
     pub(super) fn receive_snapshot(&mut self, snapshot: IncomingSnapshot) {
-        self.drain();
+        self.handle_all_ready();
         // The snapshot is dropped while another install is pending. It is also dropped while an
         // earlier output of consensus isn't durable.
         if self.install.is_some() || self.consensus.awaits_durability() {
@@ -18,7 +18,7 @@ impl DriverCore {
         }
         self.incoming = Some(snapshot.body);
         self.step(snapshot.message);
-        self.drain();
+        self.handle_all_ready();
         // Consensus takes the body if it accepts the snapshot. A body that is left must be removed.
         self.effects.discard.extend(self.incoming.take());
     }
@@ -36,7 +36,7 @@ impl DriverCore {
         // keep the old commit index.
         let old = hard_state.map(|state| HardState { commit: self.persisted_commit, ..state });
         let intent = self.next_batch;
-        self.queue(
+        self.queue_batch(
             Batch { hard_state: old, installing: Some(at), ..Batch::default() },
             0,
             Vec::new(),
@@ -55,7 +55,7 @@ impl DriverCore {
         assert_eq!(install.at, at, "the store holds another snapshot than it was given");
         compare_members(at.index, self.members(), members);
         self.configurations.clear();
-        self.note_members(at.index);
+        self.record_members(at.index);
         self.durable = at;
         self.backlog.clear();
         self.backlog_bytes = 0;
@@ -65,8 +65,8 @@ impl DriverCore {
             if batch == Batch::default() {
                 self.complete_without_write(ready, after);
             } else {
-                self.note_backlog(&batch.entries);
-                self.queue(batch, ready, after);
+                self.record_backlog(&batch.entries);
+                self.queue_batch(batch, ready, after);
             }
         }
     }

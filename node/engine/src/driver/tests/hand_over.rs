@@ -31,10 +31,10 @@ impl DriverCluster {
         let mut cluster = Self { drivers, network: VecDeque::new(), served };
         for (n, member) in (0..).zip(&ids) {
             for peer in ids.iter().filter(|peer| *peer != member) {
-                cluster.tell(n, Notice::Connected(*peer));
+                cluster.notify(n, Notice::Connected(*peer));
             }
         }
-        cluster.tell(0, Notice::Campaign);
+        cluster.notify(0, Notice::Campaign);
         cluster.settle(&ids);
         assert!(cluster.leaders().iter().all(|leader| *leader == 1));
         cluster
@@ -44,22 +44,22 @@ impl DriverCluster {
         self.drivers.iter().map(|driver| driver.leadership().1).collect()
     }
 
-    fn tell(&mut self, n: usize, notice: Notice) {
+    fn notify(&mut self, n: usize, notice: Notice) {
         self.drivers[n].notice(notice);
-        self.work(n);
+        self.run_until_idle(n);
     }
 
     /// Sends a write and a read of a client to one member.
-    fn ask(&mut self, n: usize) {
+    fn send_write_and_read(&mut self, n: usize) {
         let id = n as u64 + 1;
         let kind = EntryKind::Normal;
         self.drivers[n].propose([ClientProposal { id: RequestId(id), kind, data: payload(id, 0) }]);
         self.drivers[n].read([id]);
-        self.work(n);
+        self.run_until_idle(n);
     }
 
     /// Does all pending work of a member. Its disk and state machine finish at once.
-    fn work(&mut self, n: usize) {
+    fn run_until_idle(&mut self, n: usize) {
         loop {
             let driver = &mut self.drivers[n];
             let effects = driver.advance();
@@ -94,7 +94,7 @@ impl DriverCluster {
         };
         let n = usize::try_from(message.to - 1).unwrap();
         self.drivers[n].message(message);
-        self.work(n);
+        self.run_until_idle(n);
         true
     }
 
@@ -116,9 +116,9 @@ fn no_request_waits_for_a_tick_while_leadership_is_transferred() {
         // steps of the transfer.
         for before in 0.. {
             let mut cluster = DriverCluster::led(3);
-            cluster.tell(0, Notice::Transfer(Some(2)));
+            cluster.notify(0, Notice::Transfer(Some(2)));
             let is_over = !(0..before).all(|_| cluster.deliver(&order));
-            (0..3).for_each(|n| cluster.ask(n));
+            (0..3).for_each(|n| cluster.send_write_and_read(n));
             cluster.settle(&order);
             let at = format!("asked after {before} steps, {order:?}");
             assert_eq!(cluster.leaders(), [2, 2, 2], "{at}");
@@ -142,13 +142,13 @@ fn a_leader_has_a_successor_at_any_tick() {
         let mut cluster = DriverCluster::led(3);
         for _ in 1..ticks {
             cluster.drivers[0].tick();
-            cluster.work(0);
+            cluster.run_until_idle(0);
             cluster.settle(&[1, 2, 3]);
         }
         // When the transfer begins, the messages of this tick have not been delivered yet.
         cluster.drivers[0].tick();
-        cluster.work(0);
-        cluster.tell(0, Notice::Transfer(None));
+        cluster.run_until_idle(0);
+        cluster.notify(0, Notice::Transfer(None));
         cluster.settle(&[1, 2, 3]);
         assert_ne!(cluster.leaders()[0], 1, "after {ticks} ticks");
     }
@@ -161,7 +161,7 @@ fn led_beside_silent(silent: &[u64], ticks: u64) -> DriverCluster {
     let others: Vec<u64> = (1..=5).filter(|member| !silent.contains(member)).collect();
     for _ in 0..ticks {
         cluster.drivers[0].tick();
-        cluster.work(0);
+        cluster.run_until_idle(0);
         cluster.settle(&others);
         cluster.network.clear();
     }
@@ -173,9 +173,9 @@ fn led_beside_silent(silent: &[u64], ticks: u64) -> DriverCluster {
 #[test]
 fn a_leader_never_hands_over_to_a_disconnected_peer() {
     let mut cluster = DriverCluster::led(5);
-    cluster.tell(0, Notice::Disconnected(5));
+    cluster.notify(0, Notice::Disconnected(5));
     assert_ne!(cluster.drivers[0].successor(), Some(5));
-    cluster.tell(0, Notice::Transfer(None));
+    cluster.notify(0, Notice::Transfer(None));
     cluster.settle(&[1, 2, 3, 4]);
     assert!((2..=4).contains(&cluster.leaders()[0]), "{:?}", cluster.leaders());
 }
@@ -196,7 +196,7 @@ fn a_leader_prefers_a_successor_that_answers() {
 #[test]
 fn a_leader_prefers_the_longest_log_among_those_who_answer() {
     let mut cluster = DriverCluster::led(5);
-    cluster.ask(0);
+    cluster.send_write_and_read(0);
     // Only member 3 receives the write and acknowledges it. The messages to members 2, 4 and 5 stay
     // undelivered.
     while cluster.deliver(&[3]) {}
@@ -209,10 +209,10 @@ fn a_leader_without_any_peer_that_answers_keeps_leading() {
     let mut cluster = led_beside_silent(&[2, 3, 4, 5], 9);
     assert!(cluster.drivers[0].successor().is_some(), "they may still be there");
     cluster.drivers[0].tick();
-    cluster.work(0);
+    cluster.run_until_idle(0);
     assert_eq!(cluster.drivers[0].successor(), None);
     cluster.network.clear();
-    cluster.tell(0, Notice::Transfer(None));
+    cluster.notify(0, Notice::Transfer(None));
     assert!(cluster.network.is_empty(), "{:?}", cluster.network);
 }
 
@@ -220,6 +220,6 @@ fn a_leader_without_any_peer_that_answers_keeps_leading() {
 fn a_learner_is_no_successor() {
     let mut cluster = DriverCluster::of(&Members { voters: vec![1, 2], learners: vec![3] });
     assert_eq!(cluster.drivers[0].successor(), Some(2));
-    cluster.tell(0, Notice::Disconnected(2));
+    cluster.notify(0, Notice::Disconnected(2));
     assert_eq!(cluster.drivers[0].successor(), None);
 }

@@ -42,7 +42,7 @@ enum BatchContent {
     },
 }
 
-fn change() -> impl Strategy<Value = BatchContent> {
+fn batch_content() -> impl Strategy<Value = BatchContent> {
     let size = prop_oneof![8 => 0..200_usize, 1 => 3000..9000_usize];
     let append = (vec(size, 0..12), 0..6_u64, 0..2_u64, 0..4_u64);
     prop_oneof![
@@ -52,9 +52,9 @@ fn change() -> impl Strategy<Value = BatchContent> {
     ]
 }
 
-fn act() -> impl Strategy<Value = LogAction> {
+fn log_action() -> impl Strategy<Value = LogAction> {
     prop_oneof![
-        12 => vec(change(), 1..4).prop_map(LogAction::Write),
+        12 => vec(batch_content(), 1..4).prop_map(LogAction::Write),
         1 => Just(LogAction::Seal),
         2 => Just(LogAction::Prepare),
         3 => (0..40_u64).prop_map(|back| LogAction::Compact { back }),
@@ -304,7 +304,7 @@ proptest! {
     #[test]
     fn a_crash_loses_nothing_acknowledged_and_invents_nothing(
         seed in any::<u64>(),
-        acts in vec(act(), 0..60),
+        acts in vec(log_action(), 0..60),
     ) {
         if let Err(wrong) = run_actions(seed, InjectedFault::Nothing, &acts) {
             prop_assert!(false, "{}", wrong);
@@ -319,7 +319,7 @@ fn assert_noticed(wrong: InjectedFault) {
         Config { cases: 400, failure_persistence: None, max_shrink_iters: 0, ..Config::default() };
     let rng = TestRng::from_seed(RngAlgorithm::ChaCha, &[5; 32]);
     let mut runner = TestRunner::new_with_rng(config, rng);
-    let lives = (any::<u64>(), vec(act(), 0..60));
+    let lives = (any::<u64>(), vec(log_action(), 0..60));
     let result = runner
         .run(&lives, |(seed, acts)| run_actions(seed, wrong, &acts).map_err(TestCaseError::fail));
     assert!(matches!(result, Err(TestError::Fail(..))), "{result:?}");

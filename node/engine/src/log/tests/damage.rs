@@ -53,7 +53,7 @@ fn a_flipped_byte_before_the_last_record_is_located_unless_it_is_padding() {
                     assert_eq!(damage(error), (first_segment(), *place, expected));
                     refused += 1;
                 }
-                Ok((log, _)) => assert_eq!(all(&log), groups, "padding, at {offset}"),
+                Ok((log, _)) => assert_eq!(all_entries(&log), groups, "padding, at {offset}"),
             }
         }
     }
@@ -94,7 +94,7 @@ fn a_log_cut_at_any_offset_keeps_the_whole_records_before_the_cut() {
         let last = recovered.last().index;
         let whole: Vec<_> =
             groups.concat().into_iter().filter(|entry| entry.index <= last).collect();
-        assert_eq!(all(&log), whole, "cut at {cut}");
+        assert_eq!(all_entries(&log), whole, "cut at {cut}");
         let wholes = [0, 3, 70, 72, 75];
         assert!(wholes.contains(&last), "cut at {cut}: {last}");
         let kept = RECORDS[1..].iter().filter(|end| **end <= cut).count();
@@ -147,7 +147,7 @@ fn a_truncated_record_does_not_come_back() {
     flip(&disk, &first_segment(), RECORDS[3] + 100, 1);
     let (log, recovered) = open(&disk).unwrap();
     assert_eq!(recovered.last(), at(72, 2));
-    assert_eq!(all(&log).len(), 72);
+    assert_eq!(all_entries(&log).len(), 72);
 }
 
 fn three_segments(disk: &SimulatedDisk) -> Vec<PathBuf> {
@@ -256,7 +256,7 @@ fn random_bytes_in_the_place_of_a_segment_never_panic() {
         let offset = 4096 * (seed % 9) + (seed % 3) * 28;
         file(&copy, &first_segment()).write_at(offset, &bytes).unwrap();
         match open(&copy) {
-            Ok((log, _)) => assert!(all(&log).len() <= 75),
+            Ok((log, _)) => assert!(all_entries(&log).len() <= 75),
             Err(error) => {
                 let named = error.is_final();
                 assert!(named, "{error}");

@@ -17,7 +17,7 @@ fn what_was_written_is_there_after_a_restart() {
     assert_eq!((recovered.boot, recovered.hard_state, &recovered.truncated_at), (2, state, &None));
     assert_eq!((recovered.base, recovered.last()), (at(0, 0), at(5, 2)));
     assert_eq!(recovered.identity, identity());
-    assert_eq!(all(&log), entries(1..=5, 2));
+    assert_eq!(all_entries(&log), entries(1..=5, 2));
 }
 
 #[test]
@@ -35,7 +35,7 @@ fn a_log_can_begin_after_the_last_entry_of_a_store() {
     write(&mut log, entries(8..=9, 3));
     drop(log);
     disk.crash();
-    assert_eq!(all(&open(&disk).unwrap().0), entries(8..=9, 3));
+    assert_eq!(all_entries(&open(&disk).unwrap().0), entries(8..=9, 3));
 }
 
 #[test]
@@ -55,7 +55,7 @@ fn the_log_works_on_a_real_disk() {
     drop(log);
     let (log, recovered) = Log::open(&disk, temporary.path(), &small_segments()).unwrap();
     assert_eq!((recovered.base, recovered.last()), (at(350, 1), at(400, 1)));
-    assert_eq!(all(&log), entries(351..=400, 1));
+    assert_eq!(all_entries(&log), entries(351..=400, 1));
 }
 
 #[test]
@@ -84,7 +84,7 @@ fn a_batch_larger_than_a_record_takes_several() {
     disk.crash();
     let (log, recovered) = open(&disk).unwrap();
     assert_eq!(recovered.hard_state, state);
-    assert_eq!(all(&log), entries(1..=200, 1));
+    assert_eq!(all_entries(&log), entries(1..=200, 1));
 }
 
 #[test]
@@ -99,7 +99,10 @@ fn an_entry_too_large_for_a_segment_is_refused() {
     assert!(matches!(refused, LogError::EntryTooLarge { index: 4, .. }), "{refused}");
     drop(log);
     let (log, _) = open(&disk).unwrap();
-    assert_eq!(all(&log), (1..=3).map(|index| entry(index, 1, largest)).collect::<Vec<_>>());
+    assert_eq!(
+        all_entries(&log),
+        (1..=3).map(|index| entry(index, 1, largest)).collect::<Vec<_>>()
+    );
 }
 
 #[test]
@@ -109,10 +112,10 @@ fn a_new_leaders_entries_replace_the_tail_also_after_a_restart() {
     write(&mut log, entries(1..=5, 1));
     log.write(&[batch(entries(4..=6, 2)), batch(entries(6..=6, 3))]).unwrap();
     let expected = [entries(1..=3, 1), entries(4..=5, 2), entries(6..=6, 3)].concat();
-    assert_eq!(all(&log), expected);
+    assert_eq!(all_entries(&log), expected);
     drop(log);
     let (log, recovered) = open(&disk).unwrap();
-    assert_eq!(all(&log), expected);
+    assert_eq!(all_entries(&log), expected);
     assert_eq!((recovered.terms.get(5), recovered.last()), (Some(2), at(6, 3)));
 }
 
@@ -137,7 +140,7 @@ fn a_snapshot_replaces_the_log() {
     let (log, recovered) = open(&disk).unwrap();
     assert_eq!((recovered.base, recovered.last()), (snapshot, at(5002, 4)));
     assert_eq!(recovered.installing, None);
-    assert_eq!(all(&log), entries(5001..=5002, 4));
+    assert_eq!(all_entries(&log), entries(5001..=5002, 4));
 }
 
 #[test]
@@ -169,7 +172,7 @@ fn a_snapshot_install_interrupted_by_a_crash_is_finished() {
     let (log, recovered) = open(&disk).unwrap();
     assert_eq!((recovered.base, recovered.installing), (snapshot, None));
     assert_eq!(recovered.hard_state, hard_state(4, 0, 50));
-    assert_eq!(all(&log), entries(51..=52, 4));
+    assert_eq!(all_entries(&log), entries(51..=52, 4));
 }
 
 #[test]
@@ -205,7 +208,7 @@ fn recycled_segments_never_show_their_old_entries() {
             disk.crash();
             log = open(&disk).unwrap().0;
         }
-        let kept = all(&log);
+        let kept = all_entries(&log);
         let expected =
             |entry: &Entry| *entry == self::entry(entry.index, 1 + (entry.index - 1) / 500, 100);
         assert!(kept.iter().all(expected));
@@ -251,7 +254,7 @@ fn compaction_keeps_later_entries_and_survives_a_restart() {
     let (mut log, recovered) = open(&disk).unwrap();
     assert_eq!(recovered.base, at(2500, 1));
     assert_eq!((recovered.terms.get(2500), recovered.terms.get(2501)), (None, Some(1)));
-    assert_eq!(all(&log), entries(2501..=3000, 1));
+    assert_eq!(all_entries(&log), entries(2501..=3000, 1));
     assert_eq!(log.compact(3000).unwrap(), at(3000, 1));
     drop(log);
     let (mut log, recovered) = open(&disk).unwrap();

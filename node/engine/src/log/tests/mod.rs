@@ -82,7 +82,7 @@ fn hard_state(term: u64, vote: u64, commit: u64) -> HardState {
     HardState { term, vote, commit }
 }
 
-fn all(log: &Log) -> Vec<Entry> {
+fn all_entries(log: &Log) -> Vec<Entry> {
     log.read(log.base().index + 1, u64::MAX, u64::MAX).unwrap()
 }
 

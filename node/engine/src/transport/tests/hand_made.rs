@@ -13,7 +13,7 @@ fn open_as(local: LocalMember, node: &TransportNode, purpose: StreamPurpose) -> 
     stream.set_read_timeout(Some(PATIENCE)).unwrap();
     let hello = Hello { purpose, ..hello_to(node, local, 1) };
     stream.write_all(&hello.encode()).unwrap();
-    let mut bytes = [0; LEN];
+    let mut bytes = [0; HELLO_BYTES];
     stream.read_exact(&mut bytes).unwrap();
     assert_eq!(answer(&bytes), None);
     stream
@@ -47,7 +47,7 @@ fn accept_stream(
 ) -> TcpStream {
     let (mut stream, _) = listener.accept().unwrap();
     stream.set_read_timeout(Some(PATIENCE)).unwrap();
-    stream.read_exact(&mut [0; LEN]).unwrap();
+    stream.read_exact(&mut [0; HELLO_BYTES]).unwrap();
     stream.write_all(&hello_to(node, local, 1).encode()).unwrap();
     stream
 }

@@ -36,7 +36,7 @@ use super::super::{LocalMember, PeerRecord, registry::Proof};
 use crate::witness::{DiskState, ProcessClaim};
 
 /// Length of a hello in bytes.
-pub(in crate::transport) const LEN: usize = 96;
+pub(in crate::transport) const HELLO_BYTES: usize = 96;
 const MAGIC: &[u8; 8] = b"MUSTERP1";
 const VERSION: u16 = 2;
 /// End of magic and version, in bytes from the start.
@@ -260,7 +260,7 @@ impl Hello {
     pub(in crate::transport) async fn read<R: AsyncRead + Unpin>(
         from: &mut R,
     ) -> io::Result<Result<Self, StreamRefusal>> {
-        let mut bytes = [0; LEN];
+        let mut bytes = [0; HELLO_BYTES];
         from.read_exact(&mut bytes[..VERSION_ENDS]).await?;
         if let Err(refusal) = check_version(&bytes) {
             return Ok(Err(refusal));
@@ -269,8 +269,8 @@ impl Hello {
         Ok(Self::decode(&bytes))
     }
 
-    pub(in crate::transport) fn encode(&self) -> [u8; LEN] {
-        let mut out = [0; LEN];
+    pub(in crate::transport) fn encode(&self) -> [u8; HELLO_BYTES] {
+        let mut out = [0; HELLO_BYTES];
         out[..8].copy_from_slice(MAGIC);
         out[8..10].copy_from_slice(&VERSION.to_be_bytes());
         out[10] = self.purpose as u8;
@@ -287,7 +287,7 @@ impl Hello {
         out
     }
 
-    pub(in crate::transport) fn decode(bytes: &[u8; LEN]) -> Result<Self, StreamRefusal> {
+    pub(in crate::transport) fn decode(bytes: &[u8; HELLO_BYTES]) -> Result<Self, StreamRefusal> {
         check_version(bytes)?;
         let purpose = StreamPurpose::from_wire(bytes[10]).ok_or(StreamRefusal::Protocol)?;
         let answer = match bytes[11] {
@@ -351,7 +351,7 @@ impl Hello {
     }
 }
 
-fn check_version(bytes: &[u8; LEN]) -> Result<(), StreamRefusal> {
+fn check_version(bytes: &[u8; HELLO_BYTES]) -> Result<(), StreamRefusal> {
     if &bytes[..8] != MAGIC {
         Err(StreamRefusal::Protocol)
     } else if bytes[8..VERSION_ENDS] != VERSION.to_be_bytes() {
@@ -437,12 +437,12 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_decoded_hello_encodes_to_the_same_bytes(mut bytes in proptest::array::uniform32(any::<u8>()), tail in proptest::collection::vec(any::<u8>(), LEN - 32), good in any::<bool>()) {
+        fn a_decoded_hello_encodes_to_the_same_bytes(mut bytes in proptest::array::uniform32(any::<u8>()), tail in proptest::collection::vec(any::<u8>(), HELLO_BYTES - 32), good in any::<bool>()) {
             if good {
                 bytes[..12].copy_from_slice(b"MUSTERP1\0\x02\x01\x03");
                 bytes[12..16].fill(0);
             }
-            let mut all = [0; LEN];
+            let mut all = [0; HELLO_BYTES];
             all[..32].copy_from_slice(&bytes);
             all[32..].copy_from_slice(&tail);
             match Hello::decode(&all) {
