@@ -284,7 +284,7 @@ fn check_bootstrap(config: &Config) -> Result<InitialCluster, ServerError> {
 }
 
 /// Installs the whole state received into `body`, durably. The work runs on another thread, so that
-/// signals are handled meanwhile. If it is interrupted, the next start does it again.
+/// signals are handled meanwhile. An interrupted installation is repeated by the next start.
 async fn install(
     mut machine: KvStateMachine,
     body: PathBuf,

@@ -88,7 +88,7 @@ pub enum ServerError {
     /// Two members of the initial cluster have the same ID.
     #[error("member exists with identical ID: {0} and {1}")]
     IdenticalIds(String, String),
-    /// The member can't join the running cluster as it was started.
+    /// The member, as it was started, can't join the running cluster.
     #[error(transparent)]
     Join(#[from] JoinRefusal),
     /// Peers know this member with another incarnation, with a higher boot counter, or with more

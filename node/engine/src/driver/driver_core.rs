@@ -40,8 +40,8 @@ use crate::witness::Promise;
 /// happen while one snapshot is built.
 const REMEMBERED_CONFIGURATIONS: usize = 16;
 
-/// Compares the voters and learners of consensus with those of the member table. If these differ,
-/// one of the two may count a majority that doesn't exist.
+/// Compares the voters and learners of consensus with those of the member table. If they differ,
+/// consensus may count a majority that doesn't exist.
 ///
 /// # Panics
 /// If they differ. The process must end, because no further step would be safe.
@@ -105,8 +105,8 @@ pub struct Effects {
     /// Last index that the log may drop. [`Notice::Compacted`] reports the position after which the
     /// log then begins.
     pub compact: Option<u64>,
-    /// Requests of this member's clients whose proposals were refused. They will never have an
-    /// effect.
+    /// Requests of this member's clients whose proposals were refused. These proposals will never
+    /// have an effect.
     pub refused_proposals: Vec<RequestId>,
     /// Reads that may be answered once the store has applied the given position.
     pub reads: Vec<(ReadToken, Position)>,
@@ -605,7 +605,7 @@ impl DriverCore {
     }
 
     /// Records a leader's durable log as a promise, because the leader counts its own log towards
-    /// the quorum. This is done only once the log has a durable entry of the current term.
+    /// the quorum. Does so only after the log has a durable entry of the current term.
     fn promise_own_log(&mut self) {
         let (role, _, term) = self.consensus.leadership();
         let matched = self.consensus.durable_index();

@@ -207,8 +207,8 @@ impl<O: Send + 'static> Handle<O> {
         self.status.clone()
     }
 
-    /// Returns a watch of whether this member's disk is nearly full. While it is true, requests
-    /// that make the data grow must be refused.
+    /// Returns a watch of whether this member's disk is nearly full. While its value is true,
+    /// requests that make the data grow must be refused.
     pub fn short_of_space(&self) -> watch::Receiver<bool> {
         self.space.clone()
     }
@@ -223,7 +223,7 @@ impl<O: Send + 'static> Handle<O> {
         self.mailbox.notice(Notice::Campaign);
     }
 
-    /// Transfers leadership to `to` and waits until that member leads. Fails unless this member is
+    /// Transfers leadership to `to` and waits until that member leads. Fails if this member isn't
     /// the leader.
     pub async fn transfer_leader(&self, to: u64) -> Result<(), TransferError> {
         let mut status = self.status.clone();

@@ -19,7 +19,7 @@ pub(super) const SPACE_CHECK_INTERVAL: Duration = Duration::from_secs(1);
 /// Job for the log.
 #[derive(Debug)]
 pub enum LogJob {
-    /// Make this batch, with its number, durable.
+    /// Make this batch durable. The number identifies the batch.
     Write(u64, Batch),
     /// Drop entries up to and including this index.
     Compact(u64),

@@ -33,7 +33,8 @@ pub(super) struct ReadQueue {
     retry_ticks: u64,
     waiting: Vec<QueuedRead>,
     rounds: VecDeque<Round>,
-    /// Reads whose index is confirmed, by that index. They are answered once it is applied.
+    /// Reads whose index is confirmed, by their index. A read is answered once its index is
+    /// applied.
     confirmed_reads: BTreeMap<u64, Vec<QueuedRead>>,
     /// Total number of reads in `waiting`, `rounds` and `confirmed_reads`.
     tokens: usize,

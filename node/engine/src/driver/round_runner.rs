@@ -143,8 +143,8 @@ impl RoundRunner {
         metrics.read_rounds.store(self.driver.read_rounds(), Relaxed);
     }
 
-    /// Sends messages, and reports each peer that lost a message to consensus, once per peer.
-    /// Consensus then sends that peer only probes until it answers.
+    /// Sends messages. Reports to consensus, once per peer, whose messages were dropped. Consensus
+    /// then sends that peer only probes until it answers.
     fn send(&self, messages: Vec<Message>, out: &mut impl EffectSink) {
         let (mut sent, mut dropped) = (0, 0);
         let mut lost = Vec::new();

@@ -73,7 +73,7 @@ impl<B: SnapshotStorage> SnapshotStore<B> {
         let (at, members) = (snapshot.position(), snapshot.members());
         let path = self.dir.join(format!("outgoing-{:016x}", at.index));
         let written = self.write(&snapshot, &path);
-        // While the snapshot exists, the store can't reuse the space of what it has freed.
+        // While the snapshot exists, the store can't reuse the space that it has freed.
         drop(snapshot);
         if let Err(error) = &written {
             let error = &**error;

@@ -41,17 +41,17 @@
 //!   for the next sync. The log refuses everything from then on, and the process must abort. The
 //!   restart reads what the medium holds, past the page cache ([`DiskFile::sync_and_drop_cache`]).
 //!
-//! # What the caller owes
+//! # Duties of the caller
 //!
 //! 1. Send nothing that depends on a batch before [`Log::write`] has returned `Ok` for it.
-//! 2. Stop the process after any error but [`LogError::Compacted`]. [`LogError::is_final`] says
-//!    whether a restart can't help.
+//! 2. Stop the process after any error but [`LogError::Compacted`]. [`LogError::is_final`] returns
+//!    true if a restart can't help.
 //! 3. Announce that a snapshot will replace the store ([`Batch::installing`]), and report when the
 //!    store holds the snapshot durably ([`Batch::snapshot`]). After a restart, call
 //!    [`Log::check_store`] and [`Log::finish_install`] before anything else is written.
 //! 4. Call [`Log::compact`] only up to the index that the store holds durably.
 //!
-//! # What it can't know
+//! # What recovery can't detect
 //!
 //! A last record that isn't sealed and doesn't match its checksum counts as torn, and is truncated.
 //! But it may have been durable, and damaged later. Then this member has forgotten what it

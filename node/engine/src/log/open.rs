@@ -86,8 +86,8 @@ impl Log {
         sync_dir(disk, member_dir)
     }
 
-    /// Opens the log in `member_dir`, and locks it until it is dropped. A torn end is truncated,
-    /// and the boot counter is incremented. Everything in the result is durable.
+    /// Opens the log in `member_dir`, and locks it until the returned log is dropped. A torn end is
+    /// truncated, and the boot counter is incremented. Everything in the result is durable.
     pub fn open(
         disk: &SharedDisk,
         member_dir: &Path,

@@ -139,7 +139,7 @@ impl Log {
                 let renamed = self.disk.rename(&segment.path, &path);
                 renamed.map_err(LogError::io("rename", &segment.path))?;
                 sync_dir(&self.disk, &self.directory)?;
-                // The file may be overwritten only after the rename is durable. Otherwise a crash
+                // The file must not be overwritten before the rename is durable. Otherwise a crash
                 // could restore the segment's old name with new content.
                 self.spares.push(SpareSegment { path, file: segment.file, filled: segment.bytes });
             } else {

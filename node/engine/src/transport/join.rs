@@ -18,7 +18,7 @@ use crate::{tls::PeerTls, witness::DiskState};
 
 /// Time limit for the exchange of hellos with a member, and for fetching its list of members.
 const STEP_TIMEOUT: Duration = Duration::from_secs(5);
-/// Interval of pings to the source. They show that this member is still installing the state.
+/// Interval of pings to the source. The pings show that this member is still installing the state.
 const PING_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Reason why a member could not be queried.

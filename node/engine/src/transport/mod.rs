@@ -86,7 +86,7 @@ pub use self::{
     witness_file::{RequiredDurability, WitnessFile},
 };
 
-/// Identity of this member, as it states it in its hello.
+/// Identity of this member, as stated in its hello.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LocalMember {
     /// Cluster that this member belongs to.
@@ -133,7 +133,7 @@ pub struct PeerMembership {
     /// Ids of those `peers` that this member's own table lacks, and that other members have
     /// reported.
     pub reported_by_others: BTreeSet<MemberId>,
-    /// Members that were removed, and may never return.
+    /// Members that were removed. Their ids are never accepted again.
     pub removed: BTreeSet<MemberId>,
     /// Known keys of removed members.
     pub removed_keys: HashSet<NodeKey>,

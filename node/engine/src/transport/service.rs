@@ -68,7 +68,8 @@ struct PeerTable {
 }
 
 impl PeerTable {
-    /// Returns whether the sender of a hello was removed. Either its id or its key may show that.
+    /// Returns whether the sender of a hello was removed: its id or its key is that of a removed
+    /// member.
     fn was_removed(&self, from: MemberId, key: Option<NodeKey>) -> bool {
         self.removed.contains(&from) || key.is_some_and(|key| self.removed_keys.contains(&key))
     }

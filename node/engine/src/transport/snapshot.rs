@@ -4,9 +4,9 @@
 //! of all chunks). The receiver answers once it has installed the snapshot. During a long
 //! installation it sends pings. A receiver that sends nothing counts as dead.
 //!
-//! Neither end waits for ever. Each step has a time limit. The whole transfer has another one,
-//! which depends on its length. The limits matter because the sender keeps a read view of its store
-//! during the transfer. The store can't reuse freed space until that view is dropped.
+//! Neither end waits for ever. Each step has a time limit. The whole transfer has a limit of its
+//! own, which depends on its length. The limits matter because the sender keeps a read view of its
+//! store during the transfer. The store can't reuse freed space until that view is dropped.
 
 use std::{
     io::{self, Read, Write},

@@ -17,7 +17,7 @@
 //!
 //! When a process connects, it states incarnation, boot and run, and what its disk held *when it
 //! began* ([`DiskState`]). This never changes while it runs. The process is refused
-//! - if the incarnation is another one: the directory was wiped or replaced;
+//! - if the incarnation isn't the remembered one: the directory was wiped or replaced;
 //! - if the boot counter is below the known one, or equal with another run: one of the two is a
 //!   copy of the other;
 //! - if its disk lacks something that earlier boots promised: the disk is an image of an earlier
@@ -40,7 +40,7 @@
 //! takes only snapshots that are ahead of it. Compaction moves the log's beginning, which is not
 //! compared.
 //!
-//! # Who knows
+//! # How members learn of promises
 //!
 //! The receiver of a promise records it. Members send each other everything that they know, and
 //! their own promises. They do so when a stream begins and after changes, up to once a second.
@@ -56,8 +56,8 @@
 //!
 //! # What remains possible
 //!
-//! An image is accepted if no connected member knows better. Then one of the following is true for
-//! each member of the quorum that the image's process joins:
+//! An image is accepted if no connected member remembers a promise that the image lacks. Then one
+//! of the following is true for each member of the quorum that the image's process joins:
 //! - That member has received no promise made after the image was taken, neither directly nor
 //!   through others.
 //! - That member has received such a promise, and lost it in a crash within the second before it

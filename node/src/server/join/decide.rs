@@ -28,7 +28,7 @@ pub enum JoinRefusal {
         "cannot fetch cluster info from peer urls: could not retrieve cluster information from the given URLs"
     )]
     NobodyAnswers,
-    /// The answering members are of different clusters, and no cluster has most of them.
+    /// The answering members are of different clusters, and no cluster has more than half of them.
     #[error(
         "cluster ID mismatch: {0} and {1} answer at the peer URLs of --initial-cluster, and neither is the cluster of most of them; see which members run on another cluster's data, or began a cluster of their own"
     )]

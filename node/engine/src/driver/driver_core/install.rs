@@ -7,7 +7,7 @@ use crate::driver::peers::IncomingSnapshot;
 use crate::log::Batch;
 
 impl DriverCore {
-    /// Passes a received snapshot to consensus, unless it can't be installed now.
+    /// Passes a received snapshot to consensus. Discards the snapshot if it can't be installed now.
     pub(super) fn receive_snapshot(&mut self, snapshot: IncomingSnapshot) {
         self.handle_all_ready();
         // The snapshot is dropped while another install is pending. It is also dropped while an

@@ -1,4 +1,4 @@
-//! Messages that a leader may send only once its disk has completed a write, step by step.
+//! Messages that a leader must not send before its disk has completed a write, step by step.
 
 use super::*;
 

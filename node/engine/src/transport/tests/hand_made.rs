@@ -92,7 +92,7 @@ fn the_newer_of_two_streams_of_a_peer_ends_the_older() {
     eventually("the second is read", || a.messages().len() == 2);
 }
 
-/// Returns a transport of member 1. It node_that_dials `listener` as its peer 2.
+/// Returns a transport of member 1. It dials `listener` as its peer 2.
 fn node_that_dials(listener: &std::net::TcpListener) -> TransportNode {
     let limits = TransportLimits { dead_after: PATIENCE * 2, ..TransportLimits::default() };
     let node = TransportNode::start_as(local(1), TransportEventRecorder::default(), limits);

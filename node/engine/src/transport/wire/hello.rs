@@ -21,8 +21,8 @@
 //! The answer repeats the purpose of the dialler's hello, with one exception: "messages" is
 //! answered by "snapshot". Older builds, which know one-way streams only, answer "messages", and
 //! ignore the purpose of an answer. So the dialler learns from the answer whether the other end
-//! knows two-way streams. If so, the dialler sends the frame `TwoWay`, from which the other end
-//! learns the same.
+//! knows two-way streams. If so, the dialler sends the frame `TwoWay`. From this frame, the other
+//! end learns that the dialler knows them as well.
 //!
 //! The first ten bytes are the same in every version, so a hello of another version can be refused
 //! properly.
