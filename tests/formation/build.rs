@@ -1,5 +1,5 @@
-//! Sets the `rules_off` cfg, which allows to switch off rules. It applies to this copy of the
-//! formation sources only.
+//! Sets the `rules_off` cfg, with which rules can be switched off. The cfg applies only to this
+//! copy of the formation sources.
 
 #![allow(clippy::print_stdout, reason = "this is how a build script speaks to Cargo")]
 

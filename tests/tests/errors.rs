@@ -161,7 +161,8 @@ fn error_texts(file: &Path, source: &str) -> Vec<ErrorText> {
 }
 
 /// Whether `text` contains the fixed parts of `pattern` in their order. Unless `pattern` begins
-/// with `…`, `text` must begin with the first part. With `cut`, `text` may end early.
+/// with `…`, `text` must begin with the first part. If `cut` is true, `text` can also end before
+/// `pattern` does.
 fn stands_in(pattern: &str, text: &str, cut: bool) -> bool {
     let mut rest = text;
     let mut is_first = true;

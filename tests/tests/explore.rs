@@ -70,8 +70,8 @@ fn one_seat_two_hosts_restore_accept_and_abandon() {
     });
 }
 
-/// No other list may be decided between a retirement and its undoing. The state space is not
-/// reduced, because the reductions are valid only for clusters that stay retired.
+/// The service must decide no other list between a retirement and its undoing. The state space is
+/// not reduced, because the reductions are valid only for clusters that stay retired.
 #[test]
 fn one_seat_two_hosts_retired_and_taken_back_around_a_restore() {
     let faults = FaultCounts { restores: 1, retirements: 2, ..FaultCounts::default() };

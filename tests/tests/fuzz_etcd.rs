@@ -18,7 +18,7 @@ const USER_REQUESTS: u64 = 400;
 const LINE_REQUESTS: u64 = 150;
 const CHANGES: u64 = 100;
 
-/// Returns a stock etcd, or reports that the test is skipped.
+/// Returns the path of a stock etcd. If there is none, reports that the test is skipped.
 async fn etcd() -> Option<PathBuf> {
     // The other tests with a stock etcd use this folder too.
     let work = Path::new(env!("CARGO_TARGET_TMPDIR"));

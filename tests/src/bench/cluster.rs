@@ -64,7 +64,7 @@ pub(super) struct BenchCluster {
     started_members: usize,
 }
 
-/// Name and URLs of a member, which may not be started yet.
+/// Name and URLs of a member, whether or not the member has been started.
 #[derive(Clone, Debug)]
 pub(super) struct MemberAddress {
     pub name: String,
@@ -159,7 +159,7 @@ impl BenchCluster {
         self.members.len()
     }
 
-    /// Returns the index of the leader, if all members agree on it.
+    /// Returns the index of the leader. Fails if the members don't agree on one.
     pub(super) async fn leader(&self) -> Result<usize> {
         let mut statuses = Vec::new();
         for n in 0..self.len() {
@@ -251,8 +251,8 @@ impl BenchCluster {
         Ok(list.members.iter().any(|member| member.peer_ur_ls.contains(&address.peer_url)))
     }
 
-    /// Restarts the newest member if it has exited, as a supervisor would. Stock etcd exits if the
-    /// member that it asks has not yet applied the addition of the newest one.
+    /// Restarts the newest member if it has exited, as a supervisor would. A new member that runs
+    /// stock etcd exits if the member that it asks has not yet applied its addition.
     pub(super) fn restart_newest_if_ended(&mut self) -> Result<()> {
         let newest = self.len() - 1;
         if self.members[newest].exit_report()?.is_some() {

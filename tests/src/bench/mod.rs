@@ -2,8 +2,7 @@
 //!
 //! Both programs get the same flags and the same load, on three members each. A figure is the
 //! median of the rounds. Rounds of the two programs alternate, so that a disturbance from outside
-//! affects both. CPU time is that of the three servers by the kernel's count, read before and after
-//! each load.
+//! affects both. CPU time is what the kernel counted for the three servers together during a load.
 //!
 //! There are two more modes. They measure one program after the other, so that neither disturbs the
 //! other:
@@ -47,7 +46,7 @@ pub struct BenchPlan {
     pub work: PathBuf,
     /// Name of the only program to measure; `None` measures both.
     pub only: Option<String>,
-    /// Numbers of clients; each is measured in turn.
+    /// Numbers of clients. The load is measured with each of these numbers in turn.
     pub clients: Vec<usize>,
     /// Number of rounds of each load.
     pub rounds: usize,
@@ -89,7 +88,7 @@ impl TransportMode {
     }
 }
 
-/// Runs the plan. `say` gets progress messages.
+/// Runs the plan. Calls `say` with each progress message.
 ///
 /// # Errors
 /// If a program can't be built or started, or doesn't answer. Every started server is killed in any

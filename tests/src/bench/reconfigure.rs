@@ -120,7 +120,8 @@ impl ChangeWrites {
     }
 }
 
-/// Removes the leader or a follower from a cluster of four, and returns the writes meanwhile.
+/// Removes the leader or a follower from a cluster of four. Returns the measurement of the writes
+/// during the removal.
 async fn remove_one(cluster: &mut BenchCluster, is_leader: bool) -> Result<WriteMeasurement> {
     let leader = cluster.wait_settled().await?;
     let removed = if is_leader { leader } else { (leader + 1) % cluster.len() };

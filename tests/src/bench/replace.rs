@@ -13,8 +13,8 @@ use super::reconfigure::{LIMIT, wait_caught_up};
 use super::report::Replacement;
 
 const MIB: u64 = 1 << 20;
-/// Number of concurrent puts that fill the cluster, of `FILL_BYTES` each. They are so many that the
-/// log drops old entries, and a new member has to get a snapshot.
+/// Number of clients that fill the cluster with data at the same time, in puts of `FILL_BYTES`
+/// each.
 const FILLERS: u64 = 16;
 const FILL_BYTES: u64 = 64 << 10;
 /// Interval at which the member list is polled. The new member is started as soon as it is listed.

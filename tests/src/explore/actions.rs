@@ -90,8 +90,8 @@ pub enum SystemAction {
     Restore(RestoreMethod),
     /// A process's ledger is copied.
     SaveLedger(usize),
-    /// A process is stopped, and the copy replaces its ledger. If the flag is true, the copied
-    /// position replaces the one beside the ledger too.
+    /// A process is stopped, and the copy replaces its ledger. If the flag is true, the position
+    /// beside the ledger is also replaced by the copied position.
     PutLedgerBack(usize, bool),
     /// A process is lost for good, with its ledger.
     LoseProcess(usize),
@@ -708,8 +708,9 @@ fn add_process_actions(
     if may_sweep && system.backup.as_ref().is_some_and(is_unswept) {
         actions.push(SystemAction::Sweep(at));
     }
-    // Processes are interchangeable, so the lost one is never process 0. First, process 0 must have
-    // copied all decisions. Otherwise some would be lost, and no rule could bring them back.
+    // Processes are interchangeable, so process 0 is never lost. Process 0 must have copied all
+    // decisions before another process is lost. Otherwise some decisions would be gone, and no rule
+    // could bring them back.
     if system.faults_left.losses > 0 && at > 0 && is_up_to_date(system, config, 0) {
         actions.push(SystemAction::LoseProcess(at));
     }

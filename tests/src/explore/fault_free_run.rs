@@ -320,8 +320,8 @@ fn find_hosts_able_to_form(system: &SystemState, config: &ExplorationConfig) -> 
     sets.map(members).find(linked).unwrap_or_default()
 }
 
-/// Returns whether a new list could contain this host. It reads the host's disk itself instead of
-/// relying on the production code.
+/// Returns whether a new list could contain this host. The answer comes from the state of the
+/// host's disk, not from the production code.
 fn is_usable(system: &SystemState, config: &ExplorationConfig, at: usize) -> bool {
     let host = &system.hosts[at];
     let blank = host.directory.marker.is_none()
@@ -352,8 +352,8 @@ fn may_sign_again(system: &SystemState, config: &ExplorationConfig, journal: &Jo
     journal.held_document.is_none() && journal.signed_lists.iter().all(can_end)
 }
 
-/// Returns whether the member is on a living host and its node runs, or may still be started with
-/// list `h`.
+/// Returns whether the member's node runs with list `h`, or could still be started with it. The
+/// member must be on a living host, and its agent must not have ended.
 fn can_run(system: &SystemState, key: AgentKey, h: Hash) -> bool {
     let has_key = |host: &&std::sync::Arc<HostState>| {
         host.alive && host.journal.as_ref().is_some_and(|journal| journal.key == key)

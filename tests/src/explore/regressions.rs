@@ -38,7 +38,7 @@ pub enum Safeguard {
     CompleteLedgers,
     /// Number of ledger entries, recorded in a process's row.
     EntryCounts,
-    /// An owner's inability to forget a process that is running.
+    /// The rule that an owner can't declare a running process gone.
     ForgetStoppedOnly,
     /// Guarantee that a backup, if restored in place, is older than the last sweep of each process.
     OldBackups,
@@ -47,13 +47,14 @@ pub enum Safeguard {
 /// One known disaster and its configuration.
 #[derive(Clone, Debug)]
 pub struct RegressionCase {
-    /// `R1` to `R19`, or a name for a rule that no regression of the protocol's list isolates.
+    /// `R1` to `R19` as in the protocol's list of regressions. Other names are for rules and
+    /// guarantees that no regression in that list tests alone.
     pub name: &'static str,
     /// Description of the disaster.
     pub description: &'static str,
     /// Rule or guarantee that prevents the disaster.
     pub safeguard: Safeguard,
-    /// Properties, of which the disaster violates one.
+    /// The disaster violates one of these properties.
     pub violates: &'static [Property],
     /// Configuration in which the disaster can happen once the safeguard is switched off.
     pub config: ExplorationConfig,
@@ -324,8 +325,9 @@ fn beyond_the_database() -> Vec<RegressionCase> {
 
 /// Returns R16, R17 and similar cases. In each, only one of two processes has sent the document.
 fn rollback_cases() -> Vec<RegressionCase> {
-    // The fault-free run isn't played. In most states the process with the ledger is stuck, so a
-    // violation of property 7 would be found first.
+    // Leave out the fault-free run. In most states here the process with the ledger can't go on, so
+    // that run would report a violation of `Property::WayOut` before the one that the case is
+    // about.
     let one_seat = |name, faults| ExplorationConfig {
         epochs: 2,
         faults,

@@ -17,9 +17,9 @@ use crate::explore::visited::VisitedSet;
 pub struct SearchLimits {
     /// Maximum wall-clock time of the search.
     pub time: Duration,
-    /// Resident memory of the process, in bytes.
+    /// Maximum resident memory of the process, in bytes.
     pub memory: u64,
-    /// Number of visited states.
+    /// Maximum number of visited states.
     pub states: usize,
     /// Number of threads that search.
     pub threads: usize,

@@ -89,8 +89,8 @@ fn step(
     Ok((cluster, outcome))
 }
 
-/// Stores the row that a transaction has produced. Adds what anyone can now learn from the service
-/// to `SentMessages`.
+/// Stores the row that a transaction has produced. Then adds to `SentMessages` the epoch and the
+/// lists that agents can now learn from the service.
 fn save(
     system: &mut SystemState,
     config: &ExplorationConfig,

@@ -31,8 +31,8 @@ pub(super) const NOW: UnixMicros = UnixMicros(1_000_000_000_000);
 pub(super) const CLOCK_JUMP: Millis = Millis(30 * 60 * 1_000);
 /// Distance from `NOW` of those deadlines and grant ends that pass only by an action.
 pub(super) const DAY: Millis = Millis(24 * 3600 * 1_000);
-/// Time from now to any deadline that has not passed: shorter than every lease, list time-out and
-/// backoff.
+/// Distance from `NOW` at which every deadline that is still to pass is stored. It is shorter than
+/// every lease, list time-out and backoff.
 pub(super) const PENDING_DEADLINE_DISTANCE: Millis = Millis(1_000);
 /// Stored time of a deadline that has passed.
 pub(super) const PASSED_DEADLINE: UnixMicros = UnixMicros(0);
@@ -73,7 +73,8 @@ pub struct HostState {
     pub reimage_count: u8,
     /// Journal of the agent, if the agent has started.
     pub journal: Option<Journal>,
-    /// The journal before its last change. A power cut leaves this one if nothing is synced.
+    /// The journal before its last change. If journals aren't synced, a power cut brings this
+    /// journal back.
     pub journal_before_change: Option<Option<Box<Journal>>>,
     pub directory: DirectoryListing,
     pub mode: AgentMode,

@@ -152,7 +152,7 @@ impl QueueState {
             waiter.created = created;
             let prefix = format!("{}/", waiter.name);
             let mut before = keys.iter().filter(|kv| kv.key.starts_with(prefix.as_bytes()));
-            // A caller without a key, or first in its queue, will still be answered.
+            // A caller that has no key yet, or is first in its queue, will still be answered.
             settled &= created.is_some_and(|created| before.any(|kv| kv.create_revision < created));
         }
         settled

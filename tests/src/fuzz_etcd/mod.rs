@@ -2,8 +2,8 @@
 //! texts and watch events must be equal.
 //!
 //! Everything is drawn from a seed. Each request goes to both servers before the next one is drawn,
-//! so the same seed repeats a difference. The first difference ends the run: it may cause all later
-//! ones.
+//! so the same seed repeats a difference. The first difference ends the run, because it may be the
+//! cause of all later ones.
 //!
 //! A run has one of three subjects:
 //! - Keys, watches and leases.
@@ -34,8 +34,8 @@ use crate::rng::Rng;
 const QUIET_TIME: Duration = Duration::from_millis(60);
 /// Time in which a watch of old revisions catches up: etcd serves those ten times a second.
 const CATCH_UP_TIME: Duration = Duration::from_millis(350);
-/// Time after which an event or answer that only one side has received counts as missing on the
-/// other.
+/// Time limit of an event or answer that only one side has received so far. After it, the event or
+/// answer counts as missing on the other side.
 const DELIVERY_TIMEOUT: Duration = Duration::from_secs(5);
 /// Time limit of a request.
 const CALL_TIME: Duration = Duration::from_secs(20);
@@ -46,7 +46,8 @@ const REQUESTS_PER_COMPARISON: u64 = 40;
 const POLL_INTERVAL: Duration = Duration::from_millis(3);
 /// Time within which an election's observer stream reports a change.
 const OBSERVER_DELAY: Duration = Duration::from_millis(30);
-/// Time after which a key is considered permanent, although its caller has stopped waiting.
+/// Time for which both servers can still delete the key of a caller that has disconnected. A key
+/// that is left afterwards is treated as permanent.
 const LEAVE_DELAY: Duration = Duration::from_secs(1);
 
 /// Part of the API that a fuzzing run tests.
@@ -73,7 +74,7 @@ pub struct FuzzReport {
     pub allowed: BTreeMap<&'static str, u64>,
 }
 
-/// A request that the two answered differently.
+/// A request that the two servers answered differently.
 #[derive(Debug, thiserror::Error)]
 #[error(
     "seed {seed}, request {number}: {call}\n  etcd:        {etcd}\n  muster-node: {node}\n\
@@ -309,11 +310,12 @@ impl ServerPair {
         Ok(())
     }
 
-    /// Waits until both sides agree. They must have the same keys and have sent the same answers,
-    /// and every call that needn't wait must be answered. Returns the revision of that state.
+    /// Waits until both sides agree. Both must have the same keys and must have sent the same
+    /// answers. Every call that needn't wait must have been answered. Returns the revision of that
+    /// state.
     async fn settle_queues(&mut self, call: &EtcdCall) -> Result<i64> {
-        // The first caller in a queue is known to have its answer. Two things can't be observed:
-        // what an observer will be sent, and whether a call has arrived that shares the key of
+        // The keys show which callers must have an answer. Two things can't be observed: what an
+        // observer will still be sent, and whether a call has arrived that shares the key of
         // another call.
         let hidden = self.queues.has_observers() || matches!(call, EtcdCall::Begin(..));
         let started = Instant::now();

@@ -6,7 +6,7 @@
 //!   them.
 //! - A member's CORRUPT alarm: in etcd it stops all writes, here only that member stops serving.
 //! - Transactions nested deeper than this node's bound.
-//! - More than twelve keys: etcd's sort leaves equal ones in any order if there are more.
+//! - More than twelve keys: etcd's sort then leaves equal keys in any order.
 //! - A compaction at a revision that may have deleted a key and created it again. etcd then removes
 //!   the new record while its index still names it. Checksums lack it, and reading the key ends the
 //!   server.

@@ -303,9 +303,9 @@ pub(super) fn answer<T: Debug>(
     }
 }
 
-/// Removes from a status what depends on the program: versions, sizes and log indexes. It checks
-/// their consistency instead. In etcd, the size in use counts pages. Here it counts bytes of
-/// records, so an empty store uses none.
+/// Replaces the values of a status that depend on the program: versions, sizes, log indexes and the
+/// term. Adds whether the sizes and the indexes are consistent. In etcd the size in use counts
+/// pages. In `muster-node` it counts bytes of records, so an empty store uses none.
 fn comparable(mut status: StatusResponse, member: u64) -> StatusResponse {
     let bytes_in_use = status.db_size_in_use;
     let sizes = format!("in use {}", 0 <= bytes_in_use && bytes_in_use <= status.db_size);

@@ -17,7 +17,8 @@ pub struct Etcdctl {
 }
 
 impl Etcdctl {
-    /// `credentials` is a folder with `client.crt`, `client.key` and `ca.crt`.
+    /// Returns `etcdctl` on this host. `credentials` is a folder with `client.crt`, `client.key`
+    /// and `ca.crt`.
     pub fn new(host: TestHost, credentials: PathBuf, endpoints: Vec<String>) -> Self {
         Self { host, credentials, endpoints }
     }

@@ -1,4 +1,5 @@
-//! Hosts with their own addresses: network namespaces where we may create them, otherwise loopback.
+//! Hosts with their own addresses: network namespaces where they can be created, otherwise
+//! loopback.
 //!
 //! A namespace network consists of a hub namespace with a bridge, and one namespace per host,
 //! joined to the bridge by a veth pair. Discovery and the admin run in the hub. The machine's own
@@ -67,8 +68,8 @@ pub struct Network {
     namespaces: Vec<String>,
 }
 
-/// Number of networks that this process has created. It makes their addresses different, because
-/// tests run in parallel.
+/// Number of networks that this process has created. Addresses depend on this number, because
+/// networks of parallel tests need different addresses.
 static CREATED_NETWORKS: AtomicU8 = AtomicU8::new(0);
 
 impl Network {
@@ -88,8 +89,8 @@ impl Network {
         }
     }
 
-    /// Whether links between hosts can be cut, which needs network namespaces and nft. If not,
-    /// reports the skipped test.
+    /// Whether links between hosts can be cut, which needs network namespaces and nft. If they
+    /// can't, reports that the test is skipped.
     pub fn can_be_cut() -> bool {
         if Command::new("nft").arg("--version").output().is_err() {
             skip::report_missing_program("nft");

@@ -105,7 +105,7 @@ impl Drop for ChildProcess {
     }
 }
 
-/// Sends `signal` to a process, and ignores that the process may be gone.
+/// Sends `signal` to a process. Does nothing if the process is already gone.
 pub fn send_signal(pid: u32, signal: Signal) {
     if let Some(pid) = i32::try_from(pid).ok().and_then(Pid::from_raw) {
         let _ = kill_process(pid, signal);

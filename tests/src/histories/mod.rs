@@ -9,10 +9,10 @@
 //!   right answer to each.
 //! - [`watches`] compares the events of each watcher with the changes in that order.
 //!
-//! No search is needed to find the order, since the answer to a write has its revision. A write
-//! whose answer was lost is placed where a watcher saw its value, which is unique. If no watcher
-//! saw it, it did not happen. So checking n requests takes O(n log n), and no other order would
-//! make a wrong answer right.
+//! No search is needed to find the order, since the answer to a write has its revision. Each put
+//! has a unique value. So a write whose answer was lost is placed where a watcher saw its value,
+//! and if no watcher saw the value, the write did not happen. Checking n requests takes O(n log n).
+//! No other order would make a wrong answer right.
 //!
 //! This module doesn't check compactions (no client requests any), membership changes, and changes
 //! of users during the requests. The simulation checks those.
@@ -56,7 +56,7 @@ pub struct Request {
     pub member: usize,
     /// User that the client had authenticated as.
     pub user: Option<String>,
-    /// Time before which the request was not sent.
+    /// Earliest time at which the request can have been sent.
     pub begin: Time,
     /// The requested write or read.
     pub operation: RequestedOperation,
@@ -79,14 +79,14 @@ pub enum RequestedOperation {
 pub enum RequestOutcome {
     /// The request was answered.
     Answered {
-        /// Time after which the answer was not received.
+        /// Latest time at which the answer can have been received.
         end: Time,
         /// Content of the answer.
         answer: Answer,
     },
     /// The request was not carried out, and never will be.
     Refused {
-        /// Time after which the refusal was not received.
+        /// Latest time at which the refusal can have been received.
         end: Time,
         /// Code of the gRPC status.
         code: Code,
@@ -187,7 +187,7 @@ impl std::fmt::Display for RuleViolation {
 
 impl std::error::Error for RuleViolation {}
 
-/// Counts that show whether a history was worth checking.
+/// Counters that show how much a checked history contains.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct HistoryReport {
     /// Number of answered requests.

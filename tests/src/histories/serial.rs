@@ -407,7 +407,8 @@ impl Replay<'_> {
         }
     }
 
-    /// Whether a lease in the request may not have existed when the member handled the request.
+    /// Whether it is possible that a lease in the request didn't exist when the member handled the
+    /// request.
     fn may_lack_its_lease(&self, request: &Request, end: Time) -> bool {
         let RequestedOperation::Write(operation) = &request.operation else { return false };
         named_leases(operation).into_iter().any(|id| {
@@ -421,8 +422,8 @@ impl Replay<'_> {
     }
 }
 
-/// Returns the place of a request among those at one revision: leases are granted before they are
-/// used, and revoked afterwards.
+/// Returns the place of a request among all requests at one revision. Leases are granted before
+/// they are used, and revoked afterwards.
 fn rank(request: &Request) -> u8 {
     match &request.operation {
         RequestedOperation::Write(Operation::LeaseGrant(_)) => 0,

@@ -1,6 +1,6 @@
-//! Checks the responses that a watcher received. It must receive each matching change once, in
-//! order, and whole revisions at a time, from whichever member. A progress notification must be
-//! true.
+//! Checks the responses that a watcher received. Whichever members send them, all matching changes
+//! must arrive once and in order, and the changes of one revision must arrive together. A progress
+//! notification must be true.
 
 use node_proto::etcdserverpb::WatchResponse;
 use node_proto::etcdserverpb::watch_create_request::FilterType;

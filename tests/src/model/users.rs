@@ -50,7 +50,7 @@ impl Default for Users {
     }
 }
 
-/// Whether a request needs permission to read or to write.
+/// Kind of permission that a request needs: to read or to write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum AccessKind {
     Read,

@@ -7,8 +7,8 @@ use anyhow::{Context as _, Result, bail, ensure};
 /// Tests that should find a mutant.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Finder {
-    /// Unit tests of a package whose names contain one of the filters. Without filters, all its
-    /// tests are run. The default package is that of the mutated file.
+    /// The unit tests of a package, or only those whose names contain one of the filters. `None`
+    /// means the package of the mutated file.
     Unit { package: Option<String>, filters: Vec<String> },
     /// The simulation, with this number of histories.
     Sim { histories: u64 },

@@ -127,8 +127,8 @@ impl Simulation {
     }
 
     /// Returns whether every other machine that may act for a member would refuse this machine with
-    /// such a disk. Only promises that the others have written count. The answer holds for any
-    /// number of starts.
+    /// such a disk. Only promises that the others have written to disk count. The answer holds
+    /// however often the machine starts.
     ///
     /// Machines of removed members that don't know of their removal are included. Together with
     /// this machine they may be a quorum of the members that they know.
@@ -209,7 +209,8 @@ impl Simulation {
         !knows_address(node, other) && !knows_address(other, node)
     }
 
-    /// Returns whether no machine can act for a learner that waits to become a voter.
+    /// Returns whether no learner is still to be promoted. A learner that waits to become a voter
+    /// counts only if some machine can still act for it. Otherwise it can't be promoted.
     pub(super) fn has_no_learner_to_promote(&self) -> bool {
         let learner = self.latest_table().learner_to_promote();
         learner.is_none_or(|id| !self.acting_machines().any(|node| MemberId(node.member) == id))

@@ -314,7 +314,8 @@ fn decode(
 }
 
 impl Simulation {
-    /// Returns the index of a client's API server, if the client is one.
+    /// Returns the index of the API server that this client is. Returns `None` if it is another
+    /// kind of client.
     pub(super) fn api_server_index(&self, client: usize) -> Option<usize> {
         client.checked_sub(self.plan.clients)
     }

@@ -183,8 +183,8 @@ impl Simulation {
         }
     }
 
-    /// May cut the power soon after a member has sent an acknowledgement, or during a snapshot's
-    /// installation.
+    /// Sometimes cuts the power soon after a member has sent an acknowledgement, or during the
+    /// installation of a snapshot.
     pub(super) fn inject_aimed_power_cut(&mut self, id: u64, output: &RoundOutput) {
         if self.are_faults_over {
             return;

@@ -169,7 +169,8 @@ impl Simulation {
         self.schedule(delay, ScheduledEvent::KeepAlive { node, generation, client, id, lease });
     }
 
-    /// Lets the member that was asked as the leader keep a lease alive.
+    /// Lets a member handle a keep-alive that reached it because another member considers it the
+    /// leader.
     pub(super) fn keep_alive(
         &mut self,
         (node, generation): (u64, u64),

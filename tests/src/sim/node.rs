@@ -70,7 +70,7 @@ pub(super) struct MemberProcess {
     pub log_summary: LogSummary,
     /// Whether the log had a torn end when the process began.
     pub was_torn: bool,
-    /// Leader's clock of leases.
+    /// Clock by which a leader ends leases.
     pub lessor: Lessor,
     pub pending_checkpoint: Option<PendingCheckpoint>,
     /// Reader of old log entries.

@@ -30,7 +30,7 @@ pub(super) struct Transfer {
 pub(super) enum StreamRefusalReason {
     /// The other process's member was removed.
     Removed,
-    /// The other process has lost what the member promised that it claims to be.
+    /// The other process claims to be a member, but has lost what that member promised.
     Disowned,
     /// The other process's member isn't known, or an earlier process of that member still runs. The
     /// other process may try again.

@@ -109,8 +109,8 @@ fn draw_member_count(rng: &mut Rng, changes_members: bool) -> u64 {
 
 impl HistoryPlan {
     pub(super) fn new(rng: &mut Rng, members: Option<u64>) -> Self {
-        // Separate generators keep the histories of old seeds unchanged, where their values are not
-        // used.
+        // Separate generators draw the newer parameters, so that the histories of old seeds stay
+        // the same where these parameters aren't used.
         let mut server_rng = Rng::new(rng.clone().number());
         let mut start_rng = Rng::new(rng.clone().number() ^ 1);
         let changes_members = rng.chance(500);

@@ -32,8 +32,8 @@ impl Simulation {
         self.node(id).process.as_mut()
     }
 
-    /// Returns how long the member is still paused, or `None` if it isn't. The event is then
-    /// scheduled again for the pause's end.
+    /// Returns how long the member is still paused, or `None` if it isn't paused. A caller
+    /// schedules its event again for the end of the pause.
     pub(super) fn remaining_pause(&mut self, id: u64) -> Option<u64> {
         let now = self.now;
         let until = self.node(id).paused_until;
@@ -209,8 +209,8 @@ impl Simulation {
         self.wake(id)
     }
 
-    /// Reads old entries. The log's writer works at the same time, so the entries may be deleted by
-    /// then.
+    /// Reads old entries. The log's writer works at the same time, so the entries may have been
+    /// deleted since the core asked for them.
     pub(super) fn fetch_entries(
         &mut self,
         id: u64,

@@ -186,7 +186,7 @@ impl Simulation {
         }
     }
 
-    /// Records a member's statement that a proposal will never have an effect.
+    /// Records that a member has refused a proposal, which therefore will never have an effect.
     pub(super) fn record_refusal(&mut self, node: u64, id: u64) -> Result<(), InvariantViolation> {
         self.refused_requests.push(id);
         if let Some(process) = self.nodes[index_of(node)].process.as_mut() {

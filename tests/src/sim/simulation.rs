@@ -124,7 +124,7 @@ pub struct SimulationReport {
     pub conflicts: u64,
     /// Finished compactions of the store.
     pub compactions: u64,
-    /// Notices that watches received.
+    /// Messages that watch streams received: events, progress, compactions.
     pub notices: u64,
     /// Progress requests of watches.
     pub progress_requests: u64,

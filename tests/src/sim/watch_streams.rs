@@ -22,8 +22,8 @@ const WATCH_ID: i64 = 1;
 /// Maximum number of polls in a turn of a stream that reads everything available.
 pub(super) const MAX_POLLS_PER_TURN: usize = 64;
 
-/// Number of polls without a notice after which a stream's turn ends. A poll that reads old changes
-/// may find no matching event.
+/// Number of polls without a message from the hub after which a stream's turn ends. A poll that
+/// reads old changes may find no matching event.
 pub(super) const MAX_EMPTY_POLLS: usize = 4;
 
 /// Future of a member's watch hub, polled by the simulation.

@@ -1,6 +1,6 @@
 //! Parser for the tables in `docs/differences.md` with configurations that only one of the programs
-//! accepts. The texts in backticks in a row's first cell are parts of such a configuration. The
-//! configuration must not contain a text after the word "without".
+//! accepts. A row describes a configuration that contains each text in backticks in the row's first
+//! cell, except for texts after the word "without". These must be missing from it.
 
 use std::collections::BTreeSet;
 

@@ -2,9 +2,10 @@
 //! both must refuse, or `docs/differences.md` must explain the difference. A row there that no
 //! configuration shows is an error.
 //!
-//! Each configuration of `cases.txt` is started with flags. Those that start are started again with
-//! environment variables and with a file. Configurations of a single flag are started together. If
-//! one of the programs refuses this, each configuration is started alone.
+//! Each configuration of `cases.txt` is started with flags. If both programs start with it, they
+//! are started again with the same settings as environment variables and as a file. Configurations
+//! of a single flag are started together. If one of the programs refuses this, each configuration
+//! is started alone.
 
 mod cases;
 mod differences;

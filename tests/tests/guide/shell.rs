@@ -62,7 +62,7 @@ impl Shell {
         Ok(host)
     }
 
-    /// Returns the first three bytes of all addresses, with the dots.
+    /// Returns the prefix that all addresses share, such as `127.2.0.`.
     fn net(&self) -> String {
         let hub = self.network.hub.address.to_string();
         hub.trim_end_matches(|c| c != '.').to_owned()

@@ -30,9 +30,9 @@ pub(crate) fn normalize_output(text: &str, code: Option<i32>) -> String {
     lines.join("\n")
 }
 
-/// Whether a command may be repeated after this error. It means that members have not been
-/// connected for five seconds, a learner lags behind, or there is no leader. A cluster can also
-/// lose its leader because the machine is busy.
+/// Whether a command may be repeated after this error. Such an error means that members have not
+/// been connected for five seconds, that a learner lags behind, or that there is no leader. A
+/// cluster can also lose its leader because the machine is busy.
 pub(crate) fn is_retryable(refusal: &str) -> bool {
     let early = [
         "unhealthy cluster",

@@ -16,8 +16,9 @@
 //!   would wait in vain for its effect.
 //! - `~N`: the command doesn't end by itself; it is killed after N lines of output.
 //! - `@N`: the command is repeated until it prints N lines.
-//! - `&`: the command runs in the background during the following lines. There `&N` waits until it
-//!   has printed N lines, and `&` kills it and compares its output. Repeated lines count once.
+//! - `&`: the command runs in the background during the following lines. Among these lines, `&N`
+//!   waits until the command has printed N lines, and `&` kills the command and compares its
+//!   output. A line that repeats the one before it is left out.
 //! - `<<`: the text after ` ::` is the input. `\n` in it is a line break, and `>>N` waits for N
 //!   lines of output.
 //!

@@ -44,8 +44,8 @@ pub(super) async fn run(
     Ok(())
 }
 
-/// Grants a lease, attaches `keys` keys to it, and revokes it while another client writes. The keys
-/// are the same each time.
+/// Grants a lease, attaches `keys` keys to it, and revokes it while another client writes. Each
+/// call uses the same keys.
 async fn revoke(
     cluster: &BenchCluster,
     leader: usize,

@@ -39,7 +39,8 @@ pub struct ServicesParameters {
     pub events: usize,
     /// Number of watches, each of a key of its own.
     pub watches: usize,
-    /// Number of leases, and number of keys of the lease that is revoked.
+    /// Number of leases to grant. This is also the number of keys attached to the lease that is
+    /// revoked.
     pub leases: usize,
     /// Number of keys with values of 256 bytes.
     pub keys: usize,

@@ -64,8 +64,8 @@ pub(in crate::fuzz_etcd) async fn send_concurrency_call(
 }
 
 /// Takes a lock on a lease that the server creates, then releases the lock and revokes the lease.
-/// Returns the answer to the lock request. The lock's key has a random id, so it is replaced by the
-/// revisions of the other two answers.
+/// Returns the answer to the lock request. The lock's key contains a random id, so the answer gets
+/// the revisions of the other two answers in place of the key.
 async fn lock_on_own_lease(service: TokenChannel) -> Result<LockResponse, Status> {
     let mut lock = LockClient::new(service.clone());
     let mut lease = LeaseClient::new(service);
