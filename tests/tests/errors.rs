@@ -163,7 +163,7 @@ fn error_texts(file: &Path, source: &str) -> Vec<ErrorText> {
 /// Whether `text` contains the fixed parts of `pattern` in their order. Unless `pattern` begins
 /// with `…`, `text` must begin with the first part. If `cut` is true, `text` can also end before
 /// `pattern` does.
-fn stands_in(pattern: &str, text: &str, cut: bool) -> bool {
+fn contains_parts(pattern: &str, text: &str, cut: bool) -> bool {
     let mut rest = text;
     let mut is_first = true;
     for part in pattern.split('…').filter(|part| !part.is_empty()) {
@@ -184,7 +184,7 @@ fn stands_in(pattern: &str, text: &str, cut: bool) -> bool {
 
 /// Whether a row of the chapter describes `text`. Either of them may abbreviate the other.
 fn is_about(row: &str, text: &str) -> bool {
-    stands_in(row, text, false) || stands_in(text, row, true)
+    contains_parts(row, text, false) || contains_parts(text, row, true)
 }
 
 /// Returns the texts of the chapter's rows: everything in backticks in the first cell.
@@ -251,7 +251,7 @@ fn each_error_text_is_in_the_chapter_with_its_cure() -> Result<()> {
 }
 
 #[test]
-fn what_is_left_out_exists() -> Result<()> {
+fn every_path_that_is_left_out_exists() -> Result<()> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().context("the repository")?;
     for (path, reason) in LEFT_OUT {
         ensure!(
@@ -266,7 +266,7 @@ fn what_is_left_out_exists() -> Result<()> {
 }
 
 #[test]
-fn texts_are_read_as_the_chapter_writes_them() {
+fn error_texts_are_read_in_the_chapters_notation() {
     let source = r##"
         #[error("the `file` {} has version {found}, \
                  this program knows {known}")]

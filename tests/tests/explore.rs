@@ -73,7 +73,7 @@ fn one_seat_two_hosts_restore_accept_and_abandon() {
 /// The service must decide no other list between a retirement and its undoing. The state space is
 /// not reduced, because the reductions are valid only for clusters that stay retired.
 #[test]
-fn one_seat_two_hosts_retired_and_taken_back_around_a_restore() {
+fn one_seat_two_hosts_retirement_undone_around_a_restore() {
     let faults = FaultCounts { restores: 1, retirements: 2, ..FaultCounts::default() };
     check_all_properties(&ExplorationConfig {
         faults,
@@ -86,7 +86,7 @@ fn one_seat_two_hosts_retired_and_taken_back_around_a_restore() {
 }
 
 #[test]
-fn two_seats_retired_and_taken_back_with_a_kill() {
+fn two_seats_retirement_undone_with_a_kill() {
     let faults = FaultCounts { kills: 1, retirements: 1, ..FaultCounts::default() };
     check_all_properties(&ExplorationConfig {
         faults,
@@ -226,7 +226,7 @@ fn three_seats_four_hosts_every_fault_of_one_host_and_an_end() {
 }
 
 #[test]
-fn three_seats_four_hosts_one_made_anew() {
+fn three_seats_four_hosts_one_reimaged() {
     let faults = FaultCounts { reimages: 1, ..FaultCounts::default() };
     check_all_properties(&ExplorationConfig {
         faults,

@@ -189,7 +189,7 @@ fn one_seat_clock_ahead_and_a_restore() {
 }
 
 #[test]
-fn two_seats_deaths_that_nobody_looks_at() {
+fn two_seats_deaths_that_no_transaction_notices() {
     check_same_violations(&ExplorationConfig {
         faults: FaultCounts { deaths: 2, ..FaultCounts::default() },
         quiet_lapses: true,

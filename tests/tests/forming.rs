@@ -202,7 +202,7 @@ fn postgres_killed_while_agents_wait_and_after_the_commit() -> Result<()> {
 }
 
 #[test]
-fn of_four_hosts_three_are_members_and_one_is_told_why_not() -> Result<()> {
+fn of_four_hosts_three_become_members_and_the_standby_ends() -> Result<()> {
     let testbed = testbed(4)?;
     let bundle = testbed.create_cluster_with_token("demo", 3)?;
     let mut agents = testbed.start_agents(0..4, &bundle)?;

@@ -31,7 +31,7 @@ async fn etcd() -> Option<PathBuf> {
     }
 }
 
-async fn alike(about: FuzzSubject, requests: u64) -> Result<()> {
+async fn check_answers_alike(about: FuzzSubject, requests: u64) -> Result<()> {
     let Some(etcd) = etcd().await else { return Ok(()) };
     let node = program_path("muster-node")?;
     let dir = tempfile::tempdir()?;
@@ -47,22 +47,22 @@ async fn alike(about: FuzzSubject, requests: u64) -> Result<()> {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn muster_node_answers_as_stock_etcd_does() -> Result<()> {
-    alike(FuzzSubject::Keys, REQUESTS).await
+    check_answers_alike(FuzzSubject::Keys, REQUESTS).await
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn users_may_do_what_stock_etcds_may() -> Result<()> {
-    alike(FuzzSubject::Users, USER_REQUESTS).await
+async fn users_have_the_permissions_that_stock_etcd_gives() -> Result<()> {
+    check_answers_alike(FuzzSubject::Users, USER_REQUESTS).await
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn locks_and_elections_are_stock_etcds() -> Result<()> {
-    alike(FuzzSubject::Lines, LINE_REQUESTS).await
+async fn locks_and_elections_work_as_in_stock_etcd() -> Result<()> {
+    check_answers_alike(FuzzSubject::Lines, LINE_REQUESTS).await
 }
 
 /// The cluster has one member, so that no answer depends on timing.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn members_change_as_stock_etcds_do() -> Result<()> {
+async fn members_change_as_in_stock_etcd() -> Result<()> {
     let Some(etcd) = etcd().await else { return Ok(()) };
     let node = program_path("muster-node")?;
     let dir = tempfile::tempdir()?;
@@ -85,7 +85,7 @@ fn children(parent: u32) -> Vec<u32> {
 }
 
 #[test]
-fn a_fuzz_that_is_killed_leaves_no_server_behind() -> Result<()> {
+fn a_killed_fuzzer_leaves_no_server_behind() -> Result<()> {
     let node = program_path("muster-node")?;
     let dir = tempfile::tempdir()?;
     // The programs don't matter here, so both are `muster-node`.

@@ -19,11 +19,11 @@ use rustix::process::Signal;
 
 /// Time limit of each wait; a test that passes waits much less.
 const LIMIT: Duration = Duration::from_secs(60);
-const CALL: Duration = Duration::from_millis(500);
-const LOOK: Duration = Duration::from_millis(50);
+const CALL_LIMIT: Duration = Duration::from_millis(500);
+const POLL_INTERVAL: Duration = Duration::from_millis(50);
 const MEMBERS: usize = 3;
 /// Number of answers between two faults.
-const SERVED: u64 = 150;
+const ANSWERS_BETWEEN_FAULTS: u64 = 150;
 
 /// Members that a fault affects.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -275,7 +275,7 @@ impl FaultyCluster {
                     return Ok(found);
                 }
                 ensure!(started.elapsed() < LIMIT, "no such leader");
-                tokio::time::sleep(LOOK).await;
+                tokio::time::sleep(POLL_INTERVAL).await;
             }
         })
     }
@@ -285,11 +285,11 @@ impl FaultyCluster {
         let token = if self.has_users {
             let mut auth = AuthClient::new(channel(address, None)?);
             let answer = auth.authenticate(administrator());
-            Some(tokio::time::timeout(CALL, answer).await??.into_inner().token)
+            Some(tokio::time::timeout(CALL_LIMIT, answer).await??.into_inner().token)
         } else {
             None
         };
-        EtcdClient::new(address, None)?.with_token(token).status(CALL).await
+        EtcdClient::new(address, None)?.with_token(token).status(CALL_LIMIT).await
     }
 
     fn address(&self, member: usize) -> SocketAddr {
@@ -301,7 +301,8 @@ impl FaultyCluster {
 fn wait_answers(recording: &Recording) -> Result<()> {
     let before = recording.answered();
     wait_for("answers", LIMIT, || {
-        (recording.answered() >= before + SERVED || recording.has_failed()).then_some(())
+        (recording.answered() >= before + ANSWERS_BETWEEN_FAULTS || recording.has_failed())
+            .then_some(())
     })?;
     ensure!(!recording.has_failed(), "the recording has ended");
     Ok(())

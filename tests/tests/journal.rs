@@ -110,7 +110,7 @@ fn boot(agent: &AgentProcess) -> Result<u64> {
 }
 
 #[test]
-fn the_journal_is_on_the_disk_before_anything_that_follows_from_it_is_sent() -> Result<()> {
+fn the_journal_is_durable_before_anything_that_depends_on_it_is_sent() -> Result<()> {
     if !strace() {
         return Ok(());
     }

@@ -29,7 +29,11 @@ fn member(agent: &AgentProcess, arguments: &[&str]) -> Result<String> {
     Ok(out.into_owned())
 }
 
-fn moves_all(testbed: &Testbed, agents: &mut [AgentProcess], homes: &[TestHost]) -> Result<()> {
+fn move_all_members(
+    testbed: &Testbed,
+    agents: &mut [AgentProcess],
+    homes: &[TestHost],
+) -> Result<()> {
     let founders: Vec<&TestHost> = homes[..SIZE].iter().collect();
     testbed.etcdctl("demo", &founders)?.run(&["put", "before", "x"])?;
     for at in 0..SIZE {
@@ -78,7 +82,7 @@ fn all_machines_get_new_addresses(node: Option<&std::path::Path>) -> Result<()> 
         agents.push(agent);
     }
     testbed.wait_cluster_state("demo", "formed", LIMIT)?;
-    let moved = moves_all(&testbed, &mut agents, &homes);
+    let moved = move_all_members(&testbed, &mut agents, &homes);
     moved.with_context(|| last_lines(&agents[0].output(), 40))
 }
 

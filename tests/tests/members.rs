@@ -95,12 +95,13 @@ fn replace_until(
 #[test]
 fn a_failed_machine_is_replaced_although_the_command_is_killed_at_every_step() -> Result<()> {
     for program in programs()? {
-        replaces_a_failed_machine(&program).with_context(|| program.display().to_string())?;
+        check_failed_machine_is_replaced(&program)
+            .with_context(|| program.display().to_string())?;
     }
     Ok(())
 }
 
-fn replaces_a_failed_machine(program: &Path) -> Result<()> {
+fn check_failed_machine_is_replaced(program: &Path) -> Result<()> {
     let mut machines = AgentlessCluster::start_three(program, 4)?;
     let writer = RetryingWriter::start(urls(&machines, &[0, 1]));
     machines.all[2].kill();
@@ -160,7 +161,7 @@ fn a_second_replacement_of_a_member_is_refused() -> Result<()> {
 
 /// `member plan` must show the refusal that the change itself would get, and both must exit with 1.
 #[test]
-fn a_plan_refuses_what_is_no_peer_url_in_the_words_of_the_change() -> Result<()> {
+fn a_plan_refuses_an_invalid_peer_url_as_the_change_does() -> Result<()> {
     let machines = AgentlessCluster::start_three(&program_path("muster-node")?, 3)?;
     for change in [&["add", "n4"][..], &["update", "n2"], &["replace", "n2", "n4"]] {
         let change = [change, &["--peer-urls", "garbage"]].concat();
@@ -178,7 +179,7 @@ fn a_plan_refuses_what_is_no_peer_url_in_the_words_of_the_change() -> Result<()>
 }
 
 #[test]
-fn machines_are_cycled_one_by_one() -> Result<()> {
+fn machines_are_replaced_one_by_one() -> Result<()> {
     let mut machines = AgentlessCluster::start_three(&program_path("muster-node")?, 6)?;
     let all: Vec<String> = urls(&machines, &[0, 1, 2]);
     let writer = RetryingWriter::start(all.iter().cloned().chain(next_urls(&machines)).collect());
@@ -209,7 +210,7 @@ fn next_urls(machines: &AgentlessCluster) -> Vec<String> {
 }
 
 #[test]
-fn every_machine_gets_another_address_and_a_restart_with_a_gate_between() -> Result<()> {
+fn members_change_addresses_one_by_one_with_member_wait_between() -> Result<()> {
     for program in programs()? {
         let mut machines = AgentlessCluster::start_three(&program, 6)?;
         let writer = RetryingWriter::start(urls(&machines, &[0, 1, 2]));

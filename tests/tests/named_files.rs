@@ -37,7 +37,7 @@ const FOLDER_COMMANDS: [&str; 2] =
     ["muster-node data status FILE", "muster-node data recover --i-accept-data-loss FILE"];
 
 /// Runs `line` with `named` as its file. Returns the exit code and the output.
-fn ends(line: &str, named: &Path, folder: &Path) -> Result<(i32, String)> {
+fn run_with_file(line: &str, named: &Path, folder: &Path) -> Result<(i32, String)> {
     let mut words = line.split(' ').map(|word| match word {
         "FILE" => path_text(named).map(str::to_owned),
         "OUT" => path_text(&folder.join("out")).map(str::to_owned),
@@ -70,7 +70,7 @@ fn every_command_refuses_a_path_that_is_no_regular_file() -> Result<()> {
     ];
     for line in FILE_COMMANDS {
         for (path, says) in named {
-            let (code, printed) = ends(line, path, root.path())?;
+            let (code, printed) = run_with_file(line, path, root.path())?;
             let refused = (code == 1 || code == 2) && printed.contains(says);
             ensure!(refused, "{line}: {}: exit code {code}: {printed}", path.display());
             ensure!(!printed.contains("panicked"), "{line}: {printed}");
@@ -78,7 +78,7 @@ fn every_command_refuses_a_path_that_is_no_regular_file() -> Result<()> {
     }
     for line in FOLDER_COMMANDS {
         for path in [&pipe, Path::new("/dev/zero")] {
-            let (code, printed) = ends(line, path, root.path())?;
+            let (code, printed) = run_with_file(line, path, root.path())?;
             let refused =
                 (1..=3).contains(&code) && printed.to_lowercase().contains("not a directory");
             ensure!(refused, "{line}: {}: exit code {code}: {printed}", path.display());
@@ -94,7 +94,7 @@ fn snapshot_save_refuses_a_target_that_is_no_regular_file() -> Result<()> {
     ensure!(Command::new("mkfifo").arg(&pipe).status()?.success());
     for target in [&pipe, root.path()] {
         let line = "muster-node snapshot save --endpoints http://127.0.0.1:1 FILE";
-        let (code, printed) = ends(line, target, root.path())?;
+        let (code, printed) = run_with_file(line, target, root.path())?;
         ensure!(
             code == 2 && printed.contains("no regular file"),
             "{}: {printed}",

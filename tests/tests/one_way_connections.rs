@@ -13,7 +13,7 @@ use node_proto::etcdserverpb::{MoveLeaderRequest, StatusResponse};
 /// Time limit of each wait; a test that passes waits much less.
 const LIMIT: Duration = Duration::from_secs(90);
 /// Time limit of one call before it is repeated.
-const CALL: Duration = Duration::from_secs(10);
+const CALL_LIMIT: Duration = Duration::from_secs(10);
 /// Number of writes of 1 MiB that more than fill a log segment of 64 MiB. The log drops old entries
 /// by whole segments.
 const WRITES: usize = 90;
@@ -30,15 +30,15 @@ enum BlockedDirection {
 
 #[test]
 fn a_member_that_nobody_can_connect_to_works_over_its_own_connections() -> Result<()> {
-    survives(BlockedDirection::Inbound)
+    check_cluster_works(BlockedDirection::Inbound)
 }
 
 #[test]
 fn a_member_that_can_connect_to_nobody_works_over_the_others_connections() -> Result<()> {
-    survives(BlockedDirection::Outbound)
+    check_cluster_works(BlockedDirection::Outbound)
 }
 
-fn survives(blocked: BlockedDirection) -> Result<()> {
+fn check_cluster_works(blocked: BlockedDirection) -> Result<()> {
     if !Network::can_be_cut() {
         return Ok(());
     }
@@ -146,7 +146,7 @@ impl OneWayCluster {
     fn metrics(&self, host: usize) -> Result<String> {
         use std::io::{Read as _, Write as _};
         let mut stream = std::net::TcpStream::connect(self.address(host))?;
-        stream.set_read_timeout(Some(CALL))?;
+        stream.set_read_timeout(Some(CALL_LIMIT))?;
         stream
             .write_all(b"GET /metrics HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")?;
         let mut answer = Vec::new();
@@ -164,7 +164,8 @@ impl OneWayCluster {
         let value = vec![7; bytes];
         let start = Instant::now();
         loop {
-            let written = EtcdClient::new(self.address(host), None)?.put(b"k", &value, CALL).await;
+            let written =
+                EtcdClient::new(self.address(host), None)?.put(b"k", &value, CALL_LIMIT).await;
             match written {
                 Ok(_) => return Ok(()),
                 Err(error) if start.elapsed() > LIMIT => {
@@ -186,7 +187,7 @@ impl OneWayCluster {
                     let mut api = MaintenanceClient::new(channel(self.address(leader), None)?);
                     // The member may no longer be the leader, so the result doesn't matter.
                     let moved = api.move_leader(MoveLeaderRequest { target_id });
-                    let _ = tokio::time::timeout(CALL, moved).await;
+                    let _ = tokio::time::timeout(CALL_LIMIT, moved).await;
                 }
                 None => tokio::time::sleep(Duration::from_millis(100)).await,
             }
@@ -210,7 +211,7 @@ impl OneWayCluster {
     }
 
     async fn status(&self, host: usize) -> Result<StatusResponse> {
-        EtcdClient::new(self.address(host), None)?.status(CALL).await
+        EtcdClient::new(self.address(host), None)?.status(CALL_LIMIT).await
     }
 
     fn address(&self, host: usize) -> SocketAddr {

@@ -25,8 +25,8 @@ const LIMIT: Duration = Duration::from_secs(60);
 /// Duration of a partition, which is more than twice that of an election.
 const CUT: Duration = Duration::from_millis(2_500);
 /// Time limit of one call. A change that timed out may still be made later.
-const CALL: Duration = Duration::from_secs(2);
-const PUT: Duration = Duration::from_millis(300);
+const CALL_LIMIT: Duration = Duration::from_secs(2);
+const PUT_LIMIT: Duration = Duration::from_millis(300);
 /// Index of the host whose member is added. The first members' hosts are 0 to 2.
 const SPARE: usize = 3;
 
@@ -300,7 +300,7 @@ impl PartitionedCluster {
             }
         };
         let late = |_| Status::deadline_exceeded("the test's own deadline");
-        tokio::time::timeout(CALL, request).await.map_err(late)?
+        tokio::time::timeout(CALL_LIMIT, request).await.map_err(late)?
     }
 
     /// Returns the peer URL that the target has after the change.
@@ -456,13 +456,13 @@ impl PartitionedCluster {
     }
 
     async fn status(&self, host: usize) -> Result<StatusResponse> {
-        self.client(host)?.status(CALL).await
+        self.client(host)?.status(CALL_LIMIT).await
     }
 
     async fn members(&self, host: usize) -> Result<Vec<pb::Member>> {
         let mut api = self.api(host);
         let list = api.member_list(MemberListRequest { linearizable: true });
-        Ok(tokio::time::timeout(CALL, list).await??.into_inner().members)
+        Ok(tokio::time::timeout(CALL_LIMIT, list).await??.into_inner().members)
     }
 
     fn client(&self, host: usize) -> Result<EtcdClient> {
@@ -554,7 +554,7 @@ async fn write(
         }
         let at = usize::try_from(number)? % clients.len();
         // A write that was not acknowledged may have happened or not, and is not repeated.
-        if clients[at].put(format!("w/{number}").as_bytes(), b"x", PUT).await.is_ok() {
+        if clients[at].put(format!("w/{number}").as_bytes(), b"x", PUT_LIMIT).await.is_ok() {
             written.insert(number);
             acknowledged.fetch_add(1, Ordering::Relaxed);
         }

@@ -63,7 +63,11 @@ fn cluster_id(of: &Etcdctl) -> Result<Value> {
 }
 
 /// Writes the output of `recover examine` on the agent's host to a file.
-fn report(testbed: &Testbed, agent: &AgentProcess, name: &str) -> Result<std::path::PathBuf> {
+fn write_examine_report(
+    testbed: &Testbed,
+    agent: &AgentProcess,
+    name: &str,
+) -> Result<std::path::PathBuf> {
     let seen = recover(agent, &["examine", "--json"])?;
     ensure!(seen.status.success(), "{}", text(&seen));
     let file = testbed.path(name);
@@ -72,7 +76,7 @@ fn report(testbed: &Testbed, agent: &AgentProcess, name: &str) -> Result<std::pa
 }
 
 /// Checks that wrong ways to make a new cluster are refused.
-fn mistakes(
+fn check_mistakes_are_refused(
     testbed: &Testbed,
     first: &AgentProcess,
     lost: &AgentProcess,
@@ -110,7 +114,7 @@ fn check_status_without_quorum(left: &AgentProcess, missing: &[&AgentProcess]) -
 }
 
 #[test]
-fn a_new_cluster_is_made_of_the_directory_that_goes_furthest() -> Result<()> {
+fn a_new_cluster_is_made_from_the_directory_with_the_longest_log() -> Result<()> {
     let mut testbed = Testbed::start(Network::loopback(3), TestbedOptions::default())?;
     let (mut agents, etcdctl) = form_three_members(&testbed)?;
     let mut lost = agents.pop().context("a third agent")?;
@@ -127,9 +131,9 @@ fn a_new_cluster_is_made_of_the_directory_that_goes_furthest() -> Result<()> {
     refused(&recover(&first, &make)?, 1, "stop that agent first")?;
     first.terminate(LIMIT)?;
     testbed.kill_discovery();
-    let of_first = report(&testbed, &first, "first.json")?;
-    let of_lost = report(&testbed, &lost, "lost.json")?;
-    mistakes(&testbed, &first, &lost, path_text(&of_first)?)?;
+    let of_first = write_examine_report(&testbed, &first, "first.json")?;
+    let of_lost = write_examine_report(&testbed, &lost, "lost.json")?;
+    check_mistakes_are_refused(&testbed, &first, &lost, path_text(&of_first)?)?;
 
     let make = [&make[..], &["--report", path_text(&of_lost)?]].concat();
     let made = || -> Result<Value> {
@@ -181,7 +185,7 @@ fn options(node: Option<&Path>) -> Result<AgentOptions> {
 }
 
 /// Forms a cluster of `size` agents, and returns them.
-fn formed(
+fn form_cluster(
     testbed: &Testbed,
     size: usize,
     node: Option<&Path>,
@@ -209,7 +213,7 @@ fn make(testbed: &Testbed, agent: &AgentProcess, more: &[&str]) -> Result<Output
 }
 
 /// Starts an agent with a join ticket on a host that was reset.
-fn joins(
+fn start_with_ticket(
     testbed: &Testbed,
     host: usize,
     node: Option<&Path>,
@@ -263,9 +267,9 @@ fn write(etcdctl: &Etcdctl, stop: &AtomicBool, count: &AtomicUsize) -> Vec<u32> 
 /// Loses a majority while a client writes. The third member is stopped, the second's disk is lost,
 /// and both nodes are killed. The first member must go on alone with everything that was
 /// acknowledged. The other hosts join it one by one.
-fn a_lost_majority(node: Option<&Path>) -> Result<()> {
+fn check_lost_majority(node: Option<&Path>) -> Result<()> {
     let testbed = Testbed::start(Network::loopback(3), TestbedOptions::default())?;
-    let (mut agents, etcdctl) = formed(&testbed, 3, node)?;
+    let (mut agents, etcdctl) = form_cluster(&testbed, 3, node)?;
     let mut third = agents.pop().context("a third agent")?;
     let mut second = agents.pop().context("a second agent")?;
     let mut first = agents.pop().context("a first agent")?;
@@ -291,10 +295,10 @@ fn a_lost_majority(node: Option<&Path>) -> Result<()> {
         Some(node) => vec!["--node-binary", path_text(node)?],
         None => Vec::new(),
     };
-    let of_first = report(&testbed, &first, "first.json")?;
+    let of_first = write_examine_report(&testbed, &first, "first.json")?;
     let by_third = [&binary[..], &["--report", path_text(&of_first)?]].concat();
     refused(&make(&testbed, &third, &by_third)?, 1, "goes further: make the cluster there")?;
-    let of_third = report(&testbed, &third, "third.json")?;
+    let of_third = write_examine_report(&testbed, &third, "third.json")?;
     let made =
         make(&testbed, &first, &[&binary[..], &["--report", path_text(&of_third)?]].concat())?;
     ensure!(made.status.success(), "{}", text(&made));
@@ -302,7 +306,7 @@ fn a_lost_majority(node: Option<&Path>) -> Result<()> {
     let again: Value = serde_json::from_slice(&make(&testbed, &first, &binary)?.stdout)?;
     ensure!(made == again, "{again} is not {made}");
     refused(&make(&testbed, &third, &by_third)?, 1, "goes further")?;
-    let of_first = report(&testbed, &first, "made.json")?;
+    let of_first = write_examine_report(&testbed, &first, "made.json")?;
     let later = [&binary[..], &["--report", path_text(&of_first)?]].concat();
     refused(&make(&testbed, &third, &later)?, 1, "a new cluster was made already")?;
 
@@ -319,7 +323,7 @@ fn a_lost_majority(node: Option<&Path>) -> Result<()> {
         let host = count - 1;
         reset(&old)?;
         drop(old);
-        let joined = joins(&testbed, host, node, &[])?;
+        let joined = start_with_ticket(&testbed, host, node, &[])?;
         wait_voters(&alone, count, &joined)?;
         let own = etcdctl.with_endpoint(&joined.host);
         ensure!(own.run(&["get", "new", "--print-value-only"])?.trim() == "one");
@@ -339,12 +343,12 @@ fn a_lost_majority(node: Option<&Path>) -> Result<()> {
 
 #[test]
 fn a_lost_majority_goes_on_from_one_directory_and_grows_again_by_tickets() -> Result<()> {
-    a_lost_majority(None)
+    check_lost_majority(None)
 }
 
 #[test]
 fn a_cluster_of_etcd_3_4_recovers_from_a_lost_majority() -> Result<()> {
-    stock_etcd::oldest().map_or(Ok(()), |etcd| a_lost_majority(Some(&etcd)))
+    stock_etcd::oldest().map_or(Ok(()), |etcd| check_lost_majority(Some(&etcd)))
 }
 
 #[test]
@@ -353,21 +357,21 @@ fn a_cluster_of_the_newest_etcd_recovers_from_a_lost_majority() -> Result<()> {
     let (Some(etcd), Some(_)) = (stock_etcd::newest(work), stock_etcd::newest_etcdutl(work)) else {
         return Ok(());
     };
-    a_lost_majority(Some(&etcd))
+    check_lost_majority(Some(&etcd))
 }
 
 #[test]
-fn a_newcomer_believes_a_recovery_that_an_operator_signed_and_no_other() -> Result<()> {
+fn a_newcomer_accepts_only_a_recovery_that_an_operator_signed() -> Result<()> {
     const RECOVERIES: &str = "muster/v1/recoveries";
     let testbed = Testbed::start(Network::loopback(2), TestbedOptions::default())?;
-    let (mut agents, etcdctl) = formed(&testbed, 1, None)?;
+    let (mut agents, etcdctl) = form_cluster(&testbed, 1, None)?;
     agents[0].terminate(LIMIT)?;
     let made = make(&testbed, &agents[0], &[])?;
     ensure!(made.status.success(), "{}", text(&made));
     agents[0].start()?;
     // The newcomer dies after it was added. The other agent is killed too, so that no agent
     // corrects the stored recoveries.
-    let mut newcomer = joins(&testbed, 1, None, &[("MUSTER_CRASH_AT", "added")])?;
+    let mut newcomer = start_with_ticket(&testbed, 1, None, &[("MUSTER_CRASH_AT", "added")])?;
     newcomer.exit_code(LIMIT)?;
     let signed = etcdctl.run(&["get", RECOVERIES, "--print-value-only"])?;
     agents[0].kill();
@@ -404,9 +408,13 @@ const RENAME_CALLS: &str = "rename,renameat,renameat2";
 /// Kills `recover make` at the N-th of the system calls `calls`, for each N. Kills it once more
 /// before the agent has written its journal. After each kill the command is repeated. It must end
 /// with one new cluster and all data.
-fn killed_at_each_step(node: Option<&Path>, calls: &str, least: usize) -> Result<()> {
+fn check_recovery_killed_at_each_step(
+    node: Option<&Path>,
+    calls: &str,
+    least: usize,
+) -> Result<()> {
     let testbed = Testbed::start(Network::loopback(1), TestbedOptions::default())?;
-    let (mut agents, etcdctl) = formed(&testbed, 1, node)?;
+    let (mut agents, etcdctl) = form_cluster(&testbed, 1, node)?;
     let agent = &mut agents[0];
     let old = cluster_id(&etcdctl)?.as_u64().context("an id")?;
     agent.kill();
@@ -507,7 +515,7 @@ fn copy(from: &Path, to: &Path) -> Result<()> {
 #[test]
 fn a_killed_recovery_leaves_no_program_behind() -> Result<()> {
     let testbed = Testbed::start(Network::loopback(1), TestbedOptions::default())?;
-    let (mut agents, _) = formed(&testbed, 1, None)?;
+    let (mut agents, _) = form_cluster(&testbed, 1, None)?;
     let agent = &mut agents[0];
     agent.terminate(LIMIT)?;
     let (fake, pid_file) = (testbed.path("fake-node"), testbed.path("fake-node.pid"));
@@ -542,10 +550,11 @@ fn a_killed_recovery_leaves_no_program_behind() -> Result<()> {
 
 #[test]
 fn a_recovery_killed_at_each_step_ends_in_one_new_cluster() -> Result<()> {
-    killed_at_each_step(None, &format!("fsync,fdatasync,{RENAME_CALLS}"), 10)
+    check_recovery_killed_at_each_step(None, &format!("fsync,fdatasync,{RENAME_CALLS}"), 10)
 }
 
 #[test]
 fn a_recovery_of_etcd_killed_at_each_step_ends_in_one_new_cluster() -> Result<()> {
-    stock_etcd::oldest().map_or(Ok(()), |etcd| killed_at_each_step(Some(&etcd), RENAME_CALLS, 5))
+    stock_etcd::oldest()
+        .map_or(Ok(()), |etcd| check_recovery_killed_at_each_step(Some(&etcd), RENAME_CALLS, 5))
 }

@@ -39,7 +39,7 @@ fn agent(
 }
 
 /// Forms the cluster `demo` of `db-1` to `db-3` on the first hosts, and writes a key.
-fn formed(testbed: &Testbed) -> Result<(BTreeMap<String, AgentProcess>, Etcdctl)> {
+fn form_cluster(testbed: &Testbed) -> Result<(BTreeMap<String, AgentProcess>, Etcdctl)> {
     let bundle = testbed.create_cluster_with_token("demo", SIZE)?;
     let mut agents = BTreeMap::new();
     for (at, host) in testbed.network.hosts[..SIZE].iter().enumerate() {
@@ -89,7 +89,7 @@ fn newcomer(testbed: &Testbed, name: &str, host: &TestHost) -> Result<AgentProce
 
 /// Waits until all members answer at their listed addresses, are in sync, and `voters` of them are
 /// voters.
-fn settled(testbed: &Testbed, agent: &AgentProcess, voters: usize) -> Result<()> {
+fn wait_settled(testbed: &Testbed, agent: &AgentProcess, voters: usize) -> Result<()> {
     let mut last = String::new();
     poll_slowly("the members to answer", LIMIT, || {
         let waited = run(on_host(agent, &["member", "wait", "--patience", "5"]).ok()?);
@@ -124,7 +124,7 @@ fn first_log(testbed: &Testbed) -> String {
 
 /// Checks that each host serves the written key to clients, with a certificate for the host's
 /// address.
-fn serve(testbed: &Testbed, hosts: &[&TestHost]) -> Result<()> {
+fn check_hosts_serve(testbed: &Testbed, hosts: &[&TestHost]) -> Result<()> {
     let etcdctl = testbed.etcdctl("demo", hosts)?;
     for host in hosts {
         let own = etcdctl.with_endpoint(host);
@@ -297,7 +297,7 @@ fn a_cluster_whose_addresses_all_changed_is_recovered_as_the_page_says() -> Resu
     let hosts = SIZE + MACHINES;
     let testbed =
         Testbed::start(Network::loopback(u8::try_from(hosts)?), TestbedOptions::default())?;
-    let (mut agents, etcdctl) = formed(&testbed)?;
+    let (mut agents, etcdctl) = form_cluster(&testbed)?;
     // The second member has a shorter log than the first, and the third has lost its disk.
     agents.get_mut("db-2").context("a second machine")?.terminate(LIMIT)?;
     let first = etcdctl.with_endpoint(&testbed.network.hosts[0]);
@@ -319,7 +319,7 @@ fn a_cluster_whose_addresses_all_changed_is_recovered_as_the_page_says() -> Resu
         let done = typed.type_in(place, line);
         done.with_context(|| format!("{place}$ {line}\n{}", typed.logs()))?;
         if line.ends_with("member list") {
-            serve(&testbed, &[&new[0]]).with_context(|| typed.logs())?;
+            check_hosts_serve(&testbed, &[&new[0]]).with_context(|| typed.logs())?;
         }
     }
     // Of the four machines, the second was replaced and the third was removed.
@@ -327,8 +327,8 @@ fn a_cluster_whose_addresses_all_changed_is_recovered_as_the_page_says() -> Resu
         let gone = typed.agents.get_mut(name).context("a machine")?;
         ensure!(gone.exit_code(LIMIT)? == 3, "{name}: {}", last_lines(&gone.output(), 20));
     }
-    settled(&testbed, &typed.agents["db-1"], 2).with_context(|| typed.logs())?;
-    serve(&testbed, &[&new[0], &new[3]]).with_context(|| typed.logs())
+    wait_settled(&testbed, &typed.agents["db-1"], 2).with_context(|| typed.logs())?;
+    check_hosts_serve(&testbed, &[&new[0], &new[3]]).with_context(|| typed.logs())
 }
 
 /// The new cluster first uses the old addresses; then all members move one after another.
@@ -337,7 +337,7 @@ fn members_move_after_a_recovery() -> Result<()> {
     let network = Network::loopback(2 * u8::try_from(SIZE)?);
     let homes = network.hosts.clone();
     let testbed = Testbed::start(network, TestbedOptions::default())?;
-    let (mut agents, etcdctl) = formed(&testbed)?;
+    let (mut agents, etcdctl) = form_cluster(&testbed)?;
     for agent in agents.values_mut() {
         agent.terminate(LIMIT)?;
     }
@@ -360,7 +360,7 @@ fn members_move_after_a_recovery() -> Result<()> {
         let mut joining = newcomer(&testbed, name, &homes[at + 1])?;
         joining.start()?;
         agents.insert(name.to_owned(), joining);
-        settled(&testbed, &agents["db-1"], at + 2)?;
+        wait_settled(&testbed, &agents["db-1"], at + 2)?;
     }
     for (at, name) in ["db-1", "db-2", "db-3"].into_iter().enumerate() {
         let home = &homes[SIZE + at];
@@ -371,10 +371,10 @@ fn members_move_after_a_recovery() -> Result<()> {
         moved.terminate(LIMIT)?;
         moved.host = home.clone();
         moved.start()?;
-        settled(&testbed, &agents[beside], SIZE)?;
+        wait_settled(&testbed, &agents[beside], SIZE)?;
     }
     let moved: Vec<&TestHost> = homes[SIZE..].iter().collect();
-    serve(&testbed, &moved)
+    check_hosts_serve(&testbed, &moved)
 }
 
 /// Discovery knows only addresses where no member runs any more, so an operator gives the right
@@ -384,7 +384,7 @@ fn a_newcomer_joins_at_the_cluster_address_that_an_operator_gives() -> Result<()
     let network = Network::loopback(2 * u8::try_from(SIZE)?);
     let homes = network.hosts.clone();
     let testbed = Testbed::start(network, TestbedOptions::default())?;
-    let (mut agents, _) = formed(&testbed)?;
+    let (mut agents, _) = form_cluster(&testbed)?;
     for agent in agents.values_mut() {
         agent.terminate(LIMIT)?;
     }
@@ -396,7 +396,7 @@ fn a_newcomer_joins_at_the_cluster_address_that_an_operator_gives() -> Result<()
     poll_slowly("the move", LIMIT, || {
         run(on_host(&first, &["member", "update", "db-1", "--peer-urls", &url]).ok()?).ok()
     })?;
-    settled(&testbed, &first, 1)?;
+    wait_settled(&testbed, &first, 1)?;
     let mut newcomer = newcomer(&testbed, "db-4", &homes[SIZE + 1])?;
     newcomer.options.env = vec![("MUSTER_CRASH_AT".to_owned(), "added".to_owned())];
     newcomer.start()?;
@@ -415,18 +415,18 @@ fn a_newcomer_joins_at_the_cluster_address_that_an_operator_gives() -> Result<()
     wait_for("its node", LIMIT, || newcomer.node_pid())
         .with_context(|| last_lines(&newcomer.output(), 30))?;
     first.start()?;
-    settled(&testbed, &first, 2)?;
-    serve(&testbed, &[&first.host, &newcomer.host])
+    wait_settled(&testbed, &first, 2)?;
+    check_hosts_serve(&testbed, &[&first.host, &newcomer.host])
 }
 
 /// A backup from before the recovery is restored after it, so discovery knows the lost cluster
 /// only. The survivor's agent must report the recovery to discovery again. Then a newcomer joins
 /// the recovered cluster.
 #[test]
-fn discovery_that_a_restore_made_forget_the_recovery_follows_it_again() -> Result<()> {
+fn discovery_follows_a_recovery_again_after_a_restore_from_before_it() -> Result<()> {
     let mut testbed = Testbed::start(Network::loopback(4), TestbedOptions::default())?;
     let homes = testbed.network.hosts.clone();
-    let (mut agents, _) = formed(&testbed)?;
+    let (mut agents, _) = form_cluster(&testbed)?;
     let (postgres, ledger) = (testbed.postgres_dir(), testbed.path("discovery-ledger"));
     let backup = testbed.path("backup");
     let places = ["--managed-postgres", path_text(&postgres)?, "--ledger", path_text(&ledger)?];
@@ -453,6 +453,6 @@ fn discovery_that_a_restore_made_forget_the_recovery_follows_it_again() -> Resul
     wait_followed(&testbed, &id).with_context(|| last_lines(&survivor.output(), 30))?;
     let mut joining = newcomer(&testbed, "db-4", &homes[SIZE])?;
     joining.start()?;
-    settled(&testbed, &survivor, 2)?;
-    serve(&testbed, &[&survivor.host, &joining.host])
+    wait_settled(&testbed, &survivor, 2)?;
+    check_hosts_serve(&testbed, &[&survivor.host, &joining.host])
 }

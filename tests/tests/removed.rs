@@ -46,7 +46,7 @@ fn remove(testbed: &Testbed, agent: &AgentProcess, others: &[&TestHost]) -> Resu
     Ok(())
 }
 
-fn doesnt_come_back(node: Option<&Path>) -> Result<()> {
+fn check_removed_member_stays_out(node: Option<&Path>) -> Result<()> {
     let mut testbed = Testbed::start(Network::loopback(3), TestbedOptions::default())?;
     let mut agents = form_three_members(&testbed, node)?;
     let mut removed = agents.pop().context("a third agent")?;
@@ -88,16 +88,16 @@ fn doesnt_come_back(node: Option<&Path>) -> Result<()> {
 
 #[test]
 fn a_removed_member_doesnt_come_back() -> Result<()> {
-    doesnt_come_back(None)
+    check_removed_member_stays_out(None)
 }
 
 #[test]
 fn a_removed_member_doesnt_come_back_with_etcd_3_4_as_its_node() -> Result<()> {
-    stock_etcd::oldest().map_or(Ok(()), |etcd| doesnt_come_back(Some(&etcd)))
+    stock_etcd::oldest().map_or(Ok(()), |etcd| check_removed_member_stays_out(Some(&etcd)))
 }
 
 #[test]
 fn a_removed_member_doesnt_come_back_with_the_newest_etcd_as_its_node() -> Result<()> {
     let work = Path::new(env!("CARGO_TARGET_TMPDIR"));
-    stock_etcd::newest(work).map_or(Ok(()), |etcd| doesnt_come_back(Some(&etcd)))
+    stock_etcd::newest(work).map_or(Ok(()), |etcd| check_removed_member_stays_out(Some(&etcd)))
 }

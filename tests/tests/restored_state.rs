@@ -266,15 +266,14 @@ impl RestoredService {
 }
 
 #[test]
-fn a_dump_loaded_without_the_process_that_formed_the_cluster_waits_for_it() -> Result<()> {
+fn a_service_restored_from_a_dump_waits_for_the_process_that_formed_the_cluster() -> Result<()> {
     let restored = restore_without_forming_process()?;
     let _formed_it = start_second(&restored.testbed, 8443)?;
     restored.ends_as_one_cluster()
 }
 
 #[test]
-fn a_dump_loaded_without_the_process_that_formed_the_cluster_goes_on_when_it_is_forgotten()
--> Result<()> {
+fn a_service_restored_from_a_dump_continues_once_the_missing_process_is_forgotten() -> Result<()> {
     let restored = restore_without_forming_process()?;
     let testbed = &restored.testbed;
     let gone = poll_slowly("one process alone to be missing", LIMIT, || {

@@ -94,7 +94,7 @@ mod bugs_put_back {
     }
 
     #[test]
-    fn a_vote_that_leaves_before_it_is_durable() {
+    fn a_vote_sent_before_it_is_durable_is_found() {
         let by =
             ["one vote per term", "election safety", "monotone", "leaders have a quorum's votes"];
         is_found(Guards::VOTE_BEFORE_SYNC, 500, &by);
@@ -119,48 +119,48 @@ mod bugs_put_back {
     ];
 
     #[test]
-    fn an_entry_acknowledged_before_the_sync() {
+    fn an_entry_acknowledged_before_the_sync_is_found() {
         is_found(Guards::ACK_BEFORE_SYNC, 500, &LOST_ENTRIES);
     }
 
     #[test]
-    fn a_batch_acknowledged_with_the_one_before_it() {
+    fn a_batch_acknowledged_with_the_previous_batch_is_found() {
         is_found(Guards::ACK_NEXT_BATCH, 500, &LOST_ENTRIES);
     }
 
     #[test]
-    fn a_leader_that_counts_itself_before_its_sync() {
+    fn a_leader_that_counts_itself_before_its_sync_is_found() {
         is_found(Guards::SELF_ACK_BEFORE_SYNC, 500, &LOST_ENTRIES);
     }
 
     #[test]
-    fn a_read_context_used_twice() {
+    fn a_read_context_used_twice_is_found() {
         // The first history that shows this bug has seed 577.
         is_found_from(570, guarded(Guards::SHARED_READ_CONTEXT), 2_000, &["linearizable"]);
     }
 
     #[test]
-    fn a_failed_sync_that_is_tried_again() {
+    fn a_failed_sync_that_is_retried_is_found() {
         is_found(Guards::RETRY_FAILED_SYNC, 1_000, &LOST_ENTRIES);
     }
 
     #[test]
-    fn a_torn_tail_kept() {
+    fn a_torn_tail_that_is_kept_is_found() {
         is_found(Guards::KEEP_TORN_TAIL, 1_000, &LOST_ENTRIES);
     }
 
     #[test]
-    fn two_changes_of_members_at_once() {
+    fn two_concurrent_changes_of_members_are_found() {
         is_found(Guards::DOUBLE_CHANGE, 500, &["one change at a time"]);
     }
 
     #[test]
-    fn a_shrink_before_a_quorum_knows_of_the_last_one() {
+    fn a_change_before_a_quorum_knows_of_the_last_one_is_found() {
         is_found(Guards::UNSETTLED_CHANGE, 500, &["one change at a time"]);
     }
 
     #[test]
-    fn a_learner_promoted_that_lags() {
+    fn a_lagging_learner_that_is_promoted_is_found() {
         is_found(Guards::PROMOTE_LAGGING, 1_000, &["promoted learners are in sync"]);
     }
 
@@ -170,30 +170,30 @@ mod bugs_put_back {
         ["member tables equal the model's", "configuration equals table", "no panic"];
 
     #[test]
-    fn an_update_that_makes_a_voter_of_a_learner() {
+    fn an_update_that_makes_a_voter_of_a_learner_is_found() {
         is_found(Guards::UPDATE_DROPS_LEARNER, 1_000, &TWO_TABLES);
     }
 
     #[test]
-    fn a_removed_id_used_again() {
+    fn a_removed_id_that_is_used_again_is_found() {
         // The first history that shows this bug has seed 45.
         is_found_from(40, guarded(Guards::REMOVED_ID_AGAIN), 1_000, &TWO_TABLES);
     }
 
     #[test]
-    fn a_wiped_machine_taken_for_the_member_it_was() {
+    fn a_wiped_machine_accepted_as_its_old_member_is_found() {
         is_found(Guards::SAME_ID_REIMAGE, 2_000, &["members without their promises never act"]);
     }
 
     #[test]
-    fn an_old_image_that_votes() {
+    fn an_old_image_that_votes_is_found() {
         is_found(Guards::OLD_IMAGE_VOTES, 2_000, &["members without their promises never act"]);
     }
 
     /// Without the exchange of member tables, a returning member doesn't know new members, and
     /// tries to reach moved members at their old addresses.
     #[test]
-    fn members_that_do_not_say_who_the_members_are() {
+    fn members_that_never_send_their_member_tables_are_found() {
         let options = SimulationOptions { censuses: false, ..SimulationOptions::default() };
         is_found_with(options, 1_000, &["progress after the faults", "every request is answered"]);
     }
@@ -201,14 +201,14 @@ mod bugs_put_back {
     /// A deposed leader that doesn't know of its successor expires a lease that the successor keeps
     /// alive.
     #[test]
-    fn a_deposed_leader_that_ends_leases() {
+    fn a_deposed_leader_that_ends_leases_is_found() {
         // The first history that shows this bug has a seed above 2,000; 2,087 is one.
         let options = guarded(Guards::DEPOSED_CLOCK_COUNTS);
         is_found_from(2_080, options, 2_000, &["leases don't end early"]);
     }
 
     #[test]
-    fn a_tombstone_that_bootstraps() {
+    fn a_removed_member_that_bootstraps_is_found() {
         is_found(Guards::TOMBSTONE_BOOTSTRAPS, 500, &["removed members never act"]);
     }
 }

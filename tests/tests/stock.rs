@@ -46,7 +46,7 @@ fn start(testbed: &Testbed, etcd: &Path, flags: &[&str]) -> Result<Vec<AgentProc
         .collect()
 }
 
-fn forms(etcd: &Path, network: Network) -> Result<()> {
+fn check_forming(etcd: &Path, network: Network) -> Result<()> {
     let testbed = Testbed::start(network, TestbedOptions::default())?;
     let agents = start(&testbed, etcd, &[])?;
     testbed.wait_cluster_state("demo", "formed", FORMATION_LIMIT)?;
@@ -74,30 +74,30 @@ fn is_rejection(line: &str) -> bool {
 
 #[test]
 fn etcd_3_4_forms_on_loopback() -> Result<()> {
-    oldest().map_or(Ok(()), |etcd| forms(&etcd, Network::loopback(3)))
+    oldest().map_or(Ok(()), |etcd| check_forming(&etcd, Network::loopback(3)))
 }
 
 #[test]
 fn etcd_3_4_forms_on_hosts_of_their_own() -> Result<()> {
     let (Some(etcd), Some(network)) = (oldest(), namespaces()) else { return Ok(()) };
-    forms(&etcd, network)
+    check_forming(&etcd, network)
 }
 
 #[test]
 fn the_newest_etcd_forms_on_loopback() -> Result<()> {
-    newest().map_or(Ok(()), |etcd| forms(&etcd, Network::loopback(3)))
+    newest().map_or(Ok(()), |etcd| check_forming(&etcd, Network::loopback(3)))
 }
 
 #[test]
 fn the_newest_etcd_forms_on_hosts_of_their_own() -> Result<()> {
     let (Some(etcd), Some(network)) = (newest(), namespaces()) else { return Ok(()) };
-    forms(&etcd, network)
+    check_forming(&etcd, network)
 }
 
 /// With the SAN verification on, no two nodes can connect. `status` and `cluster explain` must show
 /// the errors in the nodes' logs.
 #[test]
-fn nodes_that_find_no_leader_say_why_in_status_and_explain() -> Result<()> {
+fn status_and_explain_show_why_nodes_find_no_leader() -> Result<()> {
     let Some(etcd) = newest() else { return Ok(()) };
     let testbed = Testbed::start(Network::loopback(3), TestbedOptions::default())?;
     let agents = start(&testbed, &etcd, &["--", "--peer-skip-client-san-verification=false"])?;
@@ -123,7 +123,7 @@ fn says_why(text: &Value) -> bool {
 }
 
 /// Runs a command that must succeed, and returns its output.
-fn tool(host: &TestHost, path: &Path, args: &[&str]) -> Result<String> {
+fn run_tool(host: &TestHost, path: &Path, args: &[&str]) -> Result<String> {
     let output = host.command(path).env("ETCDCTL_API", "3").args(args).output()?;
     let printed = String::from_utf8_lossy(&output.stderr);
     ensure!(output.status.success(), "{} {}: {printed}", path.display(), args.join(" "));
@@ -131,7 +131,7 @@ fn tool(host: &TestHost, path: &Path, args: &[&str]) -> Result<String> {
 }
 
 #[test]
-fn the_newest_etcds_own_tool_reads_and_restores_what_is_saved_of_a_node() -> Result<()> {
+fn the_newest_etcds_tool_reads_and_restores_a_nodes_snapshot() -> Result<()> {
     let work = Path::new(env!("CARGO_TARGET_TMPDIR"));
     let (Some(etcd), Some(etcdutl)) = (newest(), stock_etcd::newest_etcdutl(work)) else {
         return Ok(());
@@ -148,7 +148,7 @@ fn the_newest_etcds_own_tool_reads_and_restores_what_is_saved_of_a_node() -> Res
     ours.wait_ready(FORMATION_LIMIT)?;
     let etcdctl = |host: &TestHost, args: &[&str]| {
         let url = client_url(host);
-        tool(host, Path::new("etcdctl"), &[&["--endpoints", &url], args].concat())
+        run_tool(host, Path::new("etcdctl"), &[&["--endpoints", &url], args].concat())
     };
     for n in 0..40 {
         let (key, value) = (format!("k{}", n % 7), "v".repeat(n * 311 % 9_000));
@@ -157,10 +157,10 @@ fn the_newest_etcds_own_tool_reads_and_restores_what_is_saved_of_a_node() -> Res
     etcdctl(&first, &["del", "k3"])?;
     let file = folder.path().join("saved.db");
     let file = path_text(&file)?;
-    tool(&first, &node, &["snapshot", "save", "--endpoints", &client_url(&first), file])?;
+    run_tool(&first, &node, &["snapshot", "save", "--endpoints", &client_url(&first), file])?;
     let own: Value =
-        serde_json::from_str(&tool(&first, &node, &["snapshot", "status", "--json", file])?)?;
-    let theirs: Value = serde_json::from_str(&tool(
+        serde_json::from_str(&run_tool(&first, &node, &["snapshot", "status", "--json", file])?)?;
+    let theirs: Value = serde_json::from_str(&run_tool(
         &first,
         &etcdutl,
         &["snapshot", "status", "-w", "json", file],
@@ -173,7 +173,7 @@ fn the_newest_etcds_own_tool_reads_and_restores_what_is_saved_of_a_node() -> Res
         ["--name=", "--data-dir=", "--initial-"].iter().any(|known| flag.starts_with(known))
     };
     let flags: Vec<&str> = etcd.flags.iter().filter(known).map(String::as_str).collect();
-    tool(&second, &etcdutl, &[&["snapshot", "restore", file], &flags[..]].concat())?;
+    run_tool(&second, &etcdutl, &[&["snapshot", "restore", file], &flags[..]].concat())?;
     etcd.start()?;
     etcd.wait_ready(FORMATION_LIMIT)?;
     let revision = own["revision"].as_i64().context("a revision")?;

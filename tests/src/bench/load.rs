@@ -116,7 +116,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn figures_follow_from_what_was_counted() {
+    fn load_figures_are_computed_from_counts_and_times() {
         let round = LoadResult {
             took: Duration::from_secs(2),
             cpu: Duration::from_secs(1),

@@ -322,7 +322,7 @@ mod tests {
     }
 
     #[test]
-    fn outages_are_told_by_median_and_longest() {
+    fn outages_are_reported_as_median_and_maximum() {
         let outages = Outages::from_times("x", &[3, 1, 2].map(Duration::from_secs));
         assert_eq!((outages.runs, outages.median_ms, outages.max_ms), (3, 2000.0, 3000.0));
     }

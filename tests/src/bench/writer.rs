@@ -123,7 +123,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_gap_is_between_answers_and_a_refusal_ends_none() {
+    fn a_gap_ends_at_an_acknowledgement_and_not_at_a_refusal() {
         let start = Instant::now();
         let put = |begun, ended, is_acknowledged| {
             let at = |ms| start + Duration::from_millis(ms);

@@ -78,7 +78,7 @@ fn main() -> Result<ExitCode> {
     let bench = MutantRunner { scratch: &tree, programs: &programs, limit };
     let useless = find_useless(&bench, &chosen)?;
     let results = try_all(&bench, &chosen, &useless, arguments.jobs)?;
-    Ok(report(&chosen, &results))
+    Ok(print_report(&chosen, &results))
 }
 
 /// A finder (a command that may find a mutant), and the folder of the crate whose tests it runs.
@@ -190,7 +190,7 @@ fn try_all(
 }
 
 /// Prints how many mutants of each list were found, and then every mutant that was not.
-fn report(chosen: &[Mutant], results: &Results) -> ExitCode {
+fn print_report(chosen: &[Mutant], results: &Results) -> ExitCode {
     let mut lists: BTreeMap<&str, [usize; 4]> = BTreeMap::new();
     for mutant in chosen {
         let counts = lists.entry(&mutant.list).or_default();
@@ -204,10 +204,10 @@ fn report(chosen: &[Mutant], results: &Results) -> ExitCode {
     println!("\n{:<12}  tried killed survived open equivalent", "list");
     let mut all = [0; 4];
     for (list, counts) in lists {
-        line(list, counts);
+        print_line(list, counts);
         all.iter_mut().zip(counts).for_each(|(sum, count)| *sum += count);
     }
-    line("all", all);
+    print_line("all", all);
     for mutant in chosen {
         let verdict = &results[&mutant.id];
         if matches!(verdict, MutantVerdict::Survived | MutantVerdict::Inconclusive(_)) {
@@ -223,7 +223,7 @@ fn report(chosen: &[Mutant], results: &Results) -> ExitCode {
     if all[1] + all[2] == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
-fn line(list: &str, [killed, survived, open, equivalent]: [usize; 4]) {
+fn print_line(list: &str, [killed, survived, open, equivalent]: [usize; 4]) {
     let tried = killed + survived + open;
     println!("{list:<12} {tried:>6} {killed:>6} {survived:>8} {open:>4} {equivalent:>10}");
 }

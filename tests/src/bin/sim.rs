@@ -64,11 +64,11 @@ fn main() -> ExitCode {
             })
         }
     };
-    report(&found, started, arguments.json);
+    print_report(&found, started, arguments.json);
     if found.failure.is_some() { ExitCode::FAILURE } else { ExitCode::SUCCESS }
 }
 
-fn report(found: &Campaign, started: Instant, as_json: bool) {
+fn print_report(found: &Campaign, started: Instant, as_json: bool) {
     let seconds = started.elapsed().as_secs_f64();
     let rate = found.histories as f64 / seconds;
     let total = found.total;

@@ -20,29 +20,29 @@ impl DemoPrinter {
     /// Begins a new chapter.
     pub fn chapter(&mut self, title: &str) {
         self.chapter += 1;
-        line(&format!("\n{}. {title}", self.chapter));
+        print_line(&format!("\n{}. {title}", self.chapter));
     }
 
     /// Prints something that was done.
     pub fn print_step(&self, text: &str) {
         for part in text.lines() {
-            line(&format!("   {part}"));
+            print_line(&format!("   {part}"));
         }
     }
 
     /// Prints a command as the reader could type it.
     pub fn command(&self, text: &str) {
-        line(&format!("   $ {text}"));
+        print_line(&format!("   $ {text}"));
     }
 
     /// Prints a claim that was checked and holds.
     pub fn print_checked(&self, text: &str) {
-        line(&format!("   [ok] {text}"));
+        print_line(&format!("   [ok] {text}"));
     }
 
     /// Prints the last line, with the total time.
     pub fn end(&self, text: &str) {
-        line(&format!("\n{text} ({:.1} s)", self.started.elapsed().as_secs_f64()));
+        print_line(&format!("\n{text} ({:.1} s)", self.started.elapsed().as_secs_f64()));
     }
 
     /// Prints an error to stderr.
@@ -52,7 +52,7 @@ impl DemoPrinter {
     }
 }
 
-fn line(text: &str) {
+fn print_line(text: &str) {
     let mut out = std::io::stdout().lock();
     // If stdout is closed the demo goes on without output.
     let _ = writeln!(out, "{text}").and_then(|()| out.flush());

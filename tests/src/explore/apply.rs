@@ -68,7 +68,7 @@ fn take_pending_steps(
                 AgentMode::Running if host.running_list.is_some() && !host.directory.has_log => {
                     hosts::make_log(system, config, at)?;
                 }
-                AgentMode::Running if host.running_list.is_some() && !has_ran(system, at) => {
+                AgentMode::Running if host.running_list.is_some() && !has_run(system, at) => {
                     hosts::see_log(system, config, at)?;
                 }
                 _ => break,
@@ -78,7 +78,7 @@ fn take_pending_steps(
     Ok(())
 }
 
-fn has_ran(system: &SystemState, at: usize) -> bool {
+fn has_run(system: &SystemState, at: usize) -> bool {
     journal_of(system, at).is_none_or(|journal| journal.launch_state == LaunchState::Ran)
 }
 

@@ -130,7 +130,7 @@ fn link_clock_and_ledger_configs() -> Vec<ExplorationConfig> {
             FaultCounts { clock_jumps: 1, links: 1, deaths: 1, ..FaultCounts::default() },
         ),
         ExplorationConfig {
-            restore_methods: BOTH,
+            restore_methods: BOTH_METHODS,
             ..ladder_config(
                 "a restore of either kind",
                 3,
@@ -140,7 +140,7 @@ fn link_clock_and_ledger_configs() -> Vec<ExplorationConfig> {
             )
         },
         ExplorationConfig {
-            restore_methods: BOTH,
+            restore_methods: BOTH_METHODS,
             ..ladder_config(
                 "database and ledger set back, a pause, an end",
                 1,
@@ -162,13 +162,13 @@ fn link_clock_and_ledger_configs() -> Vec<ExplorationConfig> {
             2,
             FaultCounts { restores: 1, losses: 1, forgets: 1, pauses: 1, ..FaultCounts::default() },
         ),
-        without_ledger(
+        config_without_ledger(
             "a restore without ledger",
             5,
             3,
             FaultCounts { restores: 1, ..FaultCounts::default() },
         ),
-        without_ledger(
+        config_without_ledger(
             "a restore without ledger, a re-imaged host",
             4,
             2,
@@ -177,14 +177,14 @@ fn link_clock_and_ledger_configs() -> Vec<ExplorationConfig> {
     ]
 }
 
-const BOTH: &[RestoreMethod] = &[RestoreMethod::Dump, RestoreMethod::InPlace];
+const BOTH_METHODS: &[RestoreMethod] = &[RestoreMethod::Dump, RestoreMethod::InPlace];
 
 /// Returns a configuration with three seats and no ledgers.
 ///
 /// Two seats would show nothing. A majority of two is both hosts, so two lists that share a host
 /// can't both get a majority. With three seats, two majorities of lists that share a host need five
 /// keys. Those are the keys of five hosts, or of four if one is re-imaged.
-fn without_ledger(
+fn config_without_ledger(
     name: &'static str,
     hosts: usize,
     epochs: u64,

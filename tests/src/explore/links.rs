@@ -65,7 +65,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn two_hosts_may_change_names_only_if_the_same_ones_reach_them() {
+    fn two_hosts_can_be_swapped_only_if_their_links_are_alike() {
         let mut links = Links::default();
         links.cut(0, 1);
         assert!(!links.reaches(1, 0) && !links.are_connected(0, 1) && links.are_connected(0, 2));

@@ -34,8 +34,8 @@ use crate::rng::Rng;
 const QUIET_TIME: Duration = Duration::from_millis(60);
 /// Time in which a watch of old revisions catches up: etcd serves those ten times a second.
 const CATCH_UP_TIME: Duration = Duration::from_millis(350);
-/// Time limit of an event or answer that only one side has received so far. After it, the event or
-/// answer counts as missing on the other side.
+/// How long the run waits for an event or answer that only one side has received so far. After
+/// that, it counts as missing on the other side.
 const DELIVERY_TIMEOUT: Duration = Duration::from_secs(5);
 /// Time limit of a request.
 const CALL_TIME: Duration = Duration::from_secs(20);
@@ -314,9 +314,8 @@ impl ServerPair {
     /// answers. Every call that needn't wait must have been answered. Returns the revision of that
     /// state.
     async fn settle_queues(&mut self, call: &EtcdCall) -> Result<i64> {
-        // The keys show which callers must have an answer. Two things can't be observed: what an
-        // observer will still be sent, and whether a call has arrived that shares the key of
-        // another call.
+        // The keys show which callers have an answer. But they don't show what an observer will
+        // still be sent, nor whether a call has arrived that shares the key of another call.
         let hidden = self.queues.has_observers() || matches!(call, EtcdCall::Begin(..));
         let started = Instant::now();
         let mut last = None;

@@ -88,7 +88,7 @@ impl WatchConnection {
                         if response.created {
                             tell.notify_one();
                         }
-                        received.take(response);
+                        received.record(response);
                     }
                     end => {
                         received
@@ -155,7 +155,7 @@ impl WatchConnection {
 }
 
 impl ReceivedEvents {
-    fn take(&mut self, response: WatchResponse) {
+    fn record(&mut self, response: WatchResponse) {
         let revision = response.header.as_ref().map_or(0, |header| header.revision);
         let is_progress = !response.created && !response.canceled && response.events.is_empty();
         // A progress notification for the whole stream has the same watch id as a refused create

@@ -39,7 +39,8 @@ impl RetryingWriter {
     pub fn start_with_tls(urls: Vec<String>, tls: Option<Arc<ClientConfig>>) -> Self {
         let stop = Arc::new(AtomicBool::new(false));
         let (stopped, identity) = (Arc::clone(&stop), tls.clone());
-        let thread = std::thread::spawn(move || write(&urls, identity.as_ref(), &stopped));
+        let thread =
+            std::thread::spawn(move || write_until_stopped(&urls, identity.as_ref(), &stopped));
         Self { tls, stop, thread }
     }
 
@@ -77,7 +78,11 @@ fn client(url: &str, tls: Option<&Arc<ClientConfig>>) -> Result<EtcdClient> {
     EtcdClient::new(address.parse::<SocketAddr>()?, tls.cloned())
 }
 
-fn write(urls: &[String], tls: Option<&Arc<ClientConfig>>, stop: &AtomicBool) -> Result<usize> {
+fn write_until_stopped(
+    urls: &[String],
+    tls: Option<&Arc<ClientConfig>>,
+    stop: &AtomicBool,
+) -> Result<usize> {
     let mut written = 0;
     runtime()?.block_on(async {
         let mut at = 0;

@@ -117,7 +117,8 @@ fn watches_all_keys(watcher: &Watcher) -> bool {
     request.key[..] == [0] && request.range_end[..] == [0] && request.filters.is_empty()
 }
 
-/// Returns all values that a write puts if it is carried out, whichever branch a transaction takes.
+/// Returns the values that a write can put. For a transaction these are the values of both
+/// branches.
 fn put_values<'o>(operation: &'o Operation) -> Vec<&'o Bytes> {
     match operation {
         Operation::Put(put) => vec![&put.value],

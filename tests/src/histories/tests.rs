@@ -326,7 +326,7 @@ const TXN: usize = 5;
 const LAST_PUT: usize = 6;
 
 #[test]
-fn a_story_is_right() {
+fn the_sample_history_passes() {
     judge(&sample_history()).expect("it is");
 }
 
@@ -351,7 +351,7 @@ fn a_lost_write_is_found() {
 }
 
 #[test]
-fn a_stale_read_is_found_unless_it_may_be() {
+fn a_stale_read_is_found_unless_it_is_serializable_or_concurrent() {
     let mut history = sample_history();
     let stale_outcome = history.requests[FIRST_READ].outcome.clone();
     let RequestOutcome::Answered { answer, .. } = stale_outcome else { panic!("it was answered") };
@@ -376,7 +376,7 @@ fn a_stale_read_is_found_unless_it_may_be() {
 }
 
 #[test]
-fn a_read_that_a_watcher_was_ahead_of_is_found() {
+fn a_read_older_than_what_a_watcher_had_received_is_found() {
     let mut history = sample_history();
     let began = history.requests[FIRST_READ].begin;
     for (at, response) in &mut history.watchers[0].streams[0].responses {
@@ -391,7 +391,7 @@ fn a_read_that_a_watcher_was_ahead_of_is_found() {
 }
 
 #[test]
-fn a_write_before_one_that_had_ended_is_found() {
+fn a_write_ordered_before_one_that_had_ended_is_found() {
     let mut builder = HistoryBuilder::default();
     builder.add_answered(put("a", "1"));
     builder.add_answered(put("b", "2"));
@@ -411,7 +411,7 @@ fn a_write_before_one_that_had_ended_is_found() {
 }
 
 #[test]
-fn an_answer_from_thin_air_is_found() {
+fn an_answer_that_differs_from_the_models_is_found() {
     let wrong: [HistoryMutation; 8] = [
         |history| found(history, FIRST_READ).kvs[0].value = "0".into(),
         |history| found(history, FIRST_READ).kvs[0].version = 2,
@@ -437,7 +437,7 @@ fn an_answer_from_thin_air_is_found() {
 }
 
 #[test]
-fn the_wrong_branch_is_found() {
+fn a_transaction_that_took_the_wrong_branch_is_found() {
     let mut history = sample_history();
     let RequestedOperation::Write(Operation::Txn(operation)) = &mut history.requests[TXN].operation
     else {
@@ -448,7 +448,7 @@ fn the_wrong_branch_is_found() {
 }
 
 #[test]
-fn a_revision_that_nobody_made_is_found() {
+fn a_revision_that_no_request_made_is_found() {
     let mut history = sample_history();
     header(&mut history, LAST_PUT).revision += 1;
     history.last_revision += 1;
@@ -464,7 +464,7 @@ fn a_revision_that_nobody_made_is_found() {
 }
 
 #[test]
-fn what_was_refused_and_happened_is_found() {
+fn a_refused_request_that_was_carried_out_is_found() {
     let mut history = sample_history();
     let (end, code, text) = (u64::MAX, Code::PermissionDenied, "no".to_owned());
     history.requests[LAST_PUT].outcome = RequestOutcome::Refused { end, code, text };
@@ -472,7 +472,7 @@ fn what_was_refused_and_happened_is_found() {
 }
 
 #[test]
-fn a_lost_answer_is_placed_where_its_value_was_seen() {
+fn a_write_without_an_answer_is_placed_where_its_value_was_seen() {
     let unknown = || RequestOutcome::Unknown { text: String::new() };
     let mut history = sample_history();
     history.requests[LAST_PUT].outcome = unknown();
@@ -486,7 +486,7 @@ fn a_lost_answer_is_placed_where_its_value_was_seen() {
 }
 
 #[test]
-fn what_happened_twice_is_found() {
+fn a_request_carried_out_twice_is_found() {
     let mut builder = HistoryBuilder::default();
     builder.add_applied_unknown(put("a", "1"));
     builder.add_applied_unknown(put("a", "1"));
@@ -496,7 +496,7 @@ fn what_happened_twice_is_found() {
 }
 
 #[test]
-fn each_delete_without_an_author_takes_one_whose_answer_was_lost() {
+fn each_delete_without_a_known_cause_needs_its_own_lost_request() {
     let mut builder = HistoryBuilder::default();
     for (value, again) in [("1", "2"), ("3", "4")] {
         builder.add_answered(put("a", value));
@@ -523,7 +523,7 @@ fn each_delete_without_an_author_takes_one_whose_answer_was_lost() {
 }
 
 #[test]
-fn a_delete_that_nobody_asked_for_is_found() {
+fn a_delete_that_no_request_made_is_found() {
     let mut builder = HistoryBuilder::default();
     builder.add_answered(put("a", "1"));
     builder.add_applied_unknown(delete("a"));
@@ -566,7 +566,7 @@ fn a_key_that_outlives_its_lease_is_found() {
 }
 
 #[test]
-fn a_key_with_a_lease_that_has_ended_is_found() {
+fn a_put_with_a_lease_that_has_ended_is_found() {
     let mut builder = HistoryBuilder::default();
     builder.add_answered(grant(7, 600));
     builder.add_answered(revoke(7));
@@ -581,7 +581,7 @@ fn a_key_with_a_lease_that_has_ended_is_found() {
 }
 
 #[test]
-fn a_lease_that_ends_by_itself_has_had_its_time() {
+fn a_lease_that_expires_before_its_ttl_is_found() {
     for (slept, expected) in [(11 * SECOND, None), (9 * SECOND, Some(Rule::NoEarlyExpiry))] {
         let mut builder = HistoryBuilder::default();
         builder.add_answered(grant(7, 10));
@@ -596,7 +596,7 @@ fn a_lease_that_ends_by_itself_has_had_its_time() {
 }
 
 #[test]
-fn what_is_refused_for_no_reason_is_found() {
+fn a_refusal_without_a_reason_is_found() {
     let refused = |code: Code, operation: RequestedOperation| {
         let mut builder = HistoryBuilder::default();
         builder.add_answered(grant(7, 600));
@@ -657,7 +657,7 @@ fn a_user_without_permission_is_refused_and_receives_no_data() {
 }
 
 #[test]
-fn a_long_history_is_judged_in_no_time() {
+fn a_long_history_is_judged_quickly() {
     // A check that takes quadratic time would need minutes for this history.
     let mut builder = HistoryBuilder::default();
     for number in 0..30_000 {

@@ -154,7 +154,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_list_says_where_what_and_who_should_find_it() {
+    fn a_list_gives_file_texts_and_finders_of_a_mutant() {
         let text = "# a comment\n\nmutant 7: one too many\nin node/src/a.rs\nunit a:: b::\nsim 20\n\
             <<<<\n  let x = 1;\n====\n  let x = 1 + u64::from(crate::mutant(7));\n>>>>\n";
         let [mutant] = &parse("a", text).unwrap()[..] else { panic!("one mutant") };
@@ -183,7 +183,7 @@ mod tests {
     }
 
     #[test]
-    fn patterns_choose_by_digit_and_ranges_from_end_to_end() {
+    fn patterns_choose_by_digits_and_ranges_include_both_ends() {
         let only = ["4xx", "12", "509-511"].map(str::to_owned);
         let all = [12, 40, 399, 401, 508, 509, 511, 512];
         let chosen: Vec<u32> = all.into_iter().filter(|id| is_chosen(*id, &only)).collect();

@@ -135,7 +135,7 @@ mod tests {
     use crate::mutants::list::parse;
 
     #[test]
-    fn who_found_it_is_named() {
+    fn the_headline_names_the_failed_test_or_the_violation() {
         assert_eq!(headline("test a::b ... ok\ntest a::c ... FAILED\n"), "a::c");
         assert_eq!(headline("3 histories\nseed 4: monotone: x\n"), "seed 4: monotone: x");
         assert_eq!(headline("aborted"), "the process ended");

@@ -98,12 +98,12 @@ impl ClientRequestGenerator<'_> {
             34..41 => Operation::DeleteRange(self.delete()),
             41..53 => Operation::Txn(self.txn(id)),
             53..57 => {
-                let revision = (self.known - self.small(12)).max(1);
+                let revision = (self.known - self.number_below(12)).max(1);
                 Operation::Compact(CompactionRequest { revision, physical: false })
             }
             57..60 => Operation::LeaseGrant(LeaseGrantRequest {
                 id: self.lease(),
-                ttl: self.small(5) + 1,
+                ttl: self.number_below(5) + 1,
             }),
             60 => Operation::LeaseRevoke(LeaseRevokeRequest { id: self.lease() }),
             61..67 => return ClientRequest::KeepAlive(self.lease()),
@@ -117,7 +117,7 @@ impl ClientRequestGenerator<'_> {
         ClientRequest::Write { operation, grows }
     }
 
-    fn small(&mut self, bound: u64) -> i64 {
+    fn number_below(&mut self, bound: u64) -> i64 {
         i64::try_from(self.rng.range(0, bound)).expect("small")
     }
 
@@ -139,7 +139,7 @@ impl ClientRequestGenerator<'_> {
 
     /// Draws one of few lease ids, so that some are granted again after they have ended.
     fn lease(&mut self) -> i64 {
-        self.small(4) + 1
+        self.number_below(4) + 1
     }
 
     /// Draws a put whose value identifies it. Some values are longer than a sector, so that their
@@ -176,12 +176,13 @@ impl ClientRequestGenerator<'_> {
 
     fn range(&mut self) -> RangeRequest {
         let (key, range_end) = self.keys();
-        let revision = if self.rng.chance(250) { self.known + 1 - self.small(15) } else { 0 };
+        let revision =
+            if self.rng.chance(250) { self.known + 1 - self.number_below(15) } else { 0 };
         RangeRequest {
             key,
             range_end,
             revision: revision.max(0),
-            limit: if self.rng.chance(150) { self.small(4) } else { 0 },
+            limit: if self.rng.chance(150) { self.number_below(4) } else { 0 },
             keys_only: self.rng.chance(80),
             count_only: self.rng.chance(80),
             ..RangeRequest::default()
@@ -201,10 +202,10 @@ impl ClientRequestGenerator<'_> {
             CompareResult::Greater,
             CompareResult::Less,
         ];
-        let near = (self.known - self.small(8)).max(0);
+        let near = (self.known - self.number_below(8)).max(0);
         let (target, union) = match self.rng.range(0, 5) {
-            4 => (CompareTarget::Lease, TargetUnion::Lease(self.small(3))),
-            0 => (CompareTarget::Version, TargetUnion::Version(self.small(4))),
+            4 => (CompareTarget::Lease, TargetUnion::Lease(self.number_below(3))),
+            0 => (CompareTarget::Version, TargetUnion::Version(self.number_below(4))),
             1 => (CompareTarget::Create, TargetUnion::CreateRevision(near)),
             2 => (CompareTarget::Mod, TargetUnion::ModRevision(near)),
             _ => {

@@ -126,7 +126,7 @@ impl Simulation {
             FaultKind::Amnesia => return self.cause_amnesia(),
             // Only one member is cut off at a time: with two of three members cut off, no quorum
             // would be left.
-            FaultKind::Depose | FaultKind::Isolate if self.network.has_isolated() => {}
+            FaultKind::Depose | FaultKind::Isolate if self.network.has_isolated_machine() => {}
             FaultKind::Depose | FaultKind::Isolate => {
                 let was_leader = kind == FaultKind::Depose;
                 let id = if was_leader { self.find_leader(0) } else { Some(self.random_machine()) };

@@ -49,7 +49,7 @@ impl Network {
     }
 
     /// Returns whether any machine is cut off.
-    pub(super) fn has_isolated(&self) -> bool {
+    pub(super) fn has_isolated_machine(&self) -> bool {
         !self.isolated.is_empty()
     }
 

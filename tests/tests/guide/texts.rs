@@ -172,7 +172,7 @@ pub(crate) fn difference(expected: &str, found: &str) -> Option<String> {
 }
 
 #[test]
-fn only_what_differs_is_shown() {
+fn only_differing_blocks_are_shown() {
     let expected = "x\n---\nsame\n\ny\n---\none\n";
     let found = "x\n---\nsame\n\ny\n---\ntwo\n";
     assert_eq!(difference(expected, expected), None);
@@ -181,7 +181,7 @@ fn only_what_differs_is_shown() {
 }
 
 #[test]
-fn a_transcript_of_all_holds_what_each_said() {
+fn a_merged_transcript_contains_each_programs_output() {
     let begin = "# What\nx\n---\nsame\n\ny\n---\n";
     let end = "last\n\nz\n---\none\n";
     let transcripts = [

@@ -17,7 +17,7 @@ use crate::running_cluster::{FormedCluster, LIMIT};
 /// Lifetime of members' certificates in these tests, in seconds.
 const CERTIFICATE_LIFETIME: &str = "12";
 
-fn short_lived(hosts: u8, node: Option<&Path>) -> Result<FormedCluster> {
+fn start_with_short_lived_certificates(hosts: u8, node: Option<&Path>) -> Result<FormedCluster> {
     let options = TestbedOptions {
         serve_env: vec![("MUSTER_MEMBER_LIFE".to_owned(), CERTIFICATE_LIFETIME.to_owned())],
         ..TestbedOptions::default()
@@ -32,7 +32,7 @@ fn certificate_end(agent: &AgentProcess) -> Result<String> {
     Ok(status["certificates_until"].as_str().context("certificates")?.to_owned())
 }
 
-fn each_serves(running: &FormedCluster) -> Result<()> {
+fn check_each_serves(running: &FormedCluster) -> Result<()> {
     for host in running.founders() {
         let own = running.etcdctl()?.with_endpoint(host);
         wait_for(&format!("{} to serve", host.name), LIMIT, || own.run(&["put", "k", "v"]).ok())?;
@@ -40,8 +40,8 @@ fn each_serves(running: &FormedCluster) -> Result<()> {
     Ok(())
 }
 
-fn renews(node: Option<&Path>) -> Result<()> {
-    let mut running = short_lived(3, node)?;
+fn check_renewal(node: Option<&Path>) -> Result<()> {
+    let mut running = start_with_short_lived_certificates(3, node)?;
     let first: Result<Vec<String>> = running.agents.iter().map(certificate_end).collect();
     let first = first?;
     // After this pause the first certificates have expired.
@@ -53,7 +53,7 @@ fn renews(node: Option<&Path>) -> Result<()> {
         })
         .with_context(|| last_lines(&agent.output(), 25))?;
     }
-    each_serves(&running)?;
+    check_each_serves(&running)?;
     // Restart nodes and agents, because only connections that begin now must use the new
     // certificates.
     for agent in &mut running.agents {
@@ -63,17 +63,17 @@ fn renews(node: Option<&Path>) -> Result<()> {
         agent.kill();
         agent.start()?;
     }
-    each_serves(&running)
+    check_each_serves(&running)
 }
 
 #[test]
 fn members_go_on_while_their_certificates_are_renewed() -> Result<()> {
-    renews(None)
+    check_renewal(None)
 }
 
 #[test]
 fn members_that_run_etcd_go_on_while_their_certificates_are_renewed() -> Result<()> {
-    stock_etcd::oldest().map_or(Ok(()), |etcd| renews(Some(&etcd)))
+    stock_etcd::oldest().map_or(Ok(()), |etcd| check_renewal(Some(&etcd)))
 }
 
 fn openssl(args: &[&str]) -> Result<()> {
@@ -104,7 +104,7 @@ fn member_of<'a>(list: &'a Value, agent: &AgentProcess) -> Result<&'a Value> {
 
 #[test]
 fn without_a_service_a_person_makes_the_certificates_of_old_and_new_members() -> Result<()> {
-    let mut running = short_lived(4, None)?;
+    let mut running = start_with_short_lived_certificates(4, None)?;
     let export = running.testbed.path("demo.export");
     running.testbed.admin_command(&["cluster", "export", "demo", "--out", path_text(&export)?])?;
     let list = running.run_member_json(&running.agents[0], &["list"])?;
@@ -144,7 +144,7 @@ fn without_a_service_a_person_makes_the_certificates_of_old_and_new_members() ->
         agent.kill();
         agent.start()?;
     }
-    each_serves(&running)?;
+    check_each_serves(&running)?;
     for agent in &running.agents {
         wait_for("the agent to show the new end", LIMIT, || {
             let status = agent.status().ok()?;
@@ -152,11 +152,11 @@ fn without_a_service_a_person_makes_the_certificates_of_old_and_new_members() ->
             (longer && status["certificates_late"].is_null()).then_some(())
         })?;
     }
-    joins_by_hand(&running, &export)
+    add_host_by_hand(&running, &export)
 }
 
 /// Adds a host without discovery and without an agent.
-fn joins_by_hand(running: &FormedCluster, export: &Path) -> Result<()> {
+fn add_host_by_hand(running: &FormedCluster, export: &Path) -> Result<()> {
     let host = running.testbed.network.hosts[3].clone();
     let (key, csr) = (running.testbed.path("new.key"), running.testbed.path("new.csr"));
     let curve = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-subj", "/"];

@@ -32,7 +32,7 @@ fn a_newcomer_killed_at_any_step_becomes_a_member_once() -> Result<()> {
 /// The leader's agent dies after it has made a change and before it has reported the change. Its
 /// node is killed too. The next leader's agent makes the next change, and dies in the same way.
 #[test]
-fn a_leader_that_dies_in_the_middle_leaves_no_phantom() -> Result<()> {
+fn leaders_that_die_after_each_change_of_a_join_leave_no_phantom() -> Result<()> {
     let mut running = FormedCluster::start(Network::loopback(4), 3, None)?;
     running.restart_agents(&[("MUSTER_CRASH_AT", "changed")])?;
     let newcomer = running.newcomer(3, &[])?;
@@ -71,7 +71,7 @@ fn other_members_report_the_promotion_of_a_newcomer_that_already_leads() -> Resu
 }
 
 #[test]
-fn leaders_that_die_and_a_newcomer_that_never_comes_leave_no_phantom() -> Result<()> {
+fn leaders_that_die_while_a_newcomer_stalls_leave_no_phantom() -> Result<()> {
     let mut running = FormedCluster::start(Network::loopback(4), 3, None)?;
     running.restart_agents(&[("MUSTER_CRASH_AT", "changed"), ("MUSTER_STALLED_AFTER", "3")])?;
     let mut newcomer = running.newcomer(3, &[("MUSTER_CRASH_AT", "added")])?;
@@ -85,7 +85,7 @@ fn leaders_that_die_and_a_newcomer_that_never_comes_leave_no_phantom() -> Result
 }
 
 #[test]
-fn discovery_and_postgres_killed_in_the_middle_cost_time_and_nothing_else() -> Result<()> {
+fn a_join_completes_after_discovery_and_postgres_were_killed() -> Result<()> {
     let mut running = FormedCluster::start(Network::loopback(4), 3, None)?;
     // No member's agent runs, so none acts on the join yet. The newcomer redeems its ticket and
     // waits.
@@ -125,7 +125,7 @@ fn die_and_come_back(running: &mut FormedCluster, stored: &str) -> Result<()> {
     running.wait_intent("join", stored)
 }
 
-fn discovery_dies(point: &str) -> Result<()> {
+fn check_discovery_dies_at(point: &str) -> Result<()> {
     let dies = [("MUSTER_CRASH_AT", point)];
     let mut running = FormedCluster::start(Network::loopback(4), 3, None)?;
     // The newcomer redeems its ticket while no member's agent can act on it.
@@ -157,19 +157,17 @@ fn discovery_dies(point: &str) -> Result<()> {
 }
 
 #[test]
-fn discovery_that_dies_before_it_stores_a_step_of_a_join_costs_time_and_nothing_else() -> Result<()>
-{
-    discovery_dies("before-intent")
+fn a_join_completes_although_discovery_dies_before_storing_each_step() -> Result<()> {
+    check_discovery_dies_at("before-intent")
 }
 
 #[test]
-fn discovery_that_dies_after_it_stored_a_step_of_a_join_costs_time_and_nothing_else() -> Result<()>
-{
-    discovery_dies("after-intent")
+fn a_join_completes_although_discovery_dies_after_storing_each_step() -> Result<()> {
+    check_discovery_dies_at("after-intent")
 }
 
 #[test]
-fn postgres_killed_at_each_step_of_a_join_costs_time_and_nothing_else() -> Result<()> {
+fn a_join_completes_although_postgres_is_killed_at_each_step() -> Result<()> {
     let mut testbed = Testbed::prepare(Network::loopback(5), TestbedOptions::default())?;
     let pid_file = testbed.postgres_dir().join("data/postmaster.pid");
     // At the first step, the service kills Postgres in the transaction that stores the step.

@@ -55,7 +55,7 @@ fn shell(script: &str, folder: &Path) -> Result<Command> {
 /// Runs the documented commands as they are printed. Only addresses and the folder of Postgres are
 /// replaced, and the build is left out.
 #[test]
-fn the_first_ten_minutes_go_as_written() -> Result<()> {
+fn the_first_ten_minutes_work_as_written() -> Result<()> {
     let network = Network::loopback(5);
     let hub = network.hub.address.to_string();
     let net = hub.strip_suffix('1').context("the hub's address ends in 1")?;
@@ -93,7 +93,7 @@ fn the_first_ten_minutes_go_as_written() -> Result<()> {
 /// Runs the manual's commands as they are printed there, except that `db-1` is replaced by the name
 /// of a test member.
 #[test]
-fn the_manuals_commands_go_as_written() -> Result<()> {
+fn the_manuals_commands_work_as_written() -> Result<()> {
     let running = FormedCluster::start(Network::loopback(3), 3, None)?;
     let first = &running.agents[0];
     wait_for("all members", LIMIT, || running.run_member_json(first, &["wait"]).ok())?;

@@ -20,7 +20,7 @@ fn member_row(running: &FormedCluster, host: &AgentProcess, other: &AgentProcess
     row.cloned().with_context(|| format!("{list}"))
 }
 
-fn others_are_asked(node: Option<&Path>) -> Result<()> {
+fn check_others_are_asked(node: Option<&Path>) -> Result<()> {
     let mut running = FormedCluster::start(Network::loopback(4), 3, node)?;
     // The newcomer dies after it was added. All other agents are killed, so none promotes the
     // newcomer after its restart.
@@ -50,12 +50,12 @@ fn others_are_asked(node: Option<&Path>) -> Result<()> {
 
 #[test]
 fn member_commands_ask_other_members_on_a_learner_and_beside_a_dead_node() -> Result<()> {
-    others_are_asked(None)
+    check_others_are_asked(None)
 }
 
 #[test]
 fn member_commands_ask_other_members_where_etcd_runs() -> Result<()> {
-    stock_etcd::oldest().map_or(Ok(()), |etcd| others_are_asked(Some(&etcd)))
+    stock_etcd::oldest().map_or(Ok(()), |etcd| check_others_are_asked(Some(&etcd)))
 }
 
 /// When the host joined, the founder was the only other member. The founder has been removed since.
@@ -93,7 +93,7 @@ fn status(agent: &AgentProcess, args: &[&str]) -> Result<(Option<i32>, String)> 
 }
 
 #[test]
-fn a_host_that_is_no_member_yet_says_so_and_is_waited_for() -> Result<()> {
+fn commands_on_a_host_that_is_no_member_yet_say_so_or_wait() -> Result<()> {
     let mut running = FormedCluster::start(Network::loopback(4), 3, None)?;
     running.agents.iter_mut().for_each(AgentProcess::kill);
     let mut newcomer = running.newcomer(3, &[])?;

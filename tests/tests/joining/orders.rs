@@ -22,7 +22,7 @@ const OBSERVATION_TIME: Duration = Duration::from_secs(3);
 /// Discovery accepts a membership that a quorum of the last known voters reports. If these are two
 /// voters, both must report it.
 #[test]
-fn a_cluster_of_two_shrinks_to_one_and_discovery_knows() -> Result<()> {
+fn a_cluster_of_two_shrinks_to_one_and_discovery_learns_of_it() -> Result<()> {
     let running = FormedCluster::start(Network::loopback(3), 1, None)?;
     let mut newcomer = running.newcomer(1, &[])?;
     running.wait_intent("join", "promoted")?;
@@ -72,7 +72,7 @@ fn restore_state(testbed: &mut Testbed) -> Result<()> {
 /// Discovery is restored to a state before the revocation of an operator, so it accepts her orders
 /// again. The statement chain in the cluster's own store shows that she was revoked.
 #[test]
-fn a_dismissed_operator_orders_nothing_though_discovery_forgot_it() -> Result<()> {
+fn a_revoked_operators_order_is_refused_after_a_restore_of_discovery() -> Result<()> {
     let testbed = Testbed::start(Network::loopback(3), Default::default())?;
     let key = testbed.path("eve.pem");
     testbed.admin_command(&["key", "new", "--out", path_text(&key)?])?;
@@ -130,7 +130,7 @@ fn a_dismissed_operator_orders_nothing_though_discovery_forgot_it() -> Result<()
 
 /// Moves a member to another address by an order. The member's peers must reach it there, and so
 /// must clients, which verify the member's certificate.
-fn moves(node: Option<&Path>) -> Result<()> {
+fn check_move_by_order(node: Option<&Path>) -> Result<()> {
     let mut running = FormedCluster::start(Network::loopback(4), 3, node)?;
     let etcdctl = running.etcdctl()?;
     let writer = RetryingWriter::start_with_tls(
@@ -172,17 +172,17 @@ fn moves(node: Option<&Path>) -> Result<()> {
 }
 
 #[test]
-fn a_member_moves_by_order_and_serves_where_it_is_now() -> Result<()> {
-    moves(None)
+fn a_member_moves_by_order_and_serves_at_its_new_address() -> Result<()> {
+    check_move_by_order(None)
 }
 
 #[test]
 fn a_member_that_runs_etcd_3_4_moves_by_order() -> Result<()> {
-    stock_etcd::oldest().map_or(Ok(()), |etcd| moves(Some(&etcd)))
+    stock_etcd::oldest().map_or(Ok(()), |etcd| check_move_by_order(Some(&etcd)))
 }
 
 #[test]
 fn a_member_that_runs_the_newest_etcd_moves_by_order() -> Result<()> {
     let work = Path::new(env!("CARGO_TARGET_TMPDIR"));
-    stock_etcd::newest(work).map_or(Ok(()), |etcd| moves(Some(&etcd)))
+    stock_etcd::newest(work).map_or(Ok(()), |etcd| check_move_by_order(Some(&etcd)))
 }

@@ -6,7 +6,7 @@ use muster_tests::harness::Network;
 use crate::running_cluster::FormedCluster;
 
 #[test]
-fn a_running_cluster_is_retired_by_force_alone_and_goes_on_when_that_is_taken_back() -> Result<()> {
+fn a_running_cluster_is_retired_only_by_force_and_can_be_unretired() -> Result<()> {
     let running = FormedCluster::start(Network::loopback(4), 3, None)?;
     let testbed = &running.testbed;
     let retire = |more: &[&str]| -> Result<(Option<i32>, String)> {

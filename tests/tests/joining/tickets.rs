@@ -10,7 +10,7 @@ use muster_tests::stock_etcd;
 
 use crate::running_cluster::{FormedCluster, LIMIT};
 
-fn joins_and_leaves(network: Network, node: Option<&Path>) -> Result<()> {
+fn check_join_and_removal(network: Network, node: Option<&Path>) -> Result<()> {
     let running = FormedCluster::start(network, 3, node)?;
     let mut newcomer = running.newcomer(3, &[])?;
     running.wait_voter(&newcomer, 4)?;
@@ -45,13 +45,13 @@ fn joins_and_leaves(network: Network, node: Option<&Path>) -> Result<()> {
 
 #[test]
 fn a_fourth_host_joins_and_is_removed_for_good() -> Result<()> {
-    joins_and_leaves(Network::loopback(4), None)
+    check_join_and_removal(Network::loopback(4), None)
 }
 
 #[test]
 fn a_fourth_host_joins_from_a_machine_of_its_own() -> Result<()> {
     match Network::namespaces(4) {
-        Ok(network) => joins_and_leaves(network, None),
+        Ok(network) => check_join_and_removal(network, None),
         Err(error) => {
             skip::report_skip(format_args!("no network namespaces here: {error:#}"));
             Ok(())
@@ -62,7 +62,7 @@ fn a_fourth_host_joins_from_a_machine_of_its_own() -> Result<()> {
 #[test]
 fn a_fourth_host_joins_etcd_3_4() -> Result<()> {
     let Some(etcd) = stock_etcd::oldest() else { return Ok(()) };
-    joins_and_leaves(Network::loopback(4), Some(&etcd))
+    check_join_and_removal(Network::loopback(4), Some(&etcd))
 }
 
 #[test]
@@ -70,7 +70,7 @@ fn a_fourth_host_joins_the_newest_etcd() -> Result<()> {
     let Some(etcd) = stock_etcd::newest(Path::new(env!("CARGO_TARGET_TMPDIR"))) else {
         return Ok(());
     };
-    joins_and_leaves(Network::loopback(4), Some(&etcd))
+    check_join_and_removal(Network::loopback(4), Some(&etcd))
 }
 
 /// A host arrives with the founders' bundle after the founders' cluster was committed.
@@ -104,7 +104,7 @@ fn a_late_host_is_shown_as_asking_and_joins_once_its_bundle_file_holds_a_ticket(
 }
 
 #[test]
-fn a_ticket_is_one_hosts_and_a_wiped_host_is_another_one() -> Result<()> {
+fn a_ticket_serves_one_host_and_a_wiped_host_counts_as_another() -> Result<()> {
     let running = FormedCluster::start(Network::loopback(3), 1, None)?;
     let ticket = running.ticket("one", &[])?;
     let mut first = running.agent(1, &ticket, &[]);
@@ -132,7 +132,7 @@ fn a_ticket_is_one_hosts_and_a_wiped_host_is_another_one() -> Result<()> {
 }
 
 #[test]
-fn a_newcomer_that_makes_no_progress_is_taken_out_again() -> Result<()> {
+fn a_newcomer_that_makes_no_progress_is_removed_again() -> Result<()> {
     let mut running = FormedCluster::start(Network::loopback(4), 3, None)?;
     running.restart_agents(&[("MUSTER_STALLED_AFTER", "3")])?;
     let mut newcomer = running.newcomer(3, &[("MUSTER_CRASH_AT", "added")])?;
@@ -164,7 +164,7 @@ fn a_newcomer_replaces_a_dead_member() -> Result<()> {
 
 /// Two tickets to replace one member are redeemed before any agent of the cluster acts on either
 /// ticket.
-fn one_of_two_replaces(old_runs: bool, node: Option<&Path>) -> Result<()> {
+fn check_one_of_two_replaces(old_runs: bool, node: Option<&Path>) -> Result<()> {
     let mut running = FormedCluster::start(Network::loopback(5), 3, node)?;
     let old = running.agents.pop().context("a third agent")?;
     let name = running.name(&old)?;
@@ -213,17 +213,17 @@ fn one_of_two_replaces(old_runs: bool, node: Option<&Path>) -> Result<()> {
 
 #[test]
 fn of_two_tickets_to_replace_a_running_member_only_one_succeeds() -> Result<()> {
-    one_of_two_replaces(true, None)
+    check_one_of_two_replaces(true, None)
 }
 
 #[test]
 fn of_two_tickets_to_replace_a_dead_member_only_one_succeeds() -> Result<()> {
-    one_of_two_replaces(false, None)
+    check_one_of_two_replaces(false, None)
 }
 
 #[test]
 fn of_two_tickets_to_replace_a_running_etcd_3_4_member_only_one_succeeds() -> Result<()> {
-    stock_etcd::oldest().map_or(Ok(()), |etcd| one_of_two_replaces(true, Some(&etcd)))
+    stock_etcd::oldest().map_or(Ok(()), |etcd| check_one_of_two_replaces(true, Some(&etcd)))
 }
 
 /// `muster-node` and etcd refuse each other's peer protocol. A newcomer with etcd would be a

@@ -22,7 +22,7 @@ fn next_version(running: &FormedCluster, node: &Path) -> Result<PathBuf> {
 
 /// Upgrades all members to the program `next`. If that is `None`, upgrades them to a copy of
 /// `node`.
-fn upgrades(node: &Path, next: Option<&Path>) -> Result<FormedCluster> {
+fn upgrade_all_members(node: &Path, next: Option<&Path>) -> Result<FormedCluster> {
     let mut running = FormedCluster::start(Network::loopback(3), 3, Some(node))?;
     let next = next.map_or_else(|| next_version(&running, node), |next| Ok(next.to_owned()))?;
     // Linux names a running program by its path without symbolic links.
@@ -63,12 +63,12 @@ fn upgrades(node: &Path, next: Option<&Path>) -> Result<FormedCluster> {
 
 #[test]
 fn the_nodes_program_is_upgraded_member_by_member_under_a_writer() -> Result<()> {
-    upgrades(&program_path("muster-node")?, None).map(drop)
+    upgrade_all_members(&program_path("muster-node")?, None).map(drop)
 }
 
 #[test]
 fn etcd_is_upgraded_member_by_member_under_a_writer() -> Result<()> {
-    stock_etcd::oldest().map_or(Ok(()), |etcd| upgrades(&etcd, None).map(drop))
+    stock_etcd::oldest().map_or(Ok(()), |etcd| upgrade_all_members(&etcd, None).map(drop))
 }
 
 #[test]
@@ -78,7 +78,7 @@ fn etcd_is_upgraded_to_the_next_minor_version_under_a_writer() -> Result<()> {
     else {
         return Ok(());
     };
-    let running = upgrades(&before, Some(&newest))?;
+    let running = upgrade_all_members(&before, Some(&newest))?;
     let list = running.run_member_json(&running.agents[0], &["list"])?;
     let newest = stock_etcd::NEWEST_VERSION.trim_start_matches('v');
     let members = list["members"].as_array().context("members")?;

@@ -139,7 +139,7 @@ impl TranscriptCluster {
 
     fn start(&self, line: &ScriptLine<'_>) -> Result<RunningProgram> {
         let mut running = RunningProgram::start(self.command(&line.words))?;
-        running.take(&line.input)?;
+        running.run_input_steps(&line.input)?;
         Ok(running)
     }
 

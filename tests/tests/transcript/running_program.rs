@@ -42,7 +42,7 @@ impl RunningProgram {
         Ok(Self { child, input, out, err })
     }
 
-    pub(crate) fn take(&mut self, steps: &[InputStep]) -> Result<()> {
+    pub(crate) fn run_input_steps(&mut self, steps: &[InputStep]) -> Result<()> {
         for step in steps {
             match (step, &mut self.input) {
                 (InputStep::AwaitLines(lines), _) => self.wait_lines(*lines)?,
@@ -57,16 +57,16 @@ impl RunningProgram {
 
     /// Waits until the program has printed `lines` lines, or has ended.
     pub(crate) fn wait_lines(&mut self, lines: usize) -> Result<()> {
-        self.until(lines, |text| whole_lines(text).len())
+        self.wait_for_lines(lines, |text| whole_lines(text).len())
     }
 
     /// Waits until the program has printed `lines` lines, or has ended. A line that equals the
     /// previous line isn't counted.
     pub(crate) fn wait_distinct_lines(&mut self, lines: usize) -> Result<()> {
-        self.until(lines, |text| distinct_lines(text).len())
+        self.wait_for_lines(lines, |text| distinct_lines(text).len())
     }
 
-    fn until(&mut self, lines: usize, count: impl Fn(&str) -> usize) -> Result<()> {
+    fn wait_for_lines(&mut self, lines: usize, count: impl Fn(&str) -> usize) -> Result<()> {
         let enough = || (count(&self.out.text()) >= lines || self.has_ended()).then_some(());
         let said = wait_for(&format!("{lines} lines"), LIMIT, enough);
         said.with_context(|| format!("it said\n{}", self.out.text()))

@@ -62,7 +62,7 @@ pub(crate) fn lines(script: &str) -> impl Iterator<Item = ScriptLine<'_>> {
                 return None;
             }
             let newest_only = text.strip_prefix("+ ");
-            let (way, rest) = way(newest_only.unwrap_or(text));
+            let (way, rest) = parse_signs(newest_only.unwrap_or(text));
             let (command, input) =
                 match rest.strip_prefix("<< ").and_then(|rest| rest.split_once(" ::")) {
                     Some((command, input)) => (command, parse_steps(input.trim_start())),
@@ -81,7 +81,7 @@ pub(crate) fn lines(script: &str) -> impl Iterator<Item = ScriptLine<'_>> {
 }
 
 /// Parses the signs before a command. Returns their meaning and the rest of the line.
-fn way(text: &str) -> (RunMode, &str) {
+fn parse_signs(text: &str) -> (RunMode, &str) {
     let (sign, rest) = text.split_once(' ').unwrap_or((text, ""));
     let number = |digits: &str| digits.parse().expect("a number of lines");
     match (sign.get(..1), sign.get(1..).unwrap_or_default()) {

@@ -121,7 +121,7 @@ impl RequestGenerator {
         Bytes::from(format!("{prefix}{}", self.rng.range(0, KEYS)))
     }
 
-    fn small(&mut self, bound: u64) -> i64 {
+    fn number_below(&mut self, bound: u64) -> i64 {
         i64::try_from(self.rng.range(0, bound)).expect("it is small")
     }
 
@@ -148,8 +148,8 @@ impl RequestGenerator {
         };
         let mut request = RangeRequest { key, range_end, ..RangeRequest::default() };
         match self.rng.range(0, 100) {
-            0..15 => request.revision = (self.known_revision - self.small(60)).max(1),
-            15..25 => request.limit = 1 + self.small(5),
+            0..15 => request.revision = (self.known_revision - self.number_below(60)).max(1),
+            15..25 => request.limit = 1 + self.number_below(5),
             25..30 => request.count_only = true,
             30..35 => request.keys_only = true,
             _ => {}
@@ -205,7 +205,7 @@ impl RequestGenerator {
         let key = self.key(prefix);
         let record = self.known_records.get(&key).cloned().unwrap_or_default();
         let (target, union) = match self.rng.range(0, 5) {
-            0 => (CompareTarget::Version, TargetUnion::Version(self.small(4))),
+            0 => (CompareTarget::Version, TargetUnion::Version(self.number_below(4))),
             1 => (CompareTarget::Version, TargetUnion::Version(record.version)),
             2 => (CompareTarget::Create, TargetUnion::CreateRevision(record.create_revision)),
             3 => (CompareTarget::Mod, TargetUnion::ModRevision(record.mod_revision)),

@@ -8,7 +8,7 @@ fn second_stream(history: &mut RecordedHistory) -> &mut Vec<(Time, WatchResponse
 }
 
 #[test]
-fn each_event_comes_once_and_in_order() {
+fn a_missing_repeated_or_misplaced_event_is_found() {
     let wrong: [(Rule, HistoryMutation); 8] = [
         (Rule::WatchInOrder, |history| _ = second_stream(history).remove(1)),
         (Rule::WatchInOrder, |history| second_stream(history).swap(1, 2)),
@@ -59,7 +59,7 @@ fn an_event_after_the_last_revision_shows_missing_earlier_events() {
 }
 
 #[test]
-fn a_revision_comes_whole() {
+fn a_split_or_incomplete_revision_is_found() {
     // The transaction's two events arrive in two responses, or the second event never arrives.
     for is_told in [true, false] {
         let mut history = sample_history();
@@ -80,7 +80,7 @@ fn a_revision_comes_whole() {
 }
 
 #[test]
-fn a_notice_of_progress_is_true() {
+fn a_false_progress_notification_is_found() {
     // The progress notification arrives before the last event instead of after that event.
     let mut history = sample_history();
     second_stream(&mut history).swap(3, 4);
@@ -93,7 +93,7 @@ fn a_notice_of_progress_is_true() {
 }
 
 #[test]
-fn an_event_says_what_happened() {
+fn an_event_that_differs_from_the_change_is_found() {
     let wrong: [fn(&mut Event); 5] = [
         |event| event.kv.as_mut().expect("it has one").value = "0".into(),
         |event| event.kv.as_mut().expect("it has one").version += 1,

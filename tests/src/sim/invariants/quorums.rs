@@ -29,7 +29,7 @@ mod tests {
     }
 
     #[test]
-    fn one_voter_at_a_time_keeps_quorums_together() {
+    fn quorums_overlap_if_one_voter_changes_at_a_time() {
         for (before, after, good) in [
             (&[1, 2, 3][..], &[1, 2, 3, 4][..], true),
             (&[1, 2, 3, 4], &[1, 2, 3], true),
