@@ -43,7 +43,8 @@ pub fn tls_from(folder: &Path) -> Result<Arc<ClientConfig>> {
     Ok(Arc::new(config))
 }
 
-/// Returns a channel to one node. It connects on first use and reconnects whenever it has to.
+/// Returns a channel to one node. The channel connects on first use, and reconnects whenever it has
+/// to.
 pub fn channel(address: SocketAddr, tls: Option<Arc<ClientConfig>>) -> Result<Channel> {
     let endpoint = Endpoint::from_shared(format!("http://{address}"))?
         .connect_timeout(CONNECT_LIMIT)
@@ -71,8 +72,8 @@ pub struct EtcdClient {
 }
 
 impl EtcdClient {
-    /// Creates a client of the node at `address`. It speaks plaintext if `tls` is `None`, and
-    /// connects on first use.
+    /// Creates a client of the node at `address`. The client connects on first use, without TLS if
+    /// `tls` is `None`.
     pub fn new(address: SocketAddr, tls: Option<Arc<ClientConfig>>) -> Result<Self> {
         let channel = channel(address, tls)?;
         Ok(Self {

@@ -1,5 +1,6 @@
-//! Members whose connections can be made in one direction only. Firewall rules drop the first
-//! packet of a connection (SYN) and nothing else. One direction must be enough.
+//! Members whose connections can be made in one direction only. Firewall rules drop only the first
+//! packet (SYN) of each connection in one direction. The connections in the other direction must be
+//! enough.
 
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};

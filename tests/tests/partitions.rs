@@ -130,8 +130,8 @@ fn removes_unreachable_member(change: MembershipChange, partition: Partition) ->
         && partition == Partition::Target
 }
 
-/// Returns the election timeout in milliseconds. It is long if the test checks that a returning
-/// member causes no election, so that a busy machine causes none either.
+/// Returns the election timeout in milliseconds. The timeout is long where the test checks that a
+/// returning member causes no election, because a busy machine must not cause one either.
 fn election(change: MembershipChange, partition: Partition) -> &'static str {
     if removes_unreachable_member(change, partition) { "8000" } else { "1000" }
 }

@@ -37,7 +37,7 @@ fn refused(output: &Output, code: i32, says: &str) -> Result<()> {
     Ok(())
 }
 
-/// Starts three agents and forms a cluster. It writes `before` with all three members, and `after`
+/// Starts three agents and forms a cluster. Writes `before` with all three members, and `after`
 /// without the third.
 fn form_three_members(testbed: &Testbed) -> Result<(Vec<AgentProcess>, Etcdctl)> {
     let bundle = testbed.create_cluster_with_token("demo", 3)?;
@@ -406,8 +406,8 @@ fn a_newcomer_accepts_only_a_recovery_that_an_operator_signed() -> Result<()> {
 const RENAME_CALLS: &str = "rename,renameat,renameat2";
 
 /// Kills `recover make` at the N-th of the system calls `calls`, for each N. Kills it once more
-/// before the agent has written its journal. After each kill the command is repeated. It must end
-/// with one new cluster and all data.
+/// before the agent has written its journal. After each kill the command is repeated. The result
+/// must be one new cluster with all data.
 fn check_recovery_killed_at_each_step(
     node: Option<&Path>,
     calls: &str,

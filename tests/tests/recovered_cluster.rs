@@ -202,8 +202,8 @@ impl DocumentedCommands<'_> {
                 let gone = gone.map(|pair| pair[1]);
                 let gone = gone.or_else(|| words.contains(&"remove").then(|| words[4]));
                 self.members.retain(|name| Some(name.as_str()) != gone);
-                // Discovery may not know the last change yet. It then refuses the order as stale,
-                // and the order is repeated.
+                // If discovery doesn't know the last change yet, it refuses the order as stale.
+                // Then the order is repeated.
                 match words[1] {
                     "intent" => self.retry_command(|| self.by_admin(&words[1..]), false)?,
                     _ => run(self.by_admin(&words[1..])?)?,

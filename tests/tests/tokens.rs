@@ -1,5 +1,5 @@
-//! Signed tokens between stock etcd and `muster-node`. With the same key each must accept the
-//! other's tokens, if the revisions of their auth stores are equal.
+//! Signed tokens between stock etcd and `muster-node`. If both have the same key and equal
+//! revisions of their auth stores, each must accept the other's tokens.
 
 use std::path::Path;
 use std::process::Command;

@@ -4,7 +4,7 @@
 //! median of the rounds. Rounds of the two programs alternate, so that a disturbance from outside
 //! affects both. CPU time is what the kernel counted for the three servers together during a load.
 //!
-//! There are two more modes. They measure one program after the other, so that neither disturbs the
+//! Two more modes measure one program after the other, so that the programs don't disturb each
 //! other:
 //!
 //! - `--mode reconfigure`: the cost of membership changes.

@@ -55,8 +55,8 @@ pub struct ExplorationConfig {
     /// Maximum number of faults of all kinds together on one path. The limit of each kind in
     /// `faults` applies as well. 255 means no limit.
     pub max_total_faults: u8,
-    /// Whether states and steps that no property can tell apart are merged (`reductions`). It is
-    /// off when a test compares with the unreduced exploration.
+    /// Whether states and steps that no property can tell apart are merged (`reductions`). Tests
+    /// switch this off to compare with the unreduced exploration.
     pub reduced: bool,
 }
 

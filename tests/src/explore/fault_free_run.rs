@@ -17,7 +17,8 @@ use crate::explore::reductions::is_unknown_to_others;
 use crate::explore::service_steps::{deliver_ack, poll_or_redeem, serve};
 use crate::explore::state::{AgentMode, HostState, NOW, SystemState, is_from_clock_ahead};
 
-/// Maximum number of rounds of a fault-free run; one that takes more never ends.
+/// Maximum number of rounds of a fault-free run. A run that has not formed the cluster by then is
+/// judged by its last state.
 const ROUNDS: usize = 80;
 
 /// Plays the fault-free run from `system`.

@@ -138,8 +138,8 @@ pub(super) fn see_refusal(
     Ok(())
 }
 
-/// Shows the agent a list. It probes the members. Then it signs or refuses the list, or sends its
-/// row of the matrix (which members it reaches).
+/// Shows the agent a list. The agent probes the members. Then it signs or refuses the list, or
+/// sends its row of the matrix (which members it reaches).
 pub(super) fn examine_list(
     system: &mut SystemState,
     config: &ExplorationConfig,

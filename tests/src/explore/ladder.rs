@@ -1,7 +1,6 @@
 //! Ladder of configurations that `make explore` completes before it explores the full bounds. Each
-//! has as many seats and hosts as real clusters, and some of the faults. They were chosen by
-//! measurement to take about half an hour together on two cores. The report of a run says which of
-//! them were completed.
+//! configuration has as many seats and hosts as real clusters, and some of the faults. Together
+//! they took about half an hour on two cores. The report of a run lists the completed ones.
 
 use crate::explore::config::{Environment, ExplorationConfig, FaultCounts};
 use crate::explore::processes::RestoreMethod;

@@ -55,8 +55,8 @@ pub(super) fn would_poll_change_nothing(
 /// Returns whether the agent would do nothing about list `h`. Two conditions must hold:
 ///
 /// - The agent has released every epoch below the list's, or releases nothing any more.
-/// - It has already sent its ack, or it must refuse the list and the service doesn't wait for its
-///   answer.
+/// - The agent has already sent its ack, or it must refuse the list and the service doesn't wait
+///   for its answer.
 #[must_use]
 pub(super) fn is_list_ignored(
     system: &SystemState,

@@ -71,9 +71,9 @@ pub(super) fn clear_unread_fields(cluster: &mut Cluster, config: &ExplorationCon
 /// backups.
 ///
 /// This needs `Environment::has_database_identity`: without a database's identity nobody may notice
-/// the restore. Without reduction, with restores in place, or with faults of the clock, it returns
-/// the backup unchanged. In the last case the result would depend on whether the clock is still
-/// ahead at the restore.
+/// the restore. Without reduction, with restores in place, or with faults of the clock, the
+/// function returns the backup unchanged. In the last case the result would depend on whether the
+/// clock is still ahead at the restore.
 #[must_use]
 pub(super) fn backup(
     database: &Arc<DatabaseState>,

@@ -4,8 +4,8 @@
 //! **Time** is only a set of deadlines, each of which may have passed. The clock never moves;
 //! instead, one action makes one lease, list or backoff expire. That allows every real order of
 //! events and more, so a property that holds here holds for every clock. The service's clock may be
-//! ahead once. Whatever is stored in the meantime gets times that nobody should wait for, and the
-//! fault-free run (property 7) doesn't wait for any of them.
+//! ahead once. Deadlines stored while it is ahead are times that nobody should have to wait for, so
+//! the fault-free run (property 7) doesn't wait for any of them.
 //!
 //! **Messages** are a growing set: acks and releases may arrive late, twice or never. Anything that
 //! the service has ever shown (epochs, lists, documents) may reach an agent at any later time, in
@@ -31,8 +31,8 @@ pub(super) const NOW: UnixMicros = UnixMicros(1_000_000_000_000);
 pub(super) const CLOCK_JUMP: Millis = Millis(30 * 60 * 1_000);
 /// Distance from `NOW` of those deadlines and grant ends that pass only by an action.
 pub(super) const DAY: Millis = Millis(24 * 3600 * 1_000);
-/// Distance from `NOW` at which every deadline that is still to pass is stored. It is shorter than
-/// every lease, list time-out and backoff.
+/// Distance from `NOW` to which `normalise` moves each deadline that has not passed yet. This
+/// distance is shorter than every lease, list time-out and backoff.
 pub(super) const PENDING_DEADLINE_DISTANCE: Millis = Millis(1_000);
 /// Stored time of a deadline that has passed.
 pub(super) const PASSED_DEADLINE: UnixMicros = UnixMicros(0);
@@ -232,8 +232,9 @@ impl SystemState {
     }
 }
 
-/// Clears what no rule reads: the revision, the last error, and how far off a deadline is. States
-/// that differ only in these become equal.
+/// Gives the row a normal form, so that states become equal if no rule can tell them apart. Clears
+/// the revision, the last error and the name of who ended the cluster. Renumbers the standbys, and
+/// maps numbers of failed lists and deadlines to few values.
 pub(super) fn normalise(cluster: &mut Cluster, config: &ExplorationConfig) {
     use formation_explored::service::Seating;
     if config.reduced && !config.service_lies {

@@ -1,7 +1,7 @@
 //! Requests about locks and elections, drawn from a seed: few names and few leases. Callers stay in
 //! a queue while other requests are made.
 //!
-//! These are not drawn:
+//! Requests that are not drawn:
 //! - A caller that waits with a lease that the server creates, because its key would have a random
 //!   id. `LockOnOwnLease` has such a lease, but gets its lock at once and then releases both.
 //! - Ending a caller that waits for a lock and has lost its key, while another caller waits with a

@@ -1,6 +1,6 @@
 //! Requests drawn from a seed: few keys and many unusual values.
 //!
-//! These are not drawn:
+//! Requests that are not drawn:
 //! - Alarm kinds and alarm actions that etcd doesn't know: they make etcd panic.
 //! - Alarms of members outside the cluster: etcd keeps any number of them, and this node refuses
 //!   them.

@@ -1,6 +1,6 @@
 //! Requests about users and roles, and other requests by users with tokens, drawn from a seed.
 //!
-//! These are not drawn:
+//! Requests that are not drawn:
 //! - A permission for a second range with the same first key as another range of the role. If
 //!   another permission precedes it, etcd may overlook the existing one, and then stores the range
 //!   twice.
@@ -336,8 +336,8 @@ impl UserCallGenerator<'_> {
         AuthRoleRevokePermissionRequest { role: role.to_owned(), key, range_end }
     }
 
-    /// Draws a request about a lock or an election. It uses one lease, or one that doesn't exist,
-    /// so that it never waits.
+    /// Draws a request about a lock or an election. The request names the only lease or one that
+    /// doesn't exist, so it never waits.
     fn draw_concurrency_call(&mut self) -> ConcurrencyCall {
         let (name, lease) = (self.one_of(&["a", "d"]), self.one_of(&[LEASE, LEASE, LEASE, 77]));
         let (name_entered, revision) = self.users.last_entry.unwrap_or((name, 1));

@@ -313,8 +313,9 @@ impl ReferenceModel {
         }
     }
 
-    /// Checks permission to revoke a lease or to attach a key to it: the caller must be able to
-    /// write every key attached to it. Those keys are deleted when the lease ends.
+    /// Checks permission to revoke a lease or to attach a key to it. The caller needs write
+    /// permission for every key that is already attached, because these keys are deleted when the
+    /// lease ends.
     fn permit_lease(&self, caller: Option<&Caller>, lease: i64) -> Result<(), AuthError> {
         if lease == 0 || self.users.is_root(caller).is_ok() {
             return Ok(());

@@ -1,12 +1,13 @@
 //! Clients that use the store as Kubernetes' API servers do; two or more of them share the same
 //! keys.
 //!
-//! - Each keeps [copies](super::prefix_copy) of two prefixes, and watches them on one stream.
-//! - It changes a key only if the store has the record of its copy. Otherwise it retries with the
-//!   record that the store returned.
-//! - It attaches keys to leases, several to each.
-//! - It races with the others to write the key that decides who compacts. The winner compacts at
-//!   the revision that it saw in its previous race.
+//! - Each API server keeps [copies](super::prefix_copy) of two prefixes, and watches them on one
+//!   stream.
+//! - An API server changes a key only if the store's record equals the record in its copy.
+//!   Otherwise it retries with the record that the store returned.
+//! - It attaches several keys to each of its leases.
+//! - The API servers race to write the key that decides who compacts. The winner compacts at the
+//!   revision that it saw in its previous race.
 
 use bytes::Bytes;
 use node_proto::command::Operation;

@@ -222,9 +222,9 @@ impl ClientRequestGenerator<'_> {
         }
     }
 
-    /// Draws a transaction's branch: puts of different keys or one delete, and possibly a read. It
-    /// never has both a put and a delete, because a request that changes a key twice is refused
-    /// before it is proposed.
+    /// Draws a transaction's branch: puts of different keys or one delete, and possibly a read. A
+    /// branch never has both a put and a delete, because a request that changes a key twice is
+    /// refused before it is proposed.
     fn branch(&mut self, id: u64) -> Vec<RequestOp> {
         let mut operations = Vec::new();
         if self.rng.chance(200) {

@@ -10,9 +10,9 @@
 //! - Processes crash at any disk operation, and unsynced sectors are lost or torn.
 //! - Disks fail or are full at any operation.
 //! - Members restart and pause, and their clocks run at different speeds.
-//! - Some faults aim (`faults`). They hit a leader, a member that has just sent an acknowledgement,
-//!   or the middle of a write or a snapshot installation. A member may be cut off until a peer has
-//!   compacted entries that it lacks.
+//! - Some faults are aimed (`faults`): at a leader, at a member that has just sent an
+//!   acknowledgement, or at the middle of a write or a snapshot installation. A member may be cut
+//!   off until a peer has compacted entries that it lacks.
 //!
 //! In half of the histories there are users and roles. They change while requests are under way,
 //! and clients authenticate as different users, by name or with a token.

@@ -89,7 +89,8 @@ pub(super) struct MemberProcess {
     /// Incarnation, boot counter, random number and disk state that this process presents to its
     /// peers.
     pub claim: ProcessClaim,
-    /// Promises of peers that this process remembers. The newest ones may not be written yet.
+    /// Promises of peers that this process remembers. The newest of these promises are possibly not
+    /// written to disk yet.
     pub witness: Witness,
     /// Version of `witness` that was last written.
     pub witness_written: u64,

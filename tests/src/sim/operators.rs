@@ -49,8 +49,8 @@ pub(super) struct OperatorChange {
     operator: Option<usize>,
     number: u64,
     request: ChangeRequest,
-    /// Virtual time until which the change may wait on the leader. It waits until a quorum knows of
-    /// the previous change.
+    /// Virtual time until which the change can wait on the leader for a quorum to know of the
+    /// previous change.
     until: u64,
 }
 
@@ -420,7 +420,7 @@ impl Simulation {
         Some(MemberChange::Add(new_member(id, url, self.rng.chance(600), incarnation)))
     }
 
-    /// Starts the machine of a member that is to be added, as an operator would.
+    /// Starts the machine of the member that this change adds, as an operator would.
     fn start_machine_to_add(&mut self, change: &MemberChange) {
         let MemberChange::Add(member) = change else { return };
         let machine = self.nodes.iter().find(|node| node.has_address(&member.peer_urls[0]));

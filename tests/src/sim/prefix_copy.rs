@@ -1,9 +1,10 @@
 //! A copy of the keys of a prefix, kept as Kubernetes' API server keeps one.
 //!
-//! The copy begins with a list of the prefix in pages, all at the first page's revision. Then it
-//! watches from the next revision on, with the previous value in each event. The copy reaches
-//! another revision by a list, by events, or by progress without events. At each such revision it
-//! must equal the store's keys. A copy that learns that an event is missing starts with a new list.
+//! The copy begins with a list of the prefix in pages, all at the first page's revision. Then the
+//! copy follows a watch from the next revision on, with the previous value in each event. The copy
+//! reaches another revision by a list, by events, or by progress without events. At each such
+//! revision it must equal the store's keys. A copy that learns that an event is missing starts with
+//! a new list.
 
 use std::collections::BTreeMap;
 

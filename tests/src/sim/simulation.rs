@@ -102,7 +102,7 @@ pub struct SimulationReport {
     pub membership_changes: u64,
     /// Membership changes that the asked member refused.
     pub changes_refused: u64,
-    /// Leaders that transferred leadership because they were to be removed.
+    /// Leaders that transferred leadership before their own removal.
     pub handed_over: u64,
     /// New members that began with the whole state of another one.
     pub joined: u64,

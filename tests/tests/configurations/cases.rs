@@ -167,7 +167,7 @@ impl Case {
         }
     }
 
-    /// Whether a member with this configuration serves clients soon. It doesn't if it waits for
+    /// Whether a member with this configuration serves clients soon. False if the member waits for
     /// other members, or if its first election takes a minute.
     pub(crate) fn serves_soon(&self) -> bool {
         !["{other}", LONGEST_ELECTION].iter().any(|words| self.text().contains(words))

@@ -1,6 +1,6 @@
 //! Membership changes drawn from a seed: few members, and many requests that must be refused.
 //!
-//! These are not drawn:
+//! Requests that are not drawn:
 //! - A second voter in a cluster of one. etcd then blocks until that voter joins; here the new
 //!   member begins as a learner.
 //! - Malformed peer URLs in an update: etcd commits them, and some end the server at its next

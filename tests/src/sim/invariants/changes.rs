@@ -25,7 +25,7 @@ impl MembershipChanges {
     }
 
     /// Checks a change that the leader `member` proposes, whose configuration has `voters`.
-    /// `may_count` takes index and term of an entry in the leader's log. It returns whether the
+    /// `may_count` takes index and term of an entry in the leader's log, and returns whether the
     /// entry may have changed the configuration.
     pub fn check_proposal(
         &mut self,
