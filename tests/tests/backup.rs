@@ -22,8 +22,7 @@ fn mode(path: &Path) -> Result<u32> {
 }
 
 #[test]
-fn a_service_that_lost_all_but_its_keys_comes_back_from_a_backup_and_touches_no_cluster()
--> Result<()> {
+fn a_service_that_lost_all_but_its_keys_is_restored_and_touches_no_cluster() -> Result<()> {
     let mut testbed = Testbed::start(Network::loopback(3), TestbedOptions::default())?;
     let bundle = testbed.create_cluster_with_token("demo", 3)?;
     let mut members = testbed.start_agents(0..3, &bundle)?;

@@ -83,7 +83,7 @@ const FAULTS: [&str; 4] = [
 
 /// Minimum number of letters of an error text that needs a row. A shorter text only introduces its
 /// cause.
-const FEWEST_LETTERS: usize = 8;
+const MIN_LETTERS: usize = 8;
 
 struct ErrorText {
     place: String,
@@ -155,7 +155,7 @@ fn error_texts(file: &Path, source: &str) -> Vec<ErrorText> {
     }
     texts.retain(|found| {
         let letters = found.text.chars().filter(char::is_ascii_alphabetic).count();
-        letters >= FEWEST_LETTERS && !FAULTS.iter().any(|fault| found.text.contains(fault))
+        letters >= MIN_LETTERS && !FAULTS.iter().any(|fault| found.text.contains(fault))
     });
     texts
 }
@@ -231,7 +231,7 @@ fn needs_row(file: &str) -> bool {
 }
 
 #[test]
-fn each_error_text_is_in_the_chapter_with_its_cure() -> Result<()> {
+fn each_error_text_is_in_the_manuals_chapter_of_errors() -> Result<()> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().context("the repository")?;
     let rows = chapter_rows(&fs_err::read_to_string(root.join("docs/errors.md"))?);
     let texts = all_texts(root, needs_row)?;

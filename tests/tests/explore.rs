@@ -50,7 +50,7 @@ fn one_seat_every_fault_of_its_host() {
 }
 
 #[test]
-fn one_seat_two_hosts_death_and_remake() {
+fn one_seat_two_hosts_death_and_reimage() {
     let faults = FaultCounts { deaths: 1, reimages: 1, ..FaultCounts::default() };
     check_all_properties(&ExplorationConfig {
         faults,

@@ -75,7 +75,7 @@ fn one_seat_restore_end_and_accept() {
 }
 
 #[test]
-fn one_seat_death_and_remake() {
+fn one_seat_death_and_reimage() {
     check_same_violations(&ExplorationConfig {
         faults: FaultCounts { deaths: 1, reimages: 1, ..FaultCounts::default() },
         has_late_messages: true,
@@ -86,7 +86,7 @@ fn one_seat_death_and_remake() {
 }
 
 #[test]
-fn one_seat_remake_beyond_the_first_epoch() {
+fn one_seat_reimage_beyond_the_first_epoch() {
     check_same_violations(&ExplorationConfig {
         faults: FaultCounts { reimages: 1, ..FaultCounts::default() },
         has_late_messages: true,

@@ -26,7 +26,7 @@ fn crashing_at(step: &str) -> AgentOptions {
 }
 
 /// Checks that `cluster` accepts a write, and lists three started members with different names.
-fn has_three_members<'a>(
+fn check_three_members<'a>(
     testbed: &Testbed,
     cluster: &str,
     agents: impl IntoIterator<Item = &'a AgentProcess>,
@@ -78,7 +78,7 @@ fn three_hosts_become_one_cluster() -> Result<()> {
     let bundle = testbed.create_cluster_with_token("demo", 3)?;
     let agents = testbed.start_agents(0..3, &bundle)?;
     testbed.wait_cluster_state("demo", "formed", FORMATION_LIMIT)?;
-    has_three_members(&testbed, "demo", &agents)
+    check_three_members(&testbed, "demo", &agents)
 }
 
 #[test]
@@ -114,7 +114,7 @@ fn an_agent_killed_at_any_step_converges_to_the_same_seat() -> Result<()> {
         agents[0].start()?;
         keep_running(&testbed, &cluster, &mut agents)
             .with_context(|| format!("killed at {step}"))?;
-        has_three_members(&testbed, &cluster, &agents)
+        check_three_members(&testbed, &cluster, &agents)
             .with_context(|| format!("killed at {step}"))?;
     }
     Ok(())
@@ -149,7 +149,7 @@ fn discovery_killed_at_any_step_forms_the_same_cluster() -> Result<()> {
         ensure!(code == 128 + 9, "killed at {step}, discovery ended with {code}");
         testbed.options.serve_env.clear();
         testbed.start_discovery()?;
-        three_members(&testbed, &mut agents).with_context(|| format!("killed at {step}"))?;
+        wait_three_members(&testbed, &mut agents).with_context(|| format!("killed at {step}"))?;
     }
     Ok(())
 }
@@ -170,20 +170,20 @@ fn postgres_killed_at_any_step_forms_the_same_cluster() -> Result<()> {
         process
             .wait_for_output("killing, as the environment asks", FORMATION_LIMIT)
             .with_context(|| format!("kill at {step}"))?;
-        three_members(&testbed, &mut agents)
+        wait_three_members(&testbed, &mut agents)
             .with_context(|| format!("Postgres killed at {step}"))?;
     }
     Ok(())
 }
 
 /// Waits until the agents have formed `demo`, and checks that it has three members.
-fn three_members(testbed: &Testbed, agents: &mut [AgentProcess]) -> Result<()> {
+fn wait_three_members(testbed: &Testbed, agents: &mut [AgentProcess]) -> Result<()> {
     keep_running(testbed, "demo", agents)?;
-    has_three_members(testbed, "demo", &*agents)
+    check_three_members(testbed, "demo", &*agents)
 }
 
 #[test]
-fn postgres_killed_while_agents_wait_and_after_the_commit() -> Result<()> {
+fn a_cluster_forms_although_postgres_is_killed_before_and_after_the_commit() -> Result<()> {
     let testbed = testbed(3)?;
     let bundle = testbed.create_cluster_with_token("demo", 3)?;
     let mut agents =
@@ -198,7 +198,7 @@ fn postgres_killed_while_agents_wait_and_after_the_commit() -> Result<()> {
         .or_else(|_| testbed.wait_cluster_state("demo", "formed", FORMATION_LIMIT))?;
     kill_postgres(&testbed)?;
     keep_running(&testbed, "demo", &mut agents)?;
-    has_three_members(&testbed, "demo", &agents)
+    check_three_members(&testbed, "demo", &agents)
 }
 
 #[test]
@@ -213,7 +213,7 @@ fn of_four_hosts_three_become_members_and_the_standby_ends() -> Result<()> {
     let code = agents[standby].exit_code(FORMATION_LIMIT)?;
     ensure!(code == 3, "the standby ended with {code}: {}", agents[standby].output());
     let others = agents.iter().enumerate().filter(|(i, _)| *i != standby).map(|(_, a)| a);
-    has_three_members(&testbed, "demo", others)
+    check_three_members(&testbed, "demo", others)
 }
 
 #[test]
@@ -226,7 +226,7 @@ fn the_seat_of_a_host_that_dies_goes_to_the_standby() -> Result<()> {
     dying.kill();
     let agents = testbed.start_agents(1..4, &bundle)?;
     testbed.wait_cluster_state("demo", "formed", FORMATION_LIMIT)?;
-    has_three_members(&testbed, "demo", &agents)?;
+    check_three_members(&testbed, "demo", &agents)?;
     dying.start()?;
     let code = dying.exit_code(FORMATION_LIMIT)?;
     ensure!(code == 3, "the late host ended with {code}");
@@ -252,7 +252,7 @@ fn a_host_that_nobody_can_reach_loses_its_seat_to_the_standby() -> Result<()> {
     unreachable.wait_for_output("waiting", FORMATION_LIMIT)?;
     let agents = testbed.start_agents(1..4, &bundle)?;
     testbed.wait_cluster_state("demo", "formed", Duration::from_secs(90))?;
-    has_three_members(&testbed, "demo", &agents)
+    check_three_members(&testbed, "demo", &agents)
 }
 
 #[test]
@@ -267,11 +267,11 @@ fn two_discovery_processes_on_one_postgres_serve_one_formation() -> Result<()> {
     ensure!(text.contains(":8444"), "the bundle names both: {text}");
     let agents = testbed.start_agents(0..3, &bundle)?;
     testbed.wait_cluster_state("demo", "formed", FORMATION_LIMIT)?;
-    has_three_members(&testbed, "demo", &agents)
+    check_three_members(&testbed, "demo", &agents)
 }
 
 #[test]
-fn an_agent_restarted_adopts_the_running_node() -> Result<()> {
+fn a_restarted_agent_adopts_the_running_node() -> Result<()> {
     let testbed = testbed(1)?;
     let bundle = testbed.create_cluster_with_token("solo", 1)?;
     let mut agents = testbed.start_agents(0..1, &bundle)?;

@@ -56,7 +56,7 @@ fn histories_of_killed_members_are_right() -> Result<()> {
         (Fault::Kill, Victim::Follower),
         (Fault::Kill, Victim::All),
     ];
-    scenario("kill", Network::loopback(3), false, &faults)?;
+    check_scenario("kill", Network::loopback(3), false, &faults)?;
     Ok(())
 }
 
@@ -68,7 +68,7 @@ fn histories_of_stopped_members_with_users_are_right() -> Result<()> {
         (Fault::Stop, Victim::Leader),
         (Fault::Stop, Victim::Leader),
     ];
-    let report = scenario("stop", Network::loopback(3), true, &faults)?;
+    let report = check_scenario("stop", Network::loopback(3), true, &faults)?;
     ensure!(report.denied > 0, "nobody asked for what is not permitted: {report:?}");
     Ok(())
 }
@@ -86,12 +86,12 @@ fn histories_of_members_that_are_cut_off_are_right() -> Result<()> {
         (Fault::OneLink, Victim::Leader),
         (Fault::CutOutbound, Victim::Follower),
     ];
-    scenario("cut", Network::namespaces(3)?, false, &faults)?;
+    check_scenario("cut", Network::namespaces(3)?, false, &faults)?;
     Ok(())
 }
 
 /// Records a history while these faults happen one after another, and checks it.
-fn scenario(
+fn check_scenario(
     name: &str,
     network: Network,
     has_users: bool,

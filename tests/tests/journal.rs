@@ -10,7 +10,8 @@ use muster_tests::harness::testbed::{TestbedOptions, path_text};
 use muster_tests::harness::{AgentProcess, Network, Testbed, skip, wait_for};
 
 const LIMIT: Duration = Duration::from_secs(60);
-const CALLS: &str = "trace=openat,write,fsync,fdatasync,rename,renameat,renameat2,sendto,writev";
+const TRACE_FILTER: &str =
+    "trace=openat,write,fsync,fdatasync,rename,renameat,renameat2,sendto,writev";
 
 fn strace() -> bool {
     let there = Command::new("strace").arg("--version").output().is_ok();
@@ -91,7 +92,7 @@ fn dies_at(
     step: &str,
 ) -> Result<(AgentProcess, String)> {
     let trace = testbed.path("trace");
-    let through = ["strace", "-f", "-y", "-s", "64", "-e", CALLS, "-o", path_text(&trace)?];
+    let through = ["strace", "-f", "-y", "-s", "64", "-e", TRACE_FILTER, "-o", path_text(&trace)?];
     let options = AgentOptions {
         wrapper: through.map(str::to_owned).to_vec(),
         env: vec![("MUSTER_CRASH_AT".to_owned(), step.to_owned())],

@@ -12,7 +12,7 @@ use muster_tests::harness::testbed::path_text;
 
 const LIMIT: Duration = Duration::from_secs(60);
 /// Memory limit in KiB, which stops a program that reads a device without end.
-const MEMORY: u32 = 8 << 20;
+const MEMORY_LIMIT_KIB: u32 = 8 << 20;
 
 const FILE_COMMANDS: [&str; 13] = [
     "muster-node snapshot status FILE",
@@ -46,7 +46,7 @@ fn run_with_file(line: &str, named: &Path, folder: &Path) -> Result<(i32, String
     });
     let name = words.next().context("a program")??;
     let mut command = Command::new("sh");
-    command.args(["-c", &format!("ulimit -v {MEMORY} && exec \"$@\""), "sh"]);
+    command.args(["-c", &format!("ulimit -v {MEMORY_LIMIT_KIB} && exec \"$@\""), "sh"]);
     command.arg(program_path(&name)?).args(words.collect::<Result<Vec<_>>>()?);
     let (out, log) = (folder.join("out"), folder.join("log"));
     let _ = (fs_err::remove_dir_all(out), fs_err::remove_file(&log));

@@ -23,7 +23,7 @@ use tonic::{Status, transport::Channel};
 /// Time limit of each wait; a test that passes waits much less.
 const LIMIT: Duration = Duration::from_secs(60);
 /// Duration of a partition, which is more than twice that of an election.
-const CUT: Duration = Duration::from_millis(2_500);
+const CUT_TIME: Duration = Duration::from_millis(2_500);
 /// Time limit of one call. A change that timed out may still be made later.
 const CALL_LIMIT: Duration = Duration::from_secs(2);
 const PUT_LIMIT: Duration = Duration::from_millis(300);
@@ -211,7 +211,7 @@ impl PartitionedCluster {
         let receiver = if cut_off { follower } else { leader };
         // The outcome is checked below, whatever the answer is.
         let _ = self.request_change(receiver, change, target).await;
-        tokio::time::sleep(CUT).await;
+        tokio::time::sleep(CUT_TIME).await;
         let removes =
             matches!(change, MembershipChange::RemoveFollower | MembershipChange::RemoveLeader);
         let term = if removes_unreachable_member(change, partition) {

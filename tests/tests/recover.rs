@@ -26,13 +26,13 @@ fn recover(agent: &AgentProcess, args: &[&str]) -> Result<Output> {
     Ok(command.output()?)
 }
 
-fn text(output: &Output) -> String {
+fn output_text(output: &Output) -> String {
     let both = [&output.stdout[..], &output.stderr[..]].concat();
     String::from_utf8_lossy(&both).into_owned()
 }
 
-fn refused(output: &Output, code: i32, says: &str) -> Result<()> {
-    let text = text(output);
+fn check_refused(output: &Output, code: i32, says: &str) -> Result<()> {
+    let text = output_text(output);
     ensure!(output.status.code() == Some(code) && text.contains(says), "{}: {text}", output.status);
     Ok(())
 }
@@ -69,7 +69,7 @@ fn write_examine_report(
     name: &str,
 ) -> Result<std::path::PathBuf> {
     let seen = recover(agent, &["examine", "--json"])?;
-    ensure!(seen.status.success(), "{}", text(&seen));
+    ensure!(seen.status.success(), "{}", output_text(&seen));
     let file = testbed.path(name);
     fs_err::write(&file, &seen.stdout)?;
     Ok(file)
@@ -84,16 +84,20 @@ fn check_mistakes_are_refused(
 ) -> Result<()> {
     let key = testbed.admin_key();
     let make = ["make", "--key", path_text(&key)?, "--i-accept-data-loss", "--yes", PHRASE];
-    let shown = text(&recover(lost, &["examine", "--report", of_first])?);
+    let shown = output_text(&recover(lost, &["examine", "--report", of_first])?);
     ensure!(shown.contains("* goes furthest") && shown.contains("what only"), "{shown}");
-    refused(&recover(lost, &[&make[..], &["--report", of_first]].concat())?, 1, "goes further")?;
-    refused(&recover(first, &make[..3])?, 2, "is lost for good")?;
+    check_refused(
+        &recover(lost, &[&make[..], &["--report", of_first]].concat())?,
+        1,
+        "goes further",
+    )?;
+    check_refused(&recover(first, &make[..3])?, 2, "is lost for good")?;
     let wrong = [&make[..4], &["--yes", "yes"]].concat();
-    refused(&recover(first, &wrong)?, 2, "it takes exactly")?;
+    check_refused(&recover(first, &wrong)?, 2, "it takes exactly")?;
     let stranger = testbed.path("stranger.pem");
     testbed.admin_command(&["key", "new", "--out", path_text(&stranger)?])?;
     let by_stranger = [&["make", "--key", path_text(&stranger)?], &make[3..]].concat();
-    refused(&recover(first, &by_stranger)?, 2, "no operator's or owner's key")
+    check_refused(&recover(first, &by_stranger)?, 2, "no operator's or owner's key")
 }
 
 /// Checks that status on the remaining host names the missing members and what to do.
@@ -128,7 +132,7 @@ fn a_new_cluster_is_made_from_the_directory_with_the_longest_log() -> Result<()>
     let key = testbed.admin_key();
     let make =
         ["make", "--key", path_text(&key)?, "--i-accept-data-loss", "--yes", PHRASE, "--json"];
-    refused(&recover(&first, &make)?, 1, "stop that agent first")?;
+    check_refused(&recover(&first, &make)?, 1, "stop that agent first")?;
     first.terminate(LIMIT)?;
     testbed.kill_discovery();
     let of_first = write_examine_report(&testbed, &first, "first.json")?;
@@ -138,7 +142,7 @@ fn a_new_cluster_is_made_from_the_directory_with_the_longest_log() -> Result<()>
     let make = [&make[..], &["--report", path_text(&of_lost)?]].concat();
     let made = || -> Result<Value> {
         let made = recover(&first, &make)?;
-        ensure!(made.status.success(), "{}", text(&made));
+        ensure!(made.status.success(), "{}", output_text(&made));
         Ok(serde_json::from_slice::<Value>(&made.stdout)?["made"].clone())
     };
     let (once, again) = (made()?, made()?);
@@ -233,7 +237,7 @@ fn reset(agent: &AgentProcess) -> Result<()> {
     let mut command = agent.host.command(program_path("muster-agent")?);
     let output =
         command.args(["reset", "--yes", "--data-dir", path_text(&agent.data_dir)?]).output()?;
-    ensure!(output.status.success(), "{}", text(&output));
+    ensure!(output.status.success(), "{}", output_text(&output));
     Ok(())
 }
 
@@ -297,18 +301,18 @@ fn check_lost_majority(node: Option<&Path>) -> Result<()> {
     };
     let of_first = write_examine_report(&testbed, &first, "first.json")?;
     let by_third = [&binary[..], &["--report", path_text(&of_first)?]].concat();
-    refused(&make(&testbed, &third, &by_third)?, 1, "goes further: make the cluster there")?;
+    check_refused(&make(&testbed, &third, &by_third)?, 1, "goes further: make the cluster there")?;
     let of_third = write_examine_report(&testbed, &third, "third.json")?;
     let made =
         make(&testbed, &first, &[&binary[..], &["--report", path_text(&of_third)?]].concat())?;
-    ensure!(made.status.success(), "{}", text(&made));
+    ensure!(made.status.success(), "{}", output_text(&made));
     let made: Value = serde_json::from_slice(&made.stdout)?;
     let again: Value = serde_json::from_slice(&make(&testbed, &first, &binary)?.stdout)?;
     ensure!(made == again, "{again} is not {made}");
-    refused(&make(&testbed, &third, &by_third)?, 1, "goes further")?;
+    check_refused(&make(&testbed, &third, &by_third)?, 1, "goes further")?;
     let of_first = write_examine_report(&testbed, &first, "made.json")?;
     let later = [&binary[..], &["--report", path_text(&of_first)?]].concat();
-    refused(&make(&testbed, &third, &later)?, 1, "a new cluster was made already")?;
+    check_refused(&make(&testbed, &third, &later)?, 1, "a new cluster was made already")?;
 
     first.start()?;
     wait_for("the new cluster to serve", LIMIT, || alone.run(&["put", "new", "one"]).ok())
@@ -367,7 +371,7 @@ fn a_newcomer_accepts_only_a_recovery_that_an_operator_signed() -> Result<()> {
     let (mut agents, etcdctl) = form_cluster(&testbed, 1, None)?;
     agents[0].terminate(LIMIT)?;
     let made = make(&testbed, &agents[0], &[])?;
-    ensure!(made.status.success(), "{}", text(&made));
+    ensure!(made.status.success(), "{}", output_text(&made));
     agents[0].start()?;
     // The newcomer dies after it was added. The other agent is killed too, so that no agent
     // corrects the stored recoveries.
@@ -419,7 +423,7 @@ fn check_recovery_killed_at_each_step(
     let old = cluster_id(&etcdctl)?.as_u64().context("an id")?;
     agent.kill();
     let by_a_running_node = make(&testbed, agent, &[])?;
-    refused(&by_a_running_node, 1, "a node still runs on this state")?;
+    check_refused(&by_a_running_node, 1, "a node still runs on this state")?;
     agent.kill_node()?;
     let origin = testbed.path("origin");
     copy(&agent.data_dir, &origin)?;
@@ -458,7 +462,7 @@ fn check_recovery_killed_at_each_step(
             news += 1
         }
         let made = make(&testbed, agent, &binary)?;
-        ensure!(made.status.success(), "step {step}: {}", text(&made));
+        ensure!(made.status.success(), "step {step}: {}", output_text(&made));
         let made: Value = serde_json::from_slice(&made.stdout)?;
         let is = made["made"]["is"].clone();
         let after = recover(agent, &["examine", "--json"])?;
@@ -493,14 +497,14 @@ fn check_wrong_directories(testbed: &Testbed, agent: &AgentProcess, binary: &[&s
         Ok(command.output()?)
     };
     let (nobody, removed) = (testbed.path("nobody"), testbed.path("removed"));
-    refused(&make(&nobody)?, 1, "no such folder")?;
+    check_refused(&make(&nobody)?, 1, "no such folder")?;
     fs_err::create_dir(&nobody)?;
-    refused(&make(&nobody)?, 1, "there is nothing to recover")?;
+    check_refused(&make(&nobody)?, 1, "there is nothing to recover")?;
     copy(&agent.data_dir, &removed)?;
     let tombstone =
         r#"{"version":1,"incarnation":"","member_id":"1","cluster_id":"1","at":"now","by":"log"}"#;
     fs_err::write(removed.join("node/muster-tombstone.json"), tombstone)?;
-    refused(&make(&removed)?, 1, "is removed")?;
+    check_refused(&make(&removed)?, 1, "is removed")?;
     Ok(())
 }
 
@@ -544,7 +548,7 @@ fn a_killed_recovery_leaves_no_program_behind() -> Result<()> {
     }
     gone?;
     let made = make(&testbed, agent, &[])?;
-    ensure!(made.status.success(), "{}", text(&made));
+    ensure!(made.status.success(), "{}", output_text(&made));
     Ok(())
 }
 

@@ -20,7 +20,7 @@ fn testbed(hosts: u8) -> Result<Testbed> {
     Testbed::start(Network::loopback(hosts), TestbedOptions::default())
 }
 
-fn written(testbed: &Testbed, name: &str, text: &str) -> Result<PathBuf> {
+fn write_file(testbed: &Testbed, name: &str, text: &str) -> Result<PathBuf> {
     let file = testbed.path(name);
     fs_err::write(&file, text)?;
     Ok(file)
@@ -28,7 +28,7 @@ fn written(testbed: &Testbed, name: &str, text: &str) -> Result<PathBuf> {
 
 /// Runs an agent with `bundle` until it ends. Returns the exit code and all output.
 fn refused(testbed: &Testbed, bundle: &str, name: &str) -> Result<(i32, String)> {
-    let file = written(testbed, name, bundle)?;
+    let file = write_file(testbed, name, bundle)?;
     let mut agent = testbed.agent(0, &file);
     agent.data_dir = testbed.path(&format!("{name}-data"));
     agent.start()?;

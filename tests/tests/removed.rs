@@ -12,7 +12,7 @@ use muster_tests::stock_etcd;
 
 const LIMIT: Duration = Duration::from_secs(60);
 /// Number of restarts by a supervisor.
-const STARTS: usize = 20;
+const RESTARTS: usize = 20;
 
 fn form_three_members(testbed: &Testbed, node: Option<&Path>) -> Result<Vec<AgentProcess>> {
     let bundle = testbed.create_cluster_with_token("demo", 3)?;
@@ -66,7 +66,7 @@ fn check_removed_member_stays_out(node: Option<&Path>) -> Result<()> {
         status[0]["Status"]["raftTerm"].as_u64().context("a term")
     };
     let before = term()?;
-    for start in 1..=STARTS {
+    for start in 1..=RESTARTS {
         removed.start()?;
         let code = removed.exit_code(LIMIT)?;
         ensure!(code == 3, "start {start} ended with {code}: {}", removed.output());

@@ -194,7 +194,7 @@ struct RestoredService {
     testbed: Testbed,
 }
 
-const SECOND: &str = "discovery-2";
+const SECOND_PROCESS: &str = "discovery-2";
 
 fn restore_without_forming_process() -> Result<RestoredService> {
     let options = TestbedOptions { ports: vec![8443, 8444], ..TestbedOptions::default() };
@@ -238,7 +238,7 @@ fn restore_without_forming_process() -> Result<RestoredService> {
 
 fn start_second(testbed: &Testbed, port: u16) -> Result<ChildProcess> {
     let url = testbed.database_url()?;
-    let mut process = testbed.spawn_discovery(SECOND, port, Some(&url))?;
+    let mut process = testbed.spawn_discovery(SECOND_PROCESS, port, Some(&url))?;
     process.wait_for_output("listening", LIMIT)?;
     Ok(process)
 }
@@ -294,12 +294,11 @@ fn a_service_restored_from_a_dump_continues_once_the_missing_process_is_forgotte
 }
 
 #[test]
-fn of_two_processes_on_copies_of_one_ledger_the_one_with_the_copy_ends_and_says_why() -> Result<()>
-{
+fn a_process_on_a_copy_of_another_ledger_ends_and_says_why() -> Result<()> {
     let mut testbed = Testbed::start(Network::loopback(1), TestbedOptions::default())?;
     testbed.create_cluster_with_token("demo", 3)?;
     testbed.stop_discovery()?;
-    copy(&testbed.path("discovery-ledger"), &testbed.path(&format!("{SECOND}-ledger")))?;
+    copy(&testbed.path("discovery-ledger"), &testbed.path(&format!("{SECOND_PROCESS}-ledger")))?;
     testbed.start_discovery()?;
     let mut second = start_second(&testbed, 8444)?;
     let code = second.exit_code(LIMIT)?;

@@ -73,23 +73,23 @@ fn is_rejection(line: &str) -> bool {
 }
 
 #[test]
-fn etcd_3_4_forms_on_loopback() -> Result<()> {
+fn etcd_3_4_forms_a_cluster_on_loopback() -> Result<()> {
     oldest().map_or(Ok(()), |etcd| check_forming(&etcd, Network::loopback(3)))
 }
 
 #[test]
-fn etcd_3_4_forms_on_hosts_of_their_own() -> Result<()> {
+fn etcd_3_4_forms_a_cluster_on_separate_hosts() -> Result<()> {
     let (Some(etcd), Some(network)) = (oldest(), namespaces()) else { return Ok(()) };
     check_forming(&etcd, network)
 }
 
 #[test]
-fn the_newest_etcd_forms_on_loopback() -> Result<()> {
+fn the_newest_etcd_forms_a_cluster_on_loopback() -> Result<()> {
     newest().map_or(Ok(()), |etcd| check_forming(&etcd, Network::loopback(3)))
 }
 
 #[test]
-fn the_newest_etcd_forms_on_hosts_of_their_own() -> Result<()> {
+fn the_newest_etcd_forms_a_cluster_on_separate_hosts() -> Result<()> {
     let (Some(etcd), Some(network)) = (newest(), namespaces()) else { return Ok(()) };
     check_forming(&etcd, network)
 }

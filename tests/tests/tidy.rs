@@ -7,7 +7,7 @@ use anyhow::{Context as _, Result, ensure};
 
 /// Minimum number of words of a doc comment. A shorter one only repeats the name that it belongs
 /// to.
-const FEWEST_WORDS: usize = 4;
+const MIN_WORDS: usize = 4;
 
 /// Words that stand for a noun which the reader has to look for elsewhere.
 const STAND_INS: [&str; 19] = [
@@ -17,7 +17,7 @@ const STAND_INS: [&str; 19] = [
 const STAND_IN_PHRASES: [&str; 3] = ["The same", "The one that", "One that"];
 
 /// Maximum number of files that may define types of one name.
-const MOST_OWNERS: usize = 2;
+const MAX_OWNERS: usize = 2;
 
 /// Type names that any number of files may define. Callers write the module's name before them.
 const COMMON_TYPES: [&str; 3] = ["Error", "Answer", "State"];
@@ -35,7 +35,7 @@ impl DocComment {
     fn fault(&self) -> Option<String> {
         let words: Vec<&str> = self.text.split_whitespace().collect();
         let place = format!("{}:{}", self.file.display(), self.line);
-        if words.len() < FEWEST_WORDS {
+        if words.len() < MIN_WORDS {
             return Some(format!(
                 "{place}: {:?} says no more than a name: say contract, unit or reason, or delete it",
                 self.text
@@ -145,8 +145,7 @@ fn no_type_name_has_more_than_two_owners() -> Result<()> {
         }
     }
     ensure!(owners.len() > 1000, "only {} types were found", owners.len());
-    owners
-        .retain(|name, files| files.len() > MOST_OWNERS && !COMMON_TYPES.contains(&name.as_str()));
+    owners.retain(|name, files| files.len() > MAX_OWNERS && !COMMON_TYPES.contains(&name.as_str()));
     let faults: Vec<String> = owners
         .iter()
         .map(|(name, files)| {
@@ -163,7 +162,7 @@ fn no_type_name_has_more_than_two_owners() -> Result<()> {
 }
 
 #[test]
-fn a_type_is_found_where_it_is_defined() {
+fn the_name_of_a_defined_type_is_found() {
     assert_eq!(defined_type("pub(crate) struct Frame<'a> {"), Some("Frame"));
     assert_eq!(defined_type("    enum Kind {"), Some("Kind"));
     assert_eq!(defined_type("pub trait Disk: Send {"), Some("Disk"));

@@ -26,7 +26,7 @@ const METHODS: [(&str, &str); 5] = [
     ("EdDSA", "ed.pem"),
     ("HS256", "hmac.key"),
 ];
-const FIRST: [&str; 6] = [
+const FIRST_COMMANDS: [&str; 6] = [
     "user add root:secret",
     "role add root",
     "user grant-role root root",
@@ -94,7 +94,7 @@ async fn both_ways(etcd: &Path, tool: &Path, method: &str, key: &str) -> Result<
         node.flags.push(format!("--auth-token={spec}"));
         node.start()?;
         node.wait_ready(LIMIT)?;
-        for line in FIRST {
+        for line in FIRST_COMMANDS {
             etcdctl(tool, &node, line)?;
         }
         nodes.push(node);

@@ -8,9 +8,9 @@ use tokio::sync::mpsc;
 use super::cluster::BenchCluster;
 
 /// Interval between two puts at each survivor, and so the resolution of the measurement.
-const TRY_EVERY: Duration = Duration::from_millis(10);
+const PUT_INTERVAL: Duration = Duration::from_millis(10);
 /// Time limit of one put.
-const TRY_TIME: Duration = Duration::from_secs(5);
+const PUT_TIME_LIMIT: Duration = Duration::from_secs(5);
 /// Maximum time without writes; a longer one is an error.
 const LIMIT: Duration = Duration::from_secs(30);
 
@@ -34,13 +34,13 @@ async fn measure_outage(cluster: &mut BenchCluster, leader: usize) -> Result<Dur
     for n in (0..cluster.len()).filter(|n| *n != leader) {
         let mut client = cluster.client(n)?;
         // Connect first, since the connection is not part of the measurement.
-        client.status(TRY_TIME).await?;
+        client.status(PUT_TIME_LIMIT).await?;
         clients.push(client);
     }
     cluster.kill(leader)?;
     let killed = Instant::now();
     let (acknowledged, mut first) = mpsc::channel::<Instant>(1);
-    let mut every = tokio::time::interval(TRY_EVERY);
+    let mut every = tokio::time::interval(PUT_INTERVAL);
     let mut tries = tokio::task::JoinSet::new();
     loop {
         tokio::select! {
@@ -52,7 +52,7 @@ async fn measure_outage(cluster: &mut BenchCluster, leader: usize) -> Result<Dur
                 for client in &clients {
                     let (mut client, acknowledged) = (client.clone(), acknowledged.clone());
                     tries.spawn(async move {
-                        if client.put(b"/bench/outage", b"again", TRY_TIME).await.is_ok() {
+                        if client.put(b"/bench/outage", b"again", PUT_TIME_LIMIT).await.is_ok() {
                             let _ = acknowledged.try_send(Instant::now());
                         }
                     });

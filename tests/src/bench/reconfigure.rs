@@ -20,15 +20,15 @@ use super::report::{BenchReport, ChangeFigures, Resize};
 use super::writer::{MARGIN, PUT_TIME, SteadyWriter, WriteMeasurement};
 use crate::client::EtcdClient;
 
-const NOT_STRICT: &str = "--strict-reconfig-check=false";
+const NOT_STRICT_FLAG: &str = "--strict-reconfig-check=false";
 /// Time limit of each change.
 pub(super) const LIMIT: Duration = Duration::from_secs(300);
 /// Interval between two attempts of a change that is not possible yet.
-const TRY_AGAIN: Duration = Duration::from_millis(20);
+const RETRY_INTERVAL: Duration = Duration::from_millis(20);
 /// Number of clients that write while the cluster grows and shrinks.
 const CLIENTS: usize = 64;
 /// Latency above which a write counts as slow.
-const SLOW: Duration = Duration::from_secs(1);
+const SLOW_WRITE: Duration = Duration::from_secs(1);
 
 /// Parameters of the measurement of membership changes.
 #[derive(Clone, Debug)]
@@ -58,7 +58,7 @@ pub(super) async fn run(
             // etcd 3.7.3 such a member refuses its own publish request with "too many requests" for
             // ever (`publishV3` in its server.go).
             let mut cluster =
-                BenchCluster::start(program, &dir, MEMBERS, None, &[NOT_STRICT]).await?;
+                BenchCluster::start(program, &dir, MEMBERS, None, &[NOT_STRICT_FLAG]).await?;
             measurements.measure_round(&mut cluster).await?;
             drop(cluster);
             fs_err::remove_dir_all(&dir)?;
@@ -72,7 +72,8 @@ pub(super) async fn run(
             report.changes.push(ChangeFigures::from_measurements(name, change, &measurements));
         }
         say(&format!("{name} from 3 to 5 to 3 members, {CLIENTS} clients"));
-        let mut cluster = BenchCluster::start(program, &dir, MEMBERS, None, &[NOT_STRICT]).await?;
+        let mut cluster =
+            BenchCluster::start(program, &dir, MEMBERS, None, &[NOT_STRICT_FLAG]).await?;
         report.resizes.push(resize(&mut cluster).await?);
         drop(cluster);
         fs_err::remove_dir_all(&dir)?;
@@ -144,7 +145,7 @@ pub(super) async fn wait_caught_up(cluster: &mut BenchCluster, leader: usize) ->
             bail!("the new member does not catch up");
         }
         cluster.restart_newest_if_ended()?;
-        tokio::time::sleep(TRY_AGAIN).await;
+        tokio::time::sleep(RETRY_INTERVAL).await;
     }
     Ok(())
 }
@@ -160,7 +161,7 @@ async fn promote(cluster: &BenchCluster, via: usize, id: u64) -> Result<()> {
         if start.elapsed() > LIMIT || !refused.message().contains("in sync with leader") {
             return Err(refused).context("promote");
         }
-        tokio::time::sleep(TRY_AGAIN).await;
+        tokio::time::sleep(RETRY_INTERVAL).await;
     }
     Ok(())
 }
@@ -176,7 +177,7 @@ async fn remove(cluster: &BenchCluster, via: usize, id: u64) -> Result<()> {
             Code::Unavailable | Code::DeadlineExceeded if start.elapsed() < LIMIT => lost = true,
             _ => return Err(refused).context("remove"),
         }
-        tokio::time::sleep(TRY_AGAIN).await;
+        tokio::time::sleep(RETRY_INTERVAL).await;
     }
     Ok(())
 }
@@ -215,7 +216,7 @@ async fn resize(cluster: &mut BenchCluster) -> Result<Resize> {
         seconds: took.as_secs_f64(),
         writes: done().count(),
         failed: puts.len() - done().count(),
-        slow: done().filter(|took| *took > SLOW).count(),
+        slow: done().filter(|took| *took > SLOW_WRITE).count(),
         longest_ms: puts.iter().map(|(took, _)| *took).max().unwrap_or_default().as_secs_f64()
             * 1000.0,
     })

@@ -15,7 +15,7 @@ use super::report::Replacement;
 const MIB: u64 = 1 << 20;
 /// Number of clients that fill the cluster with data at the same time, in puts of `FILL_BYTES`
 /// each.
-const FILLERS: u64 = 16;
+const FILL_CLIENTS: u64 = 16;
 const FILL_BYTES: u64 = 64 << 10;
 /// Interval at which the member list is polled. The new member is started as soon as it is listed.
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
@@ -69,11 +69,11 @@ pub(super) async fn run(
 
 async fn fill(cluster: &BenchCluster, leader: usize, data_mib: u64) -> Result<()> {
     let mut fillers = JoinSet::new();
-    for n in 0..FILLERS {
+    for n in 0..FILL_CLIENTS {
         let mut client = cluster.client(leader)?;
         fillers.spawn(async move {
             let value = vec![b'v'; usize::try_from(FILL_BYTES)?];
-            for part in (n..data_mib * MIB / FILL_BYTES).step_by(usize::try_from(FILLERS)?) {
+            for part in (n..data_mib * MIB / FILL_BYTES).step_by(usize::try_from(FILL_CLIENTS)?) {
                 let key = format!("/bench/fill-{part:08}");
                 client.put(key.as_bytes(), &value, LIMIT).await?;
             }

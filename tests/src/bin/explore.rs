@@ -18,9 +18,9 @@ use muster_tests::explore::{
 use serde_json::{Value, json};
 
 /// Random walks get one part in this many of the time, if the bounds were not exhausted.
-const WALKS_ONE_IN: u32 = 12;
+const WALK_TIME_DIVISOR: u32 = 12;
 /// The ladder gets at most one part in this many of the time.
-const LADDER_ONE_IN: u32 = 2;
+const LADDER_TIME_DIVISOR: u32 = 2;
 
 /// Explores the production code of both state machines.
 #[derive(Parser)]
@@ -191,13 +191,13 @@ fn main() -> ExitCode {
     let arguments = ExploreArguments::parse();
     let began = Instant::now();
     let time = Duration::from_secs(arguments.minutes * 60);
-    let walking = time / WALKS_ONE_IN;
+    let walking = time / WALK_TIME_DIVISOR;
     let mut explored: Vec<ExploredConfig> = Vec::new();
     let mut walks = WalkReport::default();
     let configs = arguments.configs();
     for (place, config) in configs.iter().enumerate() {
         let is_last = place + 1 == configs.len();
-        let until = if is_last { time - walking } else { time / LADDER_ONE_IN };
+        let until = if is_last { time - walking } else { time / LADDER_TIME_DIVISOR };
         let limits = SearchLimits {
             time: until.saturating_sub(began.elapsed()),
             memory: arguments.memory << 20,

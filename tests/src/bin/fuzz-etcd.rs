@@ -12,7 +12,7 @@ use muster_tests::fuzz_etcd::{self, FuzzSubject};
 use muster_tests::stock_etcd;
 
 /// Requests of one run, after which both servers start again with empty data.
-const PER_RUN: u64 = 5_000;
+const REQUESTS_PER_RUN: u64 = 5_000;
 /// Requests of one run that changes members, where the maximum number of members is reached soon.
 const CHANGES_PER_RUN: u64 = 100;
 
@@ -70,7 +70,7 @@ fn fuzz(args: &Args) -> Result<()> {
         let mut left = args.requests;
         let mut subjects = [FuzzSubject::Keys, FuzzSubject::Users, FuzzSubject::Lines].into_iter().cycle();
         while left > 0 {
-            let most = if args.members.is_some() { CHANGES_PER_RUN } else { PER_RUN };
+            let most = if args.members.is_some() { CHANGES_PER_RUN } else { REQUESTS_PER_RUN };
             let requests = if args.seed.is_some() { left } else { left.min(most) };
             let dir = tempfile::tempdir()?;
             let start = Instant::now();

@@ -3,12 +3,14 @@
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use crate::explore::properties::PropertyViolation;
-use crate::explore::search::{ExplorationReport, Search, SearchCounters, SearchProgress, resident};
+use crate::explore::search::{
+    ExplorationReport, Search, SearchCounters, SearchProgress, resident_bytes,
+};
 use crate::explore::state::SystemState;
 use crate::explore::successors::{FingerprintedState, check_and_enumerate, take_step};
 
 /// Number of states that a thread takes at a time.
-const CHUNK: usize = 64;
+const STATES_PER_CHUNK: usize = 64;
 
 /// Step by which a state was reached: the number of its parent state, and the action's index among
 /// the actions of the parent.
@@ -69,7 +71,7 @@ pub(super) fn explore(
         BreadthFirstResult { report: ExplorationReport::default(), steps, frontier, found: None };
     let mut counters = SearchCounters { states: 1, ..SearchCounters::default() };
     while !breadth.frontier.is_empty() && breadth.frontier.len() <= search.limits.frontier {
-        let memory = resident();
+        let memory = resident_bytes();
         breadth.report.memory = breadth.report.memory.max(memory);
         progress(SearchProgress {
             depth: breadth.report.depth,
@@ -137,7 +139,7 @@ fn expand(search: &Search<'_>, frontier: &[FrontierState], states: usize) -> Vec
     let work = || {
         let mut result = ThreadResult::default();
         loop {
-            let from = next.fetch_add(CHUNK, Ordering::Relaxed);
+            let from = next.fetch_add(STATES_PER_CHUNK, Ordering::Relaxed);
             if from >= frontier.len()
                 || stop.load(Ordering::Relaxed)
                 || search.reached(new_states.load(Ordering::Relaxed)).is_some()
@@ -145,7 +147,7 @@ fn expand(search: &Search<'_>, frontier: &[FrontierState], states: usize) -> Vec
                 return result;
             }
             let before = result.new_states.len();
-            for node in &frontier[from..frontier.len().min(from + CHUNK)] {
+            for node in &frontier[from..frontier.len().min(from + STATES_PER_CHUNK)] {
                 if let Err((violation, action)) = expand_one(search, node, &mut result) {
                     result.found = Some((violation, node.number, action));
                     stop.store(true, Ordering::Relaxed);
@@ -155,7 +157,7 @@ fn expand(search: &Search<'_>, frontier: &[FrontierState], states: usize) -> Vec
             new_states.fetch_add(result.new_states.len() - before, Ordering::Relaxed);
         }
     };
-    if search.limits.threads < 2 || frontier.len() < 4 * CHUNK {
+    if search.limits.threads < 2 || frontier.len() < 4 * STATES_PER_CHUNK {
         return vec![work()];
     }
     std::thread::scope(|scope| {

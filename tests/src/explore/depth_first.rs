@@ -10,15 +10,17 @@ use std::time::Duration;
 use crate::explore::actions::SystemAction;
 use crate::explore::breadth_first::{self, FrontierState, PathStep};
 use crate::explore::properties::PropertyViolation;
-use crate::explore::search::{ExplorationReport, Search, SearchCounters, SearchProgress, resident};
+use crate::explore::search::{
+    ExplorationReport, Search, SearchCounters, SearchProgress, resident_bytes,
+};
 use crate::explore::successors::{FingerprintedState, check_and_enumerate, take_step};
 
 /// Number of new states after which a thread checks its limits and publishes its counts.
-const BATCH: usize = 1024;
+const STATES_BETWEEN_CHECKS: usize = 1024;
 /// Interval at which a thread without work checks for a job.
-const PAUSE: Duration = Duration::from_millis(1);
+const IDLE_PAUSE: Duration = Duration::from_millis(1);
 /// Time between two progress reports.
-const PROGRESS: Duration = Duration::from_secs(10);
+const PROGRESS_INTERVAL: Duration = Duration::from_secs(10);
 
 /// A state on a path, its actions, and how many of them were taken.
 struct Frame {
@@ -94,9 +96,9 @@ pub(super) fn explore(
     };
     std::thread::scope(|scope| {
         let threads: Vec<_> =
-            (0..search.limits.threads.max(1)).map(|_| scope.spawn(|| work(&shared))).collect();
+            (0..search.limits.threads.max(1)).map(|_| scope.spawn(|| run_jobs(&shared))).collect();
         while !threads.iter().all(|thread| thread.is_finished()) {
-            let memory = resident();
+            let memory = resident_bytes();
             report.memory = report.memory.max(memory);
             progress(SearchProgress {
                 depth: shared.longest.load(Ordering::Relaxed),
@@ -105,12 +107,12 @@ pub(super) fn explore(
                 time: search.began.elapsed(),
                 memory,
             });
-            let until = std::time::Instant::now() + PROGRESS;
+            let until = std::time::Instant::now() + PROGRESS_INTERVAL;
             while std::time::Instant::now() < until
                 && !threads.iter().all(|thread| thread.is_finished())
             {
                 // The interval is short, so that the search ends soon after its threads.
-                std::thread::sleep(20 * PAUSE);
+                std::thread::sleep(20 * IDLE_PAUSE);
             }
         }
         for thread in threads {
@@ -133,7 +135,7 @@ fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
 }
 
 /// Runs jobs on one thread until no thread has any left.
-fn work(shared: &ParallelSearch<'_>) -> SearchCounters {
+fn run_jobs(shared: &ParallelSearch<'_>) -> SearchCounters {
     let mut counters = SearchCounters::default();
     let mut reported = 0;
     loop {
@@ -147,7 +149,7 @@ fn work(shared: &ParallelSearch<'_>) -> SearchCounters {
                     shared.states.fetch_add(counters.states - reported, Ordering::Relaxed);
                     return counters;
                 }
-                std::thread::sleep(PAUSE);
+                std::thread::sleep(IDLE_PAUSE);
             }
             shared.idle.fetch_sub(1, Ordering::SeqCst);
             continue;
@@ -198,7 +200,7 @@ fn run_job(
                 let frame = open_frame(search, state, &path, counters)?;
                 stack.push_back(frame);
                 shared.longest.fetch_max(path.len(), Ordering::Relaxed);
-                if counters.states - *reported >= BATCH {
+                if counters.states - *reported >= STATES_BETWEEN_CHECKS {
                     let new_states = counters.states - std::mem::replace(reported, counters.states);
                     let states =
                         shared.states.fetch_add(new_states, Ordering::Relaxed) + new_states;

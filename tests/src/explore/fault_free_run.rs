@@ -95,7 +95,7 @@ fn run_round(
         system = apply(&system, config, &SystemAction::DeliverRelease(key))?;
     }
     for &(key, h) in &sent.acks {
-        let decided = decided(&system) == Some(h);
+        let decided = decided_list(&system) == Some(h);
         let outcome = deliver_ack(&mut system, config, key, h)?;
         let document = outcome.answer.ok().and_then(|answer| answer.document);
         if decided && document != Some(h) && system.database.cluster.split.is_none() {
@@ -106,7 +106,7 @@ fn run_round(
     Ok(system)
 }
 
-fn decided(system: &SystemState) -> Option<Hash> {
+fn decided_list(system: &SystemState) -> Option<Hash> {
     let cluster = &system.database.cluster;
     let decided = matches!(cluster.phase, Phase::Committed | Phase::Formed);
     cluster.frozen.as_ref().filter(|_| decided).map(|frozen| frozen.proposal_hash)
@@ -258,7 +258,7 @@ fn check_final_state(
                 return stuck(&format!("{} could form the cluster, and don't", names.join(", ")));
             }
         }
-        if let (Phase::Committed, Some(h)) = (cluster.phase, decided(system)) {
+        if let (Phase::Committed, Some(h)) = (cluster.phase, decided_list(system)) {
             let able = members_of(h).filter(|&key| can_run(system, key, h)).count();
             if able >= quorum(usize::from(config.seats)) {
                 return stuck(&format!("{able} members could run the decided list, and don't"));

@@ -107,7 +107,7 @@ fn fingerprint_all_hosts(system: &SystemState, config: &ExplorationConfig) -> u1
         }
         hashes.sort_unstable();
     }
-    smallest(system, &relevance, &hashes)
+    smallest_fingerprint(system, &relevance, &hashes)
 }
 
 /// Returns the fingerprint of a host that is followed alone: its own state, and the messages that
@@ -170,7 +170,11 @@ fn add_faults_left(system: &SystemState, without: u128) -> u128 {
 /// Returns the smallest fingerprint over the orders of hosts that look alike. It tries up to 24
 /// orders. If there are more, it uses the first order: some symmetric states then count twice, and
 /// nothing else is lost.
-fn smallest(system: &SystemState, relevance: &Relevance<'_>, hashes: &[(u128, usize)]) -> u128 {
+fn smallest_fingerprint(
+    system: &SystemState,
+    relevance: &Relevance<'_>,
+    hashes: &[(u128, usize)],
+) -> u128 {
     let mut best = u128::MAX;
     let mut orders = vec![hashes.iter().map(|&(_, at)| at).collect::<Vec<usize>>()];
     let mut from = 0;
@@ -248,9 +252,9 @@ fn hash_host(view: &OrderedView<'_>, at: usize) -> u128 {
         }
     }
     let acks = view.acks().filter(|(key, _)| mine(key));
-    hasher.sum(acks.map(|(key, h)| pair(key, list_number(h, own), own)));
+    hasher.sum(acks.map(|(key, h)| hash_pair(key, list_number(h, own), own)));
     let releases = system.sent.releases.iter().filter(|(key, _)| mine(key));
-    hasher.sum(releases.map(|(key, &e)| pair(*key, e, own)));
+    hasher.sum(releases.map(|(key, &e)| hash_pair(*key, e, own)));
     hasher.sum(view.relevance.proposals().iter().map(|h| u128::from(list_number(*h, own))));
     hasher.finish()
 }
@@ -279,8 +283,8 @@ impl OrderedView<'_> {
         for set in [&sent.committed, &sent.documents] {
             hasher.sum(set.iter().map(|h| u128::from(list_number(*h, places))));
         }
-        hasher.sum(self.acks().map(|(key, h)| pair(key, list_number(h, places), places)));
-        hasher.sum(sent.releases.iter().map(|(key, &epoch)| pair(*key, epoch, places)));
+        hasher.sum(self.acks().map(|(key, h)| hash_pair(key, list_number(h, places), places)));
+        hasher.sum(sent.releases.iter().map(|(key, &epoch)| hash_pair(*key, epoch, places)));
         hasher.sum(sent.started.iter().map(|(incarnation, h)| {
             let whose = (incarnation.0 >> 8) as usize;
             let mut hasher = FingerprintHasher::new(4);
@@ -373,12 +377,12 @@ fn decisions(hasher: &mut FingerprintHasher, decisions: &[LedgerEntry], places: 
     for decision in decisions {
         hasher.add_word(match decision {
             LedgerEntry::Commit { h, document } => list_number(*h, places) ^ u64::from(*document),
-            LedgerEntry::End(cause) => end(*cause),
+            LedgerEntry::End(cause) => end_number(*cause),
         });
     }
 }
 
-fn end(cause: EndCause) -> u64 {
+fn end_number(cause: EndCause) -> u64 {
     match cause {
         EndCause::Abandon => 1,
         EndCause::DatabaseAccepted => 2,
@@ -398,7 +402,7 @@ fn list_number(h: Hash, places: &HostOrder) -> u64 {
     })
 }
 
-fn pair(key: AgentKey, value: u64, places: &HostOrder) -> u128 {
+fn hash_pair(key: AgentKey, value: u64, places: &HostOrder) -> u128 {
     let mut hasher = FingerprintHasher::new(6);
     hasher.add_word(key_number(key, places));
     hasher.add_word(value);
@@ -408,15 +412,15 @@ fn pair(key: AgentKey, value: u64, places: &HostOrder) -> u128 {
 impl OrderedView<'_> {
     fn database(&self, hasher: &mut FingerprintHasher, database: &DatabaseState) {
         let (cluster, places) = (&database.cluster, self.places);
-        hasher.add_word(phase(cluster.phase));
+        hasher.add_word(phase_number(cluster.phase));
         hasher.add_word(cluster.epoch);
         hasher.add_word(cluster.floor);
         hasher.flag(cluster.is_unsettled);
         hasher.flag(cluster.deadline > NOW);
-        hasher.add_word(cluster.ended.as_ref().map_or(0, |ended| end(ended.cause)));
+        hasher.add_word(cluster.ended.as_ref().map_or(0, |ended| end_number(ended.cause)));
         hasher.add_word(cluster.split.as_ref().map_or(0, |split| list_number(split.other, places)));
         hasher.sum(cluster.agents.iter().map(|(key, each)| self.agent(*key, each)));
-        hasher.sum(cluster.reports.keys().map(|key| pair(*key, 1, places)));
+        hasher.sum(cluster.reports.keys().map(|key| hash_pair(*key, 1, places)));
         self.frozen(hasher, cluster);
     }
 
@@ -425,12 +429,12 @@ impl OrderedView<'_> {
         let Some(frozen) = &cluster.frozen else { return hasher.add_word(0) };
         hasher.add_word(list_number(frozen.proposal_hash, places));
         hasher.flag(is_from_clock_ahead(frozen.at));
-        hasher.sum(frozen.acks.keys().map(|key| pair(*key, 1, places)));
+        hasher.sum(frozen.acks.keys().map(|key| hash_pair(*key, 1, places)));
         hasher.sum(frozen.probes.iter().map(|(prober, row)| {
             let reached = |probe: &ProbeOutcome| u64::from(*probe == ProbeOutcome::Reached);
             let mut hasher = FingerprintHasher::new(7);
             hasher.add_word(key_number(*prober, places));
-            hasher.sum(row.iter().map(|(peer, probe)| pair(*peer, reached(probe), places)));
+            hasher.sum(row.iter().map(|(peer, probe)| hash_pair(*peer, reached(probe), places)));
             hasher.finish()
         }));
     }
@@ -537,7 +541,7 @@ impl OrderedView<'_> {
     }
 }
 
-fn phase(phase: Phase) -> u64 {
+fn phase_number(phase: Phase) -> u64 {
     match phase {
         Phase::Open => 0,
         Phase::Preparing => 1,

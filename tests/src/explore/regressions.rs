@@ -137,12 +137,12 @@ const TWO_CLUSTERS: &[Property] =
 #[must_use]
 pub fn regression_cases() -> Vec<RegressionCase> {
     let mut cases = two_clusters();
-    cases.extend(beyond_the_database());
+    cases.extend(cases_beyond_the_database());
     cases.extend(rollback_cases());
-    cases.extend(first_starts());
-    cases.extend(seats_and_exits());
-    cases.extend(links_and_clock());
-    cases.extend(other_rules());
+    cases.extend(first_start_cases());
+    cases.extend(seat_and_exit_cases());
+    cases.extend(link_and_clock_cases());
+    cases.extend(other_rule_cases());
     cases.extend(end_cases());
     cases
 }
@@ -276,7 +276,7 @@ fn one_release_too_few(restored: ExplorationConfig) -> RegressionCase {
 }
 
 /// Returns cases R4 to R6. In each, only a ledger or the agents can prevent a second list.
-fn beyond_the_database() -> Vec<RegressionCase> {
+fn cases_beyond_the_database() -> Vec<RegressionCase> {
     let mut cases = Vec::new();
     let mut disjoint = vec![SystemAction::Backup];
     disjoint.extend(committed_by_all(&[0, 1, 2]));
@@ -388,7 +388,7 @@ fn rollback_cases() -> Vec<RegressionCase> {
     ]
 }
 
-fn first_starts() -> Vec<RegressionCase> {
+fn first_start_cases() -> Vec<RegressionCase> {
     let killed = |name| ExplorationConfig {
         epochs: 1,
         faults: FaultCounts { kills: 2, lost_directories: 1, ..FaultCounts::default() },
@@ -433,7 +433,7 @@ fn first_starts() -> Vec<RegressionCase> {
     ]
 }
 
-fn seats_and_exits() -> Vec<RegressionCase> {
+fn seat_and_exit_cases() -> Vec<RegressionCase> {
     vec![
         case(
             "R7",
@@ -499,7 +499,7 @@ fn seats_and_exits() -> Vec<RegressionCase> {
 }
 
 /// Returns cases R18 and R19: a link that is down, and a clock that is ahead.
-fn links_and_clock() -> Vec<RegressionCase> {
+fn link_and_clock_cases() -> Vec<RegressionCase> {
     vec![
         RegressionCase {
             before: vec![SystemAction::Cut(0, 1)],
@@ -580,7 +580,7 @@ fn lying_service_config(name: &'static str, second: u64) -> ExplorationConfig {
 }
 
 /// Returns the cases of rules and guarantees that R1 to R19 leave out.
-fn other_rules() -> Vec<RegressionCase> {
+fn other_rule_cases() -> Vec<RegressionCase> {
     let all = || (0..5).map(SystemAction::Join).collect();
     let two_majorities = |name, description, safeguard, config| RegressionCase {
         violates: &[Property::NoTwoMajorities],

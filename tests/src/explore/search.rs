@@ -139,7 +139,7 @@ impl Search<'_> {
     pub(super) fn reached(&self, states: usize) -> Option<&'static str> {
         if self.began.elapsed() >= self.limits.time {
             Some("time")
-        } else if resident() >= self.limits.memory {
+        } else if resident_bytes() >= self.limits.memory {
             Some("memory")
         } else if states >= self.limits.states {
             Some("states")
@@ -170,14 +170,14 @@ pub fn explore(
         violation,
         transcript: transcript(config, &start, &path),
     });
-    report.memory = report.memory.max(resident());
+    report.memory = report.memory.max(resident_bytes());
     report.time = search.began.elapsed();
     report
 }
 
 /// Returns the resident memory of this process in bytes, or 0 if the system doesn't report it.
 #[must_use]
-pub(super) fn resident() -> u64 {
+pub(super) fn resident_bytes() -> u64 {
     let pages = fs_err::read_to_string("/proc/self/statm")
         .ok()
         .and_then(|text| text.split_whitespace().nth(1)?.parse::<u64>().ok());

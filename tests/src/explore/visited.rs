@@ -10,7 +10,7 @@ use std::sync::{Mutex, PoisonError};
 
 const TABLES: usize = 1 << 16;
 /// Number of slots in a new table. All tables of this size together take 4 MiB.
-const FIRST: usize = 8;
+const FIRST_TABLE_SLOTS: usize = 8;
 
 /// A concurrent set of fingerprints.
 #[derive(Debug)]
@@ -68,7 +68,7 @@ impl Table {
     }
 
     fn grow(&mut self) {
-        let larger = (self.slots.len() * 5 / 4).max(FIRST);
+        let larger = (self.slots.len() * 5 / 4).max(FIRST_TABLE_SLOTS);
         let old = std::mem::replace(&mut self.slots, vec![0; larger].into_boxed_slice());
         for &word in old.iter().filter(|&&word| word != 0) {
             self.put(word);
@@ -89,7 +89,7 @@ mod tests {
     }
 
     #[test]
-    fn two_fingerprints_that_differ_in_their_table_only_are_two() {
+    fn fingerprints_that_differ_only_in_their_table_are_distinct() {
         let visited = VisitedSet::default();
         assert!(visited.insert(1 << 112 | 7));
         assert!(visited.insert(2 << 112 | 7));

@@ -22,7 +22,7 @@ use crate::rng::Rng;
 const NAMES: [&str; 2] = ["l", "m"];
 const LEASES: [i64; 3] = [1, 2, -4];
 /// Lease id that is never granted.
-const NO_LEASE: i64 = 77;
+const UNGRANTED_LEASE: i64 = 77;
 /// TTL of leases in seconds, longer than any run.
 const TTL: i64 = 100_000;
 /// Maximum number of waiting callers.
@@ -37,7 +37,7 @@ pub(super) const GRANTED_TOO_LATE: &str = "etcd grants a lock or an election to 
      callers at once";
 /// Two answers to a caller whose queue key is gone: the beginning of etcd's, which grants the
 /// request, and this node's, which refuses it.
-const LATE: [(&str, &str); 2] = [
+const LATE_ANSWERS: [(&str, &str); 2] = [
     ("CampaignResponse ", "Unknown: election: not leader"),
     ("LockResponse ", "Unknown: mutex: session is expired"),
 ];
@@ -180,7 +180,7 @@ impl QueueState {
             let is_key_gone =
                 created.is_some_and(|at| keys.iter().all(|kv| kv.create_revision != at));
             let [answer] = &mut answers[..] else { continue };
-            let late = LATE.iter().find(|(late, refused)| {
+            let late = LATE_ANSWERS.iter().find(|(late, refused)| {
                 answer.starts_with(late)
                     && node.get(number).is_some_and(|answers| *answers == [*refused])
             });
@@ -293,7 +293,7 @@ impl ConcurrencyCallGenerator<'_> {
 
     fn draw_waiting_call(&mut self) -> ConcurrencyCall {
         let name = self.one_of(&NAMES);
-        let lease = if self.rng.chance(30) { NO_LEASE } else { self.one_of(&LEASES) };
+        let lease = if self.rng.chance(30) { UNGRANTED_LEASE } else { self.one_of(&LEASES) };
         if self.rng.chance(500) {
             ConcurrencyCall::Lock { name, lease }
         } else {
@@ -317,7 +317,7 @@ impl ConcurrencyCallGenerator<'_> {
             key = Bytes::new();
         }
         if self.rng.chance(50) {
-            lease = NO_LEASE;
+            lease = UNGRANTED_LEASE;
         }
         match self.rng.range(0, 100) {
             0..25 => ConcurrencyCall::Unlock(key),

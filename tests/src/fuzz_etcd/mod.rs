@@ -101,7 +101,7 @@ struct AllowedDifference {
     holds: fn(call: &EtcdCall, etcd: &Answer, node: &Answer) -> bool,
 }
 
-const ALLOWED: &[AllowedDifference] = &[
+const ALLOWED_DIFFERENCES: &[AllowedDifference] = &[
     AllowedDifference {
         why: "while the CORRUPT alarm is raised, etcd refuses transactions within transactions even if \
               they only read",
@@ -274,7 +274,9 @@ impl ServerPair {
         let (etcd, node) = (etcd?, node?);
         if etcd == node {
             self.report.requests += 1;
-        } else if let Some(known) = ALLOWED.iter().find(|a| (a.holds)(call, &etcd, &node)) {
+        } else if let Some(known) =
+            ALLOWED_DIFFERENCES.iter().find(|a| (a.holds)(call, &etcd, &node))
+        {
             *self.report.allowed.entry(known.why).or_default() += 1;
         } else {
             bail!(self.difference(format!("{call_with_token:?}"), etcd.text, node.text));

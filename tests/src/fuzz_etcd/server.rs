@@ -153,7 +153,7 @@ impl ServerUnderTest {
 
     async fn status(&self, mut maintenance: MaintenanceClient<TokenChannel>) -> Answer {
         let response = maintenance.status(StatusRequest {}).await;
-        let response = response.map(|r| r.map(|status| comparable(status, self.member)));
+        let response = response.map(|r| r.map(|status| comparable_status(status, self.member)));
         answer(response, |a| &mut a.header)
     }
 
@@ -306,7 +306,7 @@ pub(super) fn answer<T: Debug>(
 /// Replaces the values of a status that depend on the program: versions, sizes, log indexes and the
 /// term. Adds whether the sizes and the indexes are consistent. In etcd the size in use counts
 /// pages. In `muster-node` it counts bytes of records, so an empty store uses none.
-fn comparable(mut status: StatusResponse, member: u64) -> StatusResponse {
+fn comparable_status(mut status: StatusResponse, member: u64) -> StatusResponse {
     let bytes_in_use = status.db_size_in_use;
     let sizes = format!("in use {}", 0 <= bytes_in_use && bytes_in_use <= status.db_size);
     status.errors.push(sizes);

@@ -31,7 +31,8 @@ const USERS: [&str; 3] = [ROOT, "alice", "bob"];
 const ROLES: [&str; 3] = [ROOT, "few", "many"];
 const PASSWORDS: [&str; 4] = ["p", "q", "", "r"];
 /// Password that is longer than bcrypt accepts.
-const TOO_LONG: &str = "seventy-three-letters-seventy-three-letters-seventy-three-letters-seventy";
+const TOO_LONG_PASSWORD: &str =
+    "seventy-three-letters-seventy-three-letters-seventy-three-letters-seventy";
 /// Lease of all requests for locks and elections in this module. With a single lease no request has
 /// to wait.
 const LEASE: i64 = 1;
@@ -83,7 +84,7 @@ impl ExpectedUsers {
     /// Records the effect of a request that wasn't refused.
     pub(super) fn record_effect(&mut self, call: &EtcdCall, answer: &Answer) {
         match call {
-            EtcdCall::Auth(call) => self.learn_auth(call),
+            EtcdCall::Auth(call) => self.record_auth_effect(call),
             EtcdCall::Concurrency(
                 ConcurrencyCall::Lock { name, .. } | ConcurrencyCall::Campaign { name, .. },
             ) => {
@@ -93,7 +94,7 @@ impl ExpectedUsers {
         }
     }
 
-    fn learn_auth(&mut self, call: &AuthCall) {
+    fn record_auth_effect(&mut self, call: &AuthCall) {
         match call {
             AuthCall::Enable => self.is_enabled = true,
             AuthCall::Disable => (self.is_enabled, self.token_users) = (false, [None; TOKENS]),
@@ -236,7 +237,7 @@ impl UserCallGenerator<'_> {
         });
         let password = match right_password {
             Some(right_password) if self.rng.chance(800) => right_password,
-            _ => self.one_of(&["p", "q", "", "x", TOO_LONG]),
+            _ => self.one_of(&["p", "q", "", "x", TOO_LONG_PASSWORD]),
         };
         AuthCall::Authenticate { name, password, token_slot: slot }
     }
@@ -264,7 +265,7 @@ impl UserCallGenerator<'_> {
 
     fn new_user(&mut self, name: &str) -> AuthUserAddRequest {
         let password = match self.rng.range(0, 40) {
-            0 => TOO_LONG,
+            0 => TOO_LONG_PASSWORD,
             _ => self.one_of(&PASSWORDS),
         };
         let options = match self.rng.range(0, 12) {
@@ -294,7 +295,9 @@ impl UserCallGenerator<'_> {
                 match password {
                     // With an empty password, nobody could authenticate as `root`.
                     "" if name == ROOT => AuthCall::ChangePassword(name, "p"),
-                    "r" if self.rng.chance(100) => AuthCall::ChangePassword(name, TOO_LONG),
+                    "r" if self.rng.chance(100) => {
+                        AuthCall::ChangePassword(name, TOO_LONG_PASSWORD)
+                    }
                     _ => AuthCall::ChangePassword(name, password),
                 }
             }

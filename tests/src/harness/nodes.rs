@@ -12,7 +12,7 @@ use super::process::{ChildProcess, send_signal};
 
 /// Log messages with which a server reports that it serves clients. etcd 3.4's structured log has
 /// only "serving client traffic".
-const READY: [&str; 2] = ["ready to serve client requests", "serving client traffic"];
+const READY_MESSAGES: [&str; 2] = ["ready to serve client requests", "serving client traffic"];
 
 /// Number of lines of each log in the result of [`last_log_lines`].
 const LAST_LINES: usize = 15;
@@ -77,7 +77,7 @@ impl NodeProcess {
         let is_ready = move || {
             let output = fs_err::read(&log).unwrap_or_default();
             let output = String::from_utf8_lossy(&output[before.min(output.len())..]).into_owned();
-            READY.iter().any(|text| output.contains(text))
+            READY_MESSAGES.iter().any(|text| output.contains(text))
         };
         let process = self.process()?;
         super::wait_for("the node to serve or to end", limit, || {

@@ -237,7 +237,11 @@ impl Replay<'_> {
             .filter(|(_, begin)| self.known_revisions.highest_before(*begin) < revision);
         let causes: Vec<Cause> = in_time.map(|(cause, _)| *cause).collect();
         let Some(cause) = causes.first() else {
-            return Err(self.no_cause(keys, candidates.first().map(|(cause, _)| *cause), revision));
+            return Err(self.no_cause_violation(
+                keys,
+                candidates.first().map(|(cause, _)| *cause),
+                revision,
+            ));
         };
         let (caller, operation) = match cause {
             Cause::Request(number) => {
@@ -286,7 +290,7 @@ impl Replay<'_> {
 
     /// Returns the violation for deleted keys without a cause. `too_late` is a cause that would
     /// delete these keys, but began later.
-    fn no_cause(
+    fn no_cause_violation(
         &self,
         keys: Option<&[Bytes]>,
         too_late: Option<Cause>,

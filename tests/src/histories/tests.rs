@@ -244,7 +244,7 @@ fn txn(key: &'static str, version: i64, values: [&'static str; 2]) -> Operation 
     Operation::Txn(TxnRequest { compare, success, failure })
 }
 
-fn rule(history: &RecordedHistory) -> Rule {
+fn violated_rule(history: &RecordedHistory) -> Rule {
     let RuleViolation { rule, .. } = judge(history).expect_err("it is wrong");
     rule
 }
@@ -340,14 +340,14 @@ fn a_lost_write_is_found() {
     other.add_answered(put("b", "2"));
     let mut history = other.finish();
     history.requests.push(builder.history.requests[lost].clone());
-    assert_eq!(rule(&history), Rule::OneRequestPerRevision);
+    assert_eq!(violated_rule(&history), Rule::OneRequestPerRevision);
     // The history now ends at revision 3, which no request in it made.
     let mut builder = HistoryBuilder::default();
     builder.add_answered(put("a", "1"));
     let mut history = builder.finish();
     history.watchers.clear();
     history.last_revision = 3;
-    assert_eq!(rule(&history), Rule::EveryRevisionHasCause);
+    assert_eq!(violated_rule(&history), Rule::EveryRevisionHasCause);
 }
 
 #[test]
@@ -360,7 +360,7 @@ fn a_stale_read_is_found_unless_it_is_serializable_or_concurrent() {
         panic!("so was it")
     };
     *second_answer = answer;
-    assert_eq!(rule(&history), Rule::RealTime);
+    assert_eq!(violated_rule(&history), Rule::RealTime);
     let RequestedOperation::Read(request) = &mut history.requests[SECOND_READ].operation else {
         panic!("a read")
     };
@@ -387,7 +387,7 @@ fn a_read_older_than_what_a_watcher_had_received_is_found() {
     judge(&history).expect("no more than the read has");
     let (at, _) = &mut history.watchers[0].streams[1].responses[1];
     *at = began - 1;
-    assert_eq!(rule(&history), Rule::RealTime);
+    assert_eq!(violated_rule(&history), Rule::RealTime);
 }
 
 #[test]
@@ -407,7 +407,7 @@ fn a_write_ordered_before_one_that_had_ended_is_found() {
         };
         *end = at;
     }
-    assert_eq!(rule(&history), Rule::RealTime);
+    assert_eq!(violated_rule(&history), Rule::RealTime);
 }
 
 #[test]
@@ -432,7 +432,7 @@ fn an_answer_that_differs_from_the_models_is_found() {
     for change in wrong {
         let mut history = sample_history();
         change(&mut history);
-        assert_eq!(rule(&history), Rule::AnswersMatchModel);
+        assert_eq!(violated_rule(&history), Rule::AnswersMatchModel);
     }
 }
 
@@ -444,7 +444,7 @@ fn a_transaction_that_took_the_wrong_branch_is_found() {
         panic!("a transaction")
     };
     operation.compare[0].target_union = Some(TargetUnion::Version(3));
-    assert_eq!(rule(&history), Rule::AnswersMatchModel);
+    assert_eq!(violated_rule(&history), Rule::AnswersMatchModel);
 }
 
 #[test]
@@ -452,15 +452,15 @@ fn a_revision_that_no_request_made_is_found() {
     let mut history = sample_history();
     header(&mut history, LAST_PUT).revision += 1;
     history.last_revision += 1;
-    assert_eq!(rule(&history), Rule::AtMostOnce, "its value stands at another revision");
+    assert_eq!(violated_rule(&history), Rule::AtMostOnce, "its value stands at another revision");
     history.watchers.clear();
-    assert_eq!(rule(&history), Rule::EveryRevisionHasCause);
+    assert_eq!(violated_rule(&history), Rule::EveryRevisionHasCause);
     let mut history = sample_history();
     history.requests.remove(LAST_PUT);
-    assert_eq!(rule(&history), Rule::EveryRevisionHasCause, "nobody put that value");
+    assert_eq!(violated_rule(&history), Rule::EveryRevisionHasCause, "nobody put that value");
     let mut history = sample_history();
     header(&mut history, LAST_PUT).revision += 1;
-    assert_eq!(rule(&history), Rule::RealTime, "it is newer than the newest");
+    assert_eq!(violated_rule(&history), Rule::RealTime, "it is newer than the newest");
 }
 
 #[test]
@@ -468,7 +468,7 @@ fn a_refused_request_that_was_carried_out_is_found() {
     let mut history = sample_history();
     let (end, code, text) = (u64::MAX, Code::PermissionDenied, "no".to_owned());
     history.requests[LAST_PUT].outcome = RequestOutcome::Refused { end, code, text };
-    assert_eq!(rule(&history), Rule::AtMostOnce);
+    assert_eq!(violated_rule(&history), Rule::AtMostOnce);
 }
 
 #[test]
@@ -482,7 +482,7 @@ fn a_write_without_an_answer_is_placed_where_its_value_was_seen() {
     history.requests[TXN].outcome = sample_history().requests[TXN].outcome.clone();
     history.requests[SECOND_PUT].outcome = unknown();
     history.requests[SECOND_PUT].begin = history.requests[LAST_PUT].begin;
-    assert_eq!(rule(&history), Rule::RealTime);
+    assert_eq!(violated_rule(&history), Rule::RealTime);
 }
 
 #[test]
@@ -492,7 +492,7 @@ fn a_request_carried_out_twice_is_found() {
     builder.add_applied_unknown(put("a", "1"));
     let mut history = builder.finish();
     history.requests.pop();
-    assert_eq!(rule(&history), Rule::AtMostOnce);
+    assert_eq!(violated_rule(&history), Rule::AtMostOnce);
 }
 
 #[test]
@@ -519,7 +519,7 @@ fn each_delete_without_a_known_cause_needs_its_own_lost_request() {
             }
         }
     });
-    assert_eq!(rule(&history), Rule::AtMostOnce, "four of three");
+    assert_eq!(violated_rule(&history), Rule::AtMostOnce, "four of three");
 }
 
 #[test]
@@ -529,16 +529,16 @@ fn a_delete_that_no_request_made_is_found() {
     builder.add_applied_unknown(delete("a"));
     let mut history = builder.finish();
     let operation = history.requests.pop().expect("it is the last");
-    assert_eq!(rule(&history), Rule::EveryRevisionHasCause);
+    assert_eq!(violated_rule(&history), Rule::EveryRevisionHasCause);
     let (end, code, text) = (operation.begin, Code::NotFound, String::new());
     history
         .requests
         .push(Request { outcome: RequestOutcome::Refused { end, code, text }, ..operation });
-    assert_eq!(rule(&history), Rule::EveryRevisionHasCause, "it was refused");
+    assert_eq!(violated_rule(&history), Rule::EveryRevisionHasCause, "it was refused");
 }
 
 /// Returns a history with a key whose lease is revoked, and a later read of the key.
-fn with_lease() -> RecordedHistory {
+fn history_with_lease() -> RecordedHistory {
     let mut builder = HistoryBuilder::default();
     builder.add_answered(grant(7, 600));
     builder.add_answered(put_with("a", "1", 7));
@@ -549,7 +549,7 @@ fn with_lease() -> RecordedHistory {
 
 #[test]
 fn a_key_that_outlives_its_lease_is_found() {
-    let mut history = with_lease();
+    let mut history = history_with_lease();
     judge(&history).expect("it is right");
     let mut alive = HistoryBuilder::default();
     alive.add_answered(grant(7, 600));
@@ -562,7 +562,7 @@ fn a_key_that_outlives_its_lease_is_found() {
         count: 1,
         ..found(&mut history, 3).clone()
     };
-    assert_eq!(rule(&history), Rule::AnswersMatchModel);
+    assert_eq!(violated_rule(&history), Rule::AnswersMatchModel);
 }
 
 #[test]
@@ -577,7 +577,7 @@ fn a_put_with_a_lease_that_has_ended_is_found() {
         panic!("a put")
     };
     operation.lease = 7;
-    assert_eq!(rule(&history), Rule::AnswersMatchModel);
+    assert_eq!(violated_rule(&history), Rule::AnswersMatchModel);
 }
 
 #[test]
@@ -639,21 +639,21 @@ fn a_user_without_permission_is_refused_and_receives_no_data() {
     judge(&new_builder().finish()).expect("all is right");
     let mut refused = new_builder();
     refused.add_refused(put("a/1", "3"), Code::PermissionDenied);
-    assert_eq!(rule(&refused.finish()), Rule::RefusedForAReason);
+    assert_eq!(violated_rule(&refused.finish()), Rule::RefusedForAReason);
     // Pretend that user "b" made the write or the read of user "a".
     for request in 0..2 {
         let mut history = new_builder().finish();
         history.requests[request].user = Some("b".to_owned());
-        assert_eq!(rule(&history), Rule::Permitted);
+        assert_eq!(violated_rule(&history), Rule::Permitted);
     }
     let mut history = new_builder().finish();
     history.requests[0].outcome = RequestOutcome::Unknown { text: String::new() };
     judge(&history).expect("it is the same");
     history.requests[0].user = Some("b".to_owned());
-    assert_eq!(rule(&history), Rule::Permitted);
+    assert_eq!(violated_rule(&history), Rule::Permitted);
     let mut watching = new_builder();
     watching.add_watcher(Some("b"), everything());
-    assert_eq!(rule(&watching.finish()), Rule::Permitted);
+    assert_eq!(violated_rule(&watching.finish()), Rule::Permitted);
 }
 
 #[test]

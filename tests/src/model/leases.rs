@@ -52,7 +52,7 @@ impl ReferenceModel {
     pub(super) fn revoke(&mut self, id: i64) -> Outcome {
         let lease = self.leases.all.get(&id).copied().ok_or(ApplyError::LeaseNotFound)?;
         self.leases.events.push(LeaseEvent::Revoked(lease));
-        self.end(id)
+        self.end_lease(id)
     }
 
     pub(super) fn expire(&mut self, expiry: LeaseExpire, at: Position) -> Outcome {
@@ -66,7 +66,7 @@ impl ReferenceModel {
             return Err(ApplyError::LeaseNotFound);
         }
         self.leases.events.push(LeaseEvent::Expired(lease));
-        self.end(expiry.id)
+        self.end_lease(expiry.id)
     }
 
     pub(super) fn apply_checkpoint(
@@ -87,7 +87,7 @@ impl ReferenceModel {
         Ok(Response::LeasesCheckpointed)
     }
 
-    fn end(&mut self, id: i64) -> Outcome {
+    fn end_lease(&mut self, id: i64) -> Outcome {
         self.leases.all.remove(&id);
         let everything = KeyRange::From(Bytes::from_static(b"\0"));
         let main = self.now.revision + 1;

@@ -19,7 +19,7 @@ use super::{ReferenceModel, header};
 
 const ROOT: &str = "root";
 /// End of a range that has no last key (etcd's `\0`).
-const OPEN: &[u8] = &[0];
+const OPEN_END: &[u8] = &[0];
 
 #[derive(Clone, Debug, Default, PartialEq)]
 struct User {
@@ -253,7 +253,7 @@ impl Users {
 fn end_of(key: &[u8], range_end: &[u8]) -> Option<Bytes> {
     match range_end {
         [] => Some([key, &[0]].concat().into()),
-        OPEN => None,
+        OPEN_END => None,
         _ => Some(Bytes::copy_from_slice(range_end)),
     }
 }
@@ -261,7 +261,7 @@ fn end_of(key: &[u8], range_end: &[u8]) -> Option<Bytes> {
 /// Returns whether `spans` cover the whole range of a request. A range whose end isn't after its
 /// key is treated as that single key.
 fn is_covered(spans: &[(&[u8], Option<Bytes>)], key: &[u8], range_end: &[u8]) -> bool {
-    let is_empty_range = range_end != OPEN && range_end <= key;
+    let is_empty_range = range_end != OPEN_END && range_end <= key;
     is_path_covered(spans, key, end_of(key, if is_empty_range { b"" } else { range_end }))
 }
 
@@ -320,7 +320,7 @@ impl ReferenceModel {
         if lease == 0 || self.users.is_root(caller).is_ok() {
             return Ok(());
         }
-        let everything = KeyRange::From(Bytes::from_static(OPEN));
+        let everything = KeyRange::From(Bytes::from_static(OPEN_END));
         let mut attached =
             self.records_in(&everything, i64::MAX).into_iter().filter(|kv| kv.lease == lease);
         attached.try_for_each(|kv| self.users.check_access(caller, AccessKind::Write, &kv.key, b""))

@@ -13,7 +13,7 @@ use super::build::{TestProgram, program_of_finder};
 use super::list::{Finder, Mutant};
 
 /// Maximum length in characters of a finder's reported result.
-const HEADLINE: usize = 160;
+const MAX_HEADLINE_CHARS: usize = 160;
 /// Interval at which a running test is polled.
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
@@ -116,7 +116,7 @@ fn headline(output: &str) -> String {
     });
     let seed = output.lines().find(|line| line.starts_with("seed ")).map(str::to_owned);
     let found = failed.or(seed).unwrap_or_else(|| "the process ended".to_owned());
-    found.chars().take(HEADLINE).collect()
+    found.chars().take(MAX_HEADLINE_CHARS).collect()
 }
 
 /// Returns the directory of a package, in which Cargo runs its tests.
@@ -139,11 +139,11 @@ mod tests {
         assert_eq!(headline("test a::b ... ok\ntest a::c ... FAILED\n"), "a::c");
         assert_eq!(headline("3 histories\nseed 4: monotone: x\n"), "seed 4: monotone: x");
         assert_eq!(headline("aborted"), "the process ended");
-        assert_eq!(headline(&format!("seed 4: {}", "x".repeat(9_999))).len(), HEADLINE);
+        assert_eq!(headline(&format!("seed 4: {}", "x".repeat(9_999))).len(), MAX_HEADLINE_CHARS);
     }
 
     /// Returns the result of a shell script that runs in place of a test program.
-    fn found(script: &str) -> FinderResult {
+    fn result_of_script(script: &str) -> FinderResult {
         use std::os::unix::fs::PermissionsExt as _;
         let scratch = tempfile::tempdir().unwrap();
         let path = scratch.path().join("test");
@@ -161,17 +161,23 @@ mod tests {
 
     #[test]
     fn only_a_failing_finder_finds_a_mutant() {
-        assert_eq!(found("echo 'test result: ok. 1 passed'"), FinderResult::NotFound);
-        assert_eq!(found("[ $MUTANT != 7 ]"), FinderResult::FoundBy("the process ended".into()));
+        assert_eq!(result_of_script("echo 'test result: ok. 1 passed'"), FinderResult::NotFound);
+        assert_eq!(
+            result_of_script("[ $MUTANT != 7 ]"),
+            FinderResult::FoundBy("the process ended".into())
+        );
         let ran_nothing = "echo 'running 0 tests'; echo '0 passed; 9 filtered out'";
-        assert_eq!(found(ran_nothing), FinderResult::Inconclusive("no such test".into()));
+        assert_eq!(
+            result_of_script(ran_nothing),
+            FinderResult::Inconclusive("no such test".into())
+        );
     }
 
     #[test]
     fn a_hanging_finder_finds_nothing_and_is_killed_with_its_children() {
         let began = Instant::now();
         assert_eq!(
-            found("sleep 60 & sleep 60"),
+            result_of_script("sleep 60 & sleep 60"),
             FinderResult::Inconclusive("not done after 0 s".into())
         );
         assert!(began.elapsed() < Duration::from_secs(30));

@@ -9,7 +9,7 @@ use anyhow::{Context as _, Result, bail, ensure};
 use super::list::Mutant;
 
 /// Function that is appended to each mutated crate.
-const SWITCH: &str = r#"
+const SWITCH_FUNCTION: &str = r#"
 /// Whether this run has the bug of this number in it.
 pub fn mutant(id: u32) -> bool {
     static CHOSEN: std::sync::LazyLock<Option<u32>> =
@@ -77,7 +77,7 @@ pub fn mutated(root: &Path, mutants: &[Mutant]) -> Result<BTreeMap<PathBuf, Stri
             Some(text) => text,
             None => fs_err::read_to_string(root.join(&top))?,
         };
-        files.insert(top, text + SWITCH);
+        files.insert(top, text + SWITCH_FUNCTION);
     }
     Ok(files)
 }
@@ -151,7 +151,7 @@ mod tests {
     /// The lists must follow the sources: a change of a mutated line requires a change of its
     /// mutant.
     #[test]
-    fn every_mutant_of_the_lists_has_its_place() {
+    fn the_text_of_every_listed_mutant_occurs_in_its_file() {
         let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("it has a parent");
         let mutants = read_all(&root.join("tests/mutants")).unwrap();
         assert!(!mutants.is_empty());

@@ -22,7 +22,7 @@ use self::members::ThreeMemberCluster;
 /// Time limit of one program. A program takes seconds, and its own time limits are shorter.
 const LIMIT: Duration = Duration::from_secs(300);
 /// Number of output lines shown when a program fails.
-const SHOWN: usize = 40;
+const SHOWN_LINES: usize = 40;
 
 #[test]
 fn etcd3_for_python_works_unchanged() -> Result<()> {
@@ -68,7 +68,7 @@ fn check_on(server: &Path, tls: bool, mut programme: Command) -> Result<()> {
     let log = members.folder.path().join("programme.log");
     let mut process = ChildProcess::spawn("the programme", programme, &log)?;
     let code = process.exit_code(LIMIT)?;
-    ensure!(code == 0, "it ended with {code}:\n{}", last_lines(&process.output(), SHOWN));
+    ensure!(code == 0, "it ended with {code}:\n{}", last_lines(&process.output(), SHOWN_LINES));
     Ok(())
 }
 

@@ -20,10 +20,10 @@ const API_PORT: u16 = 8008;
 /// Debian's package creates the account.
 const ACCOUNT: &str = "postgres";
 /// Folder in which Debian's packages install the server programs.
-const PACKAGED: &str = "/usr/lib/postgresql";
+const PACKAGED_PROGRAMS: &str = "/usr/lib/postgresql";
 /// Time limit for a server to end after a signal.
-const END: Duration = Duration::from_secs(30);
-const SHOWN: usize = 60;
+const END_LIMIT: Duration = Duration::from_secs(30);
+const SHOWN_LINES: usize = 60;
 
 /// A Postgres server and its Patroni. Both are ended when this is dropped.
 pub(crate) struct PostgresServer {
@@ -116,7 +116,7 @@ impl PostgresServer {
         let server = self.postmaster().context("it has no Postgres")?;
         self.patroni = None;
         send_signal(server, Signal::KILL);
-        wait_for("Postgres to be gone", END, || (!is_alive(server)).then_some(()))
+        wait_for("Postgres to be gone", END_LIMIT, || (!is_alive(server)).then_some(()))
     }
 
     /// Returns the process id of Postgres, if it runs.
@@ -140,7 +140,7 @@ impl PostgresServer {
     /// Returns the end of the log of Patroni and Postgres.
     pub(crate) fn log_tail(&self) -> String {
         let log = fs_err::read(self.folder.join("patroni.log")).unwrap_or_default();
-        format!("{}:\n{}", self.host.name, last_lines(&String::from_utf8_lossy(&log), SHOWN))
+        format!("{}:\n{}", self.host.name, last_lines(&String::from_utf8_lossy(&log), SHOWN_LINES))
     }
 
     /// Returns the connection string for clients, with the addresses of all servers.
@@ -174,7 +174,8 @@ impl Drop for PostgresServer {
         if let Some(server) = server {
             // SIGQUIT ends Postgres at once, but still removes its shared memory.
             send_signal(server, Signal::QUIT);
-            if wait_for("Postgres to end", END, || (!is_alive(server)).then_some(())).is_err() {
+            if wait_for("Postgres to end", END_LIMIT, || (!is_alive(server)).then_some(())).is_err()
+            {
                 send_signal(server, Signal::KILL);
             }
         }
@@ -195,7 +196,7 @@ fn ensure_account(folder: &Path) -> Result<()> {
 fn programs() -> Result<PathBuf> {
     let mut folders: Vec<PathBuf> =
         std::env::split_paths(&std::env::var_os("PATH").unwrap_or_default()).collect();
-    for version in fs_err::read_dir(PACKAGED).into_iter().flatten() {
+    for version in fs_err::read_dir(PACKAGED_PROGRAMS).into_iter().flatten() {
         folders.push(version?.path().join("bin"));
     }
     let whole = |folder: &PathBuf| {

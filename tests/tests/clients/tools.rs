@@ -10,9 +10,9 @@ use anyhow::{Context, Result, ensure};
 use muster_tests::harness::process::last_lines;
 
 /// Number of output lines shown when a tool fails.
-const SHOWN: usize = 30;
+const SHOWN_LINES: usize = 30;
 /// Name of the file that records which list of versions was fetched.
-const LIST: &str = "fetched";
+const FETCHED_LIST: &str = "fetched";
 /// Serializes fetches, since two tests may need the same folder.
 static FETCH_LOCK: Mutex<()> = Mutex::new(());
 
@@ -66,14 +66,14 @@ fn fetched(name: &str, list: &Path, fetch: impl FnOnce(&Path) -> Result<()>) -> 
     let _one = FETCH_LOCK.lock().unwrap_or_else(PoisonError::into_inner);
     let place = work().join("clients").join(name);
     let wanted = fs_err::read(list)?;
-    if fs_err::read(place.join(LIST)).ok().as_ref() != Some(&wanted) {
+    if fs_err::read(place.join(FETCHED_LIST)).ok().as_ref() != Some(&wanted) {
         if place.exists() {
             fs_err::remove_dir_all(&place)?;
         }
         fs_err::create_dir_all(&place)?;
         fetch(&place)?;
         // The file is written last, so that an interrupted fetch is repeated.
-        fs_err::write(place.join(LIST), wanted)?;
+        fs_err::write(place.join(FETCHED_LIST), wanted)?;
     }
     Ok(place)
 }
@@ -86,6 +86,6 @@ fn run(program: impl AsRef<OsStr>, with: impl FnOnce(&mut Command) -> &mut Comma
     let output = output.with_context(|| format!("starting {command:?}: {needs}"))?;
     let printed = [output.stdout, output.stderr].concat();
     let printed = String::from_utf8_lossy(&printed);
-    ensure!(output.status.success(), "{command:?}: {needs}\n{}", last_lines(&printed, SHOWN));
+    ensure!(output.status.success(), "{command:?}: {needs}\n{}", last_lines(&printed, SHOWN_LINES));
     Ok(())
 }

@@ -46,7 +46,7 @@ struct Flag {
 
 /// Flags that every configuration needs. The values are used unless the configuration sets the
 /// flags itself.
-const BASE: [(&str, &str); 6] = [
+const BASE_FLAGS: [(&str, &str); 6] = [
     ("data-dir", "{dir}/data"),
     ("listen-client-urls", "http://{ip}:2379"),
     ("advertise-client-urls", "http://{ip}:2379"),
@@ -91,7 +91,7 @@ const SECTIONS: [(&str, &[(&str, &str)]); 3] = [
     ),
 ];
 /// Flags whose value is a list in a configuration file.
-const LISTS: [&str; 5] = [
+const LIST_FLAGS: [&str; 5] = [
     "log-outputs",
     "cipher-suites",
     "client-cert-allowed-hostname",
@@ -105,7 +105,7 @@ const LONGEST_ELECTION: &str = "--election-timeout=50000";
 const COUNTED_TWICE: [&str; 3] =
     ["listen-peer-urls", "initial-advertise-peer-urls", "listen-metrics-urls"];
 /// Flags whose value is a string in a file, even if it looks like a number.
-const TEXTS: [&str; 3] = ["auto-compaction-retention", "initial-cluster-token", "name"];
+const STRING_FLAGS: [&str; 3] = ["auto-compaction-retention", "initial-cluster-token", "name"];
 
 /// Parses `cases.txt`. An error names a line that is neither a configuration nor a comment.
 pub(crate) fn parse_cases(text: &str) -> Result<Vec<(Case, ConfigSource)>> {
@@ -257,10 +257,11 @@ impl Case {
         text
     }
 
-    /// Returns the configuration's flags and the missing ones of `BASE`.
+    /// Returns the configuration's flags and the missing ones of `BASE_FLAGS`.
     fn flags(&self) -> Vec<Flag> {
         let CaseSettings::Flags(own) = &self.settings else { return Vec::new() };
-        let missing = BASE.iter().filter(|(name, _)| own.iter().all(|flag| flag.name != *name));
+        let missing =
+            BASE_FLAGS.iter().filter(|(name, _)| own.iter().all(|flag| flag.name != *name));
         let base = missing.map(|(name, value)| Flag {
             name: (*name).to_owned(),
             value: Some((*value).to_owned()),
@@ -269,11 +270,11 @@ impl Case {
     }
 }
 
-/// Adds the missing settings of `BASE` before the text, so that the text's own settings take
+/// Adds the missing settings of `BASE_FLAGS` before the text, so that the text's own settings take
 /// precedence.
 fn file_with_base(text: &str) -> String {
     let is_missing = |name: &str| !text.to_ascii_lowercase().contains(&format!("{name}:"));
-    let base = BASE.iter().filter(|(name, _)| is_missing(name));
+    let base = BASE_FLAGS.iter().filter(|(name, _)| is_missing(name));
     let lines: Vec<String> = base.map(|(name, value)| format!("{name}: {value}\n")).collect();
     lines.concat() + text
 }
@@ -296,7 +297,7 @@ impl Flag {
     fn yaml(&self) -> String {
         let value = self.value_or_true();
         let quoted = |text: &str| format!("{text:?}");
-        if LISTS.contains(&self.name.as_str()) {
+        if LIST_FLAGS.contains(&self.name.as_str()) {
             let items: Vec<String> = value.split(',').map(quoted).collect();
             return format!("[{}]", items.join(", "));
         }
@@ -304,7 +305,7 @@ impl Flag {
             || value == "false"
             || value.trim_start_matches('-').starts_with(|c: char| c.is_ascii_digit());
         match nanoseconds(value) {
-            _ if TEXTS.contains(&self.name.as_str()) => quoted(value),
+            _ if STRING_FLAGS.contains(&self.name.as_str()) => quoted(value),
             Some(nanoseconds) => nanoseconds.to_string(),
             None if is_plain => value.to_owned(),
             None => quoted(value),

@@ -23,9 +23,9 @@ use differences::{Differences, Direction};
 use start::{StartOutcome, StartRequest, StartRunner};
 
 /// Exit code for a wrong configuration.
-const USAGE: i32 = 2;
+const USAGE_EXIT_CODE: i32 = 2;
 /// Message of Go programs about an unknown flag.
-const NO_FLAG: &str = "flag provided but not defined";
+const UNKNOWN_FLAG_MESSAGE: &str = "flag provided but not defined";
 
 /// Paths of the programs to compare.
 struct ComparedPrograms {
@@ -89,9 +89,9 @@ fn judge(
     };
     used.insert(row);
     match node {
-        StartOutcome::Ended { code, .. } if *code != Some(USAGE) => {
-            Some(format!("by {source:?}: {shown}\nended otherwise than with {USAGE}: {node}"))
-        }
+        StartOutcome::Ended { code, .. } if *code != Some(USAGE_EXIT_CODE) => Some(format!(
+            "by {source:?}: {shown}\nended otherwise than with {USAGE_EXIT_CODE}: {node}"
+        )),
         _ => None,
     }
 }
@@ -118,7 +118,7 @@ fn compare(
         compared.push(OutcomePair { case, source, etcd, node });
     }
     // If the newest etcd doesn't have a flag, the previous version of etcd is started with it.
-    let missing = |compared: &OutcomePair| compared.etcd.says(NO_FLAG);
+    let missing = |compared: &OutcomePair| compared.etcd.says(UNKNOWN_FLAG_MESSAGE);
     let jobs = compared.iter().filter(|compared| missing(compared));
     let before = |compared: &OutcomePair| {
         start_request(&programs.etcd_before, &(compared.case.clone(), compared.source))

@@ -29,7 +29,7 @@ const PAUSE: Duration = Duration::from_millis(20);
 /// HTTP request that shows whether a program answers at an address.
 const REQUEST: &[u8] = b"GET /version HTTP/1.0\r\nHost: localhost\r\n\r\n";
 /// Number of addresses of one start.
-const ADDRESSES: usize = 3;
+const ADDRESSES_PER_START: usize = 3;
 
 /// A program, and the configuration to start it with.
 pub(crate) struct StartRequest {
@@ -103,14 +103,14 @@ impl StartRunner {
         ended.into_iter().map(|(_, outcome)| outcome).collect()
     }
 
-    fn addresses(&self) -> Result<[IpAddr; ADDRESSES]> {
+    fn addresses(&self) -> Result<[IpAddr; ADDRESSES_PER_START]> {
         let mut free = self.free.lock().expect("no thread panics");
-        if free.len() < ADDRESSES {
+        if free.len() < ADDRESSES_PER_START {
             let network = Network::loopback(240);
             free.extend(network.hosts.iter().map(|host: &TestHost| host.address));
             self.networks.lock().expect("no thread panics").push(network);
         }
-        let first = free.len() - ADDRESSES;
+        let first = free.len() - ADDRESSES_PER_START;
         let taken: Vec<IpAddr> = free.drain(first..).collect();
         taken.try_into().ok().context("a network has enough addresses")
     }

@@ -23,9 +23,9 @@ type BoxedError = Box<dyn Error>;
 const LIMIT: Duration = Duration::from_secs(60);
 /// Pause between additions. etcd derives ids from URLs and the time in seconds, so additions within
 /// one second get the same id.
-const SECOND: Duration = Duration::from_millis(1_100);
+const ADDITION_PAUSE: Duration = Duration::from_millis(1_100);
 /// Exit code of a Go program that panics.
-const PANICKED: i32 = 2;
+const PANIC_EXIT_CODE: i32 = 2;
 
 /// An operator's shell, and the machines that it controls.
 pub(crate) struct Shell {
@@ -102,7 +102,7 @@ impl Shell {
     }
 
     /// Records the ids of the cluster and its members.
-    fn learn(&mut self) -> Result<(), BoxedError> {
+    fn record_ids(&mut self) -> Result<(), BoxedError> {
         let args = ["member", "list", "-w", "json"].map(str::to_owned);
         let list = self.etcdctl(&args)?;
         let Ok(list) = serde_json::from_slice::<serde_json::Value>(&list.stdout) else {
@@ -146,14 +146,14 @@ impl Shell {
             "etcd" => self.start(args),
             "etcdctl" => {
                 if args.iter().any(|word| word == "add") {
-                    std::thread::sleep(SECOND);
+                    std::thread::sleep(ADDITION_PAUSE);
                 }
                 let printed = wait_for("an answer for good", LIMIT, || {
                     let printed = self.etcdctl(args).ok()?;
                     (!retried || !texts::is_retryable(&String::from_utf8_lossy(&printed.stderr)))
                         .then_some(printed)
                 })?;
-                self.learn()?;
+                self.record_ids()?;
                 let text = [printed.stdout, printed.stderr].concat();
                 let text = self.to_guide_names(&String::from_utf8_lossy(&text));
                 Ok(texts::normalize_output(&text, printed.status.code()))
@@ -183,14 +183,14 @@ impl Shell {
         node.start()?;
         let served = node.wait_ready(LIMIT).is_ok();
         let printed = if served {
-            self.learn()?;
+            self.record_ids()?;
             "ready to serve client requests".to_owned()
         } else {
             let code = node.exit_code(LIMIT)?;
             let why = self.to_guide_names(&texts::last_error(&node.output()));
             match code {
                 // etcd panicked, and its error message before that depends on timing.
-                PANICKED if self.is_etcd() => texts::normalize_output("", Some(code)),
+                PANIC_EXIT_CODE if self.is_etcd() => texts::normalize_output("", Some(code)),
                 // The exit code of etcd, 0 or 1, depends on timing.
                 _ if self.is_etcd() && why.contains("permanently removed") => {
                     texts::normalize_output(&why, None)
@@ -239,7 +239,7 @@ impl Shell {
                     let printed = self.etcdctl(&list).ok()?;
                     String::from_utf8_lossy(&printed.stdout).contains(&text).then_some(())
                 })?;
-                self.learn()?;
+                self.record_ids()?;
                 Ok(String::new())
             }
             _ => Err(format!("{what} doesn't happen").into()),

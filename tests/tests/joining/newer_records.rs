@@ -36,7 +36,7 @@ fn with_version_2(chain: &str, owner: &SigningKey) -> Result<String> {
 /// Each agent logs the reason, and a restart changes nothing. No change of members is made until
 /// the store holds a chain that the agents can read.
 #[test]
-fn agents_leave_a_chain_of_a_newer_program_as_it_is_and_the_cluster_serves_on() -> Result<()> {
+fn agents_leave_a_newer_programs_chain_unchanged_and_the_cluster_still_serves() -> Result<()> {
     let mut running = FormedCluster::start(Network::loopback(3), 3, None)?;
     let etcdctl = running.etcdctl()?;
     let stored = || -> Result<String> {

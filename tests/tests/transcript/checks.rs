@@ -21,7 +21,7 @@ fn the_checks_of_the_newest_etcdctl_end_without_an_error() -> Result<()> {
     let work = Path::new(env!("CARGO_TARGET_TMPDIR"));
     let Some(etcdctl) = stock_etcd::newest_etcdctl(work) else { return Ok(()) };
     let Some(mut pair) = ClusterPair::start(&etcdctl)? else { return Ok(()) };
-    for printed in pair.on_both(speed)? {
+    for printed in pair.on_both(run_speed_check)? {
         let verdicts = VERDICTS.iter().all(|verdict| printed.out.contains(verdict));
         ensure!(verdicts && !printed.out.contains("ERROR"), "{printed:?}");
     }
@@ -31,22 +31,22 @@ fn the_checks_of_the_newest_etcdctl_end_without_an_error() -> Result<()> {
         ensure!(passed && printed.code == Some(0), "{printed:?}");
     }
     ensure!(theirs.out.lines().next() == ours.out.lines().next(), "{theirs:?} {ours:?}");
-    for left in pair.on_both(|cluster| keys(cluster))? {
+    for left in pair.on_both(|cluster| count_keys(cluster))? {
         ensure!(left == 0, "{left} keys are left");
     }
     Ok(())
 }
 
-fn speed(cluster: &mut TranscriptCluster) -> Result<ProgramOutput> {
+fn run_speed_check(cluster: &mut TranscriptCluster) -> Result<ProgramOutput> {
     let check = started(cluster, "check perf --load=s --auto-compact --auto-defrag")?;
-    let enough = || keys(cluster).ok().filter(|&count| count >= PUTS);
+    let enough = || count_keys(cluster).ok().filter(|&count| count >= PUTS);
     wait_for("keys of the check", LIMIT, enough)?;
     check.signal(Signal::INT);
     check.end()
 }
 
 /// Returns the number of keys that checks have written.
-fn keys(cluster: &TranscriptCluster) -> Result<u64> {
+fn count_keys(cluster: &TranscriptCluster) -> Result<u64> {
     let printed = run(cluster, "get /etcdctl-check --prefix --count-only -w fields")?.out;
     let count = printed.lines().find_map(|line| line.strip_prefix("\"Count\" : "));
     count.and_then(|count| count.parse().ok()).with_context(|| format!("no count in {printed}"))

@@ -26,11 +26,11 @@ const TIME_UNITS: [&str; 3] = ["ms", "µs", "s"];
 pub(crate) fn masked(text: &str, address: &str) -> String {
     let text = text.replace(address, "HOST");
     let mut text: String =
-        text.split_inclusive('\n').map(|line| narrow(without_log(line))).collect();
+        text.split_inclusive('\n').map(|line| without_padding(without_log(line))).collect();
     for label in LABELS {
         text = mask_after_label(&text, label);
     }
-    words(&text)
+    mask_words(&text)
 }
 
 /// Returns a line without the client's own log, except for the server's error in it.
@@ -48,7 +48,7 @@ fn without_log(line: &str) -> &str {
 }
 
 /// Removes from a table's line the padding that depends on the widths of ids and times.
-fn narrow(line: &str) -> String {
+fn without_padding(line: &str) -> String {
     let is_table = line.starts_with(['┌', '├', '└', '│', '+', '|']);
     let mut before = None;
     let fills = |c, before| is_table && "─- ".contains(c) && before == Some(c);
@@ -69,7 +69,7 @@ fn mask_after_label(text: &str, label: &str) -> String {
 }
 
 /// Masks ids and times.
-fn words(text: &str) -> String {
+fn mask_words(text: &str) -> String {
     let mut masked = String::new();
     let mut rest = text;
     while !rest.is_empty() {

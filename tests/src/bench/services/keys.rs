@@ -13,7 +13,7 @@ use crate::bench::cluster::BenchCluster;
 
 const VALUE_BYTES: usize = 256;
 /// Number of puts in one transaction. etcd's `--max-txn-ops` allows this many.
-const BATCH: usize = 100;
+const PUTS_PER_TXN: usize = 100;
 /// Time for the server to free temporary memory of the writes.
 const SETTLE_TIME: Duration = Duration::from_secs(5);
 
@@ -33,14 +33,14 @@ pub(super) async fn run(
 /// Writes `keys` keys, and attaches them to `lease` unless that is 0.
 pub(super) async fn fill(channel: &Channel, keys: usize, lease: i64) -> Result<()> {
     let mut kv = KvClient::new(channel.clone());
-    for first in (0..keys).step_by(BATCH) {
+    for first in (0..keys).step_by(PUTS_PER_TXN) {
         let put = |n| PutRequest {
             key: format!("/many/{lease}/{n:08}").into(),
             value: vec![b'v'; VALUE_BYTES].into(),
             lease,
             ..PutRequest::default()
         };
-        let puts = (first..keys.min(first + BATCH)).map(|n| Request::RequestPut(put(n)));
+        let puts = (first..keys.min(first + PUTS_PER_TXN)).map(|n| Request::RequestPut(put(n)));
         let success = puts.map(|put| RequestOp { request: Some(put) }).collect();
         let txn = TxnRequest { success, ..TxnRequest::default() };
         tokio::time::timeout(CALL_TIME, kv.txn(txn)).await??;

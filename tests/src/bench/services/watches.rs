@@ -21,7 +21,7 @@ const CONNECTIONS: usize = 10;
 /// Number of streams that the watches share.
 const STREAMS: usize = 100;
 /// Number of create requests that can wait in one stream's channel before they are sent.
-const CREATING: usize = 16;
+const MAX_QUEUED_CREATES: usize = 16;
 const VALUE: [u8; 256] = [b'v'; 256];
 
 pub(super) async fn one_prefix(
@@ -127,7 +127,7 @@ fn create(key: Vec<u8>, range_end: Vec<u8>) -> WatchRequest {
 type OpenWatchStream = (mpsc::Sender<WatchRequest>, Streaming<WatchResponse>);
 
 async fn open_stream(channel: Channel, requests: Vec<WatchRequest>) -> Result<OpenWatchStream> {
-    let (sender, mut receiver) = mpsc::channel(CREATING);
+    let (sender, mut receiver) = mpsc::channel(MAX_QUEUED_CREATES);
     let mut left = requests.len();
     let sending = async {
         for request in requests {

@@ -31,7 +31,7 @@ const NEW_ID_DELAY: Duration = Duration::from_millis(1_100);
 const SETTLE_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Intended differences: the reason, etcd's answer, and this node's answer.
-const ALLOWED: &[(&str, [&str; 2])] = &[(
+const ALLOWED_DIFFERENCES: &[(&str, [&str; 2])] = &[(
     "etcd's table names its client's error here, which no status comes of: its code is lost",
     [
         "Unknown: etcdserver: re-configuration failed due to not enough started members",
@@ -88,7 +88,8 @@ pub async fn run(
             .send_both(&call)
             .await
             .with_context(|| format!("seed {seed}, request {number}: {call:?}"))?;
-        if let Some((why, _)) = ALLOWED.iter().find(|(_, texts)| *texts == [&etcd.text, &node.text])
+        if let Some((why, _)) =
+            ALLOWED_DIFFERENCES.iter().find(|(_, texts)| *texts == [&etcd.text, &node.text])
         {
             *run.report.allowed.entry(why).or_default() += 1;
         } else if etcd.text != node.text {

@@ -77,7 +77,7 @@ impl RequestGenerator {
             }
             28..36 => RequestedOperation::Write(Operation::DeleteRange(self.delete(prefix))),
             36..52 => RequestedOperation::Write(Operation::Txn(self.txn(prefix))),
-            52..66 if !self.is_limited => RequestedOperation::Write(self.leased()),
+            52..66 if !self.is_limited => RequestedOperation::Write(self.draw_leased_operation()),
             _ => {
                 let mut request = self.range(prefix);
                 request.serializable = self.rng.chance(300);
@@ -157,7 +157,7 @@ impl RequestGenerator {
         request
     }
 
-    fn leased(&mut self) -> Operation {
+    fn draw_leased_operation(&mut self) -> Operation {
         let Some(lease) = self.lease else {
             self.lease_count += 1;
             let client = i64::try_from(self.client).expect("there are few");

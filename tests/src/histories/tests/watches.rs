@@ -32,7 +32,7 @@ fn a_missing_repeated_or_misplaced_event_is_found() {
     for (number, (expected, change)) in wrong.into_iter().enumerate() {
         let mut history = sample_history();
         change(&mut history);
-        assert_eq!(rule(&history), expected, "{number}");
+        assert_eq!(violated_rule(&history), expected, "{number}");
     }
 }
 
@@ -55,7 +55,7 @@ fn an_event_after_the_last_revision_shows_missing_earlier_events() {
     judge(&after_the_end(one_key)).expect("nothing else was wanted");
     let mut history = after_the_end(everything());
     second_stream(&mut history).remove(1);
-    assert_eq!(rule(&history), Rule::WatchInOrder);
+    assert_eq!(violated_rule(&history), Rule::WatchInOrder);
 }
 
 #[test]
@@ -75,7 +75,7 @@ fn a_split_or_incomplete_revision_is_found() {
         // Another watcher of all keys shows what the revision contains.
         let whole = sample_history().watchers.remove(0);
         history.watchers.insert(0, whole);
-        assert_eq!(rule(&history), Rule::WatchWholeRevisions);
+        assert_eq!(violated_rule(&history), Rule::WatchWholeRevisions);
     }
 }
 
@@ -84,12 +84,12 @@ fn a_false_progress_notification_is_found() {
     // The progress notification arrives before the last event instead of after that event.
     let mut history = sample_history();
     second_stream(&mut history).swap(3, 4);
-    assert_eq!(rule(&history), Rule::WatchProgress);
+    assert_eq!(violated_rule(&history), Rule::WatchProgress);
     // No progress notification follows the missing event. But the next stream starts after the
     // missing event's revision.
     let mut history = sample_history();
     history.watchers[0].streams[0].responses.remove(2);
-    assert_eq!(rule(&history), Rule::WatchProgress);
+    assert_eq!(violated_rule(&history), Rule::WatchProgress);
 }
 
 #[test]
@@ -104,14 +104,14 @@ fn an_event_that_differs_from_the_change_is_found() {
     for change in wrong {
         let mut history = sample_history();
         change(&mut second_stream(&mut history)[1].1.events[0]);
-        assert_eq!(rule(&history), Rule::WatchEvents);
+        assert_eq!(violated_rule(&history), Rule::WatchEvents);
     }
     let mut history = sample_history();
     history.watchers[0].request.prev_kv = false;
-    assert_eq!(rule(&history), Rule::WatchEvents, "nobody asked for what was before");
+    assert_eq!(violated_rule(&history), Rule::WatchEvents, "nobody asked for what was before");
     let mut history = sample_history();
     history.watchers[0].request.filters = vec![FilterType::Noput.into()];
     let evidence = sample_history().watchers.remove(0);
     history.watchers.push(evidence);
-    assert_eq!(rule(&history), Rule::WatchEvents, "puts are not wanted");
+    assert_eq!(violated_rule(&history), Rule::WatchEvents, "puts are not wanted");
 }
