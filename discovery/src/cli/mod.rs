@@ -19,6 +19,7 @@ mod intent;
 mod key;
 mod log;
 mod members;
+mod pages;
 mod printer;
 mod process;
 mod session;

@@ -4,7 +4,7 @@ use std::future::Future;
 use std::sync::Arc;
 
 use discovery_types::admin::AdminChain;
-use discovery_types::api::{AdminList, ClusterState, ClusterSummary};
+use discovery_types::api::{AdminList, ClusterQuery, ClusterState, ClusterStates, ClusterSummary};
 use discovery_types::client::{ClientConfig, DiscoveryClient};
 use discovery_types::context::Context;
 use discovery_types::key::SigningKey;
@@ -52,7 +52,8 @@ impl AdminSession {
             return Ok(self.client.show_cluster(id).await?.summary);
         }
         let name: Name = text.parse().map_err(|_| missing())?;
-        let found = self.client.list_clusters(Some(&name)).await?.clusters;
+        let query = ClusterQuery { name: Some(name.clone()), ..ClusterQuery::default() };
+        let found = self.client.list_clusters(&query).await?.clusters;
         let found = found.into_iter().filter(|cluster| cluster.name == name);
         found.min_by_key(|cluster| rank(cluster.state)).ok_or_else(missing)
     }
@@ -126,6 +127,11 @@ pub(super) fn is_live(state: ClusterState) -> bool {
         | ClusterState::Formed => true,
         ClusterState::Abandoned | ClusterState::Expired | ClusterState::Retired => false,
     }
+}
+
+/// Returns the states of clusters that haven't ended.
+pub(super) fn live_states() -> ClusterStates {
+    ClusterStates::new(ClusterState::ALL.into_iter().filter(|state| is_live(*state)))
 }
 
 /// Runs a command on a new single-threaded runtime.

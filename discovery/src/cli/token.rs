@@ -1,5 +1,6 @@
 //! `token`: makes tokens on the admin's machine. A token's secret is sent to nobody but the host.
 
+use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -19,6 +20,7 @@ use serde_json::json;
 
 use super::confirm::IrreversibleAct;
 use super::members::MemberDirectory;
+use super::pages;
 use super::printer::{Printer, duration, or_dash, time_of_seconds};
 use super::session::AdminSession;
 use super::{CliError, RemoteArgs};
@@ -59,6 +61,9 @@ it with `token revoke` if it went astray.")]
         /// Name or id of the cluster [default: all clusters]
         #[arg(long, value_name = "CLUSTER")]
         cluster: Option<String>,
+        /// List at most this many tokens [default: all]
+        #[arg(long, value_name = "N")]
+        limit: Option<NonZeroUsize>,
     },
     /// Show a token's grant
     Show {
@@ -124,24 +129,25 @@ pub(super) async fn run(args: TokenArgs, printer: &mut Printer) -> Result<(), Cl
     let session = AdminSession::open(&args.remote)?;
     match args.command {
         TokenCommand::Create(create) => self::create(&session, create, printer).await,
-        TokenCommand::List { cluster } => {
+        TokenCommand::List { cluster, limit } => {
             let cluster = match cluster {
                 Some(cluster) => Some(session.cluster(&cluster).await?.cluster),
                 None => None,
             };
-            let list = session.client.list_grants(cluster).await?;
-            let names = session.client.list_clusters(None).await?.clusters;
-            let name = |id| names.iter().find(|cluster| cluster.cluster == id);
-            printer.print_value(&list, |out| {
+            let limit = limit.map(NonZeroUsize::get);
+            let list = pages::grants(&session, cluster, limit, printer).await?;
+            let output = json!({ "grants": list.items, "has_more": list.has_more });
+            printer.print_value(&output, |out| {
                 let header =
                     ["ID", "CLUSTER", "KIND", "STATE", "KEYS", "USES", "EXPIRES", "ISSUER"];
-                let rows = list.grants.iter().map(|view| {
-                    let cluster = view.grant.cluster;
-                    let called = name(cluster).map(|known| known.name.to_string());
-                    row(view, called.unwrap_or_else(|| cluster.to_string()))
+                let rows = list.items.iter().map(|view| {
+                    let name = view.cluster_name.as_ref().map(ToString::to_string);
+                    row(view, name.unwrap_or_else(|| view.grant.cluster.to_string()))
                 });
                 out.table(header, rows);
-            })
+            })?;
+            list.note_if_cut(printer);
+            Ok(())
         }
         TokenCommand::Show { id } => {
             let view = session.client.show_grant(id).await?;

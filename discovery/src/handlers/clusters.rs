@@ -5,9 +5,10 @@ use actix_web::web::{Data, Json, Path, Query};
 use discovery_formation::service::{Cluster, FormationSettings, Phase};
 use discovery_types::SIZES;
 use discovery_types::api::{
-    AbandonRequest, AskingHost, ClusterList, ClusterSummary, ClusterView, CommitDocument,
-    CredentialsRequest, CredentialsResponse, DraftRequest, DraftResponse, ExplainResponse,
-    Explanation, MembersView, SignedBody, StatementList,
+    AbandonRequest, AskingHost, ClusterList, ClusterQuery, ClusterState, ClusterStates,
+    ClusterSummary, ClusterView, CommitDocument, CredentialsRequest, CredentialsResponse,
+    DraftRequest, DraftResponse, ExplainResponse, Explanation, MembersView, SignedBody,
+    StatementList,
 };
 use discovery_types::convert;
 use discovery_types::digest::Digest;
@@ -17,12 +18,11 @@ use discovery_types::problem::{Code, Problem};
 use discovery_types::retire::MAX_REASON;
 use discovery_types::role::Action;
 use discovery_types::statement::{Statement, StatementChain, ca_der};
-use serde::Deserialize;
-use utoipa::IntoParams;
 use uuid::Uuid;
 
 use super::agent_key;
 use super::body::JsonBody;
+use super::pages::{has_next_page, page_limit, parse_position};
 use crate::app::App;
 use crate::auth::{Caller, authorise, check_statement_allows};
 use crate::ca::{CREDENTIAL_LIFE, make_ca};
@@ -30,8 +30,8 @@ use crate::error::ApiError;
 use crate::forming::{ClusterRequest, explanations, show, summary_of};
 use crate::intents;
 use crate::kek::KeyPurpose;
-use crate::store::UnixMicros;
-use crate::store::clusters::{Draft, OpenResult, WrappedCa};
+use crate::store::clusters::{ClusterFilter, Draft, OpenResult, WrappedCa};
+use crate::store::{ListPosition, UnixMicros};
 
 /// Makes a draft: an id and two CAs, for a statement to be signed over.
 #[utoipa::path(post, path = "/v1/drafts", tag = "clusters", request_body = DraftRequest,
@@ -162,25 +162,44 @@ async fn summary(app: &App, id: Uuid) -> Result<Json<ClusterSummary>, ApiError> 
     Ok(Json(summary_of(&row)?))
 }
 
-/// Filter of the cluster list.
-#[derive(Debug, Deserialize, IntoParams)]
-pub(crate) struct ListQuery {
-    /// Name of the clusters to list; without it all are listed.
-    pub name: Option<Name>,
-}
-
-/// Lists clusters, newest first.
-#[utoipa::path(get, path = "/v1/clusters", tag = "clusters", params(ListQuery),
+/// Lists clusters, newest first, a page at a time.
+#[utoipa::path(get, path = "/v1/clusters", tag = "clusters", params(ClusterQuery),
     responses((status = 200, body = ClusterList), (status = "default", body = Problem)))]
 pub(crate) async fn list(
     request: HttpRequest,
     app: Data<App>,
-    query: Query<ListQuery>,
+    query: Query<ClusterQuery>,
 ) -> Result<Json<ClusterList>, ApiError> {
     authorise(&request, &app, Action::ListClusters, None).await?;
-    let rows = app.store.clusters(query.name.as_ref().map(Name::as_str)).await?;
+    let limit = page_limit(query.limit)?;
+    let states = query.state.as_ref().map_or(&ClusterState::ALL[..], ClusterStates::as_slice);
+    let phases: Vec<&str> = states.iter().map(|state| state.as_str()).collect();
+    let created_before = ListPosition::start(Uuid::nil());
+    let created_before = match query.created_before_ms {
+        Some(ms) => ListPosition { at_us: micros(ms), ..created_before },
+        None => created_before,
+    };
+    let after = parse_position::<Uuid>(query.after.as_deref(), created_before)?;
+    let filter = ClusterFilter {
+        name: query.name.as_ref().map(Name::as_str),
+        phases: &phases,
+        created_from_us: query.created_from_ms.map_or(0, micros),
+        after: &after,
+        // One more than asked for tells whether there is another page.
+        limit: i64::from(limit) + 1,
+    };
+    let mut rows = app.store.clusters(&filter).await?;
+    let more = has_next_page(&mut rows, limit);
+    let next = rows
+        .last()
+        .filter(|_| more)
+        .map(|row| ListPosition { at_us: row.created_us, id: row.id.to_string() }.to_string());
     let clusters = rows.iter().map(summary_of).collect::<Result<_, _>>()?;
-    Ok(Json(ClusterList { clusters }))
+    Ok(Json(ClusterList { clusters, next }))
+}
+
+fn micros(ms: u64) -> UnixMicros {
+    UnixMicros::try_from(ms.saturating_mul(1_000)).unwrap_or(UnixMicros::MAX)
 }
 
 /// Returns one cluster, with its seats, its timeline, and the reasons why it waits.

@@ -1,9 +1,9 @@
 //! Handlers for grants: signed permissions for tokens that this service never sees.
 
 use actix_web::HttpRequest;
-use actix_web::web::{Data, Json, Path};
+use actix_web::web::{Data, Json, Path, Query};
 use discovery_formation::service::Phase;
-use discovery_types::api::{GrantList, GrantState, GrantView, SignedBody};
+use discovery_types::api::{GrantList, GrantQuery, GrantState, GrantView, SignedBody};
 use discovery_types::grant::{Grant, GrantId, ISSUER_SKEW_SECONDS, TokenKind, VerifiedGrant};
 use discovery_types::jws::{Jws, JwsType};
 use discovery_types::problem::{Code, Problem};
@@ -11,13 +11,14 @@ use discovery_types::role::Action;
 use uuid::Uuid;
 
 use super::body::JsonBody;
+use super::pages::{has_next_page, page_limit, parse_position};
 use crate::app::App;
 use crate::auth::{authorise, check_statement_allows};
 use crate::error::ApiError;
 use crate::forming::ClusterRequest;
 use crate::redeem::is_void;
-use crate::store::StoreError;
 use crate::store::grants::GrantUse;
+use crate::store::{ListPosition, StoreError};
 
 /// Stores the signed grant of a token.
 #[utoipa::path(put, path = "/v1/grants", tag = "grants", request_body = SignedBody,
@@ -72,35 +73,48 @@ fn check_token_kind(kind: TokenKind, phase: Phase) -> Result<(), ApiError> {
     }
 }
 
-/// Lists the newest thousand grants of all clusters.
-#[utoipa::path(get, path = "/v1/grants", tag = "grants",
+/// Lists the grants of all clusters, newest first, a page at a time.
+#[utoipa::path(get, path = "/v1/grants", tag = "grants", params(GrantQuery),
     responses((status = 200, body = GrantList), (status = "default", body = Problem)))]
 pub(crate) async fn list_all(
     request: HttpRequest,
     app: Data<App>,
+    query: Query<GrantQuery>,
 ) -> Result<Json<GrantList>, ApiError> {
     authorise(&request, &app, Action::ReadGrants, None).await?;
-    grant_list(&app, None).await
+    grant_list(&app, None, &query).await
 }
 
-/// Lists a cluster's grants.
+/// Lists a cluster's grants, newest first, a page at a time.
 #[utoipa::path(get, path = "/v1/clusters/{id}/grants", tag = "grants",
-    params(("id" = Uuid, Path,)),
+    params(("id" = Uuid, Path,), GrantQuery),
     responses((status = 200, body = GrantList), (status = "default", body = Problem)))]
 pub(crate) async fn list(
     request: HttpRequest,
     app: Data<App>,
     path: Path<Uuid>,
+    query: Query<GrantQuery>,
 ) -> Result<Json<GrantList>, ApiError> {
     authorise(&request, &app, Action::ReadGrants, Some(*path)).await?;
-    grant_list(&app, Some(*path)).await
+    grant_list(&app, Some(*path), &query).await
 }
 
-async fn grant_list(app: &App, cluster: Option<Uuid>) -> Result<Json<GrantList>, ApiError> {
-    let rows = app.store.grants(cluster).await?;
+async fn grant_list(
+    app: &App,
+    cluster: Option<Uuid>,
+    query: &GrantQuery,
+) -> Result<Json<GrantList>, ApiError> {
+    let limit = page_limit(query.limit)?;
+    let position = parse_position::<GrantId>(query.after.as_deref(), ListPosition::start(""))?;
+    // One more than asked for tells whether there is another page.
+    let mut rows = app.store.grants(cluster, &position, i64::from(limit) + 1).await?;
+    let more = has_next_page(&mut rows, limit);
+    let next = rows.last().filter(|_| more).map(|row| {
+        ListPosition { at_us: row.grant.stored_us, id: row.grant.id.clone() }.to_string()
+    });
     let now = app.store.now().await?;
     let grants = rows.iter().map(|row| view_of(row, now)).collect::<Result<_, _>>()?;
-    Ok(Json(GrantList { grants }))
+    Ok(Json(GrantList { grants, next }))
 }
 
 /// Returns one grant by its id.
@@ -164,5 +178,6 @@ fn view_of(row: &GrantUse, now: i64) -> Result<GrantView, StoreError> {
         } else {
             GrantState::Valid
         };
-    Ok(GrantView { issuer: *jws.kid(), grant, jws, state, keys: row.keys as u32 })
+    let cluster_name = Some(row.cluster_name.parse().map_err(|_| damaged())?);
+    Ok(GrantView { issuer: *jws.kid(), grant, jws, state, keys: row.keys as u32, cluster_name })
 }

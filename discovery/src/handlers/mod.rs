@@ -9,6 +9,7 @@ pub(crate) mod forming;
 pub(crate) mod grants;
 pub(crate) mod intents;
 pub(crate) mod ops;
+mod pages;
 
 use discovery_formation::AgentKey;
 use discovery_types::role::Principal;

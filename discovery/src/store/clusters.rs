@@ -12,7 +12,7 @@ use uuid::Uuid;
 use super::cluster::{
     Authorities, AuthorityRow, CHANNEL, add_statement, append_event, authorities,
 };
-use super::{Store, StoreError, UnixMicros};
+use super::{ListPosition, Store, StoreError, UnixMicros};
 use crate::ca::NewCa;
 use crate::domain::number_to_row;
 use crate::ledger;
@@ -41,10 +41,12 @@ pub(crate) struct ClusterSummaryRow {
     pub heard: i64,
 }
 
-/// Selects a summary row of each cluster. A member without a report in the last `$1` microseconds
-/// counts as silent.
-const SUMMARY: &str = "
-SELECT c.id, c.name, c.size, c.phase, c.epoch, c.created_us, c.deadline_us,
+/// Columns of a summary row that are in the table `clusters`.
+const SUMMARY_OWN: &str = "c.id, c.name, c.size, c.phase, c.epoch, c.created_us, c.deadline_us";
+
+/// Columns of a summary row that are counted in other tables. A member without a report in the last
+/// `$1` microseconds counts as silent.
+const SUMMARY_COUNTS: &str = "
     (SELECT count(*) FROM agents a WHERE a.cluster_id = c.id AND a.seat IS NOT NULL) AS seated,
     (SELECT count(*) FROM agents a WHERE a.cluster_id = c.id AND a.standby IS NOT NULL) AS standbys,
     coalesce((SELECT jsonb_array_length(d.membership::jsonb -> 'members') FROM directory d
@@ -52,8 +54,22 @@ SELECT c.id, c.name, c.size, c.phase, c.epoch, c.created_us, c.deadline_us,
     (SELECT count(*) FROM directory_reports r WHERE r.cluster_id = c.id
         AND r.at_us > now_us() - $1
         AND NOT EXISTS (SELECT 1 FROM removed_members m
-            WHERE m.cluster_id = c.id AND m.member_id = r.member_id)) AS heard
-FROM clusters c";
+            WHERE m.cluster_id = c.id AND m.member_id = r.member_id)) AS heard";
+
+/// Which clusters to list.
+#[derive(Clone, Debug)]
+pub(crate) struct ClusterFilter<'a> {
+    /// Name of the clusters.
+    pub name: Option<&'a str>,
+    /// Phases of the clusters.
+    pub phases: &'a [&'static str],
+    /// The clusters were created at this time or later.
+    pub created_from_us: UnixMicros,
+    /// Position in the list of all clusters after which the returned list begins.
+    pub after: &'a ListPosition,
+    /// Maximum number of clusters; the newest are listed.
+    pub limit: i64,
+}
 
 fn silent_after_us() -> UnixMicros {
     UnixMicros::try_from(SILENT_AFTER.as_micros()).unwrap_or(UnixMicros::MAX)
@@ -111,8 +127,6 @@ pub(crate) struct WrappedCa {
 const SWEEP_BATCH: i64 = 100;
 /// Maximum number of used assertions that are deleted at once.
 const ASSERTIONS_BATCH: i64 = 1_000;
-/// Maximum number of clusters in a list.
-const LIST_LIMIT: i64 = 1_000;
 
 impl Store {
     /// Stores a draft. Returns the time at which it expires.
@@ -302,17 +316,21 @@ impl Store {
         Ok(())
     }
 
-    /// Returns the newest clusters, newest first. With `name`, only clusters of that name.
+    /// Returns the clusters that fit the filter, newest first.
     pub(crate) async fn clusters(
         &self,
-        name: Option<&str>,
+        filter: &ClusterFilter<'_>,
     ) -> Result<Vec<ClusterSummaryRow>, StoreError> {
-        let sql =
-            format!("{SUMMARY} WHERE $2::text IS NULL OR c.name = $2 ORDER BY c.id DESC LIMIT $3");
+        let sql = list_statement(filter);
         let rows = sqlx::query_as(sqlx::AssertSqlSafe(sql))
+            // Planned for these values: a plan for all values can't know how small the limit is.
+            .persistent(false)
             .bind(silent_after_us())
-            .bind(name)
-            .bind(LIST_LIMIT)
+            .bind(filter.created_from_us)
+            .bind(filter.after.at_us)
+            .bind(&filter.after.id)
+            .bind(filter.limit)
+            .bind(filter.name)
             .fetch_all(&mut *self.acquire().await?)
             .await?;
         Ok(rows)
@@ -320,7 +338,7 @@ impl Store {
 
     /// Returns the list row of one cluster, which may be a draft.
     pub(crate) async fn summary(&self, id: Uuid) -> Result<Option<ClusterSummaryRow>, StoreError> {
-        let sql = format!("{SUMMARY} WHERE c.id = $2");
+        let sql = format!("SELECT {SUMMARY_OWN}, {SUMMARY_COUNTS} FROM clusters c WHERE c.id = $2");
         let row = sqlx::query_as(sqlx::AssertSqlSafe(sql))
             .bind(silent_after_us())
             .bind(id)
@@ -351,7 +369,9 @@ impl Store {
     /// `stuck`.
     pub(crate) async fn due_clusters(&self, stuck: &[Uuid]) -> Result<Vec<Uuid>, StoreError> {
         let rows = sqlx::query_scalar(
-            "SELECT id FROM clusters WHERE next_deadline_us <= now_us() AND id <> ALL($2)
+            // The time is a subquery, because an index can't be compared with a volatile function.
+            "SELECT id FROM clusters WHERE next_deadline_us <= (SELECT now_us())
+                 AND id <> ALL($2)
              ORDER BY next_deadline_us LIMIT $1",
         )
         .bind(SWEEP_BATCH)
@@ -364,7 +384,9 @@ impl Store {
     /// Returns a batch of clusters that are still forming, with ids above `after`.
     pub(crate) async fn forming_clusters(&self, after: Uuid) -> Result<Vec<Uuid>, StoreError> {
         let rows = sqlx::query_scalar(
-            "SELECT id FROM clusters WHERE phase IN ('open', 'preparing') AND id > $1
+            "(SELECT id FROM clusters WHERE phase = 'open' AND id > $1 ORDER BY id LIMIT $2)
+             UNION ALL
+             (SELECT id FROM clusters WHERE phase = 'preparing' AND id > $1 ORDER BY id LIMIT $2)
              ORDER BY id LIMIT $2",
         )
         .bind(after)
@@ -378,7 +400,11 @@ impl Store {
     /// above `after`.
     pub(crate) async fn unsettled_clusters(&self, after: Uuid) -> Result<Vec<Uuid>, StoreError> {
         let rows = sqlx::query_scalar(
-            "SELECT id FROM clusters WHERE unsettled AND phase IN ('open', 'preparing') AND id > $1
+            "(SELECT id FROM clusters WHERE phase = 'open' AND unsettled AND id > $1
+              ORDER BY id LIMIT $2)
+             UNION ALL
+             (SELECT id FROM clusters WHERE phase = 'preparing' AND unsettled AND id > $1
+              ORDER BY id LIMIT $2)
              ORDER BY id LIMIT $2",
         )
         .bind(after)
@@ -392,7 +418,7 @@ impl Store {
     pub(crate) async fn delete_expired(&self) -> Result<(), StoreError> {
         let mut transaction = self.begin("BEGIN").await?;
         let dead: Vec<Uuid> = sqlx::query_scalar(
-            "SELECT id FROM clusters WHERE phase = 'draft' AND deadline_us <= now_us()
+            "SELECT id FROM clusters WHERE phase = 'draft' AND deadline_us <= (SELECT now_us())
              ORDER BY id LIMIT $1 FOR UPDATE SKIP LOCKED",
         )
         .bind(SWEEP_BATCH)
@@ -415,7 +441,8 @@ impl Store {
             // an empty batch and end the loop.
             let deleted = sqlx::query(
                 "WITH batch AS (
-                     SELECT key, jti FROM used_assertions WHERE expires_us < now_us() - 60000000
+                     SELECT key, jti FROM used_assertions
+                     WHERE expires_us < (SELECT now_us() - 60000000)
                      ORDER BY expires_us LIMIT $1 FOR UPDATE SKIP LOCKED)
                  DELETE FROM used_assertions USING batch
                  WHERE used_assertions.key = batch.key AND used_assertions.jti = batch.jti",
@@ -499,4 +526,29 @@ impl Store {
         .await?;
         Ok(())
     }
+}
+
+/// Returns the SQL statement that lists clusters. Its parameters are: `$1` as in
+/// [`SUMMARY_COUNTS`], `$2` the filter's `created_from_us`, `$3` and `$4` its position, `$5` its
+/// `limit`, and `$6` its `name`.
+///
+/// Each phase is a branch of its own, because the index `clusters_by_phase` has the clusters of one
+/// phase in the order of the list, but not those of several.
+fn list_statement(filter: &ClusterFilter<'_>) -> String {
+    let name = if filter.name.is_some() { "c.name = $6" } else { "$6::text IS NULL" };
+    let branch = |phase: &&str| {
+        format!(
+            "(SELECT {SUMMARY_OWN} FROM clusters c
+              WHERE c.phase = '{phase}' AND c.created_us >= $2
+                  AND (c.created_us, c.id) < ($3, $4::uuid) AND {name}
+              ORDER BY c.created_us DESC, c.id DESC LIMIT $5)"
+        )
+    };
+    let branches: Vec<String> = filter.phases.iter().map(branch).collect();
+    format!(
+        "SELECT c.*, {SUMMARY_COUNTS}
+         FROM (SELECT * FROM ({}) b ORDER BY created_us DESC, id DESC LIMIT $5) c
+         ORDER BY c.created_us DESC, c.id DESC",
+        branches.join(" UNION ALL ")
+    )
 }

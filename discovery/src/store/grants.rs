@@ -6,11 +6,8 @@ use sqlx::PgConnection;
 use uuid::Uuid;
 
 use super::cluster::GrantRow;
-use super::{Store, StoreError, UnixMicros};
+use super::{ListPosition, Store, StoreError, UnixMicros};
 use crate::domain::number_to_row;
-
-/// Maximum number of grants in a list; the newest are returned.
-pub(crate) const GRANTS_LISTED: i64 = 1_000;
 
 /// A grant and its use so far.
 #[derive(Clone, Debug, sqlx::FromRow)]
@@ -20,6 +17,8 @@ pub(crate) struct GrantUse {
     pub grant: GrantRow,
     /// Number of different keys that have used the grant.
     pub keys: i64,
+    /// Name of the grant's cluster.
+    pub cluster_name: String,
     /// Phase of the grant's cluster.
     pub phase: String,
     /// Tokens issued before this time are void.
@@ -53,6 +52,14 @@ pub(super) async fn insert(
     Ok(inserted.rows_affected() == 1)
 }
 
+/// Columns and tables of a [`GrantUse`].
+const GRANT_USE: &str = "
+    g.id, g.cluster_id, g.kind, g.jws, g.stored_us, g.revoked_us, c.phase, c.name AS cluster_name,
+    (SELECT count(*) FROM agents a WHERE a.grant_id = g.id)
+        + (SELECT count(*) FROM intents i WHERE i.grant_id = g.id) AS keys,
+    (SELECT void_before_us FROM generation) AS void_before_us
+FROM grants g JOIN clusters c ON c.id = g.cluster_id";
+
 impl Store {
     /// Stores a grant. Storing the same grant again changes nothing.
     pub(crate) async fn put_grant(
@@ -78,34 +85,36 @@ impl Store {
 
     /// Returns one grant by id.
     pub(crate) async fn grant(&self, id: &str) -> Result<Option<GrantUse>, StoreError> {
-        let row = sqlx::query_as(
-            "SELECT g.id, g.cluster_id, g.kind, g.jws, g.stored_us, g.revoked_us, c.phase,
-                    (SELECT count(*) FROM agents a WHERE a.grant_id = g.id)
-                        + (SELECT count(*) FROM intents i WHERE i.grant_id = g.id) AS keys,
-                    (SELECT void_before_us FROM generation) AS void_before_us
-             FROM grants g JOIN clusters c ON c.id = g.cluster_id WHERE g.id = $1",
-        )
-        .bind(id)
-        .fetch_optional(&mut *self.acquire().await?)
-        .await?;
+        let row =
+            sqlx::query_as(sqlx::AssertSqlSafe(format!("SELECT {GRANT_USE} WHERE g.id = $1")))
+                .bind(id)
+                .fetch_optional(&mut *self.acquire().await?)
+                .await?;
         Ok(row)
     }
 
-    /// Returns the newest [`GRANTS_LISTED`] grants of one cluster or of all, newest first.
-    pub(crate) async fn grants(&self, cluster: Option<Uuid>) -> Result<Vec<GrantUse>, StoreError> {
-        let rows = sqlx::query_as(
-            "SELECT g.id, g.cluster_id, g.kind, g.jws, g.stored_us, g.revoked_us, c.phase,
-                    (SELECT count(*) FROM agents a WHERE a.grant_id = g.id)
-                        + (SELECT count(*) FROM intents i WHERE i.grant_id = g.id) AS keys,
-                    (SELECT void_before_us FROM generation) AS void_before_us
-             FROM grants g JOIN clusters c ON c.id = g.cluster_id
-             WHERE $1::uuid IS NULL OR g.cluster_id = $1
-             ORDER BY g.stored_us DESC, g.id LIMIT $2",
-        )
-        .bind(cluster)
-        .bind(GRANTS_LISTED)
-        .fetch_all(&mut *self.acquire().await?)
-        .await?;
+    /// Returns the first `limit` grants after `position` in the list, newest first: those of one
+    /// cluster or of all.
+    pub(crate) async fn grants(
+        &self,
+        cluster: Option<Uuid>,
+        position: &ListPosition,
+        limit: i64,
+    ) -> Result<Vec<GrantUse>, StoreError> {
+        let of = if cluster.is_some() { "g.cluster_id = $4" } else { "$4::uuid IS NULL" };
+        let sql = format!(
+            "SELECT {GRANT_USE} WHERE (g.stored_us, g.id) < ($1, $2) AND {of}
+             ORDER BY g.stored_us DESC, g.id DESC LIMIT $3"
+        );
+        let rows = sqlx::query_as(sqlx::AssertSqlSafe(sql))
+            // Planned for these values: a plan for all values can't know how small the limit is.
+            .persistent(false)
+            .bind(position.at_us)
+            .bind(&position.id)
+            .bind(limit)
+            .bind(cluster)
+            .fetch_all(&mut *self.acquire().await?)
+            .await?;
         Ok(rows)
     }
 }

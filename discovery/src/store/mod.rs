@@ -18,6 +18,7 @@ mod key_directory;
 pub(crate) mod present;
 mod transaction;
 
+use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -32,6 +33,29 @@ pub(crate) use transaction::Transaction;
 
 /// Time in microseconds since 1970, by Postgres' clock.
 pub(crate) type UnixMicros = i64;
+
+/// Position in a list that is ordered by time and id, newest first: that of an item, whose
+/// successors follow.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct ListPosition {
+    /// Time of the item.
+    pub at_us: UnixMicros,
+    /// Id of the item.
+    pub id: String,
+}
+
+impl ListPosition {
+    /// Position before the newest item. `lowest` is lower than the id of any item.
+    pub(crate) fn start(lowest: impl ToString) -> Self {
+        ListPosition { at_us: UnixMicros::MAX, id: lowest.to_string() }
+    }
+}
+
+impl fmt::Display for ListPosition {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}.{}", self.at_us, self.id)
+    }
+}
 
 /// How long a pooled connection may take to answer a ping.
 const PING_WAIT: Duration = Duration::from_secs(1);

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use discovery_types::access::{AccessToken, Assertion, JWT_BEARER};
 use discovery_types::admin::{Admin, AdminChain, AdminOperation};
-use discovery_types::api::{TokenRequest, TokenResponse};
+use discovery_types::api::{ClusterQuery, TokenRequest, TokenResponse};
 use discovery_types::jws::JwsType;
 use discovery_types::key::SigningKey;
 use discovery_types::problem::{Code, Problem};
@@ -23,6 +23,18 @@ async fn exchange(
     let kind = "application/x-www-form-urlencoded";
     let headers = [("content-type", kind)];
     send_with(world, service, Some(tls), "POST", "/v1/token", &headers, form).await
+}
+
+/// Returns the value of an `Authorization` header for the owner.
+pub(super) async fn owner_authorization(
+    world: &TestInstallation,
+    service: &RunningService,
+) -> String {
+    let issuer = world.owner(service).context().await.unwrap().issuer;
+    let assertion = Assertion::sign(&world.owner, &issuer, service.app().clock.seconds());
+    let (_, body) = exchange(world, service, &world.owner, &assertion).await;
+    let token: TokenResponse = serde_json::from_str(&body).unwrap();
+    format!("Bearer {}", token.access_token)
 }
 
 fn code(body: &str) -> Code {
@@ -49,12 +61,7 @@ async fn an_assertion_gives_one_token_however_often_it_is_sent() {
 async fn a_token_is_refused_with_another_client_key_or_without_one() {
     let world = TestInstallation::new().await;
     let service = world.serve().await;
-    let issuer = world.owner(&service).context().await.unwrap().issuer;
-    let now = service.app().clock.seconds();
-    let assertion = Assertion::sign(&world.owner, &issuer, now);
-    let (_, body) = exchange(&world, &service, &world.owner, &assertion).await;
-    let token: TokenResponse = serde_json::from_str(&body).unwrap();
-    let bearer = format!("Bearer {}", token.access_token);
+    let bearer = owner_authorization(&world, &service).await;
     let headers = [("authorization", bearer.as_str())];
     let ask = async |key: Option<&SigningKey>| {
         let answer = send_with(&world, &service, key, "GET", "/v1/clusters", &headers, "".into());
@@ -120,7 +127,10 @@ async fn added_and_revoked_admins_gain_and_lose_access_at_once() {
     let admin = world.owner(&service);
     let auditor = Arc::new(SigningKey::generate());
     let client = world.client(&service, Some(&auditor));
-    assert_eq!(client.list_clusters(None).await.unwrap_err().code(), Some(Code::UnknownKey));
+    assert_eq!(
+        client.list_clusters(&ClusterQuery::default()).await.unwrap_err().code(),
+        Some(Code::UnknownKey)
+    );
 
     let mut chain = AdminChain::root(world.owner.public());
     let named = Admin {
@@ -133,13 +143,13 @@ async fn added_and_revoked_admins_gain_and_lose_access_at_once() {
         assert_eq!(admin.put_admin(&add).await.unwrap().admins.len(), 2);
     }
     chain.append(&add).unwrap();
-    client.list_clusters(None).await.unwrap();
+    client.list_clusters(&ClusterQuery::default()).await.unwrap();
     let draft = discovery_types::api::DraftRequest { name: "demo".parse().unwrap(), size: 3 };
     assert_eq!(client.create_draft(&draft).await.unwrap_err().code(), Some(Code::Forbidden));
 
     let revoke = chain.sign_next(&world.owner, AdminOperation::Revoke(*auditor.public()));
     admin.put_admin(&revoke).await.unwrap();
-    let refused = client.list_clusters(None).await.unwrap_err();
+    let refused = client.list_clusters(&ClusterQuery::default()).await.unwrap_err();
     assert_eq!(refused.code(), Some(Code::UnknownKey), "its token dies with its role");
     service.stop().await;
 }
@@ -164,7 +174,10 @@ async fn an_admin_planted_in_the_database_has_no_rights_and_raises_an_alarm() {
         .await
         .unwrap();
     let client = world.client(&service, Some(&thief));
-    assert_eq!(client.list_clusters(None).await.unwrap_err().code(), Some(Code::UnknownKey));
+    assert_eq!(
+        client.list_clusters(&ClusterQuery::default()).await.unwrap_err().code(),
+        Some(Code::UnknownKey)
+    );
     let (_, metrics) = super::support::get(&world, &service, "/metrics").await;
     assert!(metrics.contains(r#"alarms_total{kind="admin_rows_ignored"} 1"#), "{metrics}");
     assert_eq!(world.owner(&service).list_admins().await.unwrap().admins.len(), 1);

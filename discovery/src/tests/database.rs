@@ -3,6 +3,7 @@
 use std::path::Path;
 use std::time::Duration;
 
+use discovery_types::api::ClusterQuery;
 use discovery_types::problem::Code;
 use rustix::process::{Pid, Signal, kill_process};
 use tokio::time::timeout;
@@ -24,7 +25,7 @@ async fn the_service_reports_a_lost_postgres_and_recovers_with_it() {
     let (status, body) = get(&world, &service, "/readyz").await;
     assert_eq!(status, 503, "{body}");
     assert_eq!(get(&world, &service, "/livez").await.0, 200);
-    let refused = admin.list_clusters(None).await.unwrap_err();
+    let refused = admin.list_clusters(&ClusterQuery::default()).await.unwrap_err();
     assert_eq!(refused.code(), Some(Code::DatabaseUnavailable), "{refused}");
     assert!(refused.is_retryable());
 
@@ -33,10 +34,10 @@ async fn the_service_reports_a_lost_postgres_and_recovers_with_it() {
     // Postgres' backends live a moment longer than the postmaster, and still answer.
     wait_until("another one answers", async || {
         service.postgres_pid().is_some_and(|new| new != pid.as_raw_nonzero().get() as u32)
-            && admin.list_clusters(None).await.is_ok()
+            && admin.list_clusters(&ClusterQuery::default()).await.is_ok()
     })
     .await;
-    assert_eq!(admin.list_clusters(None).await.unwrap().clusters.len(), 1);
+    assert_eq!(admin.list_clusters(&ClusterQuery::default()).await.unwrap().clusters.len(), 1);
     assert_eq!(get(&world, &service, "/readyz").await.0, 200);
     service.stop().await;
     assert!(!pg.path().join("pg/data/postmaster.pid").exists(), "stopped in order");
@@ -98,7 +99,7 @@ async fn the_error_for_a_dropped_database_names_it_and_the_way_back() {
     world.database.remove().await;
     let missing = format!("database \"{}\" does not exist", world.database.name);
     for told in [
-        admin.list_clusters(None).await.unwrap_err(),
+        admin.list_clusters(&ClusterQuery::default()).await.unwrap_err(),
         admin.explain(statement.cluster).await.unwrap_err(),
     ] {
         assert_eq!(told.code(), Some(Code::DatabaseUnavailable), "{told}");
@@ -111,7 +112,7 @@ async fn the_error_for_a_dropped_database_names_it_and_the_way_back() {
         admin.list_processes().await.is_ok_and(|listed| listed.settled)
     })
     .await;
-    assert_eq!(admin.list_clusters(None).await.unwrap().clusters.len(), 1);
+    assert_eq!(admin.list_clusters(&ClusterQuery::default()).await.unwrap().clusters.len(), 1);
     service.stop().await;
 }
 

@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use discovery_types::api::ClusterState;
+use discovery_types::api::{ClusterQuery, ClusterState};
 
 use super::support::{TestDatabase, TestInstallation, file_of, wait_until};
 use crate::server::start;
@@ -41,7 +41,7 @@ async fn a_running_service_leaves_a_half_loaded_database_alone() {
     let last = load_all_but(&world, &dump, " ends_are_numbered ").await;
     tokio::time::sleep(OBSERVATION_TIME).await;
     assert_eq!(generation(&world).await, 1, "it has written into a half-loaded database");
-    assert!(admin.list_clusters(None).await.is_err());
+    assert!(admin.list_clusters(&ClusterQuery::default()).await.is_err());
     let list = file_of(last.as_bytes());
     world.database.restore(&dump, &["--use-list", list.path().to_str().unwrap()]);
     wait_until("it is settled", async || {

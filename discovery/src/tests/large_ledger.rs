@@ -51,6 +51,14 @@ async fn wait_for_sweep(service: &RunningService) {
     .await;
 }
 
+/// Waits until the service's ledger holds all decisions.
+pub(super) async fn wait_until_ready(world: &TestInstallation, service: &RunningService) {
+    wait_until("the ledger is complete", async || {
+        get(world, service, "/readyz").await.1.contains(r#""status":"ready""#)
+    })
+    .await;
+}
+
 #[tokio::test]
 async fn a_service_with_a_new_ledger_starts_at_once_and_fills_it_afterwards() {
     let world = TestInstallation::new().await;
@@ -62,10 +70,7 @@ async fn a_service_with_a_new_ledger_starts_at_once_and_fills_it_afterwards() {
     let two = start(world.args("ledger-2")).await.unwrap();
     let (status, said) = get(&world, &two, "/readyz").await;
     assert_eq!(status, 200, "{said}");
-    wait_until("the ledger is complete", async || {
-        get(&world, &two, "/readyz").await.1.contains(r#""status":"ready""#)
-    })
-    .await;
+    wait_until_ready(&world, &two).await;
     assert_eq!(two.app().store.ledger().commits() as i64, MANY_DECISIONS);
     two.stop().await;
 

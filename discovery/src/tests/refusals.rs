@@ -2,7 +2,9 @@
 
 use std::sync::Arc;
 
-use discovery_types::api::{AbandonRequest, ClusterState, NackReason, NackRequest};
+use discovery_types::api::{
+    AbandonRequest, ClusterQuery, ClusterState, GrantQuery, NackReason, NackRequest,
+};
 use discovery_types::digest::{Digest, Nonce};
 use discovery_types::key::SigningKey;
 use discovery_types::problem::Code;
@@ -181,7 +183,7 @@ async fn only_an_issuer_whom_the_statement_names_grants_tokens() {
         chain.sign_next(&world.owner, discovery_types::admin::AdminOperation::Add(named.clone()));
     admin.put_admin(&add).await.unwrap();
     let client = world.client(&service, Some(&issuer));
-    client.list_clusters(None).await.unwrap();
+    client.list_clusters(&ClusterQuery::default()).await.unwrap();
     let (_, grant) = world.grant(&client, &statement);
     let refused = client.put_grant(&grant.sign(&issuer)).await.unwrap_err();
     assert_eq!(refused.code(), Some(Code::NotInStatement));
@@ -315,9 +317,16 @@ async fn an_agent_sees_its_own_cluster_and_no_other() {
     agent.client.show_cluster(statement.cluster).await.unwrap();
     let client = &agent.client;
     assert_eq!(client.show_cluster(other.cluster).await.unwrap_err().code(), Some(Code::Forbidden));
-    assert_eq!(client.list_clusters(None).await.unwrap_err().code(), Some(Code::Forbidden));
     assert_eq!(
-        client.list_grants(Some(statement.cluster)).await.unwrap_err().code(),
+        client.list_clusters(&ClusterQuery::default()).await.unwrap_err().code(),
+        Some(Code::Forbidden)
+    );
+    assert_eq!(
+        client
+            .list_grants(Some(statement.cluster), &GrantQuery::default())
+            .await
+            .unwrap_err()
+            .code(),
         Some(Code::Forbidden)
     );
     service.stop().await;

@@ -1,6 +1,6 @@
 //! Tests of databases that are set back, moved, or changed by hand.
 
-use discovery_types::api::{AcceptRequest, ClusterState};
+use discovery_types::api::{AcceptRequest, ClusterQuery, ClusterState};
 use discovery_types::client::DiscoveryClient;
 use discovery_types::problem::Code;
 use uuid::Uuid;
@@ -243,7 +243,7 @@ async fn a_cluster_whose_name_was_reused_comes_back_and_the_database_settles() {
     let world = TestInstallation::new().await;
     let one = world.serve().await;
     let admin = world.owner(&one);
-    admin.list_clusters(None).await.unwrap();
+    admin.list_clusters(&ClusterQuery::default()).await.unwrap();
     let backup = world.database.back_up().await;
     wait_for_value("the service has its database again", async || admin.context().await.ok()).await;
     let lost = world.cluster(&admin, "demo", 1).await;

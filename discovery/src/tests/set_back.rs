@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use discovery_types::admin::{Admin, AdminChain, AdminOperation};
-use discovery_types::api::ClusterState;
+use discovery_types::api::{ClusterQuery, ClusterState};
 use discovery_types::key::SigningKey;
 use discovery_types::problem::Code;
 use discovery_types::role::Role;
@@ -327,7 +327,7 @@ async fn a_revoked_admin_stays_revoked_in_a_database_that_lost_the_revocation() 
 
     let service = world.serve().await;
     let client = world.client(&service, Some(&auditor));
-    let refused = client.list_clusters(None).await.unwrap_err();
+    let refused = client.list_clusters(&ClusterQuery::default()).await.unwrap_err();
     assert_eq!(refused.code(), Some(Code::UnknownKey), "{refused}");
     wait_until("the row is back", async || {
         let rows: i64 = sqlx::query_scalar("SELECT count(*) FROM admin_elements")

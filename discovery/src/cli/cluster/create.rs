@@ -3,7 +3,9 @@
 use std::time::Duration;
 
 use discovery_types::admin::AdminChain;
-use discovery_types::api::{ClusterState, ClusterSummary, DraftRequest};
+use discovery_types::api::{
+    ClusterQuery, ClusterState, ClusterStates, ClusterSummary, DraftRequest,
+};
 use discovery_types::digest::Digest;
 use discovery_types::role::Action;
 use discovery_types::statement::{Permissions, Statement};
@@ -11,6 +13,7 @@ use serde::Serialize;
 
 use super::{CreateArgs, RestateArgs};
 use crate::cli::CliError;
+use crate::cli::pages;
 use crate::cli::printer::{Printer, duration};
 use crate::cli::session::{AdminSession, is_live};
 
@@ -25,8 +28,6 @@ struct StatementResult {
     is_new: bool,
 }
 
-/// Maximum number of clusters that the service lists.
-const LIST_LIMIT: usize = 1_000;
 /// Maximum number of attempts to send a statement while the service is overloaded.
 const TRIES: u32 = 5;
 /// Pause between two attempts.
@@ -104,12 +105,12 @@ async fn restate_all(
 ) -> Result<(), CliError> {
     let (mut done, mut failed) = (Vec::new(), None);
     let (_, admins) = session.admins().await?;
-    let clusters = session.client.list_clusters(None).await?.clusters;
-    let listed = clusters.len();
+    let opened = ClusterState::ALL
+        .into_iter()
+        .filter(|state| is_live(*state) && *state != ClusterState::Draft);
+    let query = ClusterQuery { state: Some(ClusterStates::new(opened)), ..ClusterQuery::default() };
+    let clusters = pages::clusters(session, &query, None, printer).await?.items;
     for cluster in clusters {
-        if cluster.state == ClusterState::Draft || !is_live(cluster.state) {
-            continue;
-        }
         let name = cluster.name.clone();
         let mut restated = restate_one(session, args, &admins, cluster.clone()).await;
         for _ in 1..TRIES {
@@ -134,11 +135,6 @@ async fn restate_all(
         });
         out.table(["CLUSTER", "STATEMENT", "NUMBER"], rows);
     })?;
-    if listed >= LIST_LIMIT {
-        printer.warn(&format!(
-            "the service lists {LIST_LIMIT} clusters at most: restate older ones by name"
-        ));
-    }
     failed.map_or(Ok(()), Err)
 }
 

@@ -6,10 +6,12 @@ mod export;
 mod retire;
 pub(super) mod show;
 
+use std::num::NonZeroUsize;
 use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::Subcommand;
+use discovery_types::api::{BadClusterState, ClusterState, ClusterStates};
 use discovery_types::name::Name;
 use discovery_types::statement::Permissions;
 use ipnet::IpNet;
@@ -48,12 +50,16 @@ Examples:
 Needed after `admin add` and `admin revoke`, so that the cluster knows its admins. Id, name, size and
 CAs stay; what was allowed stays allowed.")]
     Restate(RestateArgs),
-    /// List the clusters and their states
-    List {
-        /// List abandoned, expired and retired clusters, too
-        #[arg(long)]
-        all: bool,
-    },
+    /// List the clusters and their states, the newest first
+    #[command(after_help = "\
+Examples:
+  muster-discovery cluster list
+  muster-discovery cluster list --all --name demo
+  muster-discovery cluster list --state open,preparing --older-than 10m
+  muster-discovery cluster list --state retired --newer-than 7d --limit 100
+
+Without --all or --state, clusters that have ended are left out.")]
+    List(ListArgs),
     /// Show a cluster's seats, probes and timeline
     // People often type `status`. Without the alias clap would suggest `restate`.
     #[command(alias = "status")]
@@ -155,6 +161,33 @@ create --cidr), or that isn't in --cidr here, the command asks first.")]
 }
 
 #[derive(Debug, clap::Args)]
+struct ListArgs {
+    /// List abandoned, expired and retired clusters, too
+    #[arg(long, conflicts_with = "state")]
+    all: bool,
+    /// List only clusters in these states: draft, open, preparing, committed, formed, abandoned,
+    /// expired, retired
+    #[arg(long, value_name = "STATE", value_delimiter = ',', value_parser = parse_state)]
+    state: Vec<ClusterState>,
+    /// List only clusters of this name
+    #[arg(long, value_name = "NAME")]
+    name: Option<Name>,
+    /// List only clusters that were created within this time
+    #[arg(long, value_name = "TIME", value_parser = parse_duration)]
+    newer_than: Option<Duration>,
+    /// List only clusters that were created before this time
+    #[arg(long, value_name = "TIME", value_parser = parse_duration)]
+    older_than: Option<Duration>,
+    /// List at most this many clusters [default: all]
+    #[arg(long, value_name = "N")]
+    limit: Option<NonZeroUsize>,
+}
+
+fn parse_state(text: &str) -> Result<ClusterState, BadClusterState> {
+    Ok(ClusterStates::try_from(text.to_owned())?.as_slice()[0])
+}
+
+#[derive(Debug, clap::Args)]
 struct CreateArgs {
     /// Name of the cluster: letters, digits and hyphens
     name: Name,
@@ -217,7 +250,7 @@ pub(super) async fn run(args: ClusterArgs, printer: &mut Printer) -> Result<(), 
     match args.command {
         ClusterCommand::Create(args) => create::create(&session, &args, printer).await,
         ClusterCommand::Restate(args) => create::restate(&session, &args, printer).await,
-        ClusterCommand::List { all } => show::list(&session, all, printer).await,
+        ClusterCommand::List(args) => show::list(&session, &args, printer).await,
         ClusterCommand::Show { cluster } => show::show(&session, &cluster, printer).await,
         ClusterCommand::Explain { cluster } => show::explain(&session, &cluster, printer).await,
         ClusterCommand::Abandon { cluster, reason, yes } => {

@@ -1,23 +1,55 @@
 //! `cluster list`, `show` and `explain`: print clusters.
 
+use std::num::NonZeroUsize;
+use std::time::Duration;
+
 use discovery_types::api::{
-    AskingHost, ClusterState, ClusterSummary, ClusterView, DirectoryView, IntentView, MemberView,
-    MembersView, SeatView,
+    AskingHost, ClusterQuery, ClusterState, ClusterStates, ClusterSummary, ClusterView,
+    DirectoryView, IntentView, MemberView, MembersView, SeatView,
 };
 
+use super::ListArgs;
 use crate::cli::CliError;
 use crate::cli::intent;
+use crate::cli::pages;
 use crate::cli::printer::{Printer, TextOutput, or_dash, time, write_explanations};
-use crate::cli::session::{AdminSession, is_live};
+use crate::cli::session::{AdminSession, live_states};
+
+/// Output of `cluster list`.
+#[derive(serde::Serialize)]
+struct ListOutput<'a> {
+    clusters: &'a [ClusterSummary],
+    /// Whether there are more clusters than `--limit` allows.
+    has_more: bool,
+}
 
 pub(super) async fn list(
     session: &AdminSession,
-    all: bool,
+    args: &ListArgs,
     printer: &mut Printer,
 ) -> Result<(), CliError> {
-    let mut list = session.client.list_clusters(None).await?;
-    list.clusters.retain(|cluster| all || is_live(cluster.state));
-    printer.print_value(&list, |out| table(out, &list.clusters))
+    if args.newer_than.or(args.older_than).is_some() {
+        // The answer also tells the service's time, by which ages are counted.
+        session.client.context().await?;
+    }
+    let now = session.client.service_now_ms().unsigned_abs();
+    let ago =
+        |age: Duration| now.saturating_sub(u64::try_from(age.as_millis()).unwrap_or(u64::MAX));
+    let query = ClusterQuery {
+        name: args.name.clone(),
+        state: match args.state.is_empty() {
+            true => (!args.all).then(live_states),
+            false => Some(ClusterStates::new(args.state.iter().copied())),
+        },
+        created_from_ms: args.newer_than.map(ago),
+        created_before_ms: args.older_than.map(ago),
+        ..ClusterQuery::default()
+    };
+    let list = pages::clusters(session, &query, args.limit.map(NonZeroUsize::get), printer).await?;
+    let output = ListOutput { clusters: &list.items, has_more: list.has_more };
+    printer.print_value(&output, |out| table(out, &list.items))?;
+    list.note_if_cut(printer);
+    Ok(())
 }
 
 pub(super) fn print_summary(

@@ -1,6 +1,8 @@
 //! Tests of the present members, silent members, hosts that ask for a seat, and retirements.
 
-use discovery_types::api::{ClusterState, IntentState, MembersView, SILENT_AFTER, WaitRequest};
+use discovery_types::api::{
+    ClusterQuery, ClusterState, IntentState, MembersView, SILENT_AFTER, WaitRequest,
+};
 use discovery_types::csr::Csr;
 use discovery_types::digest::MemberId;
 use discovery_types::jws::Jws;
@@ -76,7 +78,9 @@ async fn silent_voters_and_a_lost_majority_are_explained_and_counted_in_the_list
     report_all(&cluster, 3, &founders(&cluster)).await;
     assert!(codes(&cluster).await.is_empty());
     assert!(present(&cluster).await.members.iter().all(|member| member.is_healthy()));
-    let list = async || cluster.admin.list_clusters(None).await.unwrap().clusters.remove(0);
+    let list = async || {
+        cluster.admin.list_clusters(&ClusterQuery::default()).await.unwrap().clusters.remove(0)
+    };
     assert_eq!((list().await.members, list().await.heard), (Some(3), Some(3)));
 
     silence(&cluster, &[1]).await;

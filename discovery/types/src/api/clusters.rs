@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
-use utoipa::ToSchema;
+use utoipa::{IntoParams, ToSchema};
 use uuid::Uuid;
 
 use super::formation::ProbeResult;
@@ -25,6 +25,9 @@ pub const MIN_REPORT_INTERVAL: Duration = Duration::from_secs(60);
 /// Time without a report after which a member counts as silent. By then several reports are
 /// missing.
 pub const SILENT_AFTER: Duration = Duration::from_secs(300);
+
+/// Maximum number of items in one page of a list, and the number without a limit in the query.
+pub const MAX_PAGE: u16 = 1_000;
 
 /// State of a cluster in the discovery service.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, ToSchema)]
@@ -49,6 +52,18 @@ pub enum ClusterState {
 }
 
 impl ClusterState {
+    /// All states, in the order of a cluster's life.
+    pub const ALL: [ClusterState; 8] = [
+        ClusterState::Draft,
+        ClusterState::Open,
+        ClusterState::Preparing,
+        ClusterState::Committed,
+        ClusterState::Formed,
+        ClusterState::Abandoned,
+        ClusterState::Expired,
+        ClusterState::Retired,
+    ];
+
     /// Returns the state's name in the API.
     pub fn as_str(self) -> &'static str {
         match self {
@@ -125,11 +140,84 @@ pub struct ClusterSummary {
     pub heard: Option<u32>,
 }
 
-/// Answer of `GET /v1/clusters`.
+/// Query of `GET /v1/clusters`: which clusters to list, and which page of the list. A cluster is
+/// listed if it fits every filter that is given.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub struct ClusterQuery {
+    /// Name of the clusters to list.
+    pub name: Option<Name>,
+    /// States of the clusters to list, separated by commas.
+    #[param(value_type = Option<String>)]
+    pub state: Option<ClusterStates>,
+    /// Lists the clusters that were created at this time or later, in milliseconds since 1970.
+    pub created_from_ms: Option<u64>,
+    /// Lists the clusters that were created before this time, in milliseconds since 1970.
+    pub created_before_ms: Option<u64>,
+    /// Continues the list there. The value is [`ClusterList::next`] of the page before.
+    pub after: Option<String>,
+    /// Maximum number of clusters in the answer, at most [`MAX_PAGE`].
+    pub limit: Option<u16>,
+}
+
+/// A set of cluster states. In a query, their names are separated by commas.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub struct ClusterStates(Vec<ClusterState>);
+
+/// A text that names no states.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "`{0}` is not a state of a cluster: name one or more of draft, open, preparing, committed, \
+         formed, abandoned, expired, retired, separated by commas"
+)]
+pub struct BadClusterState(String);
+
+impl ClusterStates {
+    /// Makes a set of these states. Repeated ones count once.
+    pub fn new(states: impl IntoIterator<Item = ClusterState>) -> Self {
+        let mut set = Vec::new();
+        for state in states {
+            if !set.contains(&state) {
+                set.push(state);
+            }
+        }
+        Self(set)
+    }
+
+    /// Returns the states, each once.
+    pub fn as_slice(&self) -> &[ClusterState] {
+        &self.0
+    }
+}
+
+impl TryFrom<String> for ClusterStates {
+    type Error = BadClusterState;
+
+    fn try_from(text: String) -> Result<Self, BadClusterState> {
+        let parse = |name: &str| {
+            let state = ClusterState::ALL.into_iter().find(|state| state.as_str() == name);
+            state.ok_or_else(|| BadClusterState(name.to_owned()))
+        };
+        Ok(Self::new(text.split(',').map(parse).collect::<Result<Vec<_>, _>>()?))
+    }
+}
+
+impl From<ClusterStates> for String {
+    fn from(states: ClusterStates) -> Self {
+        states.0.iter().map(|state| state.as_str()).collect::<Vec<_>>().join(",")
+    }
+}
+
+/// Answer of `GET /v1/clusters`: one page of the list.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct ClusterList {
-    /// Clusters, newest first; with `?name=` only those with that name.
+    /// Clusters that fit the query, newest first.
     pub clusters: Vec<ClusterSummary>,
+    /// Where the next page begins, for `after`. None on the last page.
+    #[serde(default)]
+    pub next: Option<String>,
 }
 
 /// An agent that has a seat in a cluster, or waits for one.

@@ -1,11 +1,12 @@
 //! API bodies of grants, as admins see them.
 
 use serde::{Deserialize, Serialize};
-use utoipa::ToSchema;
+use utoipa::{IntoParams, ToSchema};
 
 use crate::grant::Grant;
 use crate::jws::Jws;
 use crate::key::KeyId;
+use crate::name::Name;
 
 /// State of a token, by the service's clock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
@@ -34,11 +35,28 @@ pub struct GrantView {
     pub state: GrantState,
     /// Number of different keys that have redeemed the token.
     pub keys: u32,
+    /// Name of the cluster that the token is for. None if the service is older than this field.
+    #[serde(default)]
+    pub cluster_name: Option<Name>,
 }
 
-/// Answer of `GET /v1/clusters/{id}/grants`.
+/// Query of `GET /v1/grants` and `GET /v1/clusters/{id}/grants`: which page of the list.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub struct GrantQuery {
+    /// Continues the list there. The value is [`GrantList::next`] of the page before.
+    pub after: Option<String>,
+    /// Maximum number of grants in the answer, at most [`MAX_PAGE`](super::MAX_PAGE).
+    pub limit: Option<u16>,
+}
+
+/// Answer of `GET /v1/grants` and `GET /v1/clusters/{id}/grants`: one page of the list.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct GrantList {
-    /// Grants of the cluster, newest first.
+    /// Grants, newest first.
     pub grants: Vec<GrantView>,
+    /// Where the next page begins, for `after`. None on the last page.
+    #[serde(default)]
+    pub next: Option<String>,
 }

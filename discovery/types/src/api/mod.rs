@@ -4,7 +4,7 @@
 //! |---|---|---|
 //! | `POST /v1/drafts` | [`DraftRequest`] | [`DraftResponse`] |
 //! | `PUT /v1/clusters/{id}/statement` | [`SignedBody`] | [`ClusterSummary`] |
-//! | `GET /v1/clusters[?name=]` | – | [`ClusterList`] |
+//! | `GET /v1/clusters[?name=&state=&…]` | [`ClusterQuery`] | [`ClusterList`] |
 //! | `GET /v1/clusters/{id}` | – | [`ClusterView`] |
 //! | `GET /v1/clusters/{id}/statements` | – | [`StatementList`] |
 //! | `GET /v1/clusters/{id}/explain` | – | [`ExplainResponse`] |
@@ -14,7 +14,7 @@
 //! | `POST /v1/clusters/{id}/unretire` | [`SignedBody`] | [`ClusterSummary`] |
 //! | `POST /v1/clusters/{id}/credentials` | [`CredentialsRequest`] | [`CredentialsResponse`] |
 //! | `PUT /v1/grants` | [`SignedBody`] | [`GrantView`] |
-//! | `GET /v1/clusters/{id}/grants` | – | [`GrantList`] |
+//! | `GET /v1/clusters/{id}/grants` | [`GrantQuery`] | [`GrantList`] |
 //! | `GET /v1/grants/{id}` | – | [`GrantView`] |
 //! | `POST /v1/grants/{id}/revoke` | – | [`GrantView`] |
 //! | `GET /v1/admins` | – | [`AdminList`] |
@@ -62,17 +62,18 @@ pub use access::{
     TokenResponse,
 };
 pub use clusters::{
-    AbandonRequest, AskingHost, ClusterList, ClusterState, ClusterSummary, ClusterView,
-    CommitDocument, CredentialsRequest, CredentialsResponse, DraftRequest, DraftResponse, EndView,
-    ExplainResponse, Explanation, MIN_REPORT_INTERVAL, MemberView, MembersView, Moment,
-    SILENT_AFTER, SeatView, StatementList,
+    AbandonRequest, AskingHost, BadClusterState, ClusterList, ClusterQuery, ClusterState,
+    ClusterStates, ClusterSummary, ClusterView, CommitDocument, CredentialsRequest,
+    CredentialsResponse, DraftRequest, DraftResponse, EndView, ExplainResponse, Explanation,
+    MAX_PAGE, MIN_REPORT_INTERVAL, MemberView, MembersView, Moment, SILENT_AFTER, SeatView,
+    StatementList,
 };
 pub use formation::{
     AdoptRequest, MatrixRow, NackReason, NackRequest, PollRequest, PollResponse, ProbeResult,
     ProbesRequest, RedeemResponse, ReportRequest, ReportResponse, Session, Standing,
     TroubleRequest,
 };
-pub use grants::{GrantList, GrantState, GrantView};
+pub use grants::{GrantList, GrantQuery, GrantState, GrantView};
 pub use intents::{
     ClusterExport, DirectoryResponse, DirectoryView, InitialMember, IntentList, IntentState,
     IntentView, JoinResponse, LeavesRequest, ListedMember, MAX_MEMBER_NAME, MAX_MEMBERS,

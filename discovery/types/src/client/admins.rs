@@ -7,15 +7,15 @@ use super::agents::POLL_LIMIT;
 use super::{ClientError, DiscoveryClient};
 use crate::api::{
     AbandonRequest, AcceptRequest, AcceptResponse, AdminList, ClusterExport, ClusterList,
-    ClusterSummary, ClusterView, CommitDocument, CredentialsRequest, CredentialsResponse,
-    DirectoryResponse, DraftRequest, DraftResponse, ExplainResponse, GrantList, GrantView,
-    IntentList, IntentView, ProcessList, SignedBody, StatementList,
+    ClusterQuery, ClusterSummary, ClusterView, CommitDocument, CredentialsRequest,
+    CredentialsResponse, DirectoryResponse, DraftRequest, DraftResponse, ExplainResponse,
+    GrantList, GrantQuery, GrantView, IntentList, IntentView, ProcessList, SignedBody,
+    StatementList,
 };
 use crate::csr::Csr;
 use crate::digest::OperationId;
 use crate::grant::GrantId;
 use crate::jws::Jws;
-use crate::name::Name;
 
 impl DiscoveryClient {
     /// Makes a draft of a cluster.
@@ -33,10 +33,9 @@ impl DiscoveryClient {
         self.send(Method::PUT, format!("/v1/clusters/{cluster}/statement"), &body).await
     }
 
-    /// Lists all clusters, or those with this name.
-    pub async fn list_clusters(&self, name: Option<&Name>) -> Result<ClusterList, ClientError> {
-        let query = name.map(|name| format!("?name={name}")).unwrap_or_default();
-        self.get(format!("/v1/clusters{query}")).await
+    /// Fetches a page of the list of clusters.
+    pub async fn list_clusters(&self, query: &ClusterQuery) -> Result<ClusterList, ClientError> {
+        self.get(path_with_query("/v1/clusters", query)).await
     }
 
     /// Fetches the state of a cluster.
@@ -100,12 +99,17 @@ impl DiscoveryClient {
         self.send(Method::PUT, "/v1/grants".into(), &SignedBody { jws: grant.clone() }).await
     }
 
-    /// Lists the grants of a cluster, or all grants.
-    pub async fn list_grants(&self, cluster: Option<Uuid>) -> Result<GrantList, ClientError> {
-        match cluster {
-            Some(cluster) => self.get(format!("/v1/clusters/{cluster}/grants")).await,
-            None => self.get("/v1/grants".to_owned()).await,
-        }
+    /// Fetches a page of the list of a cluster's grants, or of all grants.
+    pub async fn list_grants(
+        &self,
+        cluster: Option<Uuid>,
+        query: &GrantQuery,
+    ) -> Result<GrantList, ClientError> {
+        let path = match cluster {
+            Some(cluster) => format!("/v1/clusters/{cluster}/grants"),
+            None => "/v1/grants".to_owned(),
+        };
+        self.get(path_with_query(&path, query)).await
     }
 
     /// Fetches one grant by its id.
@@ -198,6 +202,12 @@ impl DiscoveryClient {
     pub async fn forget_process(&self, process: Uuid) -> Result<ProcessList, ClientError> {
         self.send(Method::POST, format!("/v1/processes/{process}/forget"), &EmptyBody {}).await
     }
+}
+
+/// Appends the fields of `query` that have a value to `path`.
+fn path_with_query(path: &str, query: &impl serde::Serialize) -> String {
+    let query = serde_urlencoded::to_string(query).expect("queries are flat structs");
+    if query.is_empty() { path.to_owned() } else { format!("{path}?{query}") }
 }
 
 #[derive(serde::Serialize)]

@@ -12,6 +12,7 @@ use tokio::sync::mpsc;
 use tokio_rustls::TlsAcceptor;
 
 use super::*;
+use crate::api::ClusterQuery;
 use crate::digest::Digest;
 use crate::key::SigningKey;
 use crate::problem::Code;
@@ -246,8 +247,9 @@ async fn a_request_fetches_one_token_and_then_uses_it() {
     let mut server = serve(TLS13, answers).await;
     let key = Arc::new(SigningKey::generate());
     let client = client(vec![server.url.clone()], server.pin, Some(&key));
-    client.list_clusters(None).await.unwrap();
-    client.list_clusters(Some(&"demo".parse().unwrap())).await.unwrap();
+    client.list_clusters(&ClusterQuery::default()).await.unwrap();
+    let named = ClusterQuery { name: Some("demo".parse().unwrap()), ..ClusterQuery::default() };
+    client.list_clusters(&named).await.unwrap();
 
     let mut requests = Vec::new();
     for _ in 0..4 {
@@ -293,7 +295,7 @@ async fn a_refused_access_token_is_replaced_once() {
     let mut server = serve(TLS13, answers).await;
     let key = Arc::new(SigningKey::generate());
     let client = client(vec![server.url.clone()], server.pin, Some(&key));
-    let error = client.list_clusters(None).await.unwrap_err();
+    let error = client.list_clusters(&ClusterQuery::default()).await.unwrap_err();
     assert_eq!(error.code(), Some(Code::TokenInvalid));
     assert_eq!(error.to_string(), "It has expired. Get another. [token_invalid]");
     let mut count = 0;
@@ -317,7 +319,7 @@ async fn a_refused_assertion_is_replaced_once() {
     let server = serve(TLS13, answers).await;
     let key = Arc::new(SigningKey::generate());
     let client = client(vec![server.url.clone()], server.pin, Some(&key));
-    client.list_clusters(None).await.unwrap();
+    client.list_clusters(&ClusterQuery::default()).await.unwrap();
 }
 
 #[tokio::test]
@@ -376,7 +378,10 @@ async fn answers_outside_the_api_are_errors() {
 async fn a_client_without_a_key_sends_no_request_that_needs_one() {
     let server = serve(TLS13, vec![]).await;
     let client = client(vec![server.url.clone()], server.pin, None);
-    assert!(matches!(client.list_clusters(None).await, Err(ClientError::NoKey)));
+    assert!(matches!(
+        client.list_clusters(&ClusterQuery::default()).await,
+        Err(ClientError::NoKey)
+    ));
 }
 
 #[tokio::test]
@@ -389,7 +394,7 @@ async fn an_endless_lifetime_of_a_token_is_accepted_without_overflow() {
     let server = serve(TLS13, vec![context_answer(), endless, list]).await;
     let key = Arc::new(SigningKey::generate());
     let client = client(vec![server.url.clone()], server.pin, Some(&key));
-    client.list_clusters(None).await.unwrap();
+    client.list_clusters(&ClusterQuery::default()).await.unwrap();
 }
 
 #[tokio::test]

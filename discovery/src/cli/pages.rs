@@ -1,0 +1,100 @@
+//! Lists that the service returns in pages.
+
+use std::time::{Duration, Instant};
+
+use discovery_types::api::{ClusterQuery, ClusterSummary, GrantQuery, GrantView, MAX_PAGE};
+use discovery_types::client::ClientError;
+use uuid::Uuid;
+
+use super::CliError;
+use super::printer::Printer;
+use super::session::AdminSession;
+
+/// Interval between two lines that report how much of a list has arrived.
+const PROGRESS_INTERVAL: Duration = Duration::from_secs(2);
+/// Maximum number of requests for one page while the service is overloaded.
+const TRIES: u32 = 5;
+/// Pause between two requests for the same page.
+const PAUSE: Duration = Duration::from_secs(1);
+
+/// Items from the beginning of a list.
+pub(super) struct ListedItems<T> {
+    pub items: Vec<T>,
+    /// Whether the list has more items than were asked for.
+    pub has_more: bool,
+}
+
+impl<T> ListedItems<T> {
+    /// Prints a note if the list has more items than the printed ones.
+    pub(super) fn note_if_cut(&self, printer: &mut Printer) {
+        if self.has_more {
+            let shown = self.items.len();
+            printer.note(&format!("these are the newest {shown}: there are more, see --limit"));
+        }
+    }
+}
+
+/// Fetches the clusters that fit `query`, newest first: all of them, or the newest `limit`.
+pub(super) async fn clusters(
+    session: &AdminSession,
+    query: &ClusterQuery,
+    limit: Option<usize>,
+    printer: &mut Printer,
+) -> Result<ListedItems<ClusterSummary>, CliError> {
+    let page = async |after: Option<String>, limit| {
+        let query = ClusterQuery { after, limit: Some(limit), ..query.clone() };
+        let page = session.client.list_clusters(&query).await?;
+        Ok((page.clusters, page.next))
+    };
+    collect(page, limit, "clusters", printer).await
+}
+
+/// Fetches a cluster's grants, or those of all clusters, newest first: all of them, or the newest
+/// `limit`.
+pub(super) async fn grants(
+    session: &AdminSession,
+    cluster: Option<Uuid>,
+    limit: Option<usize>,
+    printer: &mut Printer,
+) -> Result<ListedItems<GrantView>, CliError> {
+    let page = async |after: Option<String>, limit| {
+        let query = GrantQuery { after, limit: Some(limit) };
+        let page = session.client.list_grants(cluster, &query).await?;
+        Ok((page.grants, page.next))
+    };
+    collect(page, limit, "tokens", printer).await
+}
+
+/// Fetches page after page, until the last page or `limit` items.
+async fn collect<T>(
+    fetch: impl AsyncFn(Option<String>, u16) -> Result<(Vec<T>, Option<String>), ClientError>,
+    limit: Option<usize>,
+    what: &str,
+    printer: &mut Printer,
+) -> Result<ListedItems<T>, CliError> {
+    let (mut items, mut after) = (Vec::new(), None);
+    let mut reported = Instant::now();
+    loop {
+        let missing = limit.map_or(usize::from(MAX_PAGE), |limit| limit - items.len());
+        let size = u16::try_from(missing).map_or(MAX_PAGE, |missing| missing.min(MAX_PAGE));
+        let mut fetched = fetch(after.clone(), size).await;
+        for _ in 1..TRIES {
+            if !fetched.as_ref().is_err_and(ClientError::is_retryable) {
+                break;
+            }
+            tokio::time::sleep(PAUSE).await;
+            fetched = fetch(after.clone(), size).await;
+        }
+        let (page, next) = fetched?;
+        // A service from before the pages ignores the size.
+        items.extend(page.into_iter().take(missing));
+        if next.is_none() || limit == Some(items.len()) {
+            return Ok(ListedItems { items, has_more: next.is_some() });
+        }
+        after = next;
+        if reported.elapsed() >= PROGRESS_INTERVAL {
+            reported = Instant::now();
+            printer.note(&format!("{} {what} so far", items.len()));
+        }
+    }
+}
