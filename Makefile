@@ -4,10 +4,10 @@ SHELL := /bin/bash
 CARGO ?= cargo
 export CARGO_TERM_COLOR ?= auto
 
-.PHONY: help setup build release demo test kubernetes clients verify audit sim explore fuzz-etcd fuzz mutants bench clean
+.PHONY: help setup build release demo test kubernetes clients verify audit sim explore fuzz-etcd fuzz mutants bench bench-discovery clean
 
 help: ## show this list
-	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: ## install what is missing (Debian packages; needs root for that)
 	@scripts/setup
@@ -70,6 +70,9 @@ mutants: setup ## a hundred small bugs that no tool would make, one at a time: w
 
 bench: release ## muster-node beside stock etcd, same client, same run (ARGS='--mode reconfigure': while members change; '--mode services': what watches, leases, keys, users cost)
 	@target/release/bench $(ARGS)
+
+bench-discovery: release ## what requests cost the discovery service, with up to 1,000,000 clusters, beside pgbench (ARGS='--clusters 1000,100000')
+	@target/release/bench-discovery $(ARGS)
 
 clean: ## remove what the build and the demo left behind
 	$(CARGO) clean

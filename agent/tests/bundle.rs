@@ -104,3 +104,14 @@ fn an_agent_that_waits_for_a_ticket_waits_for_its_file_too() {
     let output = run(dir.path(), &missing).wait_with_output().unwrap();
     assert_eq!(output.status.code(), Some(USAGE), "without the flag there is nothing to wait for");
 }
+
+#[test]
+fn a_bundle_that_is_too_long_is_refused_and_not_waited_for() {
+    let dir = tempfile::tempdir().unwrap();
+    let bundle = dir.path().join("long");
+    std::fs::write(&bundle, "x".repeat(20_000)).unwrap();
+    let output = run_with(dir.path(), &bundle, &["--wait-for-ticket"]).wait_with_output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(USAGE), "{said}");
+    assert!(said.contains("longer than 16384 bytes"), "{said}");
+}

@@ -2,6 +2,7 @@
 //! tests, the exploration of the bootstrap protocol, the simulation of the node and the benchmarks.
 
 pub mod bench;
+pub mod bench_discovery;
 pub mod client;
 pub mod demo;
 pub mod explore;

@@ -59,13 +59,17 @@ pub(crate) async fn read_bundle(settings: &RunSettings) -> Result<Option<Bundle>
 fn read(source: &BundleSource) -> std::io::Result<Zeroizing<String>> {
     let mut text = Zeroizing::new(String::new());
     match source {
-        BundleSource::Stdin => std::io::stdin().take(BUNDLE_LIMIT).read_to_string(&mut text)?,
+        BundleSource::Stdin => std::io::stdin().take(BUNDLE_LIMIT + 1).read_to_string(&mut text)?,
         BundleSource::File(path) => {
             let file = File::open(path)?;
             warn_of_readers(path, &file)?;
-            file.take(BUNDLE_LIMIT).read_to_string(&mut text)?
+            file.take(BUNDLE_LIMIT + 1).read_to_string(&mut text)?
         }
     };
+    if text.len() as u64 > BUNDLE_LIMIT {
+        let what = format!("longer than {BUNDLE_LIMIT} bytes, which no join bundle is");
+        return Err(std::io::Error::new(ErrorKind::FileTooLarge, what));
+    }
     Ok(text)
 }
 

@@ -129,6 +129,8 @@ fn a_plan_warns_of_a_member_without_tls_among_others_with_it() {
         plan.warnings.iter().any(|warning| matches!(warning, Warning::WithoutTls(_)))
     };
     assert!(!plain(&sight));
+    sight.members[1].member.peer_urls = vec!["https://m2:2380".to_owned()];
+    assert!(!plain(&sight), "only the member that moves had TLS");
     sight.members[0].member.peer_urls = vec!["https://m1:2380".to_owned()];
     assert!(plain(&sight));
 }

@@ -66,7 +66,12 @@ fn plain_url_warning(sight: &ObservedCluster, wanted: &RequestedChange) -> Optio
     else {
         return None;
     };
-    let mut known = sight.members.iter().flat_map(|seen| &seen.member.peer_urls);
+    let updated = match wanted {
+        RequestedChange::Update(id, _) => Some(*id),
+        _ => None,
+    };
+    let others = sight.members.iter().filter(|seen| Some(seen.member.id) != updated);
+    let mut known = others.flat_map(|seen| &seen.member.peer_urls);
     let url = peer_urls.iter().find(|url| url.starts_with("http:"))?;
     known.any(|url| url.starts_with("https:")).then(|| Warning::WithoutTls(url.clone()))
 }

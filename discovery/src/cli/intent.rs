@@ -64,7 +64,7 @@ Then restart that member at its new address.")]
     List {
         /// Name or id of the cluster
         cluster: String,
-        /// List intents that ended within the last day, too
+        /// List ended intents, too, that were made within the last day
         #[arg(long)]
         all: bool,
     },

@@ -323,13 +323,10 @@ impl Store {
     ) -> Result<Vec<ClusterSummaryRow>, StoreError> {
         let sql = list_statement(filter);
         let rows = sqlx::query_as(sqlx::AssertSqlSafe(sql))
-            // Planned for these values: a plan for all values can't know how small the limit is.
-            .persistent(false)
             .bind(silent_after_us())
             .bind(filter.created_from_us)
             .bind(filter.after.at_us)
             .bind(&filter.after.id)
-            .bind(filter.limit)
             .bind(filter.name)
             .fetch_all(&mut *self.acquire().await?)
             .await?;
@@ -529,25 +526,26 @@ impl Store {
 }
 
 /// Returns the SQL statement that lists clusters. Its parameters are: `$1` as in
-/// [`SUMMARY_COUNTS`], `$2` the filter's `created_from_us`, `$3` and `$4` its position, `$5` its
-/// `limit`, and `$6` its `name`.
+/// [`SUMMARY_COUNTS`], `$2` the filter's `created_from_us`, `$3` and `$4` its position, and `$5` its
+/// `name`. The limit is a part of the text: a plan for any limit would read and sort all clusters.
 ///
 /// Each phase is a branch of its own, because the index `clusters_by_phase` has the clusters of one
 /// phase in the order of the list, but not those of several.
 fn list_statement(filter: &ClusterFilter<'_>) -> String {
-    let name = if filter.name.is_some() { "c.name = $6" } else { "$6::text IS NULL" };
+    let name = if filter.name.is_some() { "c.name = $5" } else { "$5::text IS NULL" };
+    let limit = filter.limit;
     let branch = |phase: &&str| {
         format!(
             "(SELECT {SUMMARY_OWN} FROM clusters c
               WHERE c.phase = '{phase}' AND c.created_us >= $2
                   AND (c.created_us, c.id) < ($3, $4::uuid) AND {name}
-              ORDER BY c.created_us DESC, c.id DESC LIMIT $5)"
+              ORDER BY c.created_us DESC, c.id DESC LIMIT {limit})"
         )
     };
     let branches: Vec<String> = filter.phases.iter().map(branch).collect();
     format!(
         "SELECT c.*, {SUMMARY_COUNTS}
-         FROM (SELECT * FROM ({}) b ORDER BY created_us DESC, id DESC LIMIT $5) c
+         FROM (SELECT * FROM ({}) b ORDER BY created_us DESC, id DESC LIMIT {limit}) c
          ORDER BY c.created_us DESC, c.id DESC",
         branches.join(" UNION ALL ")
     )

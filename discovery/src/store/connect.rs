@@ -16,10 +16,12 @@ use crate::metrics::ServiceMetrics;
 
 static MIGRATOR: Migrator = sqlx::migrate!("../migrations");
 
-/// Settings of each session. `synchronous_commit` is set whatever the server's default is.
+/// Settings of each session. `synchronous_commit` is set whatever the server's default is. With
+/// `force_generic_plan` a connection plans each prepared statement once, and not five times before
+/// it may keep a plan.
 const SESSION: &str = "SET statement_timeout = '2s'; SET lock_timeout = '2s'; \
      SET idle_in_transaction_session_timeout = '10s'; SET synchronous_commit = on; \
-     SET application_name = 'muster-discovery'";
+     SET plan_cache_mode = 'force_generic_plan'; SET application_name = 'muster-discovery'";
 /// Maximum age of a connection. Reconnecting resolves the address again, which notices a failover.
 const CONNECTION_LIFE: Duration = Duration::from_secs(30 * 60);
 

@@ -101,17 +101,15 @@ impl Store {
         position: &ListPosition,
         limit: i64,
     ) -> Result<Vec<GrantUse>, StoreError> {
-        let of = if cluster.is_some() { "g.cluster_id = $4" } else { "$4::uuid IS NULL" };
+        let of = if cluster.is_some() { "g.cluster_id = $3" } else { "$3::uuid IS NULL" };
+        // The limit is a part of the text: a plan for any limit would read and sort all grants.
         let sql = format!(
             "SELECT {GRANT_USE} WHERE (g.stored_us, g.id) < ($1, $2) AND {of}
-             ORDER BY g.stored_us DESC, g.id DESC LIMIT $3"
+             ORDER BY g.stored_us DESC, g.id DESC LIMIT {limit}"
         );
         let rows = sqlx::query_as(sqlx::AssertSqlSafe(sql))
-            // Planned for these values: a plan for all values can't know how small the limit is.
-            .persistent(false)
             .bind(position.at_us)
             .bind(&position.id)
-            .bind(limit)
             .bind(cluster)
             .fetch_all(&mut *self.acquire().await?)
             .await?;

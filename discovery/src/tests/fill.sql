@@ -1,5 +1,5 @@
--- Fills a database with {clusters} clusters of three members each, as a service has them that was
--- used for years: of twenty, one is open, one has expired, two are retired and sixteen are formed.
+-- Fills a database with clusters number {first} to {last}, of three members each, as a service has
+-- them that was used for years: of twenty, one is open, one has expired, two are retired and sixteen are formed.
 -- Nobody verifies the signed texts of clusters in a list, so they are short here.
 
 -- No triggers and no foreign keys: rows are inserted table after table.
@@ -14,8 +14,8 @@ SELECT n, 'made-' || n AS name, at_ms * 1000 AS at_us, sha256(('list ' || n)::by
     CASE WHEN n % 20 = 0 THEN 'open' WHEN n % 20 = 1 THEN 'expired'
         WHEN n % 20 IN (2, 3) THEN 'retired' ELSE 'formed' END AS phase
 FROM (
-    SELECT n, (now_us() / 1000 - ({clusters} - n + 1) * 1000)::bigint AS at_ms
-    FROM generate_series(1::bigint, {clusters}) AS n
+    SELECT n, (now_us() / 1000 - ({last} - n + 1) * 1000)::bigint AS at_ms
+    FROM generate_series({first}::bigint, {last}) AS n
 ) AS numbered;
 
 INSERT INTO clusters (id, name, size, phase, created_us, created_by, deadline_us, rev, next_place,

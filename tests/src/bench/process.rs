@@ -69,14 +69,19 @@ impl ServerProcess {
         let _ = self.watchdog.wait();
     }
 
+    /// Returns the process id.
+    pub(crate) fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
     /// Returns user and system time that the process has used.
-    pub(super) fn cpu(&self) -> Result<Duration> {
+    pub(crate) fn cpu(&self) -> Result<Duration> {
         let stat = fs_err::read_to_string(format!("/proc/{}/stat", self.child.id()))?;
         cpu_of(&stat).context("the kernel's /proc/PID/stat")
     }
 
     /// Returns the current resident memory in bytes.
-    pub(super) fn resident_bytes(&self) -> Result<u64> {
+    pub(crate) fn resident_bytes(&self) -> Result<u64> {
         let status = fs_err::read_to_string(format!("/proc/{}/status", self.child.id()))?;
         bytes_of(&status, "VmRSS:").context("the kernel's /proc/PID/status")
     }
@@ -96,11 +101,23 @@ impl Drop for ServerProcess {
     }
 }
 
-fn cpu_of(stat: &str) -> Option<Duration> {
+/// Returns user and system time of a process, given its `/proc/PID/stat`.
+pub(crate) fn cpu_of(stat: &str) -> Option<Duration> {
+    sum_of_ticks(stat, [11, 12])
+}
+
+/// Returns user and system time of the children of a process that have ended, given the `/proc/PID/stat`
+/// of that process.
+pub(crate) fn cpu_of_ended_children(stat: &str) -> Option<Duration> {
+    sum_of_ticks(stat, [13, 14])
+}
+
+fn sum_of_ticks(stat: &str, fields_to_add: [usize; 2]) -> Option<Duration> {
     // The program's name is in brackets, and may itself contain brackets and spaces.
     let fields: Vec<&str> = stat.rsplit_once(')')?.1.split_whitespace().collect();
     let ticks = |n: usize| fields.get(n)?.parse::<f64>().ok();
-    Some(Duration::from_secs_f64((ticks(11)? + ticks(12)?) / TICKS_PER_SECOND))
+    let [first, second] = fields_to_add;
+    Some(Duration::from_secs_f64((ticks(first)? + ticks(second)?) / TICKS_PER_SECOND))
 }
 
 fn bytes_of(status: &str, field: &str) -> Option<u64> {
@@ -116,6 +133,7 @@ mod tests {
     fn user_and_system_time_are_added_whatever_the_program_is_called() {
         let stat = "42 (a) b) S 1 42 42 0 -1 4194560 1 0 0 0 150 50 0 0 20 0 3 0 9 1 1";
         assert_eq!(cpu_of(stat), Some(Duration::from_secs(2)));
+        assert_eq!(cpu_of_ended_children(stat), Some(Duration::ZERO));
     }
 
     #[test]

@@ -6,8 +6,8 @@ use discovery_formation::service::{
     Applicant, Cluster, ClusterChange, FrozenList, ProbeOutcome, Seating,
 };
 use serde_json::{Value, json};
-use sqlx::PgConnection;
 use sqlx::types::Json;
+use sqlx::{AssertSqlSafe, PgConnection};
 use uuid::Uuid;
 
 use super::super::StoreError;
@@ -15,12 +15,16 @@ use super::load::{MatrixRow, ProbeJson};
 use super::{CHANNEL, NewCommit};
 use crate::domain::{describe, number_to_row};
 
-/// Writes the changed rows of all tables of a cluster. The parts of a `WITH` statement don't see
-/// each other's changes. That is harmless here: Postgres checks foreign keys at the end of the
-/// statement. A later statement writes the commit row, because a trigger compares it with the
+/// SQL that writes rows of the cluster into its tables. `$rows` stands for the rows as JSON, `$1` for
+/// the cluster's id, and `$2` for the time.
+///
+/// One statement writes the rows of all tables, each table in a part of its `WITH`. These parts
+/// don't see each other's changes. That is harmless here: Postgres checks foreign keys at the end of
+/// the statement. A later statement writes the commit row, because a trigger compares it with the
 /// decided rows.
-const SAVE: &str = "
-WITH c AS (
+type WriteParts = &'static [&'static str];
+
+const CLUSTER: WriteParts = &["
     UPDATE clusters c SET phase = n.phase, deadline_us = n.deadline_us, epoch = n.epoch,
         floor = n.floor, rev = n.rev, next_place = n.next_place, frozen_epoch = n.frozen_epoch,
         frozen_h = decode(n.frozen_h, 'hex'),
@@ -30,20 +34,21 @@ WITH c AS (
         split_epoch = n.split_epoch, error_us = n.error_us,
         error_key = decode(n.error_key, 'hex'), error_text = n.error_text,
         next_deadline_us = n.next_deadline_us
-    FROM jsonb_to_recordset($2) AS n (phase text, deadline_us bigint, epoch bigint, floor bigint,
-        rev bigint, next_place bigint, frozen_epoch bigint, frozen_h text, frozen_statement text,
-        frozen_us bigint, unsettled boolean, ended_cause text, ended_us bigint, ended_by text,
-        split_other text, split_epoch bigint, error_us bigint, error_key text, error_text text,
-        next_deadline_us bigint)
-    WHERE c.id = $1::uuid
-), a AS (
+    FROM jsonb_to_recordset($rows) AS n (phase text, deadline_us bigint, epoch bigint,
+        floor bigint, rev bigint, next_place bigint, frozen_epoch bigint, frozen_h text,
+        frozen_statement text, frozen_us bigint, unsettled boolean, ended_cause text,
+        ended_us bigint, ended_by text, split_other text, split_epoch bigint, error_us bigint,
+        error_key text, error_text text, next_deadline_us bigint)
+    WHERE c.id = $1"];
+
+const AGENTS: WriteParts = &["
     INSERT INTO agents (cluster_id, size, key, grant_id, record, token_record, seat, standby,
         lease_us, boot, nonce, highest_epoch, counts, held_us, release_epoch, release_jws, address,
         redeemed_us)
     SELECT $1, n.size, decode(n.key, 'hex'), n.grant_id, n.record, n.token_record, n.seat,
         n.standby, n.lease_us, n.boot, decode(n.nonce, 'hex'), n.highest_epoch, n.counts,
-        n.held_us, n.release_epoch, n.release_jws, n.address, $9::bigint
-    FROM jsonb_to_recordset($3) AS n (size smallint, key text, grant_id text, record text,
+        n.held_us, n.release_epoch, n.release_jws, n.address, $2
+    FROM jsonb_to_recordset($rows) AS n (size smallint, key text, grant_id text, record text,
         token_record text, seat smallint, standby bigint, lease_us bigint, boot bigint, nonce text,
         highest_epoch bigint, counts integer, held_us bigint, release_epoch bigint,
         release_jws text, address text)
@@ -52,40 +57,45 @@ WITH c AS (
         standby = excluded.standby, lease_us = excluded.lease_us, boot = excluded.boot,
         nonce = excluded.nonce, highest_epoch = excluded.highest_epoch, counts = excluded.counts,
         held_us = excluded.held_us, release_epoch = excluded.release_epoch,
-        release_jws = excluded.release_jws
-), f AS (
+        release_jws = excluded.release_jws"];
+
+const SEATS: WriteParts = &[
+    "
     INSERT INTO frozen_seats (cluster_id, size, epoch, seat, key, name, incarnation, node_key,
         grant_id, record, token_record)
     SELECT $1, n.size, n.epoch, n.seat, decode(n.key, 'hex'), n.name,
         decode(n.incarnation, 'hex'), decode(n.node_key, 'hex'), n.grant_id, n.record,
         n.token_record
-    FROM jsonb_to_recordset($4) AS n (size smallint, epoch bigint, seat smallint, key text,
-        name text, incarnation text, node_key text, grant_id text, record text, token_record text)
-), u AS (
+    FROM jsonb_to_recordset($rows) AS n (size smallint, epoch bigint, seat smallint, key text,
+        name text, incarnation text, node_key text, grant_id text, record text, token_record text)",
+    "
     INSERT INTO frozen_urls (cluster_id, url, seat)
     SELECT $1, url, n.seat
-    FROM jsonb_to_recordset($4) AS n (seat smallint, urls text[]), unnest(n.urls) AS url
-), k AS (
+    FROM jsonb_to_recordset($rows) AS n (seat smallint, urls text[]), unnest(n.urls) AS url",
+];
+
+const ACKS: WriteParts = &["
     INSERT INTO acks (cluster_id, key, epoch, jws)
     SELECT $1, decode(n.key, 'hex'), n.epoch, n.jws
-    FROM jsonb_to_recordset($5) AS n (key text, epoch bigint, jws text)
-), p AS (
+    FROM jsonb_to_recordset($rows) AS n (key text, epoch bigint, jws text)"];
+
+const PROBES: WriteParts = &["
     INSERT INTO probes (cluster_id, key, epoch, row)
     SELECT $1, decode(n.key, 'hex'), n.epoch, n.row
-    FROM jsonb_to_recordset($6) AS n (key text, epoch bigint, row jsonb)
-    ON CONFLICT (cluster_id, key) DO UPDATE SET epoch = excluded.epoch, row = excluded.row
-), r AS (
+    FROM jsonb_to_recordset($rows) AS n (key text, epoch bigint, row jsonb)
+    ON CONFLICT (cluster_id, key) DO UPDATE SET epoch = excluded.epoch, row = excluded.row"];
+
+const REPORTS: WriteParts = &["
     INSERT INTO reports (cluster_id, key, raft_cluster)
     SELECT $1, decode(n.key, 'hex'), decode(n.raft_cluster, 'hex')
-    FROM jsonb_to_recordset($7) AS n (key text, raft_cluster text)
-    ON CONFLICT (cluster_id, key) DO UPDATE SET raft_cluster = excluded.raft_cluster
-), e AS (
+    FROM jsonb_to_recordset($rows) AS n (key text, raft_cluster text)
+    ON CONFLICT (cluster_id, key) DO UPDATE SET raft_cluster = excluded.raft_cluster"];
+
+const EVENTS: WriteParts = &["
     INSERT INTO events (stream, number, at_us, kind, body, previous, hash)
-    SELECT $1, 1, $9, n.kind, n.body, '', ''
-    FROM ROWS FROM (jsonb_to_recordset($8) AS (kind text, body text))
-        WITH ORDINALITY AS n (kind, body, place) ORDER BY n.place
-)
-SELECT pg_notify($10, $1::text) FROM generate_series(1, $11::int)";
+    SELECT $1, 1, $2, n.kind, n.body, '', ''
+    FROM ROWS FROM (jsonb_to_recordset($rows) AS (kind text, body text))
+        WITH ORDINALITY AS n (kind, body, place) ORDER BY n.place"];
 
 /// Data that is saved together with the cluster.
 pub(super) struct SaveContext<'a> {
@@ -136,21 +146,42 @@ pub(super) async fn save(
         let (kind, body) = describe(change);
         json!({ "kind": kind, "body": body.to_string() })
     });
-    sqlx::query(SAVE)
-        .bind(id)
-        .bind(Json(own))
-        .bind(Json(agents.collect::<Result<Vec<_>, _>>()?))
-        .bind(Json(new_seats.map_or(Ok(Vec::new()), |frozen| seat_rows(after, frozen))?))
-        .bind(Json(frozen.map_or(Ok(Vec::new()), |frozen| ack_rows(known, frozen))?))
-        .bind(Json(frozen.map_or(Ok(Vec::new()), |frozen| probe_rows(known, frozen))?))
-        .bind(Json(reports.collect::<Vec<Value>>()))
-        .bind(Json(events.collect::<Vec<Value>>()))
-        .bind(number_to_row(beside.now.0)?)
-        .bind(CHANNEL)
-        .bind(i32::from(beside.notifies))
-        .execute(connection)
-        .await?;
+    let tables = [
+        (CLUSTER, own),
+        (AGENTS, agents.collect::<Result<Vec<_>, _>>()?),
+        (SEATS, new_seats.map_or(Ok(Vec::new()), |frozen| seat_rows(after, frozen))?),
+        (ACKS, frozen.map_or(Ok(Vec::new()), |frozen| ack_rows(known, frozen))?),
+        (PROBES, frozen.map_or(Ok(Vec::new()), |frozen| probe_rows(known, frozen))?),
+        (REPORTS, reports.collect()),
+        (EVENTS, events.collect()),
+    ];
+    let written: Vec<(WriteParts, Vec<Value>)> =
+        tables.into_iter().filter(|(_, rows)| !rows.is_empty()).collect();
+    let sql = write_statement(written.iter().map(|(parts, _)| *parts), beside.notifies);
+    let mut query = sqlx::query(AssertSqlSafe(sql)).bind(id).bind(number_to_row(beside.now.0)?);
+    for (_, rows) in written {
+        query = query.bind(Json(rows));
+    }
+    query.execute(connection).await?;
     Ok(())
+}
+
+/// Returns the statement that writes rows into the tables of `tables`. `$3` and the parameters after
+/// it are the rows of one table each. Tables without rows are left out, because each costs time even
+/// if nothing is written.
+fn write_statement(tables: impl Iterator<Item = WriteParts>, notifies: bool) -> String {
+    let mut parts = Vec::new();
+    for (table, number) in tables.zip(3..) {
+        for part in table {
+            let sql = part.replace("$rows", &format!("${number}"));
+            parts.push(format!("w{} AS ({sql})", parts.len()));
+        }
+    }
+    let with = if parts.is_empty() { String::new() } else { format!("WITH {}", parts.join(", ")) };
+    match notifies {
+        true => format!("{with} SELECT pg_notify('{CHANNEL}', $1::text)"),
+        false => format!("{with} SELECT 1"),
+    }
 }
 
 /// Whether a column of the cluster's own row differs.

@@ -1,0 +1,420 @@
+//! Measures the discovery service: what each kind of request costs the service and its Postgres, with
+//! few clusters in the database and with many.
+//!
+//! The load speaks the real protocol: mutual TLS, real keys and signatures. It runs on the same
+//! machine, so rates and wall times tell little about a larger one. CPU times are those that the
+//! kernel counted. `pgbench` runs on the same Postgres, with as many round trips and commits in a
+//! transaction as a change of a cluster has.
+
+mod agent;
+mod measure;
+mod postgres;
+mod service;
+
+use std::fmt;
+use std::os::unix::fs::PermissionsExt;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result};
+use discovery_types::api::{ClusterQuery, ClusterState, ClusterStates, GrantQuery};
+use discovery_types::client::DiscoveryClient;
+use futures_util::future::try_join_all;
+
+use self::agent::BenchAgent;
+pub use self::measure::OperationFigures;
+use self::measure::measure;
+use self::service::BenchService;
+
+/// Number of seats of a cluster in which agents register. One seat stays free, so that no cluster
+/// freezes its list.
+const SEATS: u8 = 9;
+/// Number of items on a page of a list.
+const PAGE: u16 = 100;
+/// Limits of the service that no measurement reaches.
+const LIMITS: [&str; 6] = [
+    "--max-connections",
+    "60000",
+    "--max-connections-per-address",
+    "60000",
+    "--max-parked-polls",
+    "60000",
+];
+/// Time limit for polls. It is short, so that polls which wait end soon.
+const SHORT_POLL: &str = "2s";
+/// Time between the beginnings of two polls that wait. A poll begins with a write.
+const BETWEEN_POLLS: Duration = Duration::from_millis(4);
+/// Time over which the CPU time of an idle service is measured.
+const IDLE_TIME: Duration = Duration::from_secs(10);
+
+/// Parameters of a run.
+#[derive(Clone, Debug)]
+pub struct BenchDiscoveryPlan {
+    /// Path of the `muster-discovery` to measure.
+    pub program: PathBuf,
+    /// Directory for keys, ledger, Postgres and log, on a real disk.
+    pub work: PathBuf,
+    /// Numbers of clusters in the database. The requests are measured with each in turn.
+    pub clusters: Vec<u64>,
+    /// Number of registrations to measure.
+    pub registrations: usize,
+    /// Number of clusters to form.
+    pub formations: usize,
+    /// Number of polls to park.
+    pub parked: usize,
+    /// Number of operations at a time.
+    pub concurrency: usize,
+}
+
+/// Figures with one number of clusters in the database.
+#[derive(Clone, Debug)]
+pub struct FillFigures {
+    /// Number of clusters.
+    pub clusters: u64,
+    /// Time from the start until a new ledger held all decisions.
+    pub ledger_fill: Duration,
+    /// Time from a later start until the service answered.
+    pub start: Duration,
+    /// Resident memory of the idle service in bytes.
+    pub idle_bytes: u64,
+    /// CPU time of the service in a second without requests.
+    pub idle_service: Duration,
+    /// CPU time of Postgres in a second without requests.
+    pub idle_postgres: Duration,
+    /// Figures of each kind of request.
+    pub operations: Vec<OperationFigures>,
+}
+
+/// Memory of parked polls.
+#[derive(Clone, Copy, Debug)]
+pub struct ParkedFigures {
+    /// Number of parked polls.
+    pub parked: usize,
+    /// Resident memory in bytes for each connection without a request.
+    pub idle_connection_bytes: u64,
+    /// Additional resident memory in bytes for each parked poll.
+    pub poll_bytes: u64,
+    /// Resident memory in bytes before the clients came.
+    pub before_bytes: u64,
+    /// Resident memory in bytes after the clients have left.
+    pub after_bytes: u64,
+}
+
+/// Figures of a whole run.
+#[derive(Clone, Debug)]
+pub struct BenchDiscoveryReport {
+    /// Transactions of `pgbench` per second.
+    pub pgbench_per_second: f64,
+    /// CPU time of Postgres for a transaction of `pgbench`.
+    pub pgbench_cpu: Duration,
+    /// Figures with each number of clusters.
+    pub fills: Vec<FillFigures>,
+    /// Memory of parked polls.
+    pub parked: Option<ParkedFigures>,
+}
+
+/// Runs the measurements. Calls `progress` before each of them, and with the figures of each number of clusters.
+pub async fn run(
+    plan: &BenchDiscoveryPlan,
+    progress: impl Fn(&str),
+) -> Result<BenchDiscoveryReport> {
+    let folder = tempfile::tempdir_in(&plan.work)?;
+    // The user of the managed Postgres must be able to enter the folder.
+    fs_err::set_permissions(folder.path(), PermissionsExt::from_mode(0o755))?;
+    let mut service = BenchService::new(&plan.program, folder.path())?;
+    let options = [&LIMITS[..], &["--poll", SHORT_POLL]].concat();
+    service.start(&options).await?;
+    progress("pgbench");
+    let seconds = Duration::from_secs(10);
+    let transactions = postgres::pgbench(&service.postgres_folder(), plan.concurrency, seconds)?;
+    let (mut fills, mut there) = (Vec::new(), 0);
+    for clusters in &plan.clusters {
+        progress(&format!("{clusters} clusters: filling the database"));
+        service.fill(there + 1..=*clusters).await?;
+        there = *clusters;
+        let figures = measure_fill(plan, &mut service, *clusters, &options, &progress).await?;
+        progress(&figures.to_string());
+        fills.push(figures);
+    }
+    let parked = match plan.parked {
+        0 => None,
+        parked => {
+            progress(&format!("{parked} parked polls"));
+            Some(measure_parked(&mut service, parked).await?)
+        }
+    };
+    service.stop().await?;
+    Ok(BenchDiscoveryReport {
+        pgbench_per_second: transactions.per_second,
+        pgbench_cpu: transactions.cpu,
+        fills,
+        parked,
+    })
+}
+
+/// Measures starts and requests with the clusters that are in the database.
+async fn measure_fill(
+    plan: &BenchDiscoveryPlan,
+    service: &mut BenchService,
+    clusters: u64,
+    options: &[&str],
+    progress: &impl Fn(&str),
+) -> Result<FillFigures> {
+    progress(&format!("{clusters} clusters: starts"));
+    service.stop().await?;
+    service.forget_ledger()?;
+    let began = Instant::now();
+    service.start(options).await?;
+    service.wait_until_ready().await?;
+    let ledger_fill = began.elapsed();
+    service.stop().await?;
+    let start = service.start(options).await?;
+    tokio::time::sleep(Duration::from_secs(2)).await;
+    let before = service.cpu()?;
+    tokio::time::sleep(IDLE_TIME).await;
+    let idle = service.cpu()?.since(before);
+    let idle_bytes = service.resident_bytes()?;
+    progress(&format!("{clusters} clusters: requests"));
+    let admin = service.admin()?;
+    let mut operations = measure_admin(service, &admin, clusters).await?;
+    let name = |part: &str, number: usize| format!("{part}-{clusters}-{number}");
+    operations.push(measure_registrations(plan, service, &admin, &name).await?);
+    operations.push(measure_formations(plan, service, &admin, &name).await?);
+    operations.push(measure_polls(service, &admin, &name).await?);
+    let second = |cpu: Duration| cpu.div_f64(IDLE_TIME.as_secs_f64());
+    Ok(FillFigures {
+        clusters,
+        ledger_fill,
+        start,
+        idle_bytes,
+        idle_service: second(idle.service),
+        idle_postgres: second(idle.postgres),
+        operations,
+    })
+}
+
+/// Measures the requests of an admin, one at a time.
+async fn measure_admin(
+    service: &BenchService,
+    admin: &DiscoveryClient,
+    clusters: u64,
+) -> Result<Vec<OperationFigures>> {
+    const COUNT: usize = 200;
+    let page = ClusterQuery { limit: Some(PAGE), ..ClusterQuery::default() };
+    let named =
+        ClusterQuery { name: Some(format!("made-{}", clusters / 2).parse()?), ..page.clone() };
+    let retired =
+        ClusterQuery { state: Some(ClusterStates::new([ClusterState::Retired])), ..page.clone() };
+    let tokens = GrantQuery { limit: Some(PAGE), after: None };
+    let mut figures = Vec::new();
+    for (name, query) in [
+        ("cluster list, a page of 100", &page),
+        ("cluster list --state retired, a page", &retired),
+        ("cluster list --name NAME", &named),
+    ] {
+        let list = || async { Ok(admin.list_clusters(query).await.map(drop)?) };
+        figures.push(measure(service, name, 1, (0..COUNT).map(|_| list())).await?);
+    }
+    let list = || async { Ok(admin.list_grants(None, &tokens).await.map(drop)?) };
+    let name = "token list, a page of 100";
+    figures.push(measure(service, name, 1, (0..COUNT).map(|_| list())).await?);
+    Ok(figures)
+}
+
+/// Measures registrations: a new connection with mutual TLS, and a redeem that takes a seat.
+async fn measure_registrations(
+    plan: &BenchDiscoveryPlan,
+    service: &BenchService,
+    admin: &DiscoveryClient,
+    name: &impl Fn(&str, usize) -> String,
+) -> Result<OperationFigures> {
+    let mut agents = Vec::new();
+    let in_cluster = usize::from(SEATS) - 1;
+    for number in 0..plan.registrations.div_ceil(in_cluster) {
+        let cluster = service.open(admin, &name("register", number), SEATS).await?;
+        for seat in 1..SEATS {
+            agents.push(BenchAgent::new(service, &cluster, seat.into())?);
+        }
+    }
+    let register = |agent: BenchAgent| async move { agent.redeem().await.map(drop) };
+    measure(service, "registration", plan.concurrency, agents.into_iter().map(register)).await
+}
+
+/// Measures formations of three members, from the first redeem to the last signature.
+async fn measure_formations(
+    plan: &BenchDiscoveryPlan,
+    service: &BenchService,
+    admin: &DiscoveryClient,
+    name: &impl Fn(&str, usize) -> String,
+) -> Result<OperationFigures> {
+    let mut formations = Vec::new();
+    for number in 0..plan.formations {
+        let cluster = service.open(admin, &name("form", number), 3).await?;
+        let agents: Result<Vec<_>> =
+            (1..=3).map(|seat| BenchAgent::new(service, &cluster, seat)).collect();
+        formations.push(form(agents?));
+    }
+    measure(service, "formation of three", plan.concurrency.div_ceil(3), formations).await
+}
+
+async fn form(mut agents: Vec<BenchAgent>) -> Result<()> {
+    try_join_all(agents.iter().map(BenchAgent::redeem)).await?;
+    try_join_all(agents.iter_mut().map(BenchAgent::sign)).await?;
+    Ok(())
+}
+
+/// Measures polls that wait until the service's limit, because nothing changes.
+async fn measure_polls(
+    service: &BenchService,
+    admin: &DiscoveryClient,
+    name: &impl Fn(&str, usize) -> String,
+) -> Result<OperationFigures> {
+    const CLUSTERS: usize = 40;
+    const POLLS: usize = 3;
+    let agents = seated_agents(service, admin, name, CLUSTERS).await?;
+    let mut revisions = Vec::new();
+    for agent in &agents {
+        revisions.push(agent.poll(None).await?.rev);
+    }
+    let mut figures = None;
+    for _ in 0..POLLS {
+        let polls = agents.iter().zip(&mut revisions).map(|(agent, rev)| async move {
+            *rev = agent.poll(Some(*rev)).await?.rev;
+            Ok(())
+        });
+        figures = Some(measure(service, "poll, nothing changed", agents.len(), polls).await?);
+    }
+    figures.context("there is more than one round")
+}
+
+/// Makes clusters whose last seat is free, and agents that have the other seats.
+async fn seated_agents(
+    service: &BenchService,
+    admin: &DiscoveryClient,
+    name: &impl Fn(&str, usize) -> String,
+    clusters: usize,
+) -> Result<Vec<BenchAgent>> {
+    let mut agents = Vec::new();
+    for number in 0..clusters {
+        let cluster = service.open(admin, &name("poll", number), SEATS).await?;
+        for seat in 1..SEATS {
+            let agent = BenchAgent::new(service, &cluster, seat.into())?;
+            agent.redeem().await?;
+            agents.push(agent);
+        }
+    }
+    Ok(agents)
+}
+
+/// Measures the memory of polls that wait, each on a connection of its own.
+async fn measure_parked(service: &mut BenchService, parked: usize) -> Result<ParkedFigures> {
+    // A new process, and polls that wait for longer than the measurement lasts.
+    service.stop().await?;
+    let options = [&LIMITS[..], &["--poll", "50s", "--lease", "120s"]].concat();
+    service.start(&options).await?;
+    let admin = service.admin()?;
+    let before_bytes = service.resident_bytes()?;
+    let clusters = parked.div_ceil(usize::from(SEATS) - 1);
+    let name = |part: &str, number: usize| format!("{part}-parked-{number}");
+    let agents = seated_agents(service, &admin, &name, clusters).await?;
+    let mut revisions = Vec::new();
+    for agent in &agents {
+        revisions.push(agent.poll(None).await?.rev);
+    }
+    let connected = service.resident_bytes()?;
+    let polls = (0..).zip(agents.iter().zip(revisions)).map(|(number, (agent, rev))| async move {
+        tokio::time::sleep(BETWEEN_POLLS * number).await;
+        agent.poll(Some(rev)).await
+    });
+    let polls = try_join_all(polls);
+    let all_wait = BETWEEN_POLLS * u32::try_from(agents.len())? + Duration::from_secs(5);
+    let look = async {
+        tokio::time::sleep(all_wait).await;
+        service.resident_bytes()
+    };
+    let waiting = tokio::select! {
+        ended = polls => { ended?; anyhow::bail!("the polls didn't wait") }
+        waiting = look => waiting?,
+    };
+    let count = u64::try_from(agents.len())?;
+    drop(agents);
+    tokio::time::sleep(Duration::from_secs(20)).await;
+    Ok(ParkedFigures {
+        parked: usize::try_from(count)?,
+        idle_connection_bytes: connected.saturating_sub(before_bytes) / count,
+        poll_bytes: waiting.saturating_sub(connected) / count,
+        before_bytes,
+        after_bytes: service.resident_bytes()?,
+    })
+}
+
+impl fmt::Display for BenchDiscoveryReport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(
+            f,
+            "pgbench, five round trips and a commit: {:.0}/s, Postgres {:.3} ms of CPU each",
+            self.pgbench_per_second,
+            ms(self.pgbench_cpu)
+        )?;
+        for fill in &self.fills {
+            write!(f, "{fill}")?;
+        }
+        if let Some(parked) = &self.parked {
+            writeln!(
+                f,
+                "\n{} parked polls: {:.1} KiB for each connection, {:.1} KiB more for its poll;\n  \
+                 the service: {:.0} MiB before they came, {:.0} MiB after they left",
+                parked.parked,
+                parked.idle_connection_bytes as f64 / 1024.0,
+                parked.poll_bytes as f64 / 1024.0,
+                parked.before_bytes as f64 / MIB,
+                parked.after_bytes as f64 / MIB
+            )?;
+        }
+        Ok(())
+    }
+}
+
+impl fmt::Display for FillFigures {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(f, "\n{} clusters", self.clusters)?;
+        writeln!(
+            f,
+            "  start: {:.2} s; with a new ledger, until it is filled: {:.1} s",
+            self.start.as_secs_f64(),
+            self.ledger_fill.as_secs_f64()
+        )?;
+        writeln!(
+            f,
+            "  idle: {:.0} MiB, service {:.2} ms and Postgres {:.2} ms of CPU a second",
+            self.idle_bytes as f64 / MIB,
+            ms(self.idle_service),
+            ms(self.idle_postgres)
+        )?;
+        writeln!(
+            f,
+            "  {:38} {:>7} {:>11} {:>11} {:>8} {:>9} {:>9}",
+            "request", "count", "service ms", "Postgres ms", "per s", "median ms", "p99 ms"
+        )?;
+        for operation in &self.operations {
+            writeln!(
+                f,
+                "  {:38} {:>7} {:>11.3} {:>11.3} {:>8.0} {:>9.1} {:>9.1}",
+                operation.name,
+                operation.count,
+                ms(operation.service),
+                ms(operation.postgres),
+                operation.per_second,
+                ms(operation.median),
+                ms(operation.p99)
+            )?;
+        }
+        Ok(())
+    }
+}
+
+const MIB: f64 = 1024.0 * 1024.0;
+
+fn ms(time: Duration) -> f64 {
+    time.as_secs_f64() * 1_000.0
+}

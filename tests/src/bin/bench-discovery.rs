@@ -1,0 +1,68 @@
+//! `make bench-discovery`: measures what requests cost the discovery service and its Postgres.
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use anyhow::{Context as _, Result};
+use clap::Parser;
+use muster_tests::bench_discovery::{BenchDiscoveryPlan, run};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+
+/// Measures the discovery service: CPU time for each kind of request, with few and with many clusters.
+#[derive(Debug, Parser)]
+#[command(name = "bench-discovery")]
+struct Args {
+    /// Numbers of clusters in the database, in ascending order.
+    #[arg(long, value_delimiter = ',', default_values_t = [1_000, 100_000, 1_000_000])]
+    clusters: Vec<u64>,
+    /// Registrations to measure.
+    #[arg(long, default_value_t = 2_000)]
+    registrations: usize,
+    /// Clusters to form.
+    #[arg(long, default_value_t = 200)]
+    formations: usize,
+    /// Polls that wait at a time; 0: none.
+    #[arg(long, default_value_t = 4_000)]
+    parked: usize,
+    /// Operations at a time.
+    #[arg(long, default_value_t = 32)]
+    concurrency: usize,
+    /// The muster-discovery to measure [default: the one beside this program].
+    #[arg(long)]
+    program: Option<PathBuf>,
+    /// Directory for the data, on a real disk.
+    #[arg(long, default_value = "/var/tmp")]
+    work: PathBuf,
+}
+
+fn main() -> ExitCode {
+    match bench() {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("bench-discovery: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn bench() -> Result<()> {
+    let args = Args::parse();
+    let beside = std::env::current_exe()?.with_file_name("muster-discovery");
+    let plan = BenchDiscoveryPlan {
+        program: args.program.unwrap_or(beside),
+        work: args.work,
+        clusters: args.clusters,
+        registrations: args.registrations,
+        formations: args.formations,
+        parked: args.parked,
+        concurrency: args.concurrency,
+    };
+    // Each connection needs a file descriptor here and one in the service, which inherits the limit.
+    let most = getrlimit(Resource::Nofile).maximum;
+    setrlimit(Resource::Nofile, Rlimit { current: most, maximum: most })
+        .context("raising the limit of open files")?;
+    let runtime = tokio::runtime::Runtime::new()?;
+    let report = runtime.block_on(run(&plan, |what| eprintln!("{what}")))?;
+    println!("{report}");
+    Ok(())
+}
