@@ -88,9 +88,13 @@ async fn sweep_periodically(app: App, every: Duration) {
         match app.sweep().await {
             Ok(()) => {
                 app.metrics.database_up.set(1);
+                app.store.watch().note_write(false);
             }
             Err(error) => {
                 app.metrics.database_up.set(0);
+                if error.is_without_writes() {
+                    app.store.watch().note_write(true);
+                }
                 tracing::warn!(%error, "can't look after the clusters");
             }
         }

@@ -36,6 +36,8 @@ pub(crate) struct ApiError {
     cause: Option<String>,
     /// Whether a newer program wrote the rows that can't be read.
     is_newer_data: bool,
+    /// Whether the database answers, but takes no writes.
+    is_without_writes: bool,
 }
 
 impl ApiError {
@@ -43,7 +45,13 @@ impl ApiError {
     pub(crate) fn new(code: Code, detail: impl Into<String>, next: impl Into<String>) -> Self {
         let retry_after_seconds = matches!(code.status(), 429 | 503).then_some(RETRY_AFTER_SECONDS);
         let problem = Box::new(Problem::new(code, detail, next));
-        ApiError { problem, retry_after_seconds, cause: None, is_newer_data: false }
+        ApiError {
+            problem,
+            retry_after_seconds,
+            cause: None,
+            is_newer_data: false,
+            is_without_writes: false,
+        }
     }
 
     /// Keeps the messages of `error` and its sources for the log. Only messages are kept, because
@@ -132,6 +140,20 @@ impl ApiError {
         self.is_newer_data
     }
 
+    /// Whether the database answers, but takes no writes.
+    pub(crate) fn is_without_writes(&self) -> bool {
+        self.is_without_writes
+    }
+
+    /// Error for a database that answers, but takes no writes.
+    pub(crate) fn takes_no_writes() -> Self {
+        let detail = "The database takes no writes: its disk is full, or it is a standby.";
+        let next = "Free space on the database's disk, or let the service use the primary.";
+        let mut error = ApiError::new(Code::DatabaseUnavailable, detail, next);
+        error.is_without_writes = true;
+        error
+    }
+
     /// Converts a refusal by the formation state machine.
     pub(crate) fn from_refusal(refusal: &Refusal, lease: Millis) -> Self {
         let mut error = ApiError::new(
@@ -194,6 +216,7 @@ impl From<StoreError> for ApiError {
                 let next = "Wait, and try again.";
                 ApiError::new(Code::DatabaseUnavailable, "The database doesn't answer.", next)
             }
+            StoreError::TakesNoWrites(_) => ApiError::takes_no_writes(),
             StoreError::UniqueViolation { .. } => {
                 let next = "Read it again, and decide anew.";
                 ApiError::new(Code::Conflict, "Somebody else has changed it.", next)

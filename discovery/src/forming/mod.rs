@@ -31,7 +31,7 @@ use crate::error::ApiError;
 use crate::gate::with_timeout;
 use crate::ledger;
 use crate::store::changes::removal_of;
-use crate::store::cluster::{ClusterTransaction, LeafPair, Trust};
+use crate::store::cluster::{ClusterTransaction, LeafPair, RequestDetails, Trust};
 
 pub(crate) use event::ClusterRequest;
 pub(crate) use show::{explanations, poll_response, summary_of};
@@ -73,7 +73,11 @@ impl App {
         cluster: Uuid,
         incoming: ClusterRequest,
     ) -> Result<ClusterReply, ApiError> {
-        with_timeout(self.apply_event(cluster, incoming)).await
+        let applied = with_timeout(self.apply_event(cluster, incoming)).await;
+        if applied.as_ref().is_err_and(ApiError::is_without_writes) {
+            self.store.watch().note_write(true);
+        }
+        applied
     }
 
     async fn apply_event(
@@ -122,7 +126,9 @@ impl App {
         if changed || !changes.is_empty() || matches!(incoming, ClusterRequest::Tick) {
             let next = next_deadline(&transaction.cluster, &self.settings, transaction.now);
             let address = incoming.address();
-            transaction.save(&changes, new_commit.as_ref(), next, address.as_deref()).await?;
+            let revocation = prepared.revocation.as_ref().filter(|_| !refused);
+            let request = RequestDetails { address: address.as_deref(), revocation };
+            transaction.save(&changes, new_commit.as_ref(), next, &request).await?;
         }
         let (delivery, entry) = match &answer {
             Ok(answer) => self.delivery(&mut transaction, answer, asker).await?,

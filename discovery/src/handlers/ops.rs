@@ -27,17 +27,21 @@ pub(crate) async fn livez() -> &'static str {
     "ok\n"
 }
 
-/// Checks that the database answers, because the process can't serve requests without it. Changes
-/// nothing.
+/// Checks that the database answers and took the last write, because the process can't serve requests
+/// otherwise. Changes nothing.
 #[utoipa::path(get, path = "/readyz", tag = "operations",
     responses((status = 200, body = Readiness), (status = 503, body = Problem)))]
 pub(crate) async fn readyz(app: Data<App>) -> Result<HttpResponse, ApiError> {
     let looked = app.store.refresh_generation().await;
-    app.metrics.database_up.set(i64::from(looked.is_ok()));
+    let refuses_writes = app.store.watch().refuses_writes();
+    app.metrics.database_up.set(i64::from(looked.is_ok() && !refuses_writes));
     let generation = looked?;
     if app.draining.is_cancelled() {
         let next = "Use another one.";
         return Err(ApiError::new(Code::Overloaded, "The process is stopping.", next));
+    }
+    if refuses_writes {
+        return Err(ApiError::takes_no_writes());
     }
     let incomplete = || app.store.watch().explain_incomplete(generation.number);
     let detail = generation.explain().or_else(incomplete);

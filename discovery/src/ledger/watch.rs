@@ -42,6 +42,8 @@ pub(crate) struct DatabaseWatch {
     /// Number of consecutive sweeps at which the database had the id of another run of this
     /// process.
     other_run_sweeps: AtomicU32,
+    /// Whether the database refused the last write, although it answers.
+    refuses_writes: AtomicBool,
     /// Becomes true when two processes use copies of one ledger. This process must then stop.
     pub must_stop: watch::Sender<bool>,
     /// Metrics, for counting alarms.
@@ -70,6 +72,7 @@ impl DatabaseWatch {
             run_id: Uuid::now_v7(),
             has_stored_run_id: AtomicBool::new(false),
             other_run_sweeps: AtomicU32::new(0),
+            refuses_writes: AtomicBool::new(false),
             must_stop: watch::channel(false).0,
             metrics,
         }
@@ -89,6 +92,16 @@ impl DatabaseWatch {
             self.must_stop.send_replace(true);
         }
         ends
+    }
+
+    /// Records whether the database refused a write, although it answers.
+    pub(crate) fn note_write(&self, refused: bool) {
+        self.refuses_writes.store(refused, Ordering::Relaxed);
+    }
+
+    /// Whether the database refused the last write, although it answers. Each sweep writes.
+    pub(crate) fn refuses_writes(&self) -> bool {
+        self.refuses_writes.load(Ordering::Relaxed)
     }
 
     /// Makes the next check of the database (`look`) compare the whole ledger, because a

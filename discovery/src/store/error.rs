@@ -8,7 +8,7 @@ use crate::domain::OutOfRange;
 const TRANSIENT_CODES: [&str; 7] = [
     "08",    // connection exceptions
     "40",    // transaction rollback: deadlock, serialisation
-    "53",    // insufficient resources: disk full, too many connections
+    "53",    // insufficient resources: too many connections, no memory
     "57",    // operator intervention: shutdown, statement timeout
     "58",    // system errors
     "55P03", // lock not available
@@ -18,6 +18,8 @@ const TRANSIENT_CODES: [&str; 7] = [
 /// starting.
 const CONNECTION_END_CODES: [&str; 3] = ["57P01", "57P02", "57P03"];
 const UNIQUE_VIOLATION: &str = "23505";
+/// Codes with which a server that answers refuses to write: its disk is full, or it is a standby.
+const NO_WRITES_CODES: [&str; 2] = ["53100", "25006"];
 
 /// Why a store call failed.
 #[derive(Debug, thiserror::Error)]
@@ -25,6 +27,10 @@ pub(crate) enum StoreError {
     /// Postgres is unreachable, slow or full. The response is 503, and a retry may succeed.
     #[error("the database doesn't answer")]
     Unavailable(#[source] sqlx::Error),
+    /// Postgres answers, but writes nothing: its disk is full, or it is a standby. The response is
+    /// 503, and a retry may succeed.
+    #[error("the database takes no writes")]
+    TakesNoWrites(#[source] sqlx::Error),
     /// A unique constraint failed: another row holds the value.
     #[error("`{constraint}` holds such a row already")]
     UniqueViolation { constraint: String },
@@ -99,6 +105,9 @@ impl From<sqlx::Error> for StoreError {
         if code == UNIQUE_VIOLATION {
             let constraint = database.constraint().unwrap_or("a constraint").to_owned();
             return StoreError::UniqueViolation { constraint };
+        }
+        if NO_WRITES_CODES.contains(&&*code) {
+            return StoreError::TakesNoWrites(error);
         }
         match TRANSIENT_CODES.iter().any(|prefix| code.starts_with(prefix)) {
             true => StoreError::Unavailable(error),

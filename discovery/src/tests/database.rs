@@ -90,6 +90,48 @@ async fn no_request_waits_forever_for_a_postgres_that_stops_responding() {
 }
 
 #[tokio::test]
+async fn a_service_whose_database_has_no_space_is_not_ready_until_it_writes_again() {
+    let world = TestInstallation::new().await;
+    let service = world.serve().await;
+    let admin = world.owner(&service);
+    let statement = world.cluster(&admin, "demo", 1).await;
+    let token = world.token(&admin, &statement).await;
+    let agent = TestAgent::new(&world, &service, &statement, &token, 1);
+    let mut connection = world.database.connect().await;
+    sqlx::raw_sql(
+        "CREATE FUNCTION refuse_for_space() RETURNS trigger LANGUAGE plpgsql AS $$
+         BEGIN
+             RAISE EXCEPTION 'could not extend file: No space left on device'
+                 USING ERRCODE = 'disk_full';
+         END $$;
+         CREATE TRIGGER no_space BEFORE INSERT OR UPDATE ON agents
+             FOR EACH ROW EXECUTE FUNCTION refuse_for_space();
+         CREATE TRIGGER no_space BEFORE UPDATE ON processes
+             FOR EACH ROW EXECUTE FUNCTION refuse_for_space()",
+    )
+    .execute(&mut connection)
+    .await
+    .unwrap();
+
+    let refused = agent.redeem().await.unwrap_err();
+    assert_eq!(refused.code(), Some(Code::DatabaseUnavailable), "{refused}");
+    assert!(refused.is_retryable() && refused.to_string().contains("takes no writes"), "{refused}");
+    let (status, body) = get(&world, &service, "/readyz").await;
+    assert_eq!(status, 503, "{body}");
+    assert!(body.contains("its disk is full"), "{body}");
+    assert_eq!(get(&world, &service, "/livez").await.0, 200);
+    admin.show_cluster(statement.cluster).await.expect("reads go on");
+
+    sqlx::raw_sql("DROP TRIGGER no_space ON agents; DROP TRIGGER no_space ON processes")
+        .execute(&mut connection)
+        .await
+        .unwrap();
+    wait_until("ready", async || get(&world, &service, "/readyz").await.0 == 200).await;
+    agent.redeem().await.unwrap();
+    service.stop().await;
+}
+
+#[tokio::test]
 async fn the_error_for_a_dropped_database_names_it_and_the_way_back() {
     let world = TestInstallation::new().await;
     let service = world.serve().await;

@@ -218,3 +218,25 @@ async fn leases_and_lists_stored_an_hour_ahead_still_end_in_time() {
     tokio::time::timeout(WAIT_TIMEOUT, late).await.expect("given up after a second");
     service.stop().await;
 }
+
+#[tokio::test]
+async fn events_tell_with_which_token_a_host_came_and_who_revoked_it() {
+    let world = TestInstallation::new().await;
+    let service = world.serve().await;
+    let admin = world.owner(&service);
+    let statement = world.cluster(&admin, "demo", 3).await;
+    let token = world.token(&admin, &statement).await;
+    TestAgent::new(&world, &service, &statement, &token, 1).redeem().await.unwrap();
+    admin.revoke_grant(token.id()).await.unwrap();
+    let events = service.app().store.events(statement.cluster, 100).await.unwrap();
+    let body = |kind: &str| {
+        let event = events.iter().find(|event| event.kind == kind);
+        event.unwrap_or_else(|| panic!("no event {kind}: {events:?}")).body.0.clone()
+    };
+    let (joined, revoked) = (body("joined"), body("grant_revoked"));
+    assert_eq!(joined["grant"], token.id().to_string(), "{joined}");
+    assert_eq!((&joined["name"], &joined["address"]), (&"node-1".into(), &"127.0.0.1".into()));
+    assert_eq!(revoked["grant"], token.id().to_string(), "{revoked}");
+    assert_eq!(revoked["by"], "owner", "{revoked}");
+    service.stop().await;
+}

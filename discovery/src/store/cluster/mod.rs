@@ -100,6 +100,15 @@ pub(crate) struct Authorities {
 /// Peer certificate and client certificate of a member, in DER.
 pub(crate) type LeafPair = (Vec<u8>, Vec<u8>);
 
+/// Facts about the request that changes a cluster, which its events record.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct RequestDetails<'a> {
+    /// Source address of a redeem.
+    pub address: Option<&'a str>,
+    /// The grant that an admin revokes, and the admin's name.
+    pub revocation: Option<&'a (GrantId, String)>,
+}
+
 /// A decided list, to be stored with the cluster.
 #[derive(Clone, Debug)]
 pub(crate) struct NewCommit {
@@ -324,14 +333,13 @@ impl ClusterTransaction {
         authorities(&mut self.transaction, id).await
     }
 
-    /// Saves the changed rows, their events and the commit, and notifies other processes. `address`
-    /// is the source address of a redeem request.
+    /// Saves the changed rows, their events and the commit, and notifies other processes.
     pub(crate) async fn save(
         &mut self,
         changes: &[ClusterChange],
         commit: Option<&NewCommit>,
         next_deadline: Option<formation::UnixMicros>,
-        address: Option<&str>,
+        request: &RequestDetails<'_>,
     ) -> Result<(), StoreError> {
         let (id, now) = (self.id(), self.now);
         let phases = (self.before.phase, self.cluster.phase);
@@ -343,7 +351,7 @@ impl ClusterTransaction {
             changes.iter().filter(|change| !is_repeated(&self.before, change)).collect();
         let tells = !changes.is_empty();
         let beside =
-            save::SaveContext { next_deadline, now, address, changes: &said, notifies: tells };
+            save::SaveContext { next_deadline, now, request, changes: &said, notifies: tells };
         save::save(&mut self.transaction, &self.before, &self.cluster, &beside).await?;
         if let Some(commit) = commit {
             save::commit(&mut self.transaction, id, now, commit).await?;

@@ -12,7 +12,7 @@ use uuid::Uuid;
 
 use super::super::StoreError;
 use super::load::{MatrixRow, ProbeJson};
-use super::{CHANNEL, NewCommit};
+use super::{CHANNEL, NewCommit, RequestDetails};
 use crate::domain::{describe, number_to_row};
 
 /// SQL that writes rows of the cluster into its tables. `$rows` stands for the rows as JSON, `$1` for
@@ -101,8 +101,8 @@ const EVENTS: WriteParts = &["
 pub(super) struct SaveContext<'a> {
     pub(super) next_deadline: Option<formation::UnixMicros>,
     pub(super) now: formation::UnixMicros,
-    /// Source address of a redeem request, stored with new agents.
-    pub(super) address: Option<&'a str>,
+    /// The request's source address is also stored with new agents.
+    pub(super) request: &'a RequestDetails<'a>,
     /// Changes of the cluster, each of which becomes an event. If `notifies` is set, the other
     /// discovery processes get a notification.
     pub(super) changes: &'a [&'a ClusterChange],
@@ -134,7 +134,7 @@ pub(super) async fn save(
         false => Vec::new(),
     };
     let agents = after.agents.iter().filter(|(key, agent)| before.agents.get(key) != Some(*agent));
-    let agents = agents.map(|(key, agent)| agent_row(after, *key, agent, beside.address));
+    let agents = agents.map(|(key, agent)| agent_row(after, *key, agent, beside.request.address));
     let frozen = after.frozen.as_ref();
     let new_seats = frozen.filter(|_| !same);
     let known = before.frozen.as_ref().filter(|_| same);
@@ -143,7 +143,8 @@ pub(super) async fn save(
         json!({ "key": hex(&key.0), "raft_cluster": format!("{raft_cluster:016x}") })
     });
     let events = beside.changes.iter().map(|change| {
-        let (kind, body) = describe(change);
+        let (kind, mut body) = describe(change);
+        add_details(&mut body, change, after, beside.request);
         json!({ "kind": kind, "body": body.to_string() })
     });
     let tables = [
@@ -181,6 +182,29 @@ fn write_statement(tables: impl Iterator<Item = WriteParts>, notifies: bool) -> 
     match notifies {
         true => format!("{with} SELECT pg_notify('{CHANNEL}', $1::text)"),
         false => format!("{with} SELECT 1"),
+    }
+}
+
+/// Adds to an event's body what an auditor asks next: with which token and from where an agent came,
+/// or who revoked which token.
+fn add_details(
+    body: &mut Value,
+    change: &ClusterChange,
+    after: &Cluster,
+    request: &RequestDetails<'_>,
+) {
+    match change {
+        ClusterChange::Joined { key } => {
+            let record = after.agents.get(key).map(|agent| &agent.record);
+            body["grant"] = json!(record.map(|record| &*record.grant.0));
+            body["name"] = json!(record.map(|record| &record.name));
+            body["address"] = json!(request.address);
+        }
+        ClusterChange::GrantRevoked => {
+            body["grant"] = json!(request.revocation.map(|(grant, _)| grant.to_string()));
+            body["by"] = json!(request.revocation.map(|(_, by)| by));
+        }
+        _ => {}
     }
 }
 
