@@ -35,7 +35,7 @@ clients: release ## etcd's own test suites on muster-node, an hour or more: SUIT
 verify: ## what a reviewer runs: unused dependencies, each crate on its own, the release build's lints, then the tests (with format, lints, docs)
 	@scripts/setup verify
 	$(CARGO) machete
-	for crate in muster-files member-rules muster-jws muster-notify muster-shares muster-tls managed-postgres discovery-types discovery-formation muster-discovery muster-agent node-bbolt node-proto node-consensus node-etcd-wal node-state node-engine node-api muster-node; do \
+	for crate in muster-files member-rules muster-jws muster-notify muster-shares muster-tls managed-postgres muster-simulation discovery-types discovery-formation muster-discovery muster-agent node-bbolt node-proto node-consensus node-etcd-wal node-state node-engine node-api muster-node; do \
 	  $(CARGO) check -p $$crate --locked || exit 1; done
 	$(CARGO) clippy --release --workspace --bins --locked --quiet -- -D warnings
 	@scripts/test

@@ -5,12 +5,10 @@ pub mod bench;
 pub mod bench_discovery;
 pub mod client;
 pub mod demo;
-pub mod explore;
 pub mod fuzz_etcd;
 pub mod harness;
 pub mod histories;
-pub mod model;
 pub mod mutants;
-pub mod rng;
-pub mod sim;
 pub mod stock_etcd;
+
+pub use muster_simulation::{explore, model, rng, sim};

@@ -2,7 +2,7 @@
 //!
 //! API calls use a [`Handle`]. The transport is connected through [`PeerSender`] and [`PeerInbox`].
 //! All decisions are made by types without thread, lock or clock. Threads run these types in
-//! production, and simulated events run them in the simulation (`tests/src/sim`):
+//! production, and simulated events run them in the simulation (`tests/simulation/src/sim`):
 //!
 //! | type | owns | thread |
 //! |---|---|---|

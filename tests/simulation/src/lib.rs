@@ -1,0 +1,7 @@
+//! Test tools that compute instead of running programs: the simulation of the node, the exploration
+//! of the bootstrap protocol, and the plain model of the store.
+
+pub mod explore;
+pub mod model;
+pub mod rng;
+pub mod sim;
