@@ -68,7 +68,7 @@ impl OpenMode {
 /// # Errors
 /// Fails if it is no regular file, has more than one hard link, or belongs to another user.
 pub fn open(path: &Path, how: OpenMode) -> Result<File, Error> {
-    let file = open_any(path, how)?;
+    let file = open_of_any_owner(path, how)?;
     let owner = file.metadata().map_err(Error::io("look at", path))?.uid();
     if owner == effective_user_id() {
         Ok(file)
@@ -77,7 +77,7 @@ pub fn open(path: &Path, how: OpenMode) -> Result<File, Error> {
     }
 }
 
-fn open_any(path: &Path, how: OpenMode) -> Result<File, Error> {
+fn open_of_any_owner(path: &Path, how: OpenMode) -> Result<File, Error> {
     let place = FileLocation::resolve_safely(path)?;
     let file = place.open(how.flags(), Mode::RUSR | Mode::WUSR);
     let file = file.map_err(|source| match Errno::from_io_error(&source) {
@@ -107,7 +107,7 @@ pub fn read_own(path: &Path, max_bytes: u64) -> Result<Option<Vec<u8>>, Error> {
 /// # Errors
 /// Fails if it is no regular file, has more than one hard link, or has more than `max_bytes`.
 pub fn read(path: &Path, max_bytes: u64) -> Result<Option<Vec<u8>>, Error> {
-    read_content(path, open_any(path, OpenMode::Read), max_bytes)
+    read_content(path, open_of_any_owner(path, OpenMode::Read), max_bytes)
 }
 
 /// Opens a file of any owner for reading, to inspect another user's data. Returns `None` if there
@@ -116,7 +116,7 @@ pub fn read(path: &Path, max_bytes: u64) -> Result<Option<Vec<u8>>, Error> {
 /// # Errors
 /// Fails if it is no regular file or has more than one hard link.
 pub fn open_for_inspection(path: &Path) -> Result<Option<File>, Error> {
-    match open_any(path, OpenMode::Read) {
+    match open_of_any_owner(path, OpenMode::Read) {
         Err(Error::Io { source, .. }) if source.kind() == ErrorKind::NotFound => Ok(None),
         opened => opened.map(Some),
     }

@@ -74,11 +74,11 @@ pub struct MemberStanding {
 /// Why a change could cost the quorum.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum QuorumObjection {
-    /// After the change, too few voters would have started.
+    /// The change would leave too few started voters.
     NotEnoughStarted {
-        /// Number of voters that would have started.
+        /// Number of started voters after the change.
         started: usize,
-        /// Number of voters that have to have started.
+        /// Number of started voters that the change needs.
         needed: usize,
     },
     /// Too few voters are healthy for the change.

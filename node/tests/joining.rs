@@ -27,7 +27,7 @@ use node_proto::etcdserverpb::MemberAddRequest;
 const VALUES: usize = 12;
 const VALUE_BYTES: usize = 1 << 20;
 /// Number of bytes that the relay forwards on a limited connection.
-const CONNECTION_LIMIT: u64 = 4 << 20;
+const RELAYED_BYTES_LIMIT: u64 = 4 << 20;
 
 /// A proxy in front of a member's peer port. It forwards a limited number of bytes to the dialling
 /// side, and then breaks or stalls the connection.
@@ -144,7 +144,7 @@ async fn an_interrupted_state_transfer_is_an_error_and_the_next_start_repeats_it
     let root = tempfile::tempdir().unwrap();
     let mut cluster = cluster(root.path()).await;
     let mut new = cluster.newcomer(root.path()).await;
-    cluster.relay.limit_connections(CONNECTION_LIMIT, true);
+    cluster.relay.limit_connections(RELAYED_BYTES_LIMIT, true);
     new.start();
     assert_eq!(new.exit_code(), Some(1), "{}", new.log());
     let why = "cannot fetch the cluster's state from any member: ";
@@ -158,7 +158,7 @@ async fn a_newcomer_that_is_stopped_while_it_fetches_the_state_exits_at_once_wit
     let root = tempfile::tempdir().unwrap();
     let mut cluster = cluster(root.path()).await;
     let mut new = cluster.newcomer(root.path()).await;
-    cluster.relay.limit_connections(CONNECTION_LIMIT, false);
+    cluster.relay.limit_connections(RELAYED_BYTES_LIMIT, false);
     new.start();
     let ended = Arc::clone(&cluster.relay.ended);
     eventually("the stream stalls", || ended.load(SeqCst) > 0);

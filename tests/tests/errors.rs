@@ -266,7 +266,7 @@ fn every_path_that_is_left_out_exists() -> Result<()> {
 }
 
 #[test]
-fn error_texts_are_read_in_the_chapters_notation() {
+fn error_texts_are_read_in_the_notation_of_the_manual() {
     let source = r##"
         #[error("the `file` {} has version {found}, \
                  this program knows {known}")]

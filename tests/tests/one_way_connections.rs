@@ -109,7 +109,7 @@ impl OneWayCluster {
     async fn check_snapshot_catch_up(&mut self, away: usize, other: usize) -> Result<()> {
         self.nodes[away].kill();
         for _ in 0..WRITES {
-            self.write_long(other, VALUE_BYTES).await?;
+            self.write_value_of_size(other, VALUE_BYTES).await?;
         }
         self.nodes[away].start()?;
         self.nodes[away].wait_ready(LIMIT)?;
@@ -156,12 +156,12 @@ impl OneWayCluster {
     }
 
     async fn write(&self, host: usize) -> Result<()> {
-        self.write_long(host, 1).await
+        self.write_value_of_size(host, 1).await
     }
 
     /// Writes a value of `bytes` bytes through this member. Repeats the write until it is
     /// acknowledged.
-    async fn write_long(&self, host: usize, bytes: usize) -> Result<()> {
+    async fn write_value_of_size(&self, host: usize, bytes: usize) -> Result<()> {
         let value = vec![7; bytes];
         let start = Instant::now();
         loop {

@@ -326,7 +326,7 @@ fn table(survivors: &[Survivor]) -> String {
             one.sight.state.clone(),
             number(log.map(|log| log.last_term.to_string())),
             number(log.map(|log| log.last_index.to_string())),
-            number(revision(&one.sight)),
+            number(format_revision(&one.sight)),
             number(one.sight.name.clone()),
         ]);
     }
@@ -349,11 +349,11 @@ fn table(survivors: &[Survivor]) -> String {
     lines.join("\n")
 }
 
-/// Returns the store's revision. `+N entries` is appended if stock etcd made the data, and its log
+/// Formats the store's revision. `+N entries` is appended if stock etcd made the data, and its log
 /// has N entries that it has not applied to the store yet.
-fn revision(sight: &DirectoryReport) -> Option<String> {
-    let (store, log) = (sight.store.as_ref()?, sight.log.as_ref()?);
-    let behind = match sight.maker {
+fn format_revision(report: &DirectoryReport) -> Option<String> {
+    let (store, log) = (report.store.as_ref()?, report.log.as_ref()?);
+    let behind = match report.maker {
         Maker::Etcd => log.last_index.saturating_sub(store.applied),
         Maker::MusterNode => 0,
     };

@@ -1,4 +1,4 @@
-//! A machine for tests, with given answers.
+//! A machine for tests, whose facts and addresses the test sets.
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};
@@ -6,7 +6,7 @@ use std::net::{IpAddr, SocketAddr};
 use super::Host;
 use discovery_formation::MachineIdentity;
 
-/// A machine with given answers.
+/// A machine for tests. Its facts, its address and its taken addresses are set by the test.
 #[derive(Clone, Debug)]
 pub(crate) struct FakeHost {
     /// The answer of `facts`.

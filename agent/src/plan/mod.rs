@@ -258,11 +258,11 @@ pub(crate) enum PlanStep {
 pub(crate) enum PlanObjection {
     /// Too few voters answer for a quorum.
     NoQuorum(VoterCounts),
-    /// After the change, too few of the voters would have started.
+    /// The change would leave too few started voters.
     NotStarted {
-        /// Number of voters that would have started.
+        /// Number of started voters after the change.
         started: usize,
-        /// Number of voters that must have started.
+        /// Number of started voters that the change needs.
         needed: usize,
         /// Voters that have not started.
         who: Vec<String>,

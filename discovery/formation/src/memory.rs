@@ -174,7 +174,8 @@ pub enum DatabaseDifference {
         /// Number of decisions that were found now.
         is: u64,
     },
-    /// The database has another decision at a number that was copied into the ledger.
+    /// A decision in the database differs from the decision of the same number that was copied into
+    /// the ledger.
     History {
         /// Number of the decision that differs.
         at: u64,

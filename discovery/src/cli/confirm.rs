@@ -5,14 +5,14 @@ use super::printer::Printer;
 
 /// An act that can't be undone, or that only an owner can undo for a limited time.
 pub(super) struct IrreversibleAct<'a> {
-    /// Sentences that describe what the act ends.
+    /// Sentences that describe the consequences of the act.
     pub(super) consequences: Vec<String>,
     /// Word that has to be typed as confirmation: the name or id of what is ended.
     pub(super) name: &'a str,
 }
 
 impl IrreversibleAct<'_> {
-    /// Prints what the act ends. Succeeds if `yes` is true or a person types the name. Without
+    /// Prints the act's consequences. Succeeds if `yes` is true or a person types the name. Without
     /// `yes` and without a terminal it fails, because nobody can be asked.
     pub(super) fn confirm(&self, yes: bool, printer: &mut Printer) -> Result<(), CliError> {
         for sentence in &self.consequences {

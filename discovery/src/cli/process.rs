@@ -74,7 +74,7 @@ fn describe_loss(list: &ProcessList, id: Uuid) -> Result<String, CliError> {
 
 /// Formats the number of commits in a process's ledger. In a restored database the number can be
 /// too low.
-fn commits(process: &ProcessView) -> String {
+fn format_commit_count(process: &ProcessView) -> String {
     match process.missing {
         true => format!("{} or more", process.ledger_entries),
         false => process.ledger_entries.to_string(),
@@ -115,7 +115,7 @@ fn show(printer: &mut Printer, list: &ProcessList) -> Result<(), CliError> {
             [
                 process.id.to_string(),
                 state(process, now_ms),
-                commits(process),
+                format_commit_count(process),
                 time(process.first_seen_ms),
                 time(process.last_seen_ms),
             ]

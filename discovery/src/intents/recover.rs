@@ -131,7 +131,8 @@ fn describe_contest(lineage: &Lineage, number: usize, other: &str) -> String {
     )
 }
 
-/// Returns the id of the Raft cluster that a verified statement made.
+/// Returns the id of the Raft cluster of the recovery that a verified statement reports, or "-" if
+/// the statement can't be read.
 fn other_raft_cluster(jws: &Jws) -> String {
     let claims: Result<Recovery, _> = jws.claims_unverified(JwsType::Recovery);
     claims.map_or_else(|_| "-".to_owned(), |recovery| recovery.is.cluster_id)

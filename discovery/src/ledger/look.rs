@@ -146,8 +146,10 @@ async fn look_once(
     let counts = occasion == Occasion::Sweep || !watch.has_stored_run_id.load(Ordering::Relaxed);
     seen.beat = update_own_row(connection, ledger, watch.run_id, counts).await?.unsigned_abs();
     if counts || fill != CopyScope::NewDecisions {
-        // The row was written before the ledger. If the row is behind the ledger, the database was
-        // set back. If the row is one sweep ahead, the process was killed between the two writes.
+        // `update_own_row` has written the sweep count to the process's row; now the ledger stores
+        // the same count. So if a later look finds that the row's count is lower than the ledger's,
+        // the database was set back. If the row's is higher by one, the process was killed between
+        // the two writes.
         ledger.record_position(seen).await.map_err(failed)?;
     }
     watch.has_stored_run_id.store(true, Ordering::Relaxed);
@@ -174,7 +176,8 @@ enum Completion {
     /// The ledger holds all decisions that the database has. If the generation is settled (lists
     /// may be committed), the database also contradicts no entry of the ledger.
     Complete,
-    /// The look reached the limit of its [`Occasion`] before it had read everything.
+    /// The look ended before it had read everything, because its [`Occasion`] limits how much it
+    /// may read.
     Incomplete,
     /// The ledger contradicts the database. A new generation has begun.
     Contradicted,

@@ -228,8 +228,8 @@ async fn the_first_commit_of_a_cluster_stays_and_gets_its_document_later() {
     ledger.ensure_commit(commit(bare, AA)).await.unwrap();
     assert!(ledger.commit_with_document(bare).is_some());
     assert_eq!(ledger.commits(), 2);
-    // A second fill from the first decision doesn't move the mark of the last copied decision back.
-    // A new generation starts with an empty mark.
+    // If decisions are copied once more from the first one on, `last_copied` doesn't go back. In a
+    // new generation it begins at the start again.
     ledger.append_copied(copied(1, &[])).await.unwrap();
     assert_eq!(ledger.known().unwrap().last_copied.number, 4);
     ledger.record_position(DatabasePosition { generation: 2, ..seen(1) }).await.unwrap();

@@ -168,7 +168,8 @@ async fn form_and_run(world: &TestInstallation, service: &RunningService, name: 
 #[tokio::test]
 async fn no_request_reads_more_rows_if_there_are_more_clusters() {
     let world = TestInstallation::new().await;
-    // The first start makes the tables, the second one the ledger, which takes every decision.
+    // The first start makes the tables, which `fill` needs. On the second start, the ledger copies
+    // all decisions that `fill` inserted.
     let service = world.serve().await;
     let admin = world.owner(&service);
     let statement = world.cluster(&admin, "real", 1).await;

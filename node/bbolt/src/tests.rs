@@ -72,8 +72,8 @@ fn written_buckets_are_read_again() {
     assert_eq!(read(&file(&Vec::new())).unwrap(), Vec::new());
 }
 
-/// Pages that hold two keys each make a high tree. Each number of leaves fills the last branch of
-/// each level differently.
+/// The keys are so long that a page holds only two, which makes the tree high. The test goes
+/// through many numbers of entries, because each number fills the last branches differently.
 #[test]
 fn a_high_tree_has_no_branch_with_a_single_child() {
     for entries in 1..70 {
@@ -158,7 +158,8 @@ fn trailing_bytes_are_ignored_and_a_truncated_file_is_refused() {
 struct CraftedFile(Vec<u8>);
 
 impl CraftedFile {
-    /// Makes a file with a branch over leaves (the second-to-last page) and a root (the last page).
+    /// Makes a file whose second-to-last page is a branch over leaves, and whose last page is a
+    /// root.
     fn new() -> Self {
         Self(file(&vec![bucket("b", 1_000, 100)]))
     }

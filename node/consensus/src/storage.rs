@@ -304,7 +304,7 @@ mod tests {
     use crate::convert::entry_from_raft;
 
     /// Returns an entry as it comes from a peer: its few bytes are a slice of a larger buffer.
-    fn sliced(index: u64) -> (Entry, Bytes) {
+    fn entry_in_large_buffer(index: u64) -> (Entry, Bytes) {
         let buffer = Bytes::from(vec![7; 8192]);
         (Entry { index, term: 1, kind: EntryKind::Normal, data: buffer.slice(100..116) }, buffer)
     }
@@ -335,12 +335,12 @@ mod tests {
 
     #[test]
     fn a_cached_entry_keeps_only_its_own_bytes_in_memory() {
-        let (first, buffer) = sliced(1);
+        let (first, buffer) = entry_in_large_buffer(1);
         let mut initial = InitialState { entries: vec![first], ..InitialState::default() };
         initial.terms.push(1, 1);
         let mut view = LogView::new(&initial, 1 << 20);
         drop(initial);
-        let (second, other) = sliced(2);
+        let (second, other) = entry_in_large_buffer(2);
         view.append(&[entry_to_raft(&second)]);
         drop(second);
         assert!(buffer.is_unique() && other.is_unique());
@@ -351,7 +351,7 @@ mod tests {
     fn the_cache_is_limited_by_the_memory_of_its_entries() {
         let mut view = LogView::new(&InitialState::default(), 100_000);
         for index in 1..=10_000 {
-            view.append(&[entry_to_raft(&sliced(index).0)]);
+            view.append(&[entry_to_raft(&entry_in_large_buffer(index).0)]);
             view.evict(index);
         }
         // Memory of an empty entry, with the least that an allocator adds.

@@ -66,10 +66,11 @@ pub(super) enum DataCommand {
         /// Accept that data which only the other members had is lost.
         #[arg(long, required = true)]
         i_accept_data_loss: bool,
-        /// For an etcd's directory: the etcd that made it.
+        /// Only for a data directory that etcd made: the etcd of the release that made it.
         #[arg(long, value_name = "PATH", requires = "etcdutl")]
         etcd: Option<PathBuf>,
-        /// For an etcd's directory: the etcdutl of that etcd; for 3.4, the etcdctl.
+        /// Only for a data directory that etcd made: the etcdutl of the same release as --etcd. For
+        /// etcd 3.4, its etcdctl.
         #[arg(long, value_name = "PATH", requires = "etcd")]
         etcdutl: Option<PathBuf>,
         /// Print one JSON document.

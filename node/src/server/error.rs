@@ -138,7 +138,7 @@ impl ServerError {
         }
     }
 
-    /// Whether only a different command line helps.
+    /// Whether the command line is wrong, so that only another command line can solve the problem.
     #[must_use]
     pub fn is_usage(&self) -> bool {
         matches!(

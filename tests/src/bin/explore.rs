@@ -17,9 +17,9 @@ use muster_tests::explore::{
 };
 use serde_json::{Value, json};
 
-/// Random walks get one part in this many of the time, if the bounds were not exhausted.
+/// If the exploration is cut short, random walks get at most the total time divided by this.
 const WALK_TIME_DIVISOR: u32 = 12;
-/// The ladder gets at most one part in this many of the time.
+/// The ladder gets at most the total time divided by this.
 const LADDER_TIME_DIVISOR: u32 = 2;
 
 /// Explores the production code of both state machines.
@@ -101,7 +101,7 @@ struct ExploreArguments {
     /// Switch off the reductions that treat states or steps as equal, to compare.
     #[arg(long)]
     unreduced: bool,
-    /// Play the fault-free run from one in this many states; 0 for none.
+    /// Play one fault-free run for this many states; 0 for none.
     #[arg(long, default_value_t = 256)]
     roads: u64,
     /// Stop after this many minutes. If the exploration was cut short, the last twelfth of them is

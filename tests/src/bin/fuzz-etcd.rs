@@ -23,7 +23,8 @@ struct Args {
     /// Number of requests to send.
     #[arg(long, default_value_t = 20_000)]
     requests: u64,
-    /// Replay this seed, for one run of all requests [default: from the clock].
+    /// Seed to replay; all requests are then one run [default: taken from the clock, and the
+    /// requests are split into several runs].
     #[arg(long)]
     seed: Option<u64>,
     /// Subject of the requests [default: each subject in turn, one run after another].

@@ -210,7 +210,7 @@ impl Shell {
     fn apply_event(&mut self, what: &str, args: &[&str]) -> Result<String, BoxedError> {
         match (what, args) {
             // `cluster NAME...`: starts a new cluster of these members.
-            ("cluster", names) => self.cluster(names),
+            ("cluster", names) => self.start_cluster(names),
             // `stop NAME`: ends a member with SIGTERM, as an init system would.
             ("stop", [name]) => {
                 self.node(name)?.stop(LIMIT)?;
@@ -246,7 +246,7 @@ impl Shell {
         }
     }
 
-    fn cluster(&mut self, names: &[&str]) -> Result<String, BoxedError> {
+    fn start_cluster(&mut self, names: &[&str]) -> Result<String, BoxedError> {
         let mut initial = Vec::new();
         for name in names {
             initial.push(format!("{name}={}", nodes::peer_url(&self.host(name)?)));

@@ -191,7 +191,7 @@ fn at_loopback(host: u8) -> Arc<AgentRecord> {
 }
 
 #[test]
-fn s5_refuses_a_second_list_in_an_epoch_and_any_list_of_a_released_epoch() {
+fn rule_s5_refuses_a_second_list_in_an_epoch_and_any_list_of_a_released_epoch() {
     let mut agent = signed();
     assert_eq!(nacked(&offered(&mut agent, offer(1, &[1, 2, 4]))).as_deref(), Some("OldEpoch"));
     let mut agent = joined(1);
@@ -202,7 +202,7 @@ fn s5_refuses_a_second_list_in_an_epoch_and_any_list_of_a_released_epoch() {
 }
 
 #[test]
-fn s5_signs_the_same_list_again_until_it_is_released() {
+fn rule_s5_signs_the_same_list_again_until_it_is_released() {
     let mut agent = signed();
     let mut again = Agent::new(agent.journal.clone().with_next_boot(), 2);
     let output = offered(&mut again, offer(1, &[1, 2, 3]));
@@ -216,7 +216,7 @@ fn s5_signs_the_same_list_again_until_it_is_released() {
 }
 
 #[test]
-fn s6_a_second_list_waits_for_the_releases_of_the_first() {
+fn rule_s6_a_second_list_waits_for_the_releases_of_the_first() {
     let mut agent = signed();
     let output = offered(&mut agent, offer(2, &[1, 4, 5]));
     assert_eq!(output.actions[0], AgentAction::SignRelease { epoch: 1 });
@@ -243,7 +243,7 @@ fn s6_a_second_list_waits_for_the_releases_of_the_first() {
 }
 
 #[test]
-fn s6_a_lower_release_does_not_replace_a_higher_one() {
+fn rule_s6_a_lower_release_does_not_replace_a_higher_one() {
     let mut agent = signed();
     let _ = agent.step(&RULES, AgentEvent::ReleaseSeen { key: key(2), epoch: 1 });
     let _ = agent.step(&RULES, AgentEvent::ReleaseSeen { key: key(3), epoch: 5 });
@@ -262,7 +262,7 @@ fn s6_a_lower_release_does_not_replace_a_higher_one() {
 }
 
 #[test]
-fn s6_the_list_is_refused_if_releases_are_missing_at_the_time_limit() {
+fn rule_s6_the_list_is_refused_if_releases_are_missing_at_the_time_limit() {
     let mut agent = signed();
     let _ = offered(&mut agent, offer(2, &[1, 4, 5]));
     let output = agent.step(&RULES, AgentEvent::ReleaseTimeout { epoch: 2 });

@@ -122,7 +122,8 @@ pub struct Applicant {
     pub failed_lists: u32,
     /// End of the agent's backoff: no list with it is frozen before then.
     pub backoff_until: UnixMicros,
-    /// Newest release of the agent, kept and served as long as the cluster is forming.
+    /// The agent's signed [`Release`] of the highest epoch. Kept and served as long as the cluster
+    /// is forming.
     pub release: Option<Release>,
 }
 

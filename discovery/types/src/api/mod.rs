@@ -47,8 +47,8 @@
 //! | `GET /v1/clusters/{id}/export` | – | [`ClusterExport`] |
 //! | `POST /v1/clusters/{id}/adopt` | [`AdoptRequest`] | [`ClusterSummary`] |
 //!
-//! Requests with unknown members are refused. Responses may get new members later, so their unknown
-//! members are ignored.
+//! Requests with unknown fields are refused. Responses may get new fields later, so clients ignore
+//! fields that they don't know.
 
 mod access;
 mod clusters;

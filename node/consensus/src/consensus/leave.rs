@@ -20,7 +20,8 @@ impl Consensus {
         !self.members.contains(self.member) && !self.stays_after_removal
     }
 
-    /// Records the term and commit index as this member's own, if it is the leader.
+    /// If this member is the leader, records its term as `last_led_term`, and its commit index as
+    /// `own_commit`, the highest index that it found to be committed as leader.
     pub(super) fn record_own_commit(&mut self) {
         let raft = &self.raw.raft;
         if raft.state == StateRole::Leader {

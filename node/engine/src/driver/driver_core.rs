@@ -9,9 +9,9 @@
 //! 2. the store replaces its content;
 //! 3. the log is emptied, and begins after the snapshot.
 //!
-//! Batches that consensus produces during the install wait until the store has replaced its
-//! content. So if a store is ahead of its log after a crash, either it holds that snapshot, or the
-//! log lost data.
+//! While the install is under way, batches that consensus produces wait until the store has
+//! replaced its content. So if a store is ahead of its log after a crash, either the store holds
+//! the received snapshot, or the log lost data.
 
 mod install;
 

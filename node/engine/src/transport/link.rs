@@ -254,7 +254,7 @@ impl LinkTask<'_> {
     /// members, if they have changed.
     fn put_ping(&self, buffer: &mut BytesMut, carrier: Option<&mut Carrier<'_>>) {
         frame::put(buffer, FrameKind::Ping, &[]);
-        self.peer.with_liveness(self.number, |vitals| vitals.record_ping(Instant::now()));
+        self.peer.with_liveness(self.number, |liveness| liveness.record_ping(Instant::now()));
         let Some(Carrier { sent_promises: told, sent_member_list: counted, .. }) = carrier else {
             return;
         };
@@ -362,7 +362,8 @@ impl LinkTask<'_> {
 
     fn handle_pong(&self) {
         let now = Instant::now();
-        let took = self.peer.with_liveness(self.number, |vitals| vitals.record_pong(now)).flatten();
+        let took =
+            self.peer.with_liveness(self.number, |liveness| liveness.record_pong(now)).flatten();
         took.iter().for_each(|took| self.peer.traffic.round_trips.record(*took));
     }
 

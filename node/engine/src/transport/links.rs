@@ -85,12 +85,12 @@ impl Links {
                 older.for_each(|link| link.cancellation.cancel());
             }
         }
-        let vitals = ProcessLiveness::of(run);
+        let liveness = ProcessLiveness::of(run);
         let link = LinkState {
             opener,
             is_two_way: false,
             is_carrier: false,
-            liveness: vitals,
+            liveness,
             cancellation: ends,
         };
         self.links.insert(number, link);
@@ -105,7 +105,8 @@ impl Links {
         self.update_reachability(false, now)
     }
 
-    /// Makes a stream the carrier.
+    /// Makes a stream the carrier: from now on, everything that this member sends to the peer goes
+    /// over this stream.
     pub(super) fn make_carrier(&mut self, number: u64) {
         if let Some(link) = self.links.get_mut(&number) {
             link.is_carrier = true;

@@ -20,7 +20,8 @@ pub(super) struct ProcessLiveness {
     asked: VecDeque<Instant>,
     /// Time at which the last answered ping was sent.
     answered: Option<Instant>,
-    /// Run number of the newcomer, and the time at which it first appeared.
+    /// Run number of a second process that claims to be the same member (the newcomer), and the
+    /// time at which that process first appeared.
     newcomer: Option<(u64, Instant)>,
 }
 
@@ -67,30 +68,30 @@ mod tests {
     fn a_newcomer_is_refused_while_the_earlier_process_may_live() {
         let start = Instant::now();
         let at = |seconds| start + Duration::from_secs(seconds);
-        let mut vitals = ProcessLiveness::of(1);
-        vitals.record_ping(at(1));
-        vitals.record_ping(at(2));
-        assert_eq!(vitals.refusal_of(2, at(3)), Some(StreamRefusal::AnotherProcess));
-        assert_eq!(vitals.record_pong(at(3)), Some(Duration::from_secs(2)));
-        assert_eq!(vitals.record_pong(at(3)), Some(Duration::from_secs(1)));
+        let mut liveness = ProcessLiveness::of(1);
+        liveness.record_ping(at(1));
+        liveness.record_ping(at(2));
+        assert_eq!(liveness.refusal_of(2, at(3)), Some(StreamRefusal::AnotherProcess));
+        assert_eq!(liveness.record_pong(at(3)), Some(Duration::from_secs(2)));
+        assert_eq!(liveness.record_pong(at(3)), Some(Duration::from_secs(1)));
         assert_eq!(
-            vitals.refusal_of(2, at(4)),
+            liveness.refusal_of(2, at(4)),
             Some(StreamRefusal::AnotherProcess),
             "it may have died since"
         );
-        assert_eq!(vitals.refusal_of(1, at(4)), None, "a reconnect");
-        vitals.record_ping(at(5));
-        assert_eq!(vitals.refusal_of(2, at(6)), Some(StreamRefusal::AnotherProcess));
-        vitals.record_pong(at(6));
-        assert_eq!(vitals.refusal_of(2, at(6)), Some(StreamRefusal::Boot));
+        assert_eq!(liveness.refusal_of(1, at(4)), None, "a reconnect");
+        liveness.record_ping(at(5));
+        assert_eq!(liveness.refusal_of(2, at(6)), Some(StreamRefusal::AnotherProcess));
+        liveness.record_pong(at(6));
+        assert_eq!(liveness.refusal_of(2, at(6)), Some(StreamRefusal::Boot));
         assert_eq!(
-            vitals.refusal_of(3, at(6)),
+            liveness.refusal_of(3, at(6)),
             Some(StreamRefusal::AnotherProcess),
             "one after the other"
         );
-        assert_eq!(vitals.record_pong(at(7)), None);
+        assert_eq!(liveness.record_pong(at(7)), None);
         assert_eq!(
-            vitals.refusal_of(3, at(7)),
+            liveness.refusal_of(3, at(7)),
             Some(StreamRefusal::AnotherProcess),
             "nothing was asked"
         );

@@ -179,8 +179,8 @@ pub(super) fn send(
         };
         transfer.end(&result);
         let _ = answered.send(result);
-        // Dropping the channel wakes a writer that waits for room, and the writer then finds the
-        // answer.
+        // Dropping the channel wakes a writer that waits for room in it. The writer then reads the
+        // result that was sent above.
         drop(pieces);
     };
     (writer, task)

@@ -40,7 +40,7 @@ pub enum Response {
     AuthChanged(Option<ResponseHeader>),
     /// A user who authenticated with a password got a token.
     TokenAssigned {
-        /// Header with the store's revision at the entry.
+        /// Header with the store's revision when the log entry was applied.
         header: Option<ResponseHeader>,
         /// Index of the entry, which is part of the token.
         index: u64,

@@ -74,21 +74,21 @@ fn change(words: &str) -> AuthOperation {
     }
 }
 
-fn said(state: &mut AuthState, words: &str) -> Result<RevokedTokens, AuthError> {
+fn apply_words(state: &mut AuthState, words: &str) -> Result<RevokedTokens, AuthError> {
     state.change(AuthChange { change: Some(change(words)) })
 }
 
-fn with(all: &[&str]) -> AuthState {
+fn state_with(all: &[&str]) -> AuthState {
     let mut state = AuthState::default();
     for words in all {
-        said(&mut state, words).unwrap_or_else(|why| panic!("{words}: {why}"));
+        apply_words(&mut state, words).unwrap_or_else(|why| panic!("{words}: {why}"));
     }
     state
 }
 
 /// Creates three users: `root`, `some` who may do little, and `none` who may do nothing.
-fn three() -> AuthState {
-    with(&[
+fn state_with_three_users() -> AuthState {
+    state_with(&[
         "user root r",
         "role root",
         "give root root",
@@ -104,7 +104,7 @@ fn three() -> AuthState {
     ])
 }
 
-fn by(state: &AuthState, name: &str) -> Caller {
+fn caller(state: &AuthState, name: &str) -> Caller {
     Caller::User { name: name.into(), revision: state.revision() }
 }
 
@@ -195,7 +195,7 @@ fn changes_are_made_or_refused_as_in_etcd() {
     ];
     for (words, expected, revision) in steps {
         let before = state.clone();
-        let done = said(&mut state, words);
+        let done = apply_words(&mut state, words);
         assert_eq!((done.clone(), state.revision()), (expected, revision), "{words}");
         if done.is_err() {
             assert_eq!(state, before, "{words}");
@@ -209,27 +209,27 @@ fn changes_are_made_or_refused_as_in_etcd() {
 
 #[test]
 fn the_user_root_cannot_lose_the_role_root_while_authentication_is_enabled() {
-    let mut state = three();
+    let mut state = state_with_three_users();
     for words in ["give root little", "give some root", "take root little", "take some root"] {
-        assert_eq!(said(&mut state, words), Ok(RevokedTokens::NoUser), "{words}");
+        assert_eq!(apply_words(&mut state, words), Ok(RevokedTokens::NoUser), "{words}");
     }
-    assert_eq!(said(&mut state, "take root root"), Err(AuthError::InvalidManagement));
+    assert_eq!(apply_words(&mut state, "take root root"), Err(AuthError::InvalidManagement));
 }
 
 #[test]
 fn a_user_added_without_a_password_stays_without_one() {
-    let mut state = with(&["certified host", "user u p"]);
+    let mut state = state_with(&["certified host", "user u p"]);
     for (words, hash) in [("password host q", None), ("password u q", Some(bytes("q")))] {
         let name = words.split(' ').nth(1).unwrap();
-        assert_eq!(said(&mut state, words), Ok(RevokedTokens::User(name.to_owned())));
+        assert_eq!(apply_words(&mut state, words), Ok(RevokedTokens::User(name.to_owned())));
         assert_eq!(state.user(name).unwrap().hash(), hash.as_ref(), "{words}");
     }
 }
 
 #[test]
 fn a_permission_replaces_another_one_of_the_same_range() {
-    let mut state = with(&["role r", "read r k", "read r k..z", "write r a"]);
-    said(&mut state, "write r k..z").unwrap();
+    let mut state = state_with(&["role r", "read r k", "read r k..z", "write r a"]);
+    apply_words(&mut state, "write r k..z").unwrap();
     let shown: Vec<_> = state
         .role_permissions("r")
         .unwrap()
@@ -241,8 +241,8 @@ fn a_permission_replaces_another_one_of_the_same_range() {
 
 #[test]
 fn rows_restore_the_whole_state_and_invalid_rows_are_refused() {
-    let mut state = three();
-    said(&mut state, "certified host").unwrap();
+    let mut state = state_with_three_users();
+    apply_words(&mut state, "certified host").unwrap();
     let users: Vec<_> = state.user_rows().map(|(_, row)| row).collect();
     let roles: Vec<_> = state.role_rows().map(|(_, row)| row).collect();
     let again = AuthState::from_rows(true, state.revision(), users.clone(), roles.clone());
@@ -260,21 +260,21 @@ fn rows_restore_the_whole_state_and_invalid_rows_are_refused() {
 fn the_size_of_users_and_roles_is_limited() {
     let mut state = AuthState::default();
     let long = "x".repeat(MAX_BYTES / 2);
-    said(&mut state, &format!("role {long}")).unwrap();
-    said(&mut state, "user u p").unwrap();
-    assert_eq!(said(&mut state, &format!("read {long} {long}")), Err(AuthError::TooLarge));
-    assert_eq!(said(&mut state, &format!("give u {long}")), Err(AuthError::TooLarge));
-    said(&mut state, &format!("role y{long}")).unwrap_err();
-    said(&mut state, &format!("no-role {long}")).unwrap();
-    said(&mut state, &format!("role y{long}")).unwrap();
-    said(&mut state, &format!("no-role y{long}")).unwrap();
-    said(&mut state, "no-user u").unwrap();
+    apply_words(&mut state, &format!("role {long}")).unwrap();
+    apply_words(&mut state, "user u p").unwrap();
+    assert_eq!(apply_words(&mut state, &format!("read {long} {long}")), Err(AuthError::TooLarge));
+    assert_eq!(apply_words(&mut state, &format!("give u {long}")), Err(AuthError::TooLarge));
+    apply_words(&mut state, &format!("role y{long}")).unwrap_err();
+    apply_words(&mut state, &format!("no-role {long}")).unwrap();
+    apply_words(&mut state, &format!("role y{long}")).unwrap();
+    apply_words(&mut state, &format!("no-role y{long}")).unwrap();
+    apply_words(&mut state, "no-user u").unwrap();
     assert_eq!(state.bytes, 0);
 }
 
 #[test]
 fn without_authentication_everybody_may_do_everything() {
-    let state = with(&["user root r", "give root root"]);
+    let state = state_with(&["user root r", "give root root"]);
     for access in [
         RequestedAccess::RootRole,
         RequestedAccess::AnyUser,
@@ -288,7 +288,7 @@ fn without_authentication_everybody_may_do_everything() {
 #[test]
 fn whether_an_access_is_allowed_depends_on_the_caller() {
     use AuthError::{Denied, OldRevision, UserEmpty, UserNotFound};
-    let state = three();
+    let state = state_with_three_users();
     let (read, write) = (range("a", ""), put("w"));
     let old = Caller::User { name: "some".into(), revision: state.revision() - 1 };
     let old_root = Caller::User { name: "root".into(), revision: state.revision() - 1 };
@@ -301,10 +301,10 @@ fn whether_an_access_is_allowed_depends_on_the_caller() {
     let expected: [(Caller, [Result<(), AuthError>; 4]); 8] = [
         (Caller::Unauthenticated, [Err(UserEmpty); 4]),
         (Caller::Member, [Ok(()); 4]),
-        (by(&state, "root"), [Ok(()); 4]),
-        (by(&state, "some"), [Ok(()), Ok(()), Ok(()), Err(Denied)]),
-        (by(&state, "none"), [Err(Denied), Err(Denied), Ok(()), Err(Denied)]),
-        (by(&state, "gone"), [Err(Denied), Err(Denied), Ok(()), Err(UserNotFound)]),
+        (caller(&state, "root"), [Ok(()); 4]),
+        (caller(&state, "some"), [Ok(()), Ok(()), Ok(()), Err(Denied)]),
+        (caller(&state, "none"), [Err(Denied), Err(Denied), Ok(()), Err(Denied)]),
+        (caller(&state, "gone"), [Err(Denied), Err(Denied), Ok(()), Err(UserNotFound)]),
         (old, [Err(OldRevision), Err(OldRevision), Ok(()), Err(Denied)]),
         (old_root, [Err(OldRevision), Err(OldRevision), Ok(()), Ok(())]),
     ];
@@ -320,8 +320,8 @@ fn whether_an_access_is_allowed_depends_on_the_caller() {
 
 #[test]
 fn keys_can_be_read_and_written_as_far_as_roles_permit() {
-    let state = three();
-    let some = by(&state, "some");
+    let state = state_with_three_users();
+    let some = caller(&state, "some");
     let ranges = [
         ("a", "", true),
         ("a", "c", true),
@@ -354,10 +354,11 @@ fn keys_can_be_read_and_written_as_far_as_roles_permit() {
 
 #[test]
 fn changing_a_role_changes_the_permissions_of_its_users() {
-    let mut state = three();
+    let mut state = state_with_three_users();
     let asked = put("k");
-    let allowed =
-        |state: &AuthState| may(state, &by(state, "some"), RequestedAccess::Put(&asked)).is_ok();
+    let allowed = |state: &AuthState| {
+        may(state, &caller(state, "some"), RequestedAccess::Put(&asked)).is_ok()
+    };
     for (words, after) in [
         ("write little k", true),
         ("read little k", false),
@@ -369,15 +370,15 @@ fn changing_a_role_changes_the_permissions_of_its_users() {
         ("no-role little", false),
         ("role little", false),
     ] {
-        said(&mut state, words).unwrap();
+        apply_words(&mut state, words).unwrap();
         assert_eq!(allowed(&state), after, "{words}");
     }
 }
 
 #[test]
 fn returning_the_previous_value_needs_read_permission() {
-    let state = three();
-    let some = by(&state, "some");
+    let state = state_with_three_users();
+    let some = caller(&state, "some");
     for (key, allowed) in [("w", false), ("b", true)] {
         let put = PutRequest { prev_kv: true, ..put(key) };
         let delete = DeleteRangeRequest { prev_kv: true, ..delete(key, "") };
@@ -391,18 +392,18 @@ fn returning_the_previous_value_needs_read_permission() {
     // Returning the deleted values of a range needs read permission for all of it.
     let root = ["user root r", "give root root"];
     let role = ["role r", "write r a..d", "read r a..c", "user some s", "give some r", "enable"];
-    let state = with(&[&root[..], &role].concat());
+    let state = state_with(&[&root[..], &role].concat());
     for (end, allowed) in [("c", true), ("d", false)] {
         let delete = DeleteRangeRequest { prev_kv: true, ..delete("a", end) };
-        let done = may(&state, &by(&state, "some"), RequestedAccess::DeleteRange(&delete));
+        let done = may(&state, &caller(&state, "some"), RequestedAccess::DeleteRange(&delete));
         assert_eq!(done.is_ok(), allowed, "a..{end}");
     }
 }
 
 #[test]
 fn a_forbidden_operation_at_any_depth_makes_a_transaction_forbidden() {
-    let state = three();
-    let some = by(&state, "some");
+    let state = state_with_three_users();
+    let some = caller(&state, "some");
     let with_previous = PutRequest { prev_kv: true, ..put("w") };
     let deleted = DeleteRangeRequest { prev_kv: true, ..delete("w", "") };
     let forbidden = [
@@ -419,7 +420,7 @@ fn a_forbidden_operation_at_any_depth_makes_a_transaction_forbidden() {
             let hidden = buried(operation.clone(), depth);
             let done = may(&state, &some, RequestedAccess::Txn(&hidden));
             assert_eq!(done, Err(AuthError::Denied), "{depth} {operation:?}");
-            assert_eq!(may(&state, &by(&state, "root"), RequestedAccess::Txn(&hidden)), Ok(()));
+            assert_eq!(may(&state, &caller(&state, "root"), RequestedAccess::Txn(&hidden)), Ok(()));
             assert_eq!(
                 may(&state, &Caller::Unauthenticated, RequestedAccess::Txn(&hidden)),
                 Err(AuthError::UserEmpty)
@@ -453,8 +454,8 @@ fn a_forbidden_operation_at_any_depth_makes_a_transaction_forbidden() {
 
 #[test]
 fn using_a_lease_needs_permission_for_its_attached_keys() {
-    let state = three();
-    let (some, root) = (by(&state, "some"), by(&state, "root"));
+    let state = state_with_three_users();
+    let (some, root) = (caller(&state, "some"), caller(&state, "root"));
     let mut leases = LeaseTable::default();
     for (id, keys) in [(1, ["w", "b"].as_slice()), (2, &["w", "a"]), (3, &[]), (4, &["r", "b"])] {
         leases.restore(Lease { id, ttl: 10, remaining_ttl: 0, grant_index: 1 });
@@ -502,12 +503,12 @@ fn using_a_lease_needs_permission_for_its_attached_keys() {
 
 #[test]
 fn each_lease_of_a_transaction_is_checked() {
-    let (state, mut leases) = (three(), LeaseTable::default());
+    let (state, mut leases) = (state_with_three_users(), LeaseTable::default());
     for (id, key) in [(1, "w"), (2, "other")] {
         leases.restore(Lease { id, ttl: 10, remaining_ttl: 0, grant_index: 1 });
         leases.attach(key.as_bytes(), id);
     }
-    let some = by(&state, "some");
+    let some = caller(&state, "some");
     let attached = |id| Request::RequestPut(PutRequest { lease: id, ..put("w") });
     let asked = |ids: &[i64]| {
         let txn = txn(ids.iter().map(|id| attached(*id)).collect());
@@ -520,8 +521,8 @@ fn each_lease_of_a_transaction_is_checked() {
 
 #[test]
 fn listing_leases_needs_read_permission_for_all_attached_keys() {
-    let state = three();
-    let some = by(&state, "some");
+    let state = state_with_three_users();
+    let some = caller(&state, "some");
     for (keys, allowed) in [(["r", "a"], true), (["r", "w"], false), (["b", "x"], false)] {
         let mut leases = LeaseTable::default();
         for (id, key) in (1..).zip(keys) {
@@ -535,8 +536,8 @@ fn listing_leases_needs_read_permission_for_all_attached_keys() {
 
 #[test]
 fn users_can_get_themselves_and_their_own_roles() {
-    let state = three();
-    let (some, none) = (by(&state, "some"), by(&state, "none"));
+    let state = state_with_three_users();
+    let (some, none) = (caller(&state, "some"), caller(&state, "none"));
     assert_eq!(may(&state, &some, RequestedAccess::UserGet("some")), Ok(()));
     assert_eq!(may(&state, &some, RequestedAccess::UserGet("none")), Err(AuthError::Denied));
     assert_eq!(may(&state, &some, RequestedAccess::RoleGet("little")), Ok(()));
@@ -546,7 +547,7 @@ fn users_can_get_themselves_and_their_own_roles() {
         may(&state, &Caller::Unauthenticated, RequestedAccess::UserGet("")),
         Err(AuthError::UserEmpty)
     );
-    let root = by(&state, "root");
+    let root = caller(&state, "root");
     for access in [
         RequestedAccess::UserGet("some"),
         RequestedAccess::UserGet("who"),
@@ -558,7 +559,7 @@ fn users_can_get_themselves_and_their_own_roles() {
 
 #[test]
 fn the_role_root_has_permission_for_all_keys() {
-    let state = three();
+    let state = state_with_three_users();
     let all = state.role_permissions("root").unwrap();
     assert_eq!((all.len(), &all[0].key[..], &all[0].range_end[..]), (1, &b""[..], &b"\0"[..]));
     assert_eq!(state.role_permissions("nobody"), None);
@@ -569,6 +570,6 @@ fn the_role_root_has_permission_for_all_keys() {
 
 #[test]
 fn the_debug_output_of_users_shows_no_hash() {
-    let shown = format!("{:?}", with(&["user u canary"]));
+    let shown = format!("{:?}", state_with(&["user u canary"]));
     assert!(shown.contains("\"u\"") && !shown.contains("canary"), "{shown}");
 }

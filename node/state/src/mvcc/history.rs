@@ -76,7 +76,8 @@ impl NewestChange {
     }
 }
 
-/// Changes before the newest one, oldest first. Many keys have just one, which needs no list.
+/// Changes before the newest one, oldest first. Many keys have just one such older change. It is
+/// stored without a list.
 #[derive(Debug, PartialEq, Eq)]
 enum OlderChanges {
     One(ChangeStamp),

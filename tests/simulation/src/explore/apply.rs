@@ -69,7 +69,7 @@ fn take_pending_steps(
                     hosts::make_log(system, config, at)?;
                 }
                 AgentMode::Running if host.running_list.is_some() && !has_run(system, at) => {
-                    hosts::see_log(system, config, at)?;
+                    hosts::notice_node_log(system, config, at)?;
                 }
                 _ => break,
             }
@@ -120,7 +120,7 @@ fn apply_in_place(
         SystemAction::SeeDocument(at, h) => hosts::see_document(system, config, *at, *h)?,
         SystemAction::AdvanceAgent(at) => hosts::advance_agent(system, config, *at)?,
         SystemAction::MakeLog(at) => hosts::make_log(system, config, *at)?,
-        SystemAction::SeeLog(at) => hosts::see_log(system, config, *at)?,
+        SystemAction::SeeLog(at) => hosts::notice_node_log(system, config, *at)?,
         SystemAction::Report(at) => {
             if let Some(key) = journal_of(system, *at).map(|journal| journal.key) {
                 // The production code also derives the Raft cluster id from the list.

@@ -135,8 +135,9 @@ impl DatabaseState {
         }
     }
 
-    /// Returns what process `at`, which remembers `summary`, sees on a new connection. If the
-    /// environment has no identities or counters, they look unchanged.
+    /// Returns what process `at`, which remembers `summary`, sees on a new connection. If
+    /// `environment` has no database identity, all databases look like the same one. A counter
+    /// (sweeps, ledger entries) that `environment` doesn't have looks as `summary` remembers it.
     #[must_use]
     pub fn observe(
         &self,

@@ -47,7 +47,8 @@ pub(super) fn walk(
 fn walk_from(system: &SystemState, config: &ExplorationConfig) -> Result<(), PropertyViolation> {
     let mut state = system.clone();
     state.followed_host = None;
-    // The clock is right during the run, but times that it stored while it was ahead remain.
+    // The service's clock is right during the run. Times that the service stored while the clock
+    // was ahead remain.
     state.is_ahead = false;
     // When the run begins, every message under way has arrived or been lost, and every transaction
     // has ended.

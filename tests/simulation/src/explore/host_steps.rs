@@ -313,7 +313,7 @@ pub(super) fn make_log(
 }
 
 /// Tells the agent that its node has a log.
-pub(super) fn see_log(
+pub(super) fn notice_node_log(
     system: &mut SystemState,
     config: &ExplorationConfig,
     at: usize,

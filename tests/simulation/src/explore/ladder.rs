@@ -178,11 +178,13 @@ fn link_clock_and_ledger_configs() -> Vec<ExplorationConfig> {
 
 const BOTH_METHODS: &[RestoreMethod] = &[RestoreMethod::Dump, RestoreMethod::InPlace];
 
-/// Returns a configuration with three seats and no ledgers.
+/// Returns a configuration with three seats and no ledgers, in which only property 3 is checked: no
+/// two lists that share a host both get a majority.
 ///
-/// Two seats would show nothing. A majority of two is both hosts, so two lists that share a host
-/// can't both get a majority. With three seats, two majorities of lists that share a host need five
-/// keys. Those are the keys of five hosts, or of four if one is re-imaged.
+/// With two seats nothing could be found, because a majority is both hosts, and no host starts with
+/// both lists. With three seats, two hosts can start with the first list, and the third can be in a
+/// second list with two other keys. Those are five keys: of five hosts, or of four if one host is
+/// re-imaged and so has two keys.
 fn config_without_ledger(
     name: &'static str,
     hosts: usize,

@@ -23,7 +23,8 @@ impl Network {
         alone || self.cut.contains(&(from, to))
     }
 
-    /// Splits the members in two, in both directions or in one, or cuts a single link.
+    /// Cuts the links between two groups of members, or a single link. The cut is in both
+    /// directions or in one only.
     pub(super) fn partition(&mut self, rng: &mut Rng, members: u64) {
         self.cut.clear();
         let one_way = rng.chance(300);

@@ -38,7 +38,8 @@ impl Simulation {
         }
         if self.is_client_satisfied(client) {
             if self.api_server_index(client).is_some() {
-                // An API server may still have to list one of its copies again.
+                // An API server may later have to list the prefix of one of its copies
+                // (`PrefixCopy`) again, so its requests go on.
                 self.schedule_next_request(client);
             }
             return Ok(());

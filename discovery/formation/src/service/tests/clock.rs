@@ -63,7 +63,7 @@ fn redeem_late(host: u8) -> ClusterEvent {
 }
 
 #[test]
-fn a_passed_deadline_counts_once_the_clock_has_run_evenly() {
+fn a_passed_deadline_counts_only_after_the_clock_has_run_evenly() {
     let mut service = Service::joined(3, &[1]);
     let day = 86_400;
     service.pass_seconds(day);

@@ -55,8 +55,8 @@ pub(super) struct MissedDeliveries {
     pub(super) progress: bool,
 }
 
-/// Record that a watcher was detached. All its events of revisions below `next` are in the
-/// subscriber's queue already.
+/// A watcher that was detached. All its events of revisions below `next` are already in the
+/// subscriber's queue.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct LaggingWatcher {
     pub(super) token: WatcherId,

@@ -25,7 +25,8 @@ pub struct Monotone {
 }
 
 impl Monotone {
-    /// Checks a member's state after a step of process `generation`.
+    /// Checks a member's state after a step of its process. `generation` tells the processes of one
+    /// member apart.
     pub fn observe(
         &mut self,
         member: u64,
