@@ -62,7 +62,7 @@ pub(crate) struct ServiceMetrics {
     pub generation: Gauge,
     /// Number of commits in this process's ledger.
     pub ledger_entries: Gauge,
-    /// 1 if the database answered the last query, otherwise 0.
+    /// 1 if the database answered the last query and took the last write, otherwise 0.
     pub database_up: Gauge,
 }
 
@@ -99,7 +99,11 @@ impl Default for ServiceMetrics {
             m.generation.clone(),
         );
         registry.register("ledger_entries", "Commits in the ledger", m.ledger_entries.clone());
-        registry.register("database_up", "1 if the database answers", m.database_up.clone());
+        registry.register(
+            "database_up",
+            "1 if the database answers and takes writes",
+            m.database_up.clone(),
+        );
         for kind in ALARMS {
             // Start at zero. Otherwise the first alarm would be a new series, and `rate()` would
             // not see it.
