@@ -56,7 +56,7 @@ const SUMMARY_COUNTS: &str = "
         AND NOT EXISTS (SELECT 1 FROM removed_members m
             WHERE m.cluster_id = c.id AND m.member_id = r.member_id)) AS heard";
 
-/// Which clusters to list.
+/// Filter of the list of clusters.
 #[derive(Clone, Debug)]
 pub(crate) struct ClusterFilter<'a> {
     /// Name of the clusters.

@@ -69,7 +69,7 @@ pub struct BenchDiscoveryPlan {
 /// Figures with one number of clusters in the database.
 #[derive(Clone, Debug)]
 pub struct FillFigures {
-    /// Number of clusters.
+    /// Number of clusters in the database during these measurements.
     pub clusters: u64,
     /// Time from the start until a new ledger held all decisions.
     pub ledger_fill: Duration,

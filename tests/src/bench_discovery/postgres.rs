@@ -12,7 +12,7 @@ use crate::bench::process::{cpu_of, cpu_of_ended_children};
 
 /// SQL that makes clusters.
 const FILL: &str = include_str!("../../../discovery/src/tests/fill.sql");
-/// Table for [`TRANSACTION`].
+/// SQL that makes the table which [`TRANSACTION`] reads and writes.
 const PREPARE: &str = "
 DROP TABLE IF EXISTS bench_rows;
 CREATE TABLE bench_rows (id int PRIMARY KEY, value bigint NOT NULL, text text NOT NULL);

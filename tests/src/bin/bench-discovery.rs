@@ -11,7 +11,7 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 /// Measures the discovery service: CPU time for each kind of request, with few and with many clusters.
 #[derive(Debug, Parser)]
 #[command(name = "bench-discovery")]
-struct Args {
+struct BenchDiscoveryArgs {
     /// Numbers of clusters in the database, in ascending order.
     #[arg(long, value_delimiter = ',', default_values_t = [1_000, 100_000, 1_000_000])]
     clusters: Vec<u64>,
@@ -46,7 +46,7 @@ fn main() -> ExitCode {
 }
 
 fn bench() -> Result<()> {
-    let args = Args::parse();
+    let args = BenchDiscoveryArgs::parse();
     let beside = std::env::current_exe()?.with_file_name("muster-discovery");
     let plan = BenchDiscoveryPlan {
         program: args.program.unwrap_or(beside),

@@ -215,7 +215,7 @@ impl From<ClusterStates> for String {
 pub struct ClusterList {
     /// Clusters that fit the query, newest first.
     pub clusters: Vec<ClusterSummary>,
-    /// Where the next page begins, for `after`. None on the last page.
+    /// Position at which the next page begins, for `after`. None on the last page.
     #[serde(default)]
     pub next: Option<String>,
 }

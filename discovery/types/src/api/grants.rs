@@ -54,9 +54,9 @@ pub struct GrantQuery {
 /// Answer of `GET /v1/grants` and `GET /v1/clusters/{id}/grants`: one page of the list.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct GrantList {
-    /// Grants, newest first.
+    /// Grants of this page, newest first.
     pub grants: Vec<GrantView>,
-    /// Where the next page begins, for `after`. None on the last page.
+    /// Position at which the next page begins, for `after`. None on the last page.
     #[serde(default)]
     pub next: Option<String>,
 }
