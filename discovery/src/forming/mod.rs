@@ -116,17 +116,13 @@ impl App {
             Some(h) => Some(self.build_commit(&mut transaction, h, shown).await?),
             None => None,
         };
-        if !refused {
-            let (statement, revocation) = (&prepared.statement, &prepared.revocation);
-            transaction
-                .add_statement_and_revocation(statement.as_ref(), revocation.as_ref())
-                .await?;
-        }
+        let statement = prepared.statement.as_ref().filter(|_| !refused);
+        let revocation = prepared.revocation.as_ref().filter(|_| !refused);
+        transaction.add_statement_and_revocation(statement, revocation).await?;
         // A tick is saved even without changes: that corrects the cluster's next deadline.
         if changed || !changes.is_empty() || matches!(incoming, ClusterRequest::Tick) {
             let next = next_deadline(&transaction.cluster, &self.settings, transaction.now);
             let address = incoming.address();
-            let revocation = prepared.revocation.as_ref().filter(|_| !refused);
             let request = RequestDetails { address: address.as_deref(), revocation };
             transaction.save(&changes, new_commit.as_ref(), next, &request).await?;
         }

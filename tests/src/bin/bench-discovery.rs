@@ -1,5 +1,6 @@
 //! `make bench-discovery`: measures what requests cost the discovery service and its Postgres.
 
+use std::io::Write as _;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -15,10 +16,10 @@ struct BenchDiscoveryArgs {
     /// Numbers of clusters in the database, in ascending order.
     #[arg(long, value_delimiter = ',', default_values_t = [1_000, 100_000, 1_000_000])]
     clusters: Vec<u64>,
-    /// Registrations to measure.
+    /// Number of registrations to measure, each with a new connection.
     #[arg(long, default_value_t = 2_000)]
     registrations: usize,
-    /// Clusters to form.
+    /// Number of clusters of three members to form.
     #[arg(long, default_value_t = 200)]
     formations: usize,
     /// Polls that wait at a time; 0: none.
@@ -39,7 +40,7 @@ fn main() -> ExitCode {
     match bench() {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("bench-discovery: {error:#}");
+            let _ = writeln!(std::io::stderr(), "bench-discovery: {error:#}");
             ExitCode::FAILURE
         }
     }
@@ -62,7 +63,8 @@ fn bench() -> Result<()> {
     setrlimit(Resource::Nofile, Rlimit { current: most, maximum: most })
         .context("raising the limit of open files")?;
     let runtime = tokio::runtime::Runtime::new()?;
-    let report = runtime.block_on(run(&plan, |what| eprintln!("{what}")))?;
-    println!("{report}");
+    let print = |what: &str| drop(writeln!(std::io::stderr(), "{what}"));
+    let report = runtime.block_on(run(&plan, print))?;
+    writeln!(std::io::stdout(), "{report}")?;
     Ok(())
 }
