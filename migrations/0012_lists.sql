@@ -3,6 +3,9 @@
 -- The newest clusters in one state. A list of several states merges those of each.
 CREATE INDEX clusters_by_phase ON clusters (phase, created_us, id);
 
+-- Forming clusters that wait until the database is settled; mostly none.
+CREATE INDEX clusters_unsettled ON clusters (created_us, id) WHERE unsettled;
+
 -- The newest tokens, of all clusters and of one.
 CREATE INDEX grants_by_age ON grants (stored_us, id);
 DROP INDEX grants_by_cluster;
@@ -16,5 +19,5 @@ CREATE OR REPLACE FUNCTION is_whole() RETURNS boolean LANGUAGE sql STABLE AS $$
         + (SELECT count(*) FROM pg_trigger t JOIN pg_class c ON c.oid = t.tgrelid
             WHERE c.relnamespace = current_schema()::regnamespace
                 AND NOT t.tgisinternal AND t.tgenabled <> 'D')
-        >= 134
+        >= 135
 $$;

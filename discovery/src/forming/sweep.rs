@@ -8,6 +8,7 @@ use super::ClusterRequest;
 use crate::app::App;
 use crate::error::ApiError;
 use crate::ledger::Occasion;
+use crate::store::clusters::FormingPosition;
 
 /// Number of failed clusters at which a sweep ends. The next sweep does the rest.
 const STUCK_MAX: usize = 1_000;
@@ -39,11 +40,12 @@ impl App {
     /// Applies a tick to each cluster that is still marked as unsettled, after the database was
     /// settled. If that fails for a cluster, its next request clears the mark.
     pub(crate) async fn settle_clusters(&self) -> Result<(), ApiError> {
-        let mut after = Uuid::nil();
+        let mut position = FormingPosition::START;
         loop {
-            let batch = self.store.unsettled_clusters(after).await?;
-            let Some(last) = batch.last() else { return Ok(()) };
-            after = *last;
+            let batch = self.store.unsettled_clusters(&mut position).await?;
+            if batch.is_empty() {
+                return Ok(());
+            }
             self.tick_clusters(batch).await;
         }
     }
@@ -51,11 +53,12 @@ impl App {
     /// Applies a tick to every forming cluster after the database's clock was set back. Each
     /// cluster's stored next deadline comes from the clock that was ahead, so it is too late.
     async fn tick_forming_clusters(&self) -> Result<(), ApiError> {
-        let mut after = Uuid::nil();
+        let mut position = FormingPosition::START;
         loop {
-            let batch = self.store.forming_clusters(after).await?;
-            let Some(last) = batch.last() else { return Ok(()) };
-            after = *last;
+            let batch = self.store.forming_clusters(&mut position).await?;
+            if batch.is_empty() {
+                return Ok(());
+            }
             self.tick_clusters(batch).await;
         }
     }

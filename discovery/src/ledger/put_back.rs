@@ -21,6 +21,7 @@ use crate::error::ApiError;
 use crate::forming::ClusterRequest;
 use crate::store::StoreError;
 use crate::store::cluster::AuthorityRow;
+use crate::store::clusters::FormingPosition;
 
 /// Maximum number of ledger entries that one query looks up.
 pub(super) const BATCH: usize = 1_000;
@@ -282,11 +283,12 @@ impl App {
 
     async fn abandon_forming_clusters(&self, by: &str) -> Result<Vec<Uuid>, ApiError> {
         let mut abandoned = Vec::new();
-        let mut after = Uuid::nil();
+        let mut position = FormingPosition::START;
         loop {
-            let batch = self.store.forming_clusters(after).await?;
-            let Some(last) = batch.last() else { return Ok(abandoned) };
-            after = *last;
+            let batch = self.store.forming_clusters(&mut position).await?;
+            if batch.is_empty() {
+                return Ok(abandoned);
+            }
             for cluster in batch {
                 let event = ClusterRequest::DatabaseAccepted { by: by.to_owned() };
                 match self.apply(cluster, event).await {

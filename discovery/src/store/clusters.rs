@@ -75,6 +75,19 @@ fn silent_after_us() -> UnixMicros {
     UnixMicros::try_from(SILENT_AFTER.as_micros()).unwrap_or(UnixMicros::MAX)
 }
 
+/// Position in the list of forming clusters, oldest first.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct FormingPosition {
+    created_us: UnixMicros,
+    id: Uuid,
+}
+
+impl FormingPosition {
+    /// Position before the oldest cluster.
+    pub(crate) const START: FormingPosition =
+        FormingPosition { created_us: UnixMicros::MIN, id: Uuid::nil() };
+}
+
 /// Source address and grant of an agent.
 #[derive(Clone, Debug, sqlx::FromRow)]
 pub(crate) struct Origin {
@@ -378,37 +391,48 @@ impl Store {
         Ok(rows)
     }
 
-    /// Returns a batch of clusters that are still forming, with ids above `after`.
-    pub(crate) async fn forming_clusters(&self, after: Uuid) -> Result<Vec<Uuid>, StoreError> {
-        let rows = sqlx::query_scalar(
-            "(SELECT id FROM clusters WHERE phase = 'open' AND id > $1 ORDER BY id LIMIT $2)
-             UNION ALL
-             (SELECT id FROM clusters WHERE phase = 'preparing' AND id > $1 ORDER BY id LIMIT $2)
-             ORDER BY id LIMIT $2",
-        )
-        .bind(after)
-        .bind(SWEEP_BATCH)
-        .fetch_all(&mut *self.acquire().await?)
-        .await?;
-        Ok(rows)
+    /// Returns a batch of clusters that are still forming: those after the position, which moves to
+    /// the last of them. An empty batch ends the list.
+    pub(crate) async fn forming_clusters(
+        &self,
+        position: &mut FormingPosition,
+    ) -> Result<Vec<Uuid>, StoreError> {
+        self.forming_clusters_where("true", position).await
     }
 
-    /// Returns a batch of clusters that can't proceed before the database is settled, with ids
-    /// above `after`.
-    pub(crate) async fn unsettled_clusters(&self, after: Uuid) -> Result<Vec<Uuid>, StoreError> {
-        let rows = sqlx::query_scalar(
-            "(SELECT id FROM clusters WHERE phase = 'open' AND unsettled AND id > $1
-              ORDER BY id LIMIT $2)
-             UNION ALL
-             (SELECT id FROM clusters WHERE phase = 'preparing' AND unsettled AND id > $1
-              ORDER BY id LIMIT $2)
-             ORDER BY id LIMIT $2",
-        )
-        .bind(after)
-        .bind(SWEEP_BATCH)
-        .fetch_all(&mut *self.acquire().await?)
-        .await?;
-        Ok(rows)
+    /// Returns a batch as [`Store::forming_clusters`] does, of clusters that can't proceed before the
+    /// database is settled.
+    pub(crate) async fn unsettled_clusters(
+        &self,
+        position: &mut FormingPosition,
+    ) -> Result<Vec<Uuid>, StoreError> {
+        self.forming_clusters_where("unsettled", position).await
+    }
+
+    /// Reads the index `clusters_by_phase` in its order, once for each phase.
+    async fn forming_clusters_where(
+        &self,
+        condition: &'static str,
+        position: &mut FormingPosition,
+    ) -> Result<Vec<Uuid>, StoreError> {
+        let branch = |phase: &str| {
+            format!(
+                "(SELECT created_us, id FROM clusters
+                  WHERE phase = '{phase}' AND (created_us, id) > ($1, $2) AND {condition}
+                  ORDER BY created_us, id LIMIT {SWEEP_BATCH})"
+            )
+        };
+        let branches = [branch("open"), branch("preparing")].join(" UNION ALL ");
+        let sql = format!("{branches} ORDER BY created_us, id LIMIT {SWEEP_BATCH}");
+        let rows: Vec<(UnixMicros, Uuid)> = sqlx::query_as(sqlx::AssertSqlSafe(sql))
+            .bind(position.created_us)
+            .bind(position.id)
+            .fetch_all(&mut *self.acquire().await?)
+            .await?;
+        if let Some((created_us, id)) = rows.last() {
+            *position = FormingPosition { created_us: *created_us, id: *id };
+        }
+        Ok(rows.into_iter().map(|(_, id)| id).collect())
     }
 
     /// Deletes expired drafts and expired assertions.

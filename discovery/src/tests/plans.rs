@@ -9,12 +9,15 @@ use serde_json::Value;
 use super::agent::{TestAgent, form};
 use super::support::{TestDatabase, TestInstallation, socket};
 use crate::server::{RunningService, start};
+use crate::store::clusters::FormingPosition;
 
 /// Number of clusters in the database, of which a statement must not read all.
 const CLUSTERS: usize = 20_000;
 /// Maximum number of rows that a step of a plan may read. A page of a list has [`PAGE`] clusters
 /// with three members each.
 const MAX_ROWS: f64 = 500.0;
+/// Part of the statement with which a ledger copies decisions.
+const COPY: &str = "FROM decisions d, generation g WHERE d.number > $1";
 /// Number of items on a page.
 const PAGE: u16 = 50;
 /// Number of times that each request is made. Postgres may choose another plan after five.
@@ -99,7 +102,12 @@ fn assert_short_plans() {
     let plans = logged_plans();
     let mut found = Vec::new();
     for plan in &plans {
-        find_long_steps(plan["Query Text"].as_str().unwrap(), &plan["Plan"], &mut found);
+        let query = plan["Query Text"].as_str().unwrap();
+        // A ledger copies all decisions in batches. No request does.
+        if query.contains(COPY) {
+            continue;
+        }
+        find_long_steps(query, &plan["Plan"], &mut found);
     }
     assert!(plans.len() > 10 * REPEATS, "{} plans", plans.len());
     assert!(found.is_empty(), "{}", found.join("\n\n"));
@@ -183,6 +191,12 @@ async fn no_request_reads_more_rows_if_there_are_more_clusters() {
     log_plans(&world.database).await;
     let service = start(world.args("ledger")).await.unwrap();
     list_everything(&world, &service).await;
+    let store = &service.app().store;
+    let (mut forming, mut unsettled) = (FormingPosition::START, FormingPosition::START);
+    for _ in 0..REPEATS {
+        assert!(!store.forming_clusters(&mut forming).await.unwrap().is_empty());
+        assert!(store.unsettled_clusters(&mut unsettled).await.unwrap().is_empty());
+    }
     for number in 0..REPEATS {
         form_and_run(&world, &service, &format!("real-{number}")).await;
     }
