@@ -174,12 +174,10 @@ pub(crate) async fn list(
     let limit = page_limit(query.limit)?;
     let states = query.state.as_ref().map_or(&ClusterState::ALL[..], ClusterStates::as_slice);
     let phases: Vec<&str> = states.iter().map(|state| state.as_str()).collect();
-    let created_before = ListPosition::start(Uuid::nil());
-    let created_before = match query.created_before_ms {
-        Some(ms) => ListPosition { at_us: micros(ms), ..created_before },
-        None => created_before,
-    };
-    let after = parse_position::<Uuid>(query.after.as_deref(), created_before)?;
+    let start = ListPosition::start(Uuid::nil());
+    let created_before = query.created_before_ms.map_or(start.at_us, micros);
+    let after = parse_position::<Uuid>(query.after.as_deref(), start.clone())?
+        .min(ListPosition { at_us: created_before, ..start });
     let filter = ClusterFilter {
         name: query.name.as_ref().map(Name::as_str),
         phases: &phases,

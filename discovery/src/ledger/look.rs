@@ -5,8 +5,8 @@ use std::sync::atomic::Ordering;
 
 use discovery_formation::Hash;
 use discovery_formation::memory::{
-    CopyScope, DatabaseDifference, DatabaseIdentity, HistoryPosition, ObservedDatabase, ProcessRow,
-    StoredGeneration, compare, is_running_elsewhere,
+    CopyScope, DatabaseDifference, DatabaseIdentity, HistoryPosition, LedgerSummary,
+    ObservedDatabase, ProcessRow, StoredGeneration, compare, is_running_elsewhere,
 };
 use sqlx::{Connection, PgConnection};
 use uuid::Uuid;
@@ -289,7 +289,7 @@ struct DatabaseLook<'a> {
     server: &'a PostgresServer,
     ledger: &'a Ledger,
     watch: &'a DatabaseWatch,
-    memory: discovery_formation::memory::LedgerSummary,
+    memory: LedgerSummary,
 }
 
 /// Error with which this process stops if another one uses a copy of its ledger.
@@ -371,8 +371,27 @@ impl DatabaseLook<'_> {
         if !row.is_whole {
             return Err(sqlx::Error::Configuration(HALF_LOADED.into()));
         }
-        let verdict = compare(&self.memory, &self.database(&row)?).map_err(MismatchReason::Differs);
+        let database = self.database(&row)?;
+        let mut verdict = compare(&self.memory, &database);
+        if verdict == Ok(CopyScope::IncompleteLedger) {
+            verdict = compare(&self.memory_after(&row), &database);
+        }
+        let verdict = verdict.map_err(MismatchReason::Differs);
         Ok((verdict, row))
+    }
+
+    /// Returns what the ledger holds now that `row` was read. Another connection can have added
+    /// commits or sweeps to the ledger and to this process's row since the look began. A ledger that
+    /// was set back still holds less than the row says.
+    fn memory_after(&self, row: &DatabaseRow) -> LedgerSummary {
+        let now = self.ledger.memory();
+        let mut memory = LedgerSummary { entries: now.entries, ..self.memory };
+        if let (Some(known), Some(now)) = (&mut memory.database, now.database) {
+            // A sweep that the ledger recorded after the row was read isn't in the row.
+            let in_row = row.beat.map_or(known.sweeps, i64::unsigned_abs);
+            known.sweeps = now.sweeps.min(in_row).max(known.sweeps);
+        }
+        memory
     }
 
     /// Returns the database's identity and position, to be recorded in the ledger.

@@ -36,7 +36,7 @@ pub(crate) type UnixMicros = i64;
 
 /// Position in a list that is ordered by time and id, newest first: that of an item, whose
 /// successors follow.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct ListPosition {
     /// Time of the item.
     pub at_us: UnixMicros,

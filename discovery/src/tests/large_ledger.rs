@@ -8,9 +8,10 @@ use discovery_types::problem::Code;
 use sqlx::postgres::PgConnectOptions;
 
 use super::agent::TestAgent;
+use super::past::alarms;
 use super::support::{TestDatabase, TestInstallation, get, wait_for_value, wait_until};
 use crate::keydir::KeyDirectory;
-use crate::ledger::{LOOK_LIMIT, Ledger};
+use crate::ledger::{Authority, Commit, LOOK_LIMIT, Ledger, Occasion};
 use crate::metrics::ServiceMetrics;
 use crate::server::{RunningService, ServeArgs, start};
 use crate::store::{PoolSettings, connect};
@@ -175,4 +176,45 @@ async fn a_process_that_lacks_many_decisions_copies_them_before_it_freezes_a_lis
     assert!(seen.proposal.is_some());
     assert_eq!(store.ledger().commits() as i64, SEVERAL_DECISIONS);
     one.stop().await;
+}
+
+/// A look reads the ledger before the database. The commit that another connection records between
+/// the two is in the process's row, but not in what the look has read of the ledger.
+#[tokio::test]
+async fn a_commit_during_a_look_does_not_make_the_ledger_seem_set_back() {
+    let world = TestInstallation::new().await;
+    let service = start(args_without_sweeps(&world)).await.unwrap();
+    wait_for_sweep(&service).await;
+    let store = service.app().store.clone();
+    let mut other = world.database.connect().await;
+    sqlx::raw_sql("BEGIN; LOCK TABLE processes IN ACCESS EXCLUSIVE MODE")
+        .execute(&mut other)
+        .await
+        .unwrap();
+    let looking = store.clone();
+    let look = tokio::spawn(async move { looking.look_at_database(Occasion::Doubt).await });
+    wait_until("the look waits for the lock", async || {
+        let waits = "SELECT EXISTS (SELECT 1 FROM pg_locks
+                     WHERE NOT granted AND relation = 'processes'::regclass)";
+        sqlx::query_scalar(waits).fetch_one(&mut other).await.unwrap()
+    })
+    .await;
+    let authority = Authority { certificate: String::new(), wrapped_key: None };
+    let commit = Commit {
+        cluster_id: uuid::Uuid::now_v7(),
+        h: "00".repeat(32),
+        document: String::new(),
+        statements: Vec::new(),
+        peer_ca: authority.clone(),
+        client_ca: authority,
+    };
+    store.ledger().ensure_commit(commit).await.unwrap();
+    sqlx::raw_sql("UPDATE processes SET entries = entries + 1; COMMIT")
+        .execute(&mut other)
+        .await
+        .unwrap();
+    look.await.unwrap().unwrap();
+    assert_eq!(alarms(&world, &service, "ledger_set_back").await, "0");
+    assert!(store.watch().is_complete(1));
+    service.stop().await;
 }

@@ -55,6 +55,10 @@ async fn the_pages_of_a_list_hold_each_cluster_that_fits_the_filters_once() {
     let three = created("three").await.created_at_ms.unsigned_abs();
     let older = ClusterQuery { created_before_ms: Some(three), ..ClusterQuery::default() };
     assert_eq!(names(&admin, &older).await, ["two", "one"]);
+    let first = admin.list_clusters(&ClusterQuery { limit: Some(1), ..all.clone() }).await.unwrap();
+    let both = ClusterQuery { after: first.next, ..older.clone() };
+    let listed = admin.list_clusters(&both).await.unwrap().clusters;
+    assert_eq!(listed.len(), 2, "a position that is newer leaves the filter in force");
     let newer = ClusterQuery { created_from_ms: Some(three), ..of(&[ClusterState::Open]) };
     assert_eq!(names(&admin, &newer).await, ["two", "four", "three"]);
     service.stop().await;

@@ -65,7 +65,12 @@ async fn another_token(
     token
 }
 
-async fn alarms(world: &TestInstallation, service: &RunningService, kind: &str) -> String {
+/// Returns the number of alarms of one kind, as the service's metrics show it.
+pub(super) async fn alarms(
+    world: &TestInstallation,
+    service: &RunningService,
+    kind: &str,
+) -> String {
     let text = get(world, service, "/metrics").await.1;
     let sample = format!("muster_discovery_alarms_total{{kind=\"{kind}\"}} ");
     let line = text.lines().find_map(|line| line.strip_prefix(&sample));
