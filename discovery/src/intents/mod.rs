@@ -83,11 +83,17 @@ impl App {
     ) -> Result<IntentView, ApiError> {
         let (cluster, now) = (transaction.id(), transaction.now.0 as UnixMicros);
         let chain = transaction.chain.clone();
-        crate::crash::point("before", "intent");
+        let before = find_intent(changes, stored.intent.operation).ok();
+        // Why an intent waits can be stored at any moment, so only a new state is a crash point.
+        let is_new_state = before.is_none_or(|known| known.state != stored.state);
+        if is_new_state {
+            crate::crash::point("before", stored.state.as_str());
+        }
         transaction.commit().await?;
-        crate::crash::point("after", "intent");
-        let before = find_intent(changes, stored.intent.operation).ok().map(|known| known.rev);
-        if before != Some(stored.rev) {
+        if is_new_state {
+            crate::crash::point("after", stored.state.as_str());
+        }
+        if before.map(|known| known.rev) != Some(stored.rev) {
             self.metrics.count_change("intent");
         }
         self.notifier.wake(cluster);

@@ -101,11 +101,11 @@ fn a_join_completes_after_discovery_and_postgres_were_killed() -> Result<()> {
     running.wait_voter(&newcomer, 4)
 }
 
-/// Restarts discovery with this environment.
-fn restart_discovery(running: &mut FormedCluster, env: &[(&str, &str)]) -> Result<()> {
+/// Restarts discovery. It dies at the crash point, if one is given.
+fn restart_discovery(running: &mut FormedCluster, crash_at: Option<&str>) -> Result<()> {
     running.testbed.kill_discovery();
-    let env = env.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned()));
-    running.testbed.options.serve_env = env.collect();
+    let env = crash_at.map(|point| ("MUSTER_CRASH_AT".to_owned(), point.to_owned()));
+    running.testbed.options.serve_env = env.into_iter().collect();
     running.testbed.start_discovery()
 }
 
@@ -117,20 +117,21 @@ fn wait_dead(running: &mut FormedCluster) -> Result<()> {
     Ok(())
 }
 
-/// Waits until discovery dies at its next change of an intent, restarts it, and waits until the
-/// join is in state `stored`.
+/// Waits until discovery dies as it stores the state `stored` of the join, restarts it, and waits
+/// until the join is in this state.
 fn die_and_come_back(running: &mut FormedCluster, stored: &str) -> Result<()> {
-    wait_dead(running).with_context(|| format!("before a join is {stored}"))?;
-    restart_discovery(running, &[])?;
+    wait_dead(running).with_context(|| format!("as a join becomes {stored}"))?;
+    restart_discovery(running, None)?;
     running.wait_intent("join", stored)
 }
 
-fn check_discovery_dies_at(point: &str) -> Result<()> {
-    let dies = [("MUSTER_CRASH_AT", point)];
+/// Checks that a join completes although discovery dies `when` ("before" or "after") it stores each
+/// state of the join.
+fn check_discovery_dies_at_each_state(when: &str) -> Result<()> {
     let mut running = FormedCluster::start(Network::loopback(4), 3, None)?;
     // The newcomer redeems its ticket while no member's agent can act on it.
     running.agents.iter_mut().for_each(AgentProcess::kill);
-    restart_discovery(&mut running, &dies)?;
+    restart_discovery(&mut running, Some(&format!("{when}-open")))?;
     let mut newcomer = running.newcomer(3, &[])?;
     die_and_come_back(&mut running, "open")?;
     // The newcomer dies as soon as it knows that it was added, so it is not promoted yet.
@@ -142,7 +143,7 @@ fn check_discovery_dies_at(point: &str) -> Result<()> {
         let own = newcomer.process_id().map(u64::from);
         (status["agent_pid"].as_u64() == own && status["phase"] == "waiting").then_some(())
     })?;
-    restart_discovery(&mut running, &dies)?;
+    restart_discovery(&mut running, Some(&format!("{when}-added")))?;
     for agent in &mut running.agents {
         agent.start()?;
     }
@@ -150,7 +151,7 @@ fn check_discovery_dies_at(point: &str) -> Result<()> {
     newcomer.exit_code(LIMIT)?;
     newcomer.options.env.clear();
     // Now the newcomer is promoted.
-    restart_discovery(&mut running, &dies)?;
+    restart_discovery(&mut running, Some(&format!("{when}-promoted")))?;
     newcomer.start()?;
     die_and_come_back(&mut running, "promoted")?;
     running.wait_voter(&newcomer, 4)
@@ -158,12 +159,12 @@ fn check_discovery_dies_at(point: &str) -> Result<()> {
 
 #[test]
 fn a_join_completes_although_discovery_dies_before_storing_each_step() -> Result<()> {
-    check_discovery_dies_at("before-intent")
+    check_discovery_dies_at_each_state("before")
 }
 
 #[test]
 fn a_join_completes_although_discovery_dies_after_storing_each_step() -> Result<()> {
-    check_discovery_dies_at("after-intent")
+    check_discovery_dies_at_each_state("after")
 }
 
 #[test]
@@ -172,7 +173,7 @@ fn a_join_completes_although_postgres_is_killed_at_each_step() -> Result<()> {
     let pid_file = testbed.postgres_dir().join("data/postmaster.pid");
     // At the first step, the service kills Postgres in the transaction that stores the step.
     testbed.options.serve_env = vec![
-        ("MUSTER_CRASH_AT".to_owned(), "before-intent".to_owned()),
+        ("MUSTER_CRASH_AT".to_owned(), "before-open".to_owned()),
         ("MUSTER_CRASH_PID_FILE".to_owned(), path_text(&pid_file)?.to_owned()),
     ];
     testbed.start_discovery()?;
