@@ -5,7 +5,8 @@
 //! - There are two points for each change of a cluster (`domain::describe` has the names).
 //!   `before-seated` dies in the transaction that would seat an applicant, `after-seated` right
 //!   after its COMMIT.
-//! - There are two points for each new state of an intent, such as `before-added` and `after-added`.
+//! - There are two points for each new state of an intent, such as `before-added` and
+//!   `after-added`.
 //! - `before-commit` and `after-commit` are around the COMMIT of a decision.
 //! - `before-ledger` and `after-ledger` are around the ledger's fsync.
 //!

@@ -3,7 +3,8 @@
 //! 1. The envelope is signed by the connection's key and meant for this service
 //!    ([`RedeemRequest::open`]).
 //! 2. The cluster exists, and its database wasn't set back. The callers check this when they lock
-//!    and load the cluster. For a boot token, they also check that the agent's member wasn't removed.
+//!    and load the cluster. For a boot token, they also check that the agent's member wasn't
+//!    removed.
 //! 3. [`RedeemRequest::verify`]: the record names the cluster, the bundle's statement is in the
 //!    cluster's chain, and the grant is stored here. An issuer signed the grant, which is of the
 //!    right kind. The agent's key and the token's key signed the record, and the record fits the

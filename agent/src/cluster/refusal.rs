@@ -43,8 +43,8 @@ refusals! {
     MemberNotFound: "member-not-found" "etcdserver: member not found";
     /// The member that was asked is a learner, or was removed.
     NotSupportedForLearner: "not-for-learners" "etcdserver: rpc not supported for learner";
-    /// The cluster has no leader now. `muster-node` sends no code, because a request that waits for a
-    /// leader may still be carried out.
+    /// The cluster has no leader now. `muster-node` sends no code, because a request that waits for
+    /// a leader may still be carried out.
     NoLeader: "" "etcdserver: no leader";
     /// The member that was asked can't serve the request yet, since it has just started.
     NotCapable: "not-capable" "etcdserver: not capable";

@@ -152,7 +152,8 @@ impl ObservedCluster {
         stops.then(|| away.into_iter().map(ObservedMember::label).collect())
     }
 
-    /// Returns whether this member has to hand its leadership to another voter before it is removed.
+    /// Returns whether this member has to hand its leadership to another voter before it is
+    /// removed.
     pub(crate) fn must_hand_over(&self, id: MemberId) -> bool {
         self.leader == Some(id) && self.voter_counts().voters > 1
     }

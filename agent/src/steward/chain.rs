@@ -128,8 +128,8 @@ impl Statements {
         Ok(())
     }
 
-    /// Compares `found` with the known chain, and adopts it if it is a longer one. Of a longer chain
-    /// that can't be read to its end, the readable part is adopted.
+    /// Compares `found` with the known chain, and adopts it if it is a longer one. Of a longer
+    /// chain that can't be read to its end, the readable part is adopted.
     fn adopt_if_longer(&mut self, found: &[String]) -> Result<ChainOrder, ChainError> {
         let known = self.chain.jws();
         let same = known.iter().zip(found).take_while(|(a, b)| a.as_str() == b.as_str()).count();

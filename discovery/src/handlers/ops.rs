@@ -27,8 +27,8 @@ pub(crate) async fn livez() -> &'static str {
     "ok\n"
 }
 
-/// Checks that the database answers and took the last write, because the process can't serve requests
-/// otherwise. Changes nothing.
+/// Checks that the database answers and took the last write, because the process can't serve
+/// requests otherwise. Changes nothing.
 #[utoipa::path(get, path = "/readyz", tag = "operations",
     responses((status = 200, body = Readiness), (status = 503, body = Problem)))]
 pub(crate) async fn readyz(app: Data<App>) -> Result<HttpResponse, ApiError> {

@@ -28,8 +28,8 @@ pub(super) fn has_next_page<T>(rows: &mut Vec<T>, limit: u16) -> bool {
     more
 }
 
-/// Parses the query's `after`, in which `Id` is the type of the items' ids. Returns `start` if there
-/// is none.
+/// Parses the query's `after`, in which `Id` is the type of the items' ids. Returns `start` if
+/// there is none.
 pub(super) fn parse_position<Id: FromStr + Display>(
     after: Option<&str>,
     start: ListPosition,

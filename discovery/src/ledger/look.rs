@@ -381,8 +381,8 @@ impl DatabaseLook<'_> {
     }
 
     /// Returns what the ledger holds now that `row` was read. Another connection can have added
-    /// commits or sweeps to the ledger and to this process's row since the look began. A ledger that
-    /// was set back still holds less than the row says.
+    /// commits or sweeps to the ledger and to this process's row since the look began. A ledger
+    /// that was set back still holds less than the row says.
     fn memory_after(&self, row: &DatabaseRow) -> LedgerSummary {
         let now = self.ledger.memory();
         let mut memory = LedgerSummary { entries: now.entries, ..self.memory };

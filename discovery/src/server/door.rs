@@ -1,4 +1,5 @@
-//! The accept path: socket → limits per address → `muster_shares::admission` → TLS handshake → HTTP.
+//! The accept path: socket → limits per address → `muster_shares::admission` → TLS handshake →
+//! HTTP.
 //!
 //! Three limits apply to each address: open sockets, new connections a second, and concurrent
 //! handshakes. Silent connections don't use up handshakes. A connection over a limit is closed

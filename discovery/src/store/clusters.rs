@@ -400,8 +400,8 @@ impl Store {
         self.forming_clusters_where("true", position).await
     }
 
-    /// Returns a batch as [`Store::forming_clusters`] does, of clusters that can't proceed before the
-    /// database is settled.
+    /// Returns a batch as [`Store::forming_clusters`] does, of clusters that can't proceed before
+    /// the database is settled.
     pub(crate) async fn unsettled_clusters(
         &self,
         position: &mut FormingPosition,
@@ -550,8 +550,9 @@ impl Store {
 }
 
 /// Returns the SQL statement that lists clusters. Its parameters are: `$1` as in
-/// [`SUMMARY_COUNTS`], `$2` the filter's `created_from_us`, `$3` and `$4` its position, and `$5` its
-/// `name`. The limit is a part of the text: a plan for any limit would read and sort all clusters.
+/// [`SUMMARY_COUNTS`], `$2` the filter's `created_from_us`, `$3` and `$4` its position, and `$5`
+/// its `name`. The limit is a part of the text: a plan for any limit would read and sort all
+/// clusters.
 ///
 /// Each phase is a branch of its own, because the index `clusters_by_phase` has the clusters of one
 /// phase in the order of the list, but not those of several.

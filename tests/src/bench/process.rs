@@ -106,8 +106,8 @@ pub(crate) fn cpu_of(stat: &str) -> Option<Duration> {
     sum_of_ticks(stat, [11, 12])
 }
 
-/// Returns user and system time of the children of a process that have ended, given the `/proc/PID/stat`
-/// of that process.
+/// Returns user and system time of the children of a process that have ended, given the
+/// `/proc/PID/stat` of that process.
 pub(crate) fn cpu_of_ended_children(stat: &str) -> Option<Duration> {
     sum_of_ticks(stat, [13, 14])
 }

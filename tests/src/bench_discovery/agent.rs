@@ -75,8 +75,8 @@ impl BenchAgent {
         Ok(self.client.redeem(std::slice::from_ref(&self.envelope)).await?.poll)
     }
 
-    /// Asks for the state of the cluster. With `after`, the service waits until the revision differs
-    /// from `after`, or until its limit for polls.
+    /// Asks for the state of the cluster. With `after`, the service waits until the revision
+    /// differs from `after`, or until its limit for polls.
     pub(super) async fn poll(&self, after: Option<u64>) -> Result<PollResponse> {
         let Session { boot, nonce } = self.session();
         let request = PollRequest { after, boot, nonce, highest_epoch: self.highest_epoch };

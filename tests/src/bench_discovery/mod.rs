@@ -1,5 +1,5 @@
-//! Measures the discovery service: what each kind of request costs the service and its Postgres, with
-//! few clusters in the database and with many.
+//! Measures the discovery service: what each kind of request costs the service and its Postgres,
+//! with few clusters in the database and with many.
 //!
 //! The load speaks the real protocol: mutual TLS, real keys and signatures. It runs on the same
 //! machine, so rates and wall times tell little about a larger one. CPU times are those that the
@@ -16,7 +16,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, ensure};
 use discovery_types::api::{ClusterQuery, ClusterState, ClusterStates, GrantQuery};
 use discovery_types::client::DiscoveryClient;
 use futures_util::future::try_join_all;
@@ -113,11 +113,13 @@ pub struct BenchDiscoveryReport {
     pub parked: Option<ParkedFigures>,
 }
 
-/// Runs the measurements. Calls `progress` before each of them, and with the figures of each number of clusters.
+/// Runs the measurements. Calls `progress` before each of them, and with the figures of each number
+/// of clusters.
 pub async fn run(
     plan: &BenchDiscoveryPlan,
     progress: impl Fn(&str),
 ) -> Result<BenchDiscoveryReport> {
+    ensure!(plan.clusters.is_sorted(), "--clusters: name the numbers in ascending order");
     let folder = tempfile::tempdir_in(&plan.work)?;
     // The user of the managed Postgres must be able to enter the folder.
     fs_err::set_permissions(folder.path(), PermissionsExt::from_mode(0o755))?;

@@ -32,7 +32,8 @@ const PROGRAMS: &str = "/usr/lib/postgresql";
 /// Role and database of the service in its managed Postgres.
 const ROLE: &str = "muster";
 
-/// Returns the CPU time of the server in `folder` with all its processes, also those that have ended.
+/// Returns the CPU time of the server in `folder` with all its processes, also those that have
+/// ended.
 pub(super) fn cpu(folder: &Path) -> Result<Duration> {
     let pid_file = fs_err::read_to_string(folder.join("data/postmaster.pid"))?;
     let pid: u32 = pid_file.lines().next().context("a pid")?.parse()?;
@@ -49,7 +50,8 @@ pub(super) fn cpu(folder: &Path) -> Result<Duration> {
     Ok(total)
 }
 
-/// Fills the database with these numbers of clusters. `grant` is the signed grant of all their tokens.
+/// Fills the database with these numbers of clusters. `grant` is the signed grant of all their
+/// tokens.
 pub(super) fn fill(folder: &Path, numbers: RangeInclusive<u64>, grant: &str) -> Result<()> {
     let sql = FILL
         .replace("{first}", &numbers.start().to_string())

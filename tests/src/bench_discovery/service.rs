@@ -256,8 +256,8 @@ impl BenchService {
         (token, grant)
     }
 
-    /// Fills the database with clusters of three members, which have these numbers. The service must
-    /// run.
+    /// Fills the database with clusters of three members, which have these numbers. The service
+    /// must run.
     pub(super) async fn fill(&self, numbers: RangeInclusive<u64>) -> Result<()> {
         let admin = self.admin()?;
         let name = format!("before-{}", numbers.end());

@@ -9,7 +9,8 @@ use clap::Parser;
 use muster_tests::bench_discovery::{BenchDiscoveryPlan, run};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
-/// Measures the discovery service: CPU time for each kind of request, with few and with many clusters.
+/// Measures the discovery service: CPU time for each kind of request, with few and with many
+/// clusters.
 #[derive(Debug, Parser)]
 #[command(name = "bench-discovery")]
 struct BenchDiscoveryArgs {
@@ -58,7 +59,8 @@ fn bench() -> Result<()> {
         parked: args.parked,
         concurrency: args.concurrency,
     };
-    // Each connection needs a file descriptor here and one in the service, which inherits the limit.
+    // Each connection needs a file descriptor here and one in the service, which inherits the
+    // limit.
     let most = getrlimit(Resource::Nofile).maximum;
     setrlimit(Resource::Nofile, Rlimit { current: most, maximum: most })
         .context("raising the limit of open files")?;

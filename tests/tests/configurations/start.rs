@@ -170,8 +170,8 @@ impl StartRunner {
 struct ChildGuard(Child);
 
 impl ChildGuard {
-    /// Waits until every address has answered and the process has nothing to do, or until the process
-    /// has ended. etcd may answer before it ends with an error.
+    /// Waits until every address has answered and the process has nothing to do, or until the
+    /// process has ended. etcd may answer before it ends with an error.
     fn wait_answering(
         &mut self,
         mut silent: Vec<SocketAddr>,
@@ -203,8 +203,8 @@ impl ChildGuard {
     }
 }
 
-/// Whether all threads of a process wait for something, which isn't a processor or a disk. A process
-/// that has ended is idle.
+/// Whether all threads of a process wait for something, which isn't a processor or a disk. A
+/// process that has ended is idle.
 fn is_idle(pid: u32) -> bool {
     let Ok(threads) = fs_err::read_dir(format!("/proc/{pid}/task")) else { return true };
     threads.flatten().all(|thread| {

@@ -15,13 +15,13 @@ use super::load::{MatrixRow, ProbeJson};
 use super::{CHANNEL, NewCommit, RequestDetails};
 use crate::domain::{describe, number_to_row};
 
-/// SQL that writes rows of the cluster into its tables. `$rows` stands for the rows as JSON, `$1` for
-/// the cluster's id, and `$2` for the time.
+/// SQL that writes rows of the cluster into its tables. `$rows` stands for the rows as JSON, `$1`
+/// for the cluster's id, and `$2` for the time.
 ///
 /// One statement writes the rows of all tables, each table in a part of its `WITH`. These parts
-/// don't see each other's changes. That is harmless here: Postgres checks foreign keys at the end of
-/// the statement. A later statement writes the commit row, because a trigger compares it with the
-/// decided rows.
+/// don't see each other's changes. That is harmless here: Postgres checks foreign keys at the end
+/// of the statement. A later statement writes the commit row, because a trigger compares it with
+/// the decided rows.
 type WriteParts = &'static [&'static str];
 
 const CLUSTER: WriteParts = &["
@@ -167,9 +167,9 @@ pub(super) async fn save(
     Ok(())
 }
 
-/// Returns the statement that writes rows into the tables of `tables`. `$3` and the parameters after
-/// it are the rows of one table each. Tables without rows are left out, because each costs time even
-/// if nothing is written.
+/// Returns the statement that writes rows into the tables of `tables`. `$3` and the parameters
+/// after it are the rows of one table each. Tables without rows are left out, because each costs
+/// time even if nothing is written.
 fn write_statement(tables: impl Iterator<Item = WriteParts>, notifies: bool) -> String {
     let mut parts = Vec::new();
     for (table, number) in tables.zip(3..) {
@@ -185,8 +185,8 @@ fn write_statement(tables: impl Iterator<Item = WriteParts>, notifies: bool) -> 
     }
 }
 
-/// Adds to an event's body what an auditor asks next: with which token and from where an agent came,
-/// or who revoked which token.
+/// Adds to an event's body what an auditor asks next: with which token and from where an agent
+/// came, or who revoked which token.
 fn add_details(
     body: &mut Value,
     change: &ClusterChange,

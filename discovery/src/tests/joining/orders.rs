@@ -34,7 +34,8 @@ async fn only_operators_and_owners_can_order_a_change() {
     let h = agents[0].document(&seen).hash();
     let cluster = CommittedCluster { world, service, admin, statement, agents, token, h };
     let order = cluster.order(remove(MemberId::new(7)));
-    // An order must be signed by an operator or owner, even if an owner sends it. An agent can't send one.
+    // An order must be signed by an operator or owner, even if an owner sends it. An agent can't
+    // send one.
     for (key, role) in keys.iter().zip(roles) {
         let answer = cluster.admin.put_order(&order.sign(key)).await;
         match role {

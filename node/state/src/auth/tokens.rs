@@ -76,7 +76,8 @@ fn split(token: &str) -> Option<(&str, u64)> {
 struct SimpleToken {
     secret: SecretHash,
     user: Arc<str>,
-    /// Expiry time. `None` until [`SimpleTokens::find`] or [`SimpleTokens::expire`] first sees the token.
+    /// Expiry time. `None` until [`SimpleTokens::find`] or [`SimpleTokens::expire`] first sees the
+    /// token.
     expires_at: Option<Duration>,
 }
 

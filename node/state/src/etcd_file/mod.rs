@@ -8,8 +8,8 @@
 //! # Reading a file
 //!
 //! [`EtcdFile::open`] checks the hash, and reads everything but the keys into a [`FileSummary`].
-//! [`EtcdFile::records`] returns a [`RecordReader`], which gives the records one at a time, in the order
-//! of their revisions. The caller that makes a store passes both to
+//! [`EtcdFile::records`] returns a [`RecordReader`], which gives the records one at a time, in the
+//! order of their revisions. The caller that makes a store passes both to
 //! [`StoreWriter::import`](crate::mvcc::StoreWriter::import):
 //!
 //! - The file has all records that a compaction has left, including tombstones. As in etcd, it can

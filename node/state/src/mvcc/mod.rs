@@ -6,9 +6,10 @@
 //! durable, because the log is durable. A *checkpoint* makes everything so far durable at once.
 //! After it, only later entries of the log are still needed.
 //!
-//! There is one [`StoreWriter`], owned by the code that applies the log, and any number of [`Store`]
-//! handles for reading. After each batch the writer publishes a [`View`]: a snapshot of the file,
-//! with its revision and log position. A read takes the newest view and never waits for a write.
+//! There is one [`StoreWriter`], owned by the code that applies the log, and any number of
+//! [`Store`] handles for reading. After each batch the writer publishes a [`View`]: a snapshot of
+//! the file, with its revision and log position. A read takes the newest view and never waits for a
+//! write.
 //!
 //! The index is not versioned. It is read at the view's revision, behind a short lock, a bounded
 //! number of keys at a time. A read that a compaction has overtaken is noticed and refused, never

@@ -23,8 +23,8 @@ const TOMBSTONE_ROW_TAG: u8 = 0;
 pub(crate) struct TombstoneRow {
     first: Option<Revision>,
     count: usize,
-    /// [`TOMBSTONE_ROW_TAG`]; then for each tombstone the distance of its `sub` from the row's, and its
-    /// record.
+    /// [`TOMBSTONE_ROW_TAG`]; then for each tombstone the distance of its `sub` from the row's, and
+    /// its record.
     bytes: Vec<u8>,
     /// Offset at which the last record begins.
     last: usize,

@@ -243,8 +243,8 @@ impl Store {
         freeze(&self.shared.file())
     }
 
-    /// Begins to read a range; call [`Self::step_range`] until it is done. On [`ReadError::Superseded`]
-    /// take a new view.
+    /// Begins to read a range; call [`Self::step_range`] until it is done. On
+    /// [`ReadError::Superseded`] take a new view.
     pub fn begin_range(&self, view: &View, request: &RangeRequest) -> Result<RangeRead, ReadError> {
         self.count_range();
         RangeRead::new(request, view.revision(), view.compact_revision())

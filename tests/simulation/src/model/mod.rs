@@ -8,7 +8,8 @@
 //! - The simulation applies committed entries to it. It then compares every outcome, every member's
 //!   store and every watch. Each read is compared at the log index that the serving member had
 //!   applied.
-//! - `histories`, of the crate `muster-tests`, applies the requests of clients of the built programs.
+//! - `histories`, of the crate `muster-tests`, applies the requests of clients of the built
+//!   programs.
 
 pub mod leases;
 pub mod members;

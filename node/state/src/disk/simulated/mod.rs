@@ -11,7 +11,8 @@
 //! not make its name durable, and operations on different directories are not ordered.
 //!
 //! A sync that fails by an injected error leaves pages that look clean but are not on the medium. A
-//! second sync succeeds and changes nothing. Only [`DiskFile::sync_and_drop_cache`] shows what is on the medium.
+//! second sync succeeds and changes nothing. Only [`DiskFile::sync_and_drop_cache`] shows what is
+//! on the medium.
 
 mod directory;
 mod faults;
@@ -365,8 +366,8 @@ impl Handle {
         self.run_growing_operation(operation, 0, act)
     }
 
-    /// Runs `act` like [`run_operation`](Self::run_operation), for an operation that may extend the file to `len`
-    /// bytes.
+    /// Runs `act` like [`run_operation`](Self::run_operation), for an operation that may extend the
+    /// file to `len` bytes.
     fn run_growing_operation<T>(
         &self,
         operation: DiskOperation,
