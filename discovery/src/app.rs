@@ -15,6 +15,7 @@ use tokio_util::sync::CancellationToken;
 use crate::admins::AdminCache;
 use crate::clock::Clock;
 use crate::error::ApiError;
+use crate::forming::LeaseRenewals;
 use crate::keydir::KeyDirectory;
 use crate::limits::AddressLimit;
 use crate::metrics::ServiceMetrics;
@@ -35,6 +36,8 @@ pub(crate) struct App {
     pub metrics: Arc<ServiceMetrics>,
     /// Wake-ups for requests that wait for a cluster to change.
     pub notifier: ClusterNotifier,
+    /// Polls of this process that only renew a lease, and wait for the next statement.
+    pub renewals: Arc<LeaseRenewals>,
     /// The verified admin chain: who the admins are and which roles they have.
     pub admins: Arc<AdminCache>,
     /// Time limits of the formation protocol.

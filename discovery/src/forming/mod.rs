@@ -6,6 +6,7 @@
 
 mod commit;
 mod event;
+mod renewals;
 pub(crate) mod show;
 mod sweep;
 
@@ -34,6 +35,7 @@ use crate::store::changes::removal_of;
 use crate::store::cluster::{ClusterTransaction, LeafPair, RequestDetails, Trust};
 
 pub(crate) use event::ClusterRequest;
+pub(crate) use renewals::LeaseRenewals;
 pub(crate) use show::{explanations, poll_response, summary_of};
 
 /// Result of an applied event. Even if the state machine refuses the event, the transaction

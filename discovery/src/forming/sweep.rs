@@ -98,10 +98,12 @@ impl App {
         // Skip clusters that fail, so that they don't hold up the others.
         let mut stuck = Vec::new();
         while stuck.len() < STUCK_MAX {
-            let due = self.store.due_clusters(&stuck).await?;
+            let mut due = self.store.due_clusters(&stuck).await?;
             if due.is_empty() {
                 break;
             }
+            let postponed = self.store.postpone_deadlines(&due, self.settings.lease).await?;
+            due.retain(|cluster| postponed.iter().all(|(later, _)| later != cluster));
             for cluster in due {
                 match self.apply(cluster, ClusterRequest::Tick).await {
                     Ok(_) => {}

@@ -3,15 +3,15 @@
 use std::net::IpAddr;
 use std::time::Duration;
 
-use actix_web::HttpRequest;
 use actix_web::web::{Data, Json, Path, Query};
+use actix_web::{HttpRequest, HttpResponse};
 use discovery_formation as formation;
 use discovery_formation::service::next_deadline;
 use discovery_types::access::ClientKind;
 use discovery_types::api::{
-    AdoptRequest, ClusterSummary, MAX_ADOPT_BODY_BYTES, NackRequest, PollRequest, PollResponse,
-    ProbesRequest, RedeemResponse, ReportRequest, ReportResponse, Session, SignedBody,
-    TroubleRequest,
+    AdoptRequest, ClusterSummary, MAX_ADOPT_BODY_BYTES, NackRequest, PREFER, PollRequest,
+    PollResponse, ProbesRequest, RETURN_MINIMAL, RedeemResponse, ReportRequest, ReportResponse,
+    Session, SignedBody, TroubleRequest,
 };
 use discovery_types::convert;
 use discovery_types::document::VerifiedDocument;
@@ -34,6 +34,8 @@ use crate::forming::{ClusterReply, ClusterRequest, poll_response, summary_of};
 use crate::intents;
 use crate::notify::Subscription;
 use crate::redeem::{RedeemRequest, hide_unknown_cluster, unknown_token};
+use crate::store::UnixMicros;
+use crate::store::leases::LeaseRenewal;
 
 /// Maximum length in characters of a text from an agent that is stored.
 const MAX_TEXT_CHARS: usize = 300;
@@ -111,28 +113,61 @@ fn respond(
     Ok(response)
 }
 
-/// Renews the agent's lease, and waits for news.
+/// Renews the agent's lease, and waits for news. An agent that prefers a minimal answer (`Prefer:
+/// return=minimal`, RFC 7240) gets 204 if there are none.
 #[utoipa::path(post, path = "/v1/clusters/{id}/poll", tag = "forming",
     params(("id" = Uuid, Path,)), request_body = PollRequest,
-    responses((status = 200, body = PollResponse), (status = "default", body = Problem)))]
+    responses((status = 200, body = PollResponse),
+        (status = 204, description = "Nothing has changed, and `Prefer: return=minimal` was sent"),
+        (status = "default", body = Problem)))]
 pub(crate) async fn poll(
     request: HttpRequest,
     app: Data<App>,
     path: Path<Uuid>,
     JsonBody(body): JsonBody<PollRequest>,
-) -> Result<Json<PollResponse>, ApiError> {
+) -> Result<HttpResponse, ApiError> {
     let caller = authorise(&request, &app, Action::TakePart, Some(*path)).await?;
+    let is_minimal = prefers_minimal(&request);
     // Subscribe before reading, so that no change in between is missed.
     let news = app.notifier.subscribe(*path);
-    let incoming = ClusterRequest::Poll {
-        key: caller.key,
-        session: Session { boot: body.boot, nonce: body.nonce },
-        highest_epoch: body.highest_epoch,
+    let generation = app.settled_generation();
+    let renewed = match LeaseRenewal::of_poll(*path, &caller.key, &body) {
+        Some(renewal) => app.renew_lease(renewal).await,
+        None => None,
     };
-    let applied = app.apply(*path, incoming).await?;
-    let key = agent_key(&caller);
-    let waited = park(&app, *path, &caller, body.after, applied, news).await?;
-    Ok(Json(respond(&app, &waited, key)?))
+    let wait = match renewed {
+        Some(next_deadline) => PollWait::new(&app, *path, &caller, body.after, Some(next_deadline)),
+        None => {
+            let incoming = ClusterRequest::Poll {
+                key: caller.key,
+                session: Session { boot: body.boot, nonce: body.nonce },
+                highest_epoch: body.highest_epoch,
+            };
+            let applied = Box::pin(app.apply(*path, incoming)).await?;
+            if body.after != Some(applied.answer.rev) {
+                return Ok(HttpResponse::Ok().json(respond(&app, &applied, agent_key(&caller))?));
+            }
+            PollWait::of_reply(&app, *path, &caller, &applied)
+        }
+    };
+    // The answer explains what the cluster waits for, also if that is the database.
+    let is_same_database = || generation.is_some_and(|number| app.is_settled_in(number));
+    let seen = match wait.wait(news).await? {
+        None if is_minimal && is_same_database() => return Ok(HttpResponse::NoContent().finish()),
+        None => Box::pin(app.view_cluster(*path, agent_key(&caller))).await?,
+        Some(changed) => *changed,
+    };
+    Ok(HttpResponse::Ok().json(respond(&app, &seen, agent_key(&caller))?))
+}
+
+/// Whether the caller prefers a minimal answer (RFC 7240).
+fn prefers_minimal(request: &HttpRequest) -> bool {
+    request
+        .headers()
+        .get_all(PREFER)
+        .filter_map(|value| value.to_str().ok())
+        .flat_map(|value| value.split(','))
+        .any(|preference| preference.trim().eq_ignore_ascii_case(RETURN_MINIMAL))
 }
 
 /// Query of the poll that changes nothing.
@@ -157,48 +192,102 @@ pub(crate) async fn watch(
     let key = agent_key(&caller);
     // Subscribe before reading, so that no change in between is missed.
     let news = app.notifier.subscribe(*path);
-    let looked = app.view_cluster(*path, key).await?;
-    let waited = park(&app, *path, &caller, query.after, looked, news).await?;
-    Ok(Json(respond(&app, &waited, key)?))
+    let mut seen = Box::pin(app.view_cluster(*path, key)).await?;
+    if query.after == Some(seen.answer.rev) {
+        let wait = PollWait::of_reply(&app, *path, &caller, &seen);
+        // The wait can be long, and the reply is large.
+        drop(seen);
+        seen = match wait.wait(news).await? {
+            Some(changed) => *changed,
+            None => Box::pin(app.view_cluster(*path, key)).await?,
+        };
+    }
+    Ok(Json(respond(&app, &seen, key)?))
 }
 
-/// Waits until the revision differs from `after`. The wait ends with a notification, the cluster's
-/// next deadline, the poll's time limit, or the process's shutdown.
-async fn park(
-    app: &App,
+/// A request that waits for news of a cluster. It holds no state of the cluster, so that many can
+/// wait at once.
+struct PollWait<'a> {
+    app: &'a App,
     cluster: Uuid,
-    caller: &Caller,
+    caller: &'a Caller,
+    /// Revision that the caller has seen.
     after: Option<u64>,
-    mut seen: ClusterReply,
-    mut news: Subscription,
-) -> Result<ClusterReply, ApiError> {
-    if after != Some(seen.answer.rev) || app.draining.is_cancelled() {
-        return Ok(seen);
+    /// Next deadline of the cluster. It can be earlier than necessary.
+    next_deadline: Option<UnixMicros>,
+}
+
+impl<'a> PollWait<'a> {
+    fn new(
+        app: &'a App,
+        cluster: Uuid,
+        caller: &'a Caller,
+        after: Option<u64>,
+        next_deadline: Option<UnixMicros>,
+    ) -> Self {
+        PollWait { app, cluster, caller, after, next_deadline }
     }
-    let key = agent_key(caller);
-    let _place = app.take_poll_slot(&caller.key)?;
-    // Return within half a lease, so that the agent renews it in time.
-    let half_a_lease = Duration::from_millis(app.settings.lease.0 / 2);
-    let end = Instant::now() + app.max_poll_wait.min(half_a_lease);
-    loop {
-        let due = next_deadline(&seen.cluster, &app.settings, seen.now)
-            .map(|at| Duration::from_millis(seen.now.until(at).0) + DEADLINE_SLACK)
-            .map_or(end, |due| Instant::now() + due);
-        let over = tokio::select! {
-            () = news.changed() => false,
-            () = tokio::time::sleep_until(due.min(end)) => {
-                if due < end {
-                    app.apply(cluster, ClusterRequest::Tick).await?;
+
+    /// Waits for a change of the cluster in `reply`, which the caller has seen.
+    fn of_reply(app: &'a App, cluster: Uuid, caller: &'a Caller, reply: &ClusterReply) -> Self {
+        let next_deadline = deadline_of(app, reply);
+        PollWait::new(app, cluster, caller, Some(reply.answer.rev), next_deadline)
+    }
+
+    /// Waits until the revision differs from the seen one, and returns the changed cluster. Returns
+    /// `None` if nothing has changed by the poll's time limit or the process's shutdown.
+    async fn wait(mut self, mut news: Subscription) -> Result<Option<Box<ClusterReply>>, ApiError> {
+        let app = self.app;
+        if app.draining.is_cancelled() {
+            return Ok(None);
+        }
+        let _place = app.take_poll_slot(&self.caller.key)?;
+        // Return within half a lease, so that the agent renews it in time.
+        let half_a_lease = Duration::from_millis(app.settings.lease.0 / 2);
+        let end = Instant::now() + app.max_poll_wait.min(half_a_lease);
+        loop {
+            let due = self.next_deadline.map_or(end, |at| instant_of(app, at)).min(end);
+            tokio::select! {
+                () = news.changed() => {}
+                () = tokio::time::sleep_until(due) => {
+                    if due == end {
+                        return Ok(None);
+                    }
+                    if self.is_postponed().await? {
+                        continue;
+                    }
+                    Box::pin(app.apply(self.cluster, ClusterRequest::Tick)).await?;
                 }
-                end <= due
+                () = app.draining.cancelled() => return Ok(None),
             }
-            () = app.draining.cancelled() => return Ok(seen),
-        };
-        seen = app.view_cluster(cluster, key).await?;
-        if over || after != Some(seen.answer.rev) {
-            return Ok(seen);
+            let seen = Box::pin(app.view_cluster(self.cluster, agent_key(self.caller))).await?;
+            if self.after != Some(seen.answer.rev) {
+                return Ok(Some(Box::new(seen)));
+            }
+            self.next_deadline = deadline_of(app, &seen);
         }
     }
+
+    /// Whether nothing is due although the next deadline has passed, because leases were renewed
+    /// since. The new next deadline is then set.
+    async fn is_postponed(&mut self) -> Result<bool, ApiError> {
+        let (clusters, lease) = ([self.cluster], self.app.settings.lease);
+        let postponed = self.app.store.postpone_deadlines(&clusters, lease).await?;
+        let Some((_, next)) = postponed.first() else { return Ok(false) };
+        self.next_deadline = Some(*next);
+        Ok(true)
+    }
+}
+
+/// Returns the next deadline of the cluster in `reply`.
+fn deadline_of(app: &App, reply: &ClusterReply) -> Option<UnixMicros> {
+    next_deadline(&reply.cluster, &app.settings, reply.now).map(|at| at.0 as UnixMicros)
+}
+
+/// Returns when a time of the database has surely passed.
+fn instant_of(app: &App, at: UnixMicros) -> Instant {
+    let left = at.saturating_sub(app.clock.micros()).max(0);
+    Instant::now() + Duration::from_micros(left.unsigned_abs()) + DEADLINE_SLACK
 }
 
 /// Consents to the present proposal. The last missing consent commits the list.

@@ -15,6 +15,7 @@ mod error;
 pub(crate) mod grants;
 pub(crate) mod intents;
 mod key_directory;
+pub(crate) mod leases;
 pub(crate) mod present;
 mod transaction;
 

@@ -108,13 +108,21 @@ impl TestAgent {
     }
 
     pub(super) async fn poll(&self, after: Option<u64>) -> Result<PollResponse, ClientError> {
-        let request = PollRequest {
-            after,
-            boot: self.boot,
-            nonce: self.nonce,
-            highest_epoch: self.highest_epoch,
-        };
-        self.client.poll(self.record.cluster, &request).await
+        self.client.poll(self.record.cluster, &self.poll_request(after)).await
+    }
+
+    /// Polls as an agent does that prefers no answer to one without news.
+    pub(super) async fn poll_for_changes(
+        &self,
+        after: Option<u64>,
+    ) -> Result<Option<PollResponse>, ClientError> {
+        self.client.poll_for_changes(self.record.cluster, &self.poll_request(after)).await
+    }
+
+    /// Returns the body of this agent's poll.
+    pub(super) fn poll_request(&self, after: Option<u64>) -> PollRequest {
+        let (boot, nonce, highest_epoch) = (self.boot, self.nonce, self.highest_epoch);
+        PollRequest { after, boot, nonce, highest_epoch }
     }
 
     pub(super) fn session(&self) -> Session {

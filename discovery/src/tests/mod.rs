@@ -9,6 +9,7 @@ mod forming;
 mod half_loaded;
 mod joining;
 mod large_ledger;
+mod leases;
 mod limits;
 mod lists;
 mod openapi;

@@ -282,7 +282,10 @@ impl<'a> Bootstrap<'a> {
             RequestResult::Polled(Ok(response)) => {
                 self.contact.is_request_pending = false;
                 self.handle_success();
-                self.handle_answer(*response).await
+                match response {
+                    Some(changed) => self.handle_answer(*changed).await,
+                    None => Ok(()),
+                }
             }
             RequestResult::Redeemed(Err(error)) | RequestResult::Polled(Err(error)) => {
                 self.contact.is_request_pending = false;
@@ -325,6 +328,8 @@ impl<'a> Bootstrap<'a> {
             | ClientError::Interrupted { .. }
             | ClientError::Foreign { .. } => {}
         }
+        // The next answer has to be a whole one, because the status shows this failure until then.
+        self.contact.revision = None;
         let pause = self.contact.retry.next_pause();
         self.contact.pause = pause;
         let at =

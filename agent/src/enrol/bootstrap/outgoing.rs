@@ -60,7 +60,7 @@ pub(super) enum RequestResult {
     /// Result of a redeem.
     Redeemed(Result<Box<RedeemResponse>, ClientError>),
     /// Result of a poll.
-    Polled(Result<Box<PollResponse>, ClientError>),
+    Polled(Result<Option<Box<PollResponse>>, ClientError>),
     /// Result of sending a message of this kind.
     MessageSent(OutgoingMessageKind, Result<Option<Box<PollResponse>>, ClientError>),
 }
@@ -152,7 +152,8 @@ pub(super) async fn poll(
     pause: Duration,
 ) -> RequestResult {
     tokio::time::sleep(pause).await;
-    RequestResult::Polled(client.poll(cluster, &poll).await.map(Box::new))
+    let polled = client.poll_for_changes(cluster, &poll).await;
+    RequestResult::Polled(polled.map(|changed| changed.map(Box::new)))
 }
 
 #[cfg(test)]

@@ -21,6 +21,12 @@ pub struct Session {
     pub nonce: Nonce,
 }
 
+/// Header of preferences (RFC 7240).
+pub const PREFER: &str = "prefer";
+/// Preference for an answer without a body, if the body would tell nothing new. A poll that sends
+/// it is answered 204 if nothing has changed.
+pub const RETURN_MINIMAL: &str = "return=minimal";
+
 /// Body of `POST /v1/clusters/{id}/poll`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]

@@ -69,9 +69,9 @@ pub use clusters::{
     StatementList,
 };
 pub use formation::{
-    AdoptRequest, MatrixRow, NackReason, NackRequest, PollRequest, PollResponse, ProbeResult,
-    ProbesRequest, RedeemResponse, ReportRequest, ReportResponse, Session, Standing,
-    TroubleRequest,
+    AdoptRequest, MatrixRow, NackReason, NackRequest, PREFER, PollRequest, PollResponse,
+    ProbeResult, ProbesRequest, RETURN_MINIMAL, RedeemResponse, ReportRequest, ReportResponse,
+    Session, Standing, TroubleRequest,
 };
 pub use grants::{GrantList, GrantQuery, GrantState, GrantView};
 pub use intents::{

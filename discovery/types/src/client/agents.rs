@@ -140,6 +140,18 @@ impl DiscoveryClient {
         self.note_service_time(self.send_within(Method::POST, path, poll, POLL_LIMIT).await)
     }
 
+    /// Polls as [`DiscoveryClient::poll`] does, but returns `None` if nothing has changed since the
+    /// known revision. That costs the service less than an answer.
+    pub async fn poll_for_changes(
+        &self,
+        cluster: Uuid,
+        poll: &PollRequest,
+    ) -> Result<Option<PollResponse>, ClientError> {
+        let path = format!("/v1/clusters/{cluster}/poll");
+        let answer = self.send_for_changes(path, poll, POLL_LIMIT).await?;
+        Ok(answer.inspect(|answer: &PollResponse| self.note_now_ms(answer.now_ms)))
+    }
+
     /// Corrects the client's clock offset by the time in an answer that has just arrived.
     fn note_service_time(
         &self,

@@ -14,13 +14,15 @@ use super::date::http_date_seconds;
 use super::error::{ClientError, pin_mismatch};
 use super::pinned::client_tls_config;
 use crate::access::{Assertion, JWT_BEARER, MAX_ACCESS_SECONDS};
-use crate::api::{ContextResponse, MAX_RESPONSE, TokenResponse};
+use crate::api::{ContextResponse, MAX_RESPONSE, PREFER, RETURN_MINIMAL, TokenResponse};
 use crate::digest::Digest;
 use crate::jws::Jws;
 use crate::key::SigningKey;
 use crate::problem::{Code, Problem};
 use crate::url::ServiceUrl;
 
+/// HTTP status code 204 No Content.
+const NO_CONTENT: u16 = 204;
 /// Time limit for establishing a connection.
 const CONNECT_LIMIT: Duration = Duration::from_secs(5);
 /// Time limit of a request that doesn't wait at the service.
@@ -72,6 +74,8 @@ pub(super) struct Request<'b> {
 pub(super) enum RequestBody<'b> {
     None,
     Json(&'b [u8]),
+    /// JSON, with the preference for an answer without a body if there is nothing new.
+    JsonPreferringMinimal(&'b [u8]),
     Form(&'b [u8]),
 }
 
@@ -182,37 +186,61 @@ impl DiscoveryClient {
         self.send_request(Request { method, path, body, authenticated: true, limit }).await
     }
 
+    /// Posts a body, and prefers an answer without a body if there is nothing new. Such an answer
+    /// is `None`. A service that doesn't know the preference answers in full.
+    pub(super) async fn send_for_changes<B: Serialize, T: DeserializeOwned>(
+        &self,
+        path: String,
+        body: &B,
+        limit: Duration,
+    ) -> Result<Option<T>, ClientError> {
+        let json = serde_json::to_vec(body).expect("bodies are plain structs");
+        let (method, body) = (Method::POST, RequestBody::JsonPreferringMinimal(&json));
+        let request = Request { method, path, body, authenticated: true, limit };
+        let (url, answer) = self.exchange(&request).await?;
+        match answer.status {
+            NO_CONTENT => Ok(None),
+            _ => read_answer(&url, &answer).map(Some),
+        }
+    }
+
     /// Sends a request, and parses the answer as `T`.
+    pub(super) async fn send_request<T: DeserializeOwned>(
+        &self,
+        request: Request<'_>,
+    ) -> Result<T, ClientError> {
+        let (url, answer) = self.exchange(&request).await?;
+        read_answer(&url, &answer)
+    }
+
+    /// Sends a request, and returns the answer with the URL that it came from.
     ///
     /// If the service refuses the access token or the assertion, this fetches a new token and
     /// repeats the request once. The service's clock decides when a token ends, so a token can end
     /// earlier than expected. An assertion can be refused because the local clock was changed. The
     /// refusal also contains the service's time, so the next assertion has the right time.
-    pub(super) async fn send_request<T: DeserializeOwned>(
-        &self,
-        request: Request<'_>,
-    ) -> Result<T, ClientError> {
-        let first = self.send_request_once(&request).await;
+    async fn exchange(&self, request: &Request<'_>) -> Result<(String, Answer), ClientError> {
+        let first = self.exchange_once(request).await;
         let code = first.as_ref().err().and_then(ClientError::code);
         if request.authenticated
             && matches!(code, Some(Code::TokenInvalid | Code::AssertionRefused))
         {
             self.token_cache.lock().await.token = None;
-            return self.send_request_once(&request).await;
+            return self.exchange_once(request).await;
         }
         first
     }
 
-    async fn send_request_once<T: DeserializeOwned>(
-        &self,
-        request: &Request<'_>,
-    ) -> Result<T, ClientError> {
+    async fn exchange_once(&self, request: &Request<'_>) -> Result<(String, Answer), ClientError> {
         let token = match request.authenticated {
             true => Some(self.access_token().await?),
             false => None,
         };
         let (url, answer) = self.try_urls(request, token.as_ref()).await?;
-        read_answer(&url, &answer)
+        match answer.problem {
+            true => Err(read_problem(&url, &answer)),
+            false => Ok((url, answer)),
+        }
     }
 
     /// Tries the URLs in turn, beginning with the last one that answered. Tries the next URL only
@@ -266,6 +294,10 @@ impl DiscoveryClient {
             RequestBody::Json(json) => {
                 builder.header(CONTENT_TYPE, "application/json").body(json.to_vec())
             }
+            RequestBody::JsonPreferringMinimal(json) => builder
+                .header(CONTENT_TYPE, "application/json")
+                .header(PREFER, RETURN_MINIMAL)
+                .body(json.to_vec()),
             RequestBody::Form(form) => builder
                 .header(CONTENT_TYPE, "application/x-www-form-urlencoded")
                 .body(form.to_vec()),
@@ -388,16 +420,25 @@ async fn read_body(
 }
 
 fn read_answer<T: DeserializeOwned>(url: &str, answer: &Answer) -> Result<T, ClientError> {
-    let foreign = |reason| ClientError::Foreign { url: url.into(), status: answer.status, reason };
     if answer.problem {
-        let problem: Problem =
-            serde_json::from_slice(&answer.body).map_err(|error| foreign(error.to_string()))?;
-        return Err(ClientError::Problem(Box::new(problem)));
+        return Err(read_problem(url, answer));
     }
+    let foreign = |reason| ClientError::Foreign { url: url.into(), status: answer.status, reason };
     if !(200..300).contains(&answer.status) || !answer.json {
         return Err(foreign("expected JSON".into()));
     }
     serde_json::from_slice(&answer.body).map_err(|error| foreign(error.to_string()))
+}
+
+/// Returns the error that a problem document describes.
+fn read_problem(url: &str, answer: &Answer) -> ClientError {
+    match serde_json::from_slice::<Problem>(&answer.body) {
+        Ok(problem) => ClientError::Problem(Box::new(problem)),
+        Err(error) => {
+            let (url, status, reason) = (url.into(), answer.status, error.to_string());
+            ClientError::Foreign { url, status, reason }
+        }
+    }
 }
 
 fn local_now_ms() -> i64 {

@@ -353,6 +353,39 @@ async fn a_precise_clock_offset_is_kept_until_a_date_contradicts_it() {
 }
 
 #[tokio::test]
+async fn an_empty_answer_to_a_poll_means_that_nothing_has_changed() {
+    use crate::api::PollRequest;
+    use crate::digest::Nonce;
+    let whole = json!({
+        "rev": 7, "now_ms": 1, "state": "open", "epoch": 1, "standing": "reader", "seated": 0,
+        "size": 3, "lease_ms": null, "prepare_ms": null, "statements": [], "proposal": null,
+        "matrix": [], "releases": [], "document": null, "explain": [],
+    });
+    let answers = vec![
+        context_answer(),
+        token_answer(),
+        answer("204 No Content", "", ""),
+        // A service that doesn't know the preference answers in full.
+        ok(&whole),
+        answer("404 Not Found", "text/html", ""),
+    ];
+    let mut server = serve(TLS13, answers).await;
+    let key = Arc::new(SigningKey::generate());
+    let client = client(vec![server.url.clone()], server.pin, Some(&key));
+    let cluster = uuid::Uuid::now_v7();
+    let poll = PollRequest { after: Some(7), boot: 1, nonce: Nonce::random(), highest_epoch: 0 };
+    assert_eq!(client.poll_for_changes(cluster, &poll).await.unwrap(), None);
+    let seen = client.poll_for_changes(cluster, &poll).await.unwrap();
+    assert_eq!(seen.map(|answer| answer.rev), Some(7));
+    client.poll_for_changes(cluster, &poll).await.unwrap_err();
+    let mut heads = Vec::new();
+    for _ in 0..3 {
+        heads.push(server.requests.recv().await.unwrap().head.to_lowercase());
+    }
+    assert!(heads[2].contains("prefer: return=minimal"), "{}", heads[2]);
+}
+
+#[tokio::test]
 async fn answers_outside_the_api_are_errors() {
     let long = format!("{{\"x\":\"{}\"}}", "x".repeat(crate::api::MAX_RESPONSE));
     let answers = vec![
