@@ -16,6 +16,7 @@
 //! | the statement hash in a [`bundle::Bundle`] | [`statement::StatementChain`] | the same admins, for an agent |
 //! | a statement | [`grant::VerifiedGrant`] → [`record::VerifiedRecord`] | one seat's keys and addresses |
 //! | a statement | [`grant::VerifiedGrant`] or [`order::VerifiedOrder`] → [`intent::VerifiedIntent`] | one change of a running cluster |
+//! | a statement | [`service::VerifiedService`] | the service's URLs and TLS keys |
 //! | records | [`proposal::VerifiedProposal`] → [`document::VerifiedDocument`] | the committed list |
 //!
 //! This crate decides no step of the protocol. `discovery-formation` does that, with plain values
@@ -48,6 +49,7 @@ pub mod recovery;
 pub mod redeem;
 pub mod retire;
 pub mod role;
+pub mod service;
 pub mod statement;
 pub mod strict;
 pub mod text;

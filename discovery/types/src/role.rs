@@ -93,6 +93,8 @@ pub enum Action {
     AbandonCluster,
     /// Retire a committed cluster, with an owner's signature.
     RetireCluster,
+    /// Say where the discovery service is, with an owner's signature.
+    AnnounceService,
     /// Get a client certificate for access to a cluster's data.
     IssueCredentials,
     /// Store a grant for a boot token.
@@ -138,7 +140,7 @@ pub enum Action {
 
 impl Action {
     /// Every action, in the order of declaration.
-    pub const ALL: [Action; 28] = [
+    pub const ALL: [Action; 29] = [
         Action::CreateDraft,
         Action::PutStatement,
         Action::ListClusters,
@@ -147,6 +149,7 @@ impl Action {
         Action::ReadDocument,
         Action::AbandonCluster,
         Action::RetireCluster,
+        Action::AnnounceService,
         Action::IssueCredentials,
         Action::PutBootGrant,
         Action::PutJoinGrant,
@@ -177,6 +180,7 @@ impl Action {
             Action::CreateDraft
             | Action::PutStatement
             | Action::RetireCluster
+            | Action::AnnounceService
             | Action::ExportCluster
             | Action::ChangeAdmins
             | Action::AcceptDatabase => Some(&[]),
@@ -223,6 +227,7 @@ impl Action {
             | Action::ListClusters
             | Action::AbandonCluster
             | Action::RetireCluster
+            | Action::AnnounceService
             | Action::IssueCredentials
             | Action::PutBootGrant
             | Action::PutJoinGrant

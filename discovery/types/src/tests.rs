@@ -15,6 +15,7 @@ use crate::order::{Order, OrderedChange, VerifiedOrder};
 use crate::record::{Endorsement, SignedRecord, VerifiedRecord};
 use crate::recovery::{NodeIdentity, Recovery};
 use crate::role::Role;
+use crate::service::{ServiceStatement, VerifiedService};
 use crate::statement::{Statement, StatementChain};
 
 type Read<'a> = Box<dyn Fn(&Jws) -> Result<(), Box<dyn Error>> + 'a>;
@@ -77,6 +78,17 @@ fn recovery(world: &ClusterFixture) -> Recovery {
     }
 }
 
+fn service(world: &ClusterFixture) -> ServiceStatement {
+    ServiceStatement {
+        version: 1,
+        cluster: world.statement.cluster,
+        sequence: 1,
+        urls: vec!["https://a.example:8443".parse().unwrap()],
+        pins: vec![world.chain().newest_hash()],
+        issued_at: 1_700_000_000,
+    }
+}
+
 fn readers(world: &ClusterFixture) -> Vec<Reader<'_>> {
     use JwsType::{Document, Grant, Record};
     let (chain, owner) = (world.chain(), &world.owner);
@@ -125,6 +137,9 @@ fn readers(world: &ClusterFixture) -> Vec<Reader<'_>> {
         }),
         Reader::new("a recovery", (JwsType::Recovery, owner, &recovery(world)), |jws| {
             Recovery::verify(jws, &world.chain())
+        }),
+        Reader::new("a service statement", (JwsType::Service, owner, &service(world)), |jws| {
+            VerifiedService::verify(jws, &world.chain())
         }),
         Reader::new("a change of the admins", (JwsType::Admin, owner, &change), |jws| {
             AdminChain::root(world.owner.public()).append(jws)

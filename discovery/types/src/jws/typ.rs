@@ -47,6 +47,9 @@ pub enum JwsType {
     /// Statement that another cluster continues a lost cluster's data; signed by an operator.
     #[serde(rename = "muster-recovery+jwt")]
     Recovery,
+    /// Statement of where the discovery service is; signed by an owner.
+    #[serde(rename = "muster-service+jwt")]
+    Service,
     /// RFC 7523 client assertion; signed by an admin or agent.
     #[serde(rename = "muster-assertion+jwt")]
     Assertion,
@@ -72,6 +75,7 @@ impl JwsType {
             JwsType::Unretire => "muster-unretire+jwt",
             JwsType::Order => "muster-order+jwt",
             JwsType::Recovery => "muster-recovery+jwt",
+            JwsType::Service => "muster-service+jwt",
             JwsType::Assertion => "muster-assertion+jwt",
             JwsType::Access => "at+jwt",
         }
@@ -87,7 +91,8 @@ impl JwsType {
             | JwsType::Document
             | JwsType::Admin
             | JwsType::Order
-            | JwsType::Recovery => Some(1),
+            | JwsType::Recovery
+            | JwsType::Service => Some(1),
             JwsType::Endorsement
             | JwsType::Redeem
             | JwsType::Ack
@@ -106,7 +111,7 @@ impl JwsType {
             JwsType::Document => super::MAX_JWS,
             JwsType::Statement => 24 * 1024,
             JwsType::Redeem => 12 * 1024,
-            JwsType::Record => 4 * 1024,
+            JwsType::Record | JwsType::Service => 4 * 1024,
             JwsType::Grant => 2 * 1024,
             JwsType::Endorsement
             | JwsType::Ack
