@@ -73,6 +73,17 @@ impl ClientError {
         }
     }
 
+    /// Returns the error and its causes as one text.
+    pub fn with_causes(&self) -> String {
+        let mut text = self.to_string();
+        let mut cause = self.source();
+        while let Some(error) = cause {
+            text = format!("{text}: {error}");
+            cause = error.source();
+        }
+        text
+    }
+
     /// The code of the service's problem document, if the service refused the request.
     pub fn code(&self) -> Option<Code> {
         match self {

@@ -1,15 +1,16 @@
 //! Sends one request: tries the URLs in turn, with time limits and authentication.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicI64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use reqwest::Method;
 use reqwest::header::{AUTHORIZATION, CONTENT_TYPE, HeaderMap};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
-use tokio::sync::Mutex;
+use tokio::sync::{Mutex, watch};
 
+use super::contact::ServiceContact;
 use super::date::http_date_seconds;
 use super::error::{ClientError, pin_mismatch};
 use super::pinned::client_tls_config;
@@ -45,12 +46,24 @@ pub struct ClientConfig {
 /// A client of one discovery service. Cheap to share behind an [`Arc`].
 #[derive(Debug)]
 pub struct DiscoveryClient {
-    config: ClientConfig,
-    http: reqwest::Client,
-    preferred: AtomicUsize,
+    /// The service as it is called at present. [`DiscoveryClient::set_service`] replaces it.
+    endpoint: watch::Sender<Arc<ServiceEndpoint>>,
     /// Difference between the service's clock and ours in milliseconds, according to the latest
     /// answers.
     offset_ms: AtomicI64,
+    contact: watch::Sender<ServiceContact>,
+    /// Number of calls of [`DiscoveryClient::set_service`].
+    moves: watch::Sender<u64>,
+}
+
+/// URLs, pins and access token of the service, until another endpoint replaces them.
+#[derive(Debug)]
+struct ServiceEndpoint {
+    config: ClientConfig,
+    http: reqwest::Client,
+    preferred: AtomicUsize,
+    /// Whether the last request broke after it was sent.
+    interrupted: AtomicBool,
     token_cache: Mutex<TokenCache>,
 }
 
@@ -89,6 +102,63 @@ struct Answer {
 impl DiscoveryClient {
     /// Builds a client, without connecting to the service.
     pub fn new(config: ClientConfig) -> Result<Self, ClientError> {
+        Ok(Self {
+            endpoint: watch::Sender::new(Arc::new(ServiceEndpoint::new(config)?)),
+            offset_ms: AtomicI64::new(0),
+            contact: watch::Sender::default(),
+            moves: watch::Sender::new(0),
+        })
+    }
+
+    /// Calls the service at other URLs and with other pins from now on. Requests that are under way
+    /// go on as they began.
+    pub fn set_service(&self, urls: Vec<ServiceUrl>, pins: Vec<Digest>) -> Result<(), ClientError> {
+        let key = self.endpoint().config.key.clone();
+        let next = ServiceEndpoint::new(ClientConfig { urls, pins, key })?;
+        self.endpoint.send_replace(Arc::new(next));
+        self.moves.send_modify(|moves| *moves += 1);
+        Ok(())
+    }
+
+    /// Subscribes to the number of calls of [`DiscoveryClient::set_service`].
+    pub fn moves(&self) -> watch::Receiver<u64> {
+        self.moves.subscribe()
+    }
+
+    /// Subscribes to the contact with the service.
+    pub fn contact(&self) -> watch::Receiver<ServiceContact> {
+        self.contact.subscribe()
+    }
+
+    fn endpoint(&self) -> Arc<ServiceEndpoint> {
+        Arc::clone(&self.endpoint.borrow())
+    }
+
+    /// Notes the result of a request, unless the service is called elsewhere by now. A single broken
+    /// connection is no outage: a proxy may end long polls early.
+    fn note_contact<T>(&self, endpoint: &Arc<ServiceEndpoint>, result: &Result<T, ClientError>) {
+        let error = match result {
+            Ok(_) | Err(ClientError::Problem(_)) => {
+                endpoint.interrupted.store(false, Ordering::Relaxed);
+                None
+            }
+            Err(ClientError::Interrupted { .. })
+                if !endpoint.interrupted.swap(true, Ordering::Relaxed) =>
+            {
+                return;
+            }
+            // These requests were not sent.
+            Err(ClientError::NoKey | ClientError::Setup(_)) => return,
+            Err(error) => Some(error.with_causes()),
+        };
+        if Arc::ptr_eq(endpoint, &self.endpoint()) {
+            self.contact.send_if_modified(|contact| contact.note(error, SystemTime::now()));
+        }
+    }
+}
+
+impl ServiceEndpoint {
+    fn new(config: ClientConfig) -> Result<Self, ClientError> {
         let tls = client_tls_config(&config.pins, config.key.as_deref());
         let http = reqwest::Client::builder()
             .tls_backend_preconfigured(tls)
@@ -103,16 +173,13 @@ impl DiscoveryClient {
             config,
             http,
             preferred: AtomicUsize::new(0),
-            offset_ms: AtomicI64::new(0),
+            interrupted: AtomicBool::new(false),
             token_cache: Mutex::default(),
         })
     }
+}
 
-    /// Returns the configuration of the client.
-    pub fn config(&self) -> &ClientConfig {
-        &self.config
-    }
-
+impl DiscoveryClient {
     /// Returns the service's time in milliseconds since 1970: the local clock, corrected by the
     /// service's answers. An answer has the time in its body, or else in its `Date` header. Before
     /// the first answer this is the local clock's time.
@@ -133,7 +200,8 @@ impl DiscoveryClient {
 
     /// Caches an access token that came in the answer to another request, such as a redeem.
     pub async fn remember_token(&self, issuer: &str, token: &TokenResponse) {
-        let mut access = self.token_cache.lock().await;
+        let endpoint = self.endpoint();
+        let mut access = endpoint.token_cache.lock().await;
         access.issuer = Some(issuer.to_owned());
         access.token = Some(token_with_renewal(token));
     }
@@ -197,11 +265,7 @@ impl DiscoveryClient {
         let json = serde_json::to_vec(body).expect("bodies are plain structs");
         let (method, body) = (Method::POST, RequestBody::JsonPreferringMinimal(&json));
         let request = Request { method, path, body, authenticated: true, limit };
-        let (url, answer) = self.exchange(&request).await?;
-        match answer.status {
-            NO_CONTENT => Ok(None),
-            _ => read_answer(&url, &answer).map(Some),
-        }
+        self.exchange(&request, read_changes).await
     }
 
     /// Sends a request, and parses the answer as `T`.
@@ -209,56 +273,68 @@ impl DiscoveryClient {
         &self,
         request: Request<'_>,
     ) -> Result<T, ClientError> {
-        let (url, answer) = self.exchange(&request).await?;
-        read_answer(&url, &answer)
+        self.exchange(&request, read_answer).await
     }
 
-    /// Sends a request, and returns the answer with the URL that it came from.
+    /// Sends a request, and parses the answer with `read`, which also gets the URL that answered.
     ///
     /// If the service refuses the access token or the assertion, this fetches a new token and
     /// repeats the request once. The service's clock decides when a token ends, so a token can end
     /// earlier than expected. An assertion can be refused because the local clock was changed. The
     /// refusal also contains the service's time, so the next assertion has the right time.
-    async fn exchange(&self, request: &Request<'_>) -> Result<(String, Answer), ClientError> {
-        let first = self.exchange_once(request).await;
+    async fn exchange<T>(
+        &self,
+        request: &Request<'_>,
+        read: fn(&str, &Answer) -> Result<T, ClientError>,
+    ) -> Result<T, ClientError> {
+        let endpoint = self.endpoint();
+        let first = self.exchange_once(&endpoint, request, read).await;
         let code = first.as_ref().err().and_then(ClientError::code);
         if request.authenticated
             && matches!(code, Some(Code::TokenInvalid | Code::AssertionRefused))
         {
-            self.token_cache.lock().await.token = None;
-            return self.exchange_once(request).await;
+            endpoint.token_cache.lock().await.token = None;
+            return self.exchange_once(&endpoint, request, read).await;
         }
         first
     }
 
-    async fn exchange_once(&self, request: &Request<'_>) -> Result<(String, Answer), ClientError> {
-        let token = match request.authenticated {
-            true => Some(self.access_token().await?),
-            false => None,
+    async fn exchange_once<T>(
+        &self,
+        endpoint: &Arc<ServiceEndpoint>,
+        request: &Request<'_>,
+        read: fn(&str, &Answer) -> Result<T, ClientError>,
+    ) -> Result<T, ClientError> {
+        let sent = async {
+            let token = match request.authenticated {
+                true => Some(self.access_token(endpoint).await?),
+                false => None,
+            };
+            let (url, answer) = self.try_urls(endpoint, request, token.as_ref()).await?;
+            read(&url, &answer)
         };
-        let (url, answer) = self.try_urls(request, token.as_ref()).await?;
-        match answer.problem {
-            true => Err(read_problem(&url, &answer)),
-            false => Ok((url, answer)),
-        }
+        let result = sent.await;
+        self.note_contact(endpoint, &result);
+        result
     }
 
     /// Tries the URLs in turn, beginning with the last one that answered. Tries the next URL only
     /// if the request can't have reached the service.
     async fn try_urls(
         &self,
+        endpoint: &ServiceEndpoint,
         request: &Request<'_>,
         token: Option<&Jws>,
     ) -> Result<(String, Answer), ClientError> {
-        let first = self.preferred.load(Ordering::Relaxed);
-        let count = self.config.urls.len();
+        let first = endpoint.preferred.load(Ordering::Relaxed);
+        let count = endpoint.config.urls.len();
         let mut last = None;
         for i in 0..count {
             let index = (first + i) % count;
-            let url = self.config.urls[index].to_string();
-            match self.try_url(&url, request, token).await {
+            let url = endpoint.config.urls[index].to_string();
+            match self.try_url(&endpoint.http, &url, request, token).await {
                 Ok(answer) => {
-                    self.preferred.store(index, Ordering::Relaxed);
+                    endpoint.preferred.store(index, Ordering::Relaxed);
                     return Ok((url, answer));
                 }
                 Err(error @ (ClientError::Unreachable { .. } | ClientError::Pin { .. })) => {
@@ -275,12 +351,12 @@ impl DiscoveryClient {
 
     async fn try_url(
         &self,
+        http: &reqwest::Client,
         url: &str,
         request: &Request<'_>,
         token: Option<&Jws>,
     ) -> Result<Answer, ClientError> {
-        let mut builder = self
-            .http
+        let mut builder = http
             .request(request.method.clone(), format!("{url}{}", request.path))
             .timeout(request.limit);
         if let Some(token) = token {
@@ -336,9 +412,9 @@ impl DiscoveryClient {
     }
 
     /// Returns a valid access token. Fetches one if the cached token is missing or about to end.
-    async fn access_token(&self) -> Result<Jws, ClientError> {
-        let key = self.config.key.as_ref().ok_or(ClientError::NoKey)?;
-        let mut access = self.token_cache.lock().await;
+    async fn access_token(&self, endpoint: &ServiceEndpoint) -> Result<Jws, ClientError> {
+        let key = endpoint.config.key.as_ref().ok_or(ClientError::NoKey)?;
+        let mut access = endpoint.token_cache.lock().await;
         if let Some((token, until)) = &access.token
             && Instant::now() < *until
         {
@@ -347,7 +423,7 @@ impl DiscoveryClient {
         let issuer = match &access.issuer {
             Some(issuer) => issuer.clone(),
             None => {
-                let context = Box::pin(self.fetch_context()).await?;
+                let context = Box::pin(self.fetch_context(endpoint)).await?;
                 access.issuer.insert(context.issuer).clone()
             }
         };
@@ -362,13 +438,16 @@ impl DiscoveryClient {
             authenticated: false,
             limit: REQUEST_LIMIT,
         };
-        let (url, answer) = self.try_urls(&request, None).await?;
+        let (url, answer) = self.try_urls(endpoint, &request, None).await?;
         let token: TokenResponse = read_answer(&url, &answer)?;
         access.token = Some(token_with_renewal(&token));
         Ok(token.access_token)
     }
 
-    async fn fetch_context(&self) -> Result<ContextResponse, ClientError> {
+    async fn fetch_context(
+        &self,
+        endpoint: &ServiceEndpoint,
+    ) -> Result<ContextResponse, ClientError> {
         let request = Request {
             method: Method::GET,
             path: "/v1/context".into(),
@@ -376,7 +455,7 @@ impl DiscoveryClient {
             authenticated: false,
             limit: REQUEST_LIMIT,
         };
-        let (url, answer) = self.try_urls(&request, None).await?;
+        let (url, answer) = self.try_urls(endpoint, &request, None).await?;
         read_answer(&url, &answer)
     }
 }
@@ -420,24 +499,26 @@ async fn read_body(
 }
 
 fn read_answer<T: DeserializeOwned>(url: &str, answer: &Answer) -> Result<T, ClientError> {
-    if answer.problem {
-        return Err(read_problem(url, answer));
-    }
     let foreign = |reason| ClientError::Foreign { url: url.into(), status: answer.status, reason };
+    if answer.problem {
+        let problem: Problem =
+            serde_json::from_slice(&answer.body).map_err(|error| foreign(error.to_string()))?;
+        return Err(ClientError::Problem(Box::new(problem)));
+    }
     if !(200..300).contains(&answer.status) || !answer.json {
         return Err(foreign("expected JSON".into()));
     }
     serde_json::from_slice(&answer.body).map_err(|error| foreign(error.to_string()))
 }
 
-/// Returns the error that a problem document describes.
-fn read_problem(url: &str, answer: &Answer) -> ClientError {
-    match serde_json::from_slice::<Problem>(&answer.body) {
-        Ok(problem) => ClientError::Problem(Box::new(problem)),
-        Err(error) => {
-            let (url, status, reason) = (url.into(), answer.status, error.to_string());
-            ClientError::Foreign { url, status, reason }
-        }
+/// Parses an answer that has no body if there is nothing new.
+fn read_changes<T: DeserializeOwned>(
+    url: &str,
+    answer: &Answer,
+) -> Result<Option<T>, ClientError> {
+    match answer.status {
+        NO_CONTENT => Ok(None),
+        _ => read_answer(url, answer).map(Some),
     }
 }
 

@@ -3,11 +3,13 @@
 
 mod admins;
 mod agents;
+mod contact;
 mod date;
 mod error;
 mod http;
 mod pinned;
 
+pub use contact::ServiceContact;
 pub use error::ClientError;
 pub use http::{ClientConfig, DiscoveryClient};
 pub use pinned::{PinMismatch, client_tls_config};

@@ -204,6 +204,68 @@ async fn the_next_url_is_tried_if_one_is_down() {
     assert!(client.context().await.is_ok());
 }
 
+#[tokio::test]
+async fn a_client_follows_the_service_to_other_urls_and_pins() {
+    let key = Arc::new(SigningKey::generate());
+    let closed = TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap();
+    let client =
+        client(vec![format!("https://{closed}").parse().unwrap()], Digest::of(b"old"), Some(&key));
+    let contact = client.contact();
+    assert!(matches!(client.context().await, Err(ClientError::Unreachable { .. })));
+    let lost = contact.borrow().clone();
+    let super::ServiceContact::Unreachable { error, .. } = &lost else { panic!("{lost:?}") };
+    assert!(error.contains("can't be reached"), "{error}");
+
+    let list = ok(&json!({ "clusters": [] }));
+    let mut server = serve(TLS13, vec![context_answer(), token_answer(), list]).await;
+    let moves = client.moves();
+    client.set_service(vec![server.url.clone()], vec![server.pin]).unwrap();
+    assert!(moves.has_changed().unwrap());
+    client.list_clusters(&ClusterQuery::default()).await.unwrap();
+    assert_eq!(*contact.borrow(), super::ServiceContact::Reachable);
+    assert_eq!(server.requests.recv().await.unwrap().client, Some(*key.public()));
+}
+
+#[tokio::test]
+async fn a_key_that_is_pinned_no_longer_is_refused_at_the_old_url_too() {
+    let mut old = serve(TLS13, vec![context_answer()]).await;
+    let client = client(vec![old.url.clone()], old.pin, None);
+    client.set_service(vec![old.url.clone()], vec![Digest::of(b"the new key")]).unwrap();
+    assert!(matches!(client.context().await, Err(ClientError::Pin { .. })));
+    assert!(matches!(*client.contact().borrow(), super::ServiceContact::Unreachable { .. }));
+    assert!(old.requests.recv().await.is_none(), "a request was sent to the old key");
+}
+
+#[tokio::test]
+async fn a_refusal_shows_that_the_service_can_be_reached() {
+    let problem = json!(crate::problem::Problem::new(Code::Overloaded, "", "")).to_string();
+    let busy = answer("503 Service Unavailable", crate::problem::PROBLEM_JSON, &problem);
+    let server = serve(TLS13, vec![busy, answer("502 Bad Gateway", "text/html", "")]).await;
+    let client = client(vec![server.url.clone()], server.pin, None);
+    assert!(client.context().await.is_err());
+    assert_eq!(*client.contact().borrow(), super::ServiceContact::Reachable);
+    assert!(client.context().await.is_err());
+    assert!(matches!(*client.contact().borrow(), super::ServiceContact::Unreachable { .. }));
+}
+
+#[tokio::test]
+async fn one_broken_connection_is_no_outage_and_two_in_a_row_are() {
+    let list = ok(&json!({ "clusters": [] }));
+    let broken = || "HTTP/1.1 200 OK\r\ncontent-length: 9\r\n\r\n".to_owned();
+    let answers =
+        vec![context_answer(), token_answer(), broken(), list, broken(), broken(), broken()];
+    let server = serve(TLS13, answers).await;
+    let key = Arc::new(SigningKey::generate());
+    let client = client(vec![server.url.clone()], server.pin, Some(&key));
+    let mut reachable = Vec::new();
+    for _ in 0..5 {
+        let _ = client.list_clusters(&ClusterQuery::default()).await;
+        let contact = client.contact();
+        reachable.push(*contact.borrow() == super::ServiceContact::Reachable);
+    }
+    assert_eq!(reachable, [true, true, true, false, false]);
+}
+
 /// A join bundle has two pins while the service changes its TLS key.
 #[tokio::test]
 async fn the_next_redeem_envelope_is_sent_only_if_the_record_was_refused() {
