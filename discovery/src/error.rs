@@ -16,6 +16,7 @@ use discovery_types::record::RecordError;
 use discovery_types::recovery::RecoveryError;
 use discovery_types::redeem::RedeemError;
 use discovery_types::retire::RetireError;
+use discovery_types::service::ServiceStatementError;
 use discovery_types::statement::StatementError;
 use discovery_types::text::printable;
 
@@ -312,6 +313,8 @@ refused_as! {
     RecoveryError => RecoveryRefused, "Look with `muster-agent recover examine` what was made, and \
         have an operator or owner of today sign it: `muster-agent recover make`.";
     RetireError => StatementRefused, "Fetch the newest statement and sign anew.";
+    ServiceStatementError => StatementRefused, "Announce again with `muster-discovery service \
+        announce`, as an owner.";
     AccessError => TokenInvalid, "Ask for another token at /v1/token.";
 }
 

@@ -68,6 +68,7 @@ pub(crate) async fn openapi() -> HttpResponse {
         intents::withdraw,
         intents::directory,
         intents::recoveries,
+        intents::service,
         intents::leaves,
         intents::export,
         database::accept,

@@ -64,6 +64,7 @@ pub(crate) fn configure(config: &mut ServiceConfig) {
                 .route(get().to(clusters::statements))
                 .route(head().to(clusters::statements)),
         )
+        .service(resource_at("/v1/clusters/{id}/service", "PUT").route(put().to(intents::service)))
         .service(
             resource_at("/v1/clusters/{id}/explain", "GET, HEAD")
                 .route(get().to(clusters::explain))

@@ -285,7 +285,7 @@ pub(crate) fn timeline(mut events: Vec<StoredEvent>) -> Vec<api::Moment> {
                 moments.push(("preparing".into(), at));
             }
             "open" | "reopened" | "committed" | "adopted" | "formed" | "unretired" | "split"
-            | "recovered" | "recovery_contested" => {
+            | "recovered" | "recovery_contested" | "service_announced" => {
                 moments.push((event.kind, at));
             }
             "ended" => {

@@ -272,7 +272,8 @@ pub(crate) async fn statements(
     authorise(&request, &app, Action::ReadStatements, Some(*path)).await?;
     let found = app.store.read_cluster(*path).await?;
     let (_, chain, _) = found.ok_or_else(|| ApiError::not_found("such cluster"))?;
-    Ok(Json(StatementList { statements: chain.jws() }))
+    let service = app.store.service_statement(*path).await?;
+    Ok(Json(StatementList { statements: chain.jws(), service }))
 }
 
 /// Explains what a cluster waits for, who holds it up, and what to do.

@@ -8,7 +8,7 @@ use discovery_types::access::ClientKind;
 use discovery_types::api::{
     ClusterExport, DirectoryResponse, IntentList, IntentState, IntentView, JoinResponse,
     LeavesRequest, MAX_RECOVERIES_BODY_BYTES, NodeProgram, OutcomeRequest, RecoveriesRequest,
-    RecoveriesResponse, SignedBody, WaitRequest,
+    RecoveriesResponse, SignedBody, StatementList, WaitRequest,
 };
 use discovery_types::digest::OperationId;
 use discovery_types::jws::JwsType;
@@ -205,6 +205,21 @@ pub(crate) async fn recoveries(
 ) -> Result<Json<RecoveriesResponse>, ApiError> {
     let caller = authorise(&request, &app, Action::ShowRecoveries, Some(*path)).await?;
     Ok(Json(app.follow_recoveries(*path, &caller.key, &body.recoveries).await?))
+}
+
+/// Stores where an owner says that this service is, for the agents of a running cluster. Sending the
+/// stored statement again changes nothing.
+#[utoipa::path(put, path = "/v1/clusters/{id}/service", tag = "clusters",
+    params(("id" = Uuid, Path,)), request_body = SignedBody,
+    responses((status = 200, body = StatementList), (status = "default", body = Problem)))]
+pub(crate) async fn service(
+    request: HttpRequest,
+    app: Data<App>,
+    path: Path<Uuid>,
+    JsonBody(body): JsonBody<SignedBody>,
+) -> Result<Json<StatementList>, ApiError> {
+    let caller = authorise(&request, &app, Action::AnnounceService, Some(*path)).await?;
+    Ok(Json(app.put_service(&caller, *path, &body.jws).await?))
 }
 
 /// Issues new certificates to a member, or a newcomer's first ones.

@@ -12,6 +12,7 @@ mod join;
 mod judge;
 mod leaves;
 mod recover;
+mod service;
 mod view;
 
 use discovery_formation::service::Cluster;
@@ -312,6 +313,7 @@ impl App {
             rev: cluster.rev,
             now_ms: now / 1_000,
             statement: chain.newest_hash(),
+            service: changes.service.clone(),
             intents: changes.intents.iter().filter(listed).map(shown).collect(),
         })
     }

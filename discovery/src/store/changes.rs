@@ -86,6 +86,8 @@ pub(crate) struct MembershipChanges {
     pub reports: Vec<(MemberId, MembershipReport)>,
     /// Recovery statements, both followed and competing, in chain order.
     pub recoveries: Vec<StoredRecovery>,
+    /// The newest service statement that an owner sent.
+    pub service: Option<Jws>,
 }
 
 /// A report of a cluster's membership, with its position in the Raft log.
@@ -151,7 +153,10 @@ macro_rules! change_columns {
          (SELECT coalesce(json_agg(r ORDER BY r.number, r.followed DESC), '[]') FROM (
             SELECT number, jws, followed FROM recoveries WHERE cluster_id = $1",
             $only,
-            ") r) AS recoveries"
+            ") r) AS recoveries,
+         (SELECT jws FROM service_statements WHERE cluster_id = $1",
+            $only,
+            ") AS service"
         )
     };
 }
@@ -165,6 +170,7 @@ pub(super) struct ChangeRows {
     confirmed: Option<Json<MembershipReportRow>>,
     removed: Json<Vec<RemovedRow>>,
     recoveries: Json<Vec<RecoveryRow>>,
+    service: Option<String>,
 }
 
 #[derive(Debug, Deserialize)]
@@ -247,6 +253,7 @@ impl ChangeRows {
             jws.map(|jws| StoredRecovery { number, jws, followed: row.followed })
         };
         Ok(MembershipChanges {
+            service: parse_service(self.service, cluster)?,
             intents: self.intents.0.into_iter().map(intent).collect::<Result<_, _>>()?,
             removed: self.removed.0.into_iter().filter_map(removed).collect(),
             confirmed: self.confirmed.map(|Json(row)| report(row)).transpose()?,
@@ -306,6 +313,11 @@ impl MembershipReportRow {
     }
 }
 
+fn parse_service(stored: Option<String>, cluster: Uuid) -> Result<Option<Jws>, StoreError> {
+    let damaged = |_| StoreError::damaged(format!("the service statement of cluster {cluster}"));
+    stored.map(|jws| jws.parse()).transpose().map_err(damaged)
+}
+
 fn member_id(Hex(bytes): Hex) -> Option<MemberId> {
     bytes.try_into().ok().map(MemberId)
 }
@@ -357,6 +369,16 @@ impl Store {
         cluster: Uuid,
     ) -> Result<MembershipChanges, StoreError> {
         membership_changes(&mut *self.acquire().await?, cluster).await
+    }
+
+    /// Returns the newest service statement that an owner of the cluster sent.
+    pub(crate) async fn service_statement(&self, cluster: Uuid) -> Result<Option<Jws>, StoreError> {
+        let stored: Option<String> =
+            sqlx::query_scalar("SELECT jws FROM service_statements WHERE cluster_id = $1")
+                .bind(cluster)
+                .fetch_optional(&mut *self.acquire().await?)
+                .await?;
+        parse_service(stored, cluster)
     }
 
     /// Returns the removal of the member with this agent key, if the member was removed.

@@ -6,6 +6,7 @@ use discovery_types::digest::MemberId;
 use discovery_types::intent::{Intent, Verb};
 use discovery_types::jws::Jws;
 use discovery_types::key::PublicKey;
+use discovery_types::service::VerifiedService;
 use serde_json::Value;
 use sqlx::postgres::PgArguments;
 use sqlx::query::QueryScalar;
@@ -330,6 +331,32 @@ pub(crate) async fn note_ticket_reuse(
         .fetch_one(connection)
         .await?;
     Ok(true)
+}
+
+/// Stores a service statement, which replaces the cluster's previous one. `by` is the name of the
+/// admin who signed it.
+pub(crate) async fn store_service(
+    connection: &mut PgConnection,
+    cluster: Uuid,
+    now: formation::UnixMicros,
+    service: &VerifiedService,
+    by: &str,
+) -> Result<(), StoreError> {
+    const UPSERT: &str = change!(
+        "INSERT INTO service_statements (cluster_id, sequence, jws, stored_us)
+         VALUES ($1, $6, $7, $3)
+         ON CONFLICT (cluster_id) DO UPDATE SET sequence = $6, jws = $7, stored_us = $3"
+    );
+    let body = serde_json::json!({
+        "sequence": service.sequence(), "urls": service.statement().urls, "by": by,
+        "pins": service.statement().pins, "statement": service.jws().hash().to_string(),
+    });
+    query_change(UPSERT, cluster, now, "service_announced", &body)?
+        .bind(number_to_row(service.sequence())?)
+        .bind(service.jws().as_str())
+        .fetch_one(connection)
+        .await?;
+    Ok(())
 }
 
 /// Stores a member's report, which replaces the member's previous one.

@@ -450,11 +450,15 @@ pub struct ClusterView {
     pub ended: Option<EndView>,
 }
 
-/// Answer of `GET /v1/clusters/{id}/statements`: the whole chain.
+/// Answer of `GET /v1/clusters/{id}/statements`: the whole chain. Also the answer of
+/// `PUT /v1/clusters/{id}/service`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct StatementList {
     /// Signed statements, in order.
     pub statements: Vec<Jws>,
+    /// The newest service statement that the service holds: where owners say that it is.
+    #[serde(default)]
+    pub service: Option<Jws>,
 }
 
 /// Answer of `GET /v1/clusters/{id}/explain`.

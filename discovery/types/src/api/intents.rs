@@ -252,6 +252,9 @@ pub struct IntentList {
     /// Hash of the cluster's newest statement. An agent that doesn't know this statement must first
     /// read the statement chain.
     pub statement: Digest,
+    /// The newest service statement that the service holds: where owners say that it is.
+    #[serde(default)]
+    pub service: Option<Jws>,
     /// Intents on which an agent must act, oldest first. With `all`, the list also holds the other
     /// intents of the last day.
     pub intents: Vec<IntentView>,

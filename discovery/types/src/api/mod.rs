@@ -7,6 +7,7 @@
 //! | `GET /v1/clusters[?name=&state=&…]` | [`ClusterQuery`] | [`ClusterList`] |
 //! | `GET /v1/clusters/{id}` | – | [`ClusterView`] |
 //! | `GET /v1/clusters/{id}/statements` | – | [`StatementList`] |
+//! | `PUT /v1/clusters/{id}/service` | [`SignedBody`] | [`StatementList`] |
 //! | `GET /v1/clusters/{id}/explain` | – | [`ExplainResponse`] |
 //! | `GET /v1/clusters/{id}/document` | – | [`CommitDocument`] |
 //! | `POST /v1/clusters/{id}/abandon` | [`AbandonRequest`] | [`ClusterSummary`] |

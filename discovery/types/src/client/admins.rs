@@ -48,6 +48,16 @@ impl DiscoveryClient {
         self.get(format!("/v1/clusters/{cluster}/statements")).await
     }
 
+    /// Sends the statement of where the service is. Returns the service's statements.
+    pub async fn put_service(
+        &self,
+        cluster: Uuid,
+        service: &Jws,
+    ) -> Result<StatementList, ClientError> {
+        let body = SignedBody { jws: service.clone() };
+        self.send(Method::PUT, format!("/v1/clusters/{cluster}/service"), &body).await
+    }
+
     /// Fetches the reasons why a cluster waits.
     pub async fn explain(&self, cluster: Uuid) -> Result<ExplainResponse, ClientError> {
         self.get(format!("/v1/clusters/{cluster}/explain")).await
