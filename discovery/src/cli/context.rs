@@ -122,7 +122,8 @@ async fn refresh(args: &RemoteArgs, printer: &mut Printer) -> Result<(), CliErro
     show(printer, &session.name, &session.context, &done)
 }
 
-fn read(source: &str) -> Result<Context, CliError> {
+/// Reads a context from a line, a file, or stdin (`-`).
+pub(super) fn read(source: &str) -> Result<Context, CliError> {
     const MAX_BYTES: u64 = 2 * MAX_LINE as u64;
     let failed = |error| CliError::io(format!("reading {source}"), error);
     let (place, text) = if source == "-" {

@@ -9,6 +9,7 @@ use discovery_types::grant::GrantError;
 use discovery_types::key::KeyFileError;
 use discovery_types::name::Name;
 use discovery_types::problem::Code;
+use discovery_types::service::ServiceStatementError;
 use discovery_types::statement::StatementError;
 
 use crate::server::ServerError;
@@ -88,6 +89,9 @@ pub enum CliError {
     /// The statement to be signed would be invalid.
     #[error("{0}")]
     Statement(StatementError),
+    /// The service statement to be sent would be invalid.
+    #[error("{0}")]
+    Service(ServiceStatementError),
     /// The service's admin chain can't be trusted, or a change doesn't extend it.
     #[error("the admin chain is refused")]
     Admins(#[source] AdminError),

@@ -22,6 +22,7 @@ mod members;
 mod pages;
 mod printer;
 mod process;
+mod service;
 mod session;
 mod token;
 
@@ -106,6 +107,8 @@ enum DiscoveryCommand {
     Token(token::TokenArgs),
     /// Order membership changes of a running cluster, and see their outcome
     Intent(intent::IntentArgs),
+    /// Tell running clusters' agents where the service is and by which keys they know it
+    Service(service::ServiceArgs),
     /// Make a member's certificates without the discovery service
     Ca(ca::CaArgs),
     /// Add, list and revoke admins
@@ -255,6 +258,7 @@ impl DiscoveryCommand {
             DiscoveryCommand::Cluster(args) => args.remote.common.json,
             DiscoveryCommand::Token(args) => args.remote.common.json,
             DiscoveryCommand::Intent(args) => args.remote.common.json,
+            DiscoveryCommand::Service(args) => args.remote.common.json,
             DiscoveryCommand::Ca(args) => args.json,
             DiscoveryCommand::Admin(args) => args.remote.common.json,
             DiscoveryCommand::Db(args) => args.remote.common.json,
@@ -276,6 +280,7 @@ impl DiscoveryCommand {
             DiscoveryCommand::Cluster(args) => session::block_on(cluster::run(args, printer)),
             DiscoveryCommand::Token(args) => session::block_on(token::run(args, printer)),
             DiscoveryCommand::Intent(args) => session::block_on(intent::run(args, printer)),
+            DiscoveryCommand::Service(args) => session::block_on(service::run(args, printer)),
             DiscoveryCommand::Ca(args) => ca::run(args, printer),
             DiscoveryCommand::Admin(args) => session::block_on(admin::run(args, printer)),
             DiscoveryCommand::Db(args) => session::block_on(db::run(args, printer)),

@@ -2,11 +2,13 @@
 
 use std::future::Future;
 use std::sync::Arc;
+use std::time::Duration;
 
 use discovery_types::admin::AdminChain;
 use discovery_types::api::{AdminList, ClusterQuery, ClusterState, ClusterStates, ClusterSummary};
 use discovery_types::client::{ClientConfig, DiscoveryClient};
 use discovery_types::context::Context;
+use discovery_types::jws::Jws;
 use discovery_types::key::SigningKey;
 use discovery_types::name::Name;
 use discovery_types::role::{Action, roles_allow};
@@ -15,6 +17,11 @@ use uuid::Uuid;
 
 use super::home::Home;
 use super::{CliError, RemoteArgs};
+
+/// Maximum number of attempts of an act while the service is overloaded.
+const TRIES: u32 = 5;
+/// Pause between two attempts.
+const PAUSE: Duration = Duration::from_secs(1);
 
 /// An admin's connection to a service.
 pub(super) struct AdminSession {
@@ -60,13 +67,22 @@ impl AdminSession {
 
     /// Returns a cluster's statement chain, after verifying it from the context's owners.
     pub(super) async fn chain(&self, cluster: Uuid) -> Result<StatementChain, CliError> {
+        Ok(self.statements(cluster).await?.0)
+    }
+
+    /// Returns a cluster's statement chain as [`AdminSession::chain`] does, and the service
+    /// statement that the service holds, unverified.
+    pub(super) async fn statements(
+        &self,
+        cluster: Uuid,
+    ) -> Result<(StatementChain, Option<Jws>), CliError> {
         let list = self.client.statements(cluster).await?;
         let chain = StatementChain::verify_from_owners(&list.statements, &self.context.owners)
             .map_err(CliError::Statements)?;
         if chain.newest().cluster != cluster {
             return Err(CliError::Answer("the statements are of another cluster".into()));
         }
-        Ok(chain)
+        Ok((chain, list.service))
     }
 
     /// Returns the admin chain, after verifying it from an owner in the context.
@@ -132,6 +148,21 @@ pub(super) fn is_live(state: ClusterState) -> bool {
 /// Returns the states of clusters that haven't ended.
 pub(super) fn live_states() -> ClusterStates {
     ClusterStates::new(ClusterState::ALL.into_iter().filter(|state| is_live(*state)))
+}
+
+/// Does `act` again, a few times, while the service is overloaded.
+pub(super) async fn repeat_while_busy<T>(
+    act: impl AsyncFn() -> Result<T, CliError>,
+) -> Result<T, CliError> {
+    let mut done = act().await;
+    for _ in 1..TRIES {
+        if !matches!(&done, Err(CliError::Client(error)) if error.is_retryable()) {
+            break;
+        }
+        tokio::time::sleep(PAUSE).await;
+        done = act().await;
+    }
+    done
 }
 
 /// Runs a command on a new single-threaded runtime.

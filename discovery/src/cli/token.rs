@@ -8,10 +8,12 @@ use clap::Subcommand;
 use discovery_types::api::{GrantState, GrantView};
 use discovery_types::bundle::Bundle;
 use discovery_types::client::ClientError;
+use discovery_types::digest::Digest;
 use discovery_types::grant::{
     DEFAULT_BOOT_SECONDS, Grant, GrantId, MAX_CIDRS, MAX_JOIN_SECONDS, TokenKind,
 };
 use discovery_types::name::Name;
+use discovery_types::service::VerifiedService;
 use discovery_types::statement::StatementChain;
 use discovery_types::token::Token;
 use ipnet::IpNet;
@@ -175,7 +177,13 @@ async fn create(
         return Err(muster_files::Error::Exists(out.clone()).into());
     }
     let cluster = session.cluster(&args.cluster).await?;
-    let chain = session.chain(cluster.cluster).await?;
+    let (chain, service) = session.statements(cluster.cluster).await?;
+    let service = service.and_then(|jws| VerifiedService::verify_kept(&jws, &chain).ok());
+    if let Some(service) = &service
+        && let Some(difference) = pin_warning(&session.context.pins, service)
+    {
+        printer.warn(&difference);
+    }
     let kind = TokenKind::from(args.kind);
     session.check_role_in_statement(&chain, kind.action())?;
     let replaces = match &args.replace {
@@ -213,6 +221,21 @@ async fn create(
         fs_err::remove_file(out).map_err(|source| CliError::file("removing", out, source))?;
     }
     print_bundle(&bundle, &put?, args.out.as_deref(), printer)
+}
+
+/// Returns a warning if the bundle's pins are others than those announced to the cluster's agents.
+/// A host that joins follows the announcement.
+fn pin_warning(pins: &[Digest], service: &VerifiedService) -> Option<String> {
+    let announced = &service.statement().pins;
+    let fits = pins.iter().any(|pin| announced.contains(pin));
+    (!fits).then(|| {
+        format!(
+            "the pins in this context are not those that were announced to the cluster's agents \
+             (number {}): a host that joins won't reach this service any more. Announce it: \
+             muster-discovery service announce",
+            service.sequence()
+        )
+    })
 }
 
 async fn put_grant(session: &AdminSession, grant: &Grant) -> Result<GrantView, CliError> {

@@ -1,7 +1,5 @@
 //! `cluster create` and `cluster restate`: sign a statement on the admin's machine.
 
-use std::time::Duration;
-
 use discovery_types::admin::AdminChain;
 use discovery_types::api::{
     ClusterQuery, ClusterState, ClusterStates, ClusterSummary, DraftRequest,
@@ -15,7 +13,7 @@ use super::{CreateArgs, RestateArgs};
 use crate::cli::CliError;
 use crate::cli::pages;
 use crate::cli::printer::{Printer, duration};
-use crate::cli::session::{AdminSession, is_live};
+use crate::cli::session::{AdminSession, is_live, repeat_while_busy};
 
 #[derive(Serialize)]
 struct StatementResult {
@@ -27,11 +25,6 @@ struct StatementResult {
     /// already.
     is_new: bool,
 }
-
-/// Maximum number of attempts to send a statement while the service is overloaded.
-const TRIES: u32 = 5;
-/// Pause between two attempts.
-const PAUSE: Duration = Duration::from_secs(1);
 
 pub(super) async fn create(
     session: &AdminSession,
@@ -112,15 +105,9 @@ async fn restate_all(
     let clusters = pages::clusters(session, &query, None, printer).await?.items;
     for cluster in clusters {
         let name = cluster.name.clone();
-        let mut restated = restate_one(session, args, &admins, cluster.clone()).await;
-        for _ in 1..TRIES {
-            if !matches!(&restated, Err(CliError::Client(error)) if error.is_retryable()) {
-                break;
-            }
-            tokio::time::sleep(PAUSE).await;
-            restated = restate_one(session, args, &admins, cluster.clone()).await;
-        }
-        match restated {
+        let restated =
+            repeat_while_busy(async || restate_one(session, args, &admins, cluster.clone()).await);
+        match restated.await {
             Ok(stated) => done.push(stated),
             Err(error) => {
                 printer.warn(&format!("cluster {name} was not restated: {error}"));

@@ -3,6 +3,7 @@ use discovery_types::admin::Admin;
 use discovery_types::grant::VerifiedGrant;
 use discovery_types::key::SigningKey;
 use discovery_types::role::Role;
+use discovery_types::service::ServiceStatement;
 use discovery_types::statement::{Permissions, Statement};
 
 use super::*;
@@ -114,4 +115,24 @@ fn a_service_clock_that_differs_from_the_admins_is_warned_of() {
     assert!(ahead.contains("is 3600 s ahead of this machine's"), "{ahead}");
     let behind = clock_warning(1_000_000, 1_031_000).unwrap();
     assert!(behind.contains("is 31 s behind this machine's"), "{behind}");
+}
+
+#[test]
+fn a_bundle_whose_pins_were_not_announced_is_warned_of() {
+    let owner = SigningKey::generate();
+    let chain = chain(&owner);
+    let (old, new) = (Digest::of(b"old"), Digest::of(b"new"));
+    let statement = ServiceStatement {
+        version: 1,
+        cluster: chain.newest().cluster,
+        sequence: 7,
+        urls: vec!["https://a.example:8443".parse().unwrap()],
+        pins: vec![old],
+        issued_at: 1_700_000_000,
+    };
+    let service = VerifiedService::verify(&statement.sign(&owner), &chain).unwrap();
+    assert_eq!(pin_warning(&[old], &service), None);
+    assert_eq!(pin_warning(&[old, new], &service), None);
+    let warning = pin_warning(&[new], &service).unwrap();
+    assert!(warning.contains("number 7") && warning.contains("service announce"), "{warning}");
 }
