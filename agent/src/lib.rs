@@ -112,6 +112,7 @@ fn dispatch(command: AgentCommand) -> Result<(), ExitError> {
         AgentCommand::Status(typed) => on_runtime(commands::status::run(&typed, &mut printer)),
         AgentCommand::Recover(typed) => on_runtime(commands::recover::run(&typed, &mut printer)),
         AgentCommand::Reset(typed) => commands::reset::run(&typed, &mut printer),
+        AgentCommand::Context(typed) => commands::context::run(&typed, &mut printer),
         AgentCommand::Member(typed) => on_runtime(commands::member::run(&typed, &mut printer)),
         AgentCommand::LaunchNode(arguments) => {
             Err(ExitError::Failed(launcher::launch(&arguments).1))

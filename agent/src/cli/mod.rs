@@ -82,6 +82,20 @@ pub(crate) enum AgentCommand {
             learner"
     )]
     Recover(RecoverCommand),
+    /// Tell this host's agent where the discovery service is.
+    #[command(
+        subcommand,
+        long_about = "The agent finds a discovery service that has moved by itself, if an owner has \
+            announced where it is while one agent of the cluster still reached the service. If none \
+            did, hand the announcement to the agent of one host. The other agents get it from the \
+            cluster's own store.",
+        after_long_help = "STEP BY STEP\n  \
+            on an owner's machine:\n    \
+            muster-discovery service announce demo --out demo.service\n  \
+            on one host of the cluster, as the agent's user:\n    \
+            muster-agent context set demo.service"
+    )]
+    Context(ContextCommand),
     /// Show and change the cluster's members.
     Member(MemberCommand),
     /// Replace this process by the node (used by `run`).
@@ -98,6 +112,7 @@ impl AgentCommand {
             Self::Reset(reset) => reset.json,
             Self::Recover(RecoverCommand::Examine(examine)) => examine.json,
             Self::Recover(RecoverCommand::Make(make)) => make.json,
+            Self::Context(ContextCommand::Set(set)) => set.json,
             Self::Member(member) => member.access.json,
             Self::LaunchNode(_) => false,
         }
@@ -238,6 +253,29 @@ pub(crate) struct ResetArguments {
     /// Confirm that this host gives up its place in the cluster.
     #[arg(long)]
     pub yes: bool,
+    /// Print JSON for programs to read.
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// The subcommands of `muster-agent context`.
+#[derive(Debug, Subcommand)]
+pub(crate) enum ContextCommand {
+    /// Take the URLs and keys of the service from what an owner has signed; works while the agent
+    /// runs.
+    Set(ContextSetArguments),
+}
+
+/// Arguments of `context set`.
+#[derive(Args, Debug)]
+pub(crate) struct ContextSetArguments {
+    /// File that muster-discovery service announce --out has written, or - for standard input. It
+    /// may hold lines of other clusters, too.
+    #[arg(value_name = "FILE")]
+    pub file: PathBuf,
+    /// Option for the data directory.
+    #[command(flatten)]
+    pub data_dir: DataDir,
     /// Print JSON for programs to read.
     #[arg(long)]
     pub json: bool,

@@ -224,6 +224,7 @@ fn format_text(report: &StatusReport) -> String {
     for explain in status.map(|s| s.explain.as_slice()).unwrap_or_default() {
         line("missing", Some(explain.clone()));
     }
+    line("discovery", status.and_then(discovery_line));
     line("late", status.and_then(|s| s.certificates_late.clone()));
     line(
         "error",
@@ -268,6 +269,19 @@ fn cluster_line(status: &AgentStatus) -> Option<String> {
     Some(text)
 }
 
+/// Returns where discovery is and since when it can't be reached; `None` if it can be reached where
+/// the bundle said.
+fn discovery_line(status: &AgentStatus) -> Option<String> {
+    let place = status.discovery_urls.as_ref().zip(status.service_statement);
+    let place = place.map(|(urls, number)| format!("{urls}, by service statement {number}"));
+    let outage = status.discovery_unreachable.as_ref();
+    let outage = outage.map(|lost| format!("unreachable since {}: {}", lost.since, lost.error));
+    match (place, outage) {
+        (Some(place), Some(outage)) => Some(format!("{outage} ({place})")),
+        (place, outage) => place.or(outage),
+    }
+}
+
 fn member_line(status: &AgentStatus) -> Option<String> {
     let name = status.name.as_deref()?;
     let seat = status.seat.map_or_else(|| "no seat".to_owned(), |seat| format!("seat {seat}"));
@@ -303,7 +317,7 @@ fn health_line(report: &StatusReport) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::observe::status::{NodeProcessStatus, Phase, StatusHandle};
+    use crate::observe::status::{DiscoveryOutage, NodeProcessStatus, Phase, StatusHandle};
 
     async fn status(dir: &std::path::Path) -> String {
         let layout = Layout::new(dir).unwrap();
@@ -337,6 +351,34 @@ mod tests {
         node       not running
         missing    seat 3 is free
         ");
+    }
+
+    #[tokio::test]
+    async fn an_outage_of_discovery_is_shown_with_its_beginning_and_its_error() {
+        let dir = tempfile::tempdir().unwrap();
+        let layout = Layout::new(dir.path()).unwrap();
+        layout.create().unwrap();
+        let board = StatusHandle::default();
+        let show = async |change: &dyn Fn(&mut AgentStatus)| {
+            board.update(change);
+            let text = serde_json::to_vec(&board.read()).unwrap();
+            std::fs::write(layout.status(), text).unwrap();
+            let shown = status(dir.path()).await;
+            shown.lines().find_map(|line| line.strip_prefix("discovery  ")).map(str::to_owned)
+        };
+        assert_eq!(show(&|_| {}).await, None);
+        let outage =
+            || DiscoveryOutage { since: jiff::Timestamp::UNIX_EPOCH, error: "refused".to_owned() };
+        let lost = show(&|status| status.discovery_unreachable = Some(outage())).await.unwrap();
+        assert_eq!(lost, "unreachable since 1970-01-01T00:00:00Z: refused");
+        let both = show(&|status| {
+            status.service_statement = Some(7);
+            status.discovery_urls = Some("https://b:1".to_owned());
+        });
+        let place = "https://b:1, by service statement 7";
+        assert_eq!(both.await, Some(format!("{lost} ({place})")));
+        let moved = show(&|status| status.discovery_unreachable = None).await;
+        assert_eq!(moved.as_deref(), Some(place));
     }
 
     #[tokio::test]

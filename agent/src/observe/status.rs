@@ -97,6 +97,15 @@ pub(crate) struct LastError {
     pub text: String,
 }
 
+/// An outage of discovery, as this agent sees it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct DiscoveryOutage {
+    /// When a request first got no answer.
+    pub since: jiff::Timestamp,
+    /// Error of the last request, with its causes.
+    pub error: String,
+}
+
 /// The agent's complete status. `status --json` prints its JSON form.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct AgentStatus {
@@ -137,6 +146,12 @@ pub(crate) struct AgentStatus {
     pub certificates_until: Option<jiff::Timestamp>,
     /// Why the certificates are not renewed although it is time.
     pub certificates_late: Option<String>,
+    /// The outage of discovery, if the agent can't reach discovery.
+    pub discovery_unreachable: Option<DiscoveryOutage>,
+    /// Number of the service statement that the agent follows; `None` if it follows the bundle.
+    pub service_statement: Option<u64>,
+    /// URLs of discovery in that statement, separated by commas.
+    pub discovery_urls: Option<String>,
     /// The last error, until it is resolved.
     pub last_error: Option<LastError>,
     /// When the agent tries again.

@@ -2,11 +2,13 @@
 //! cluster removes the member.
 //!
 //! `supervise` is the one entry. It starts the node by `node_start` and keeps it running. Meanwhile
-//! it runs the reports to discovery, the renewal of certificates, and the duties in `steward`.
+//! it runs the reports to discovery, the search for a discovery that has moved, the renewal of
+//! certificates, and the duties in `steward`.
 
 pub(crate) mod addresses;
 pub(crate) mod node_start;
 pub(crate) mod removal;
 mod renewal;
 mod report;
+pub(crate) mod service;
 pub(crate) mod supervise;

@@ -2,10 +2,8 @@
 //! addresses and command line.
 
 use std::collections::BTreeSet;
-use std::sync::Arc;
 
 use discovery_formation::agent::Journal;
-use discovery_types::client::{ClientConfig, DiscoveryClient};
 use discovery_types::convert;
 use discovery_types::digest::{Incarnation, MemberId};
 use discovery_types::document::VerifiedDocument;
@@ -204,19 +202,6 @@ impl NodeStart {
             status.client_listen = Some(self.addresses.listen.client.to_string());
         });
         show_certificate_expiry(&self.leaves, board);
-    }
-
-    /// Builds a client of discovery; `None` if none can be built.
-    pub(super) fn client(&self, protocol: &Protocol) -> Option<Arc<DiscoveryClient>> {
-        let join = protocol.extras.join.as_ref()?;
-        let config = ClientConfig {
-            urls: join.urls.clone(),
-            pins: join.pins.clone(),
-            key: Some(Arc::clone(&protocol.key)),
-        };
-        let client = DiscoveryClient::new(config)
-            .inspect_err(|error| tracing::warn!("{}", error_chain(error)));
-        client.ok().map(Arc::new)
     }
 
     /// Returns the client port of the node to be started, with the certificates on disk.

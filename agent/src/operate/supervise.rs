@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use discovery_formation::agent::{AgentEvent, LaunchState};
 use discovery_types::api::{AdoptRequest, ClusterState, Session};
+use discovery_types::client::DiscoveryClient;
 use discovery_types::jws::Jws;
 use discovery_types::leaves::Leaves;
 use discovery_types::statement::StatementChain;
@@ -21,6 +22,7 @@ use super::node_start::{
 use super::removal;
 use super::renewal::Renewal;
 use super::report::NodeReporter;
+use super::service::{FinderStart, ServiceFinder, make_client};
 use crate::cli::settings::RunSettings;
 use crate::cluster::{ClusterApiClient, ClusterMember, MemberId};
 use crate::crash::{self, Failpoint};
@@ -34,7 +36,7 @@ use crate::launch::supervisor::{Observer, STOP_DEADLINE, SupervisionOutcome, Sup
 use crate::observe::logging;
 use crate::observe::node_log::Tail;
 use crate::observe::status::{NodeProcessStatus, Phase, StatusHandle};
-use crate::state::{journal, known, node_dir, state_exit_error};
+use crate::state::{self, journal, known, node_dir, state_exit_error};
 use crate::steward::{Statements, Steward};
 
 /// How often the agent checks whether a node has created its log, at the node's first start.
@@ -80,7 +82,7 @@ pub(crate) async fn run(
     let tail = Tail::new(layout.node_log(), layout.tail_position());
     let tail = tokio::spawn(tail.follow(tail_stop.clone(), logging::pass_on_node_line));
     let mut observer = StatusObserver { board: board.clone(), program: plan.program.path.clone() };
-    let known = SharedFacts::at_start(&protocol);
+    let known = SharedFacts::at_start(&protocol, &plan.statements);
     let outcome = {
         let supervision = supervisor.run(stop, &mut observer);
         supervise_and_journal(supervision, &mut protocol, &plan, board, &known).await
@@ -100,14 +102,22 @@ struct SharedFacts {
     hint: Arc<Notify>,
     /// The longest statement chain.
     statements: watch::Sender<Vec<Jws>>,
+    /// The service statement that discovery showed last.
+    announced: watch::Sender<Option<Jws>>,
+    /// The client of discovery, which all tasks share. `None` if none can be built.
+    client: Option<Arc<DiscoveryClient>>,
 }
 
 impl SharedFacts {
-    fn at_start(protocol: &Protocol) -> Self {
+    fn at_start(protocol: &Protocol, chain: &StatementChain) -> Self {
+        let service = state::service::read_known(&protocol.layout, chain);
+        let join = protocol.extras.join.as_ref();
         Self {
             members: watch::Sender::new(known::read(&protocol.layout)),
             hint: Arc::default(),
             statements: watch::Sender::new(protocol.extras.statements.clone()),
+            announced: watch::Sender::new(None),
+            client: join.and_then(|join| make_client(join, &protocol.key, service.as_ref())),
         }
     }
 }
@@ -139,13 +149,37 @@ impl NodeStart {
         let journalled = StatementChain::verify_from_pin(journalled, &join.statement).ok()?;
         let statements = Statements::new(join.statement, journalled, document, recoveries, longest);
         let node = ClusterApiClient::new(vec![self.client_endpoint(&protocol.layout)?]);
-        let (client, hint) = (self.client(protocol)?, Arc::clone(&known.hint));
-        Some(Steward::new(client, join.cluster, node, statements, hint))
+        let (client, hint) = (known.client.clone()?, Arc::clone(&known.hint));
+        let announced = known.announced.clone();
+        Some(Steward::new(client, join.cluster, node, statements, announced, hint))
     }
 
-    fn renewal(&self, protocol: &Protocol, board: &StatusHandle) -> Option<Renewal> {
+    /// Builds the task that follows the newest service statement.
+    fn finder(
+        &self,
+        protocol: &Protocol,
+        board: &StatusHandle,
+        known: &SharedFacts,
+    ) -> Option<ServiceFinder> {
+        ServiceFinder::new(FinderStart {
+            client: known.client.clone()?,
+            node: ClusterApiClient::new(vec![self.client_endpoint(&protocol.layout)?]),
+            layout: protocol.layout.clone(),
+            join: protocol.extras.join.clone()?,
+            statements: known.statements.subscribe(),
+            announced: known.announced.subscribe(),
+            board: board.clone(),
+        })
+    }
+
+    fn renewal(
+        &self,
+        protocol: &Protocol,
+        board: &StatusHandle,
+        known: &SharedFacts,
+    ) -> Option<Renewal> {
         Some(Renewal {
-            client: self.client(protocol)?,
+            client: known.client.clone()?,
             cluster: protocol.extras.join.as_ref()?.cluster,
             csr: self.record.csr.clone(),
             addresses: self.addresses.clone(),
@@ -173,7 +207,7 @@ impl NodeStart {
     fn report(&self, protocol: &Protocol, known: &SharedFacts) -> Option<NodeReporter> {
         let join = protocol.extras.join.as_ref()?;
         Some(NodeReporter {
-            client: self.client(protocol)?,
+            client: known.client.clone()?,
             cluster: join.cluster,
             session: Session { boot: protocol.agent.session.boot, nonce: protocol.nonce() },
             h: self.document.hash(),
@@ -215,7 +249,7 @@ async fn supervise_and_journal(
 ) -> Result<SupervisionOutcome, ExitError> {
     let layout = protocol.layout.clone();
     let mut ran = protocol.agent.journal.launch_state == LaunchState::Ran;
-    let renewal = plan.renewal(protocol, board);
+    let renewal = plan.renewal(protocol, board, found);
     let mut leaves = plan.leaves.clone();
     let mut chores = Box::pin(background_tasks(plan, protocol, board, found));
     let mut statements = found.statements.subscribe();
@@ -260,7 +294,8 @@ async fn supervise_and_journal(
     }
 }
 
-/// The agent's tasks beside its node: reports to discovery, and duties for the cluster.
+/// The agent's tasks beside its node: reports to discovery, the search for a discovery that has
+/// moved, and duties for the cluster.
 fn background_tasks(
     plan: &NodeStart,
     protocol: &Protocol,
@@ -269,6 +304,7 @@ fn background_tasks(
 ) -> impl Future<Output = Infallible> + use<> {
     let report = run_reporter(plan.report(protocol, known), board.clone());
     let steward = plan.steward(protocol, known);
+    let finder = plan.finder(protocol, board, known);
     async move {
         let steward = async {
             match steward {
@@ -276,9 +312,16 @@ fn background_tasks(
                 None => std::future::pending().await,
             }
         };
+        let finder = async {
+            match finder {
+                Some(finder) => finder.run().await,
+                None => std::future::pending().await,
+            }
+        };
         tokio::select! {
             never = report => never,
             never = steward => never,
+            never = finder => never,
         }
     }
 }

@@ -10,6 +10,7 @@ pub mod journal;
 pub(crate) mod known;
 pub mod lock;
 pub mod node_dir;
+pub(crate) mod service;
 
 use std::ffi::OsStr;
 use std::io;
@@ -166,6 +167,16 @@ impl Layout {
     /// File with the list of members that the cluster confirmed last.
     pub fn known_members(&self) -> PathBuf {
         self.agent().join("known-members.json")
+    }
+
+    /// File with the service statement that the agent follows.
+    pub fn service_statement(&self) -> PathBuf {
+        self.agent().join("service.jws")
+    }
+
+    /// File with the service statement that an operator has put down for the agent.
+    pub fn service_offer(&self) -> PathBuf {
+        self.agent().join("service-offer.jws")
     }
 
     /// Directory of the certificates and the node's key.

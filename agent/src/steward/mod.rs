@@ -26,12 +26,12 @@ use discovery_types::api::{IntentState, IntentView, Outcome, OutcomeRequest, Wai
 use discovery_types::client::{ClientError, DiscoveryClient};
 use discovery_types::digest::{self, OperationId};
 use discovery_types::intent::{IntentChange, IntentError, VerifiedIntent};
-use discovery_types::jws::newer_version;
-use tokio::sync::Notify;
+use discovery_types::jws::{Jws, newer_version};
+use tokio::sync::{Notify, watch};
 use tokio::time::{Instant, sleep};
 use uuid::Uuid;
 
-pub(crate) use self::chain::{RECOVERIES, Statements};
+pub(crate) use self::chain::{RECOVERIES, STATEMENTS, Statements};
 use self::decide::{IntentFacts, StewardAction};
 use self::progress::NewcomerProgress;
 use self::takeover::LeaderWatch;
@@ -61,6 +61,10 @@ pub(crate) struct Steward {
     pub node: ClusterApiClient,
     /// The statement chain, which says who may sign what.
     pub statements: Statements,
+    /// The service statement that discovery showed last, for the task that follows it.
+    pub announced: watch::Sender<Option<Jws>>,
+    /// Changes when discovery is called elsewhere.
+    service_moves: watch::Receiver<u64>,
     /// Notified when the members have probably changed.
     pub hint: Arc<Notify>,
     /// State of each intent that discovery handed out last. If a state has changed or an intent is
@@ -97,13 +101,16 @@ impl Steward {
         cluster: Uuid,
         node: ClusterApiClient,
         statements: Statements,
+        announced: watch::Sender<Option<Jws>>,
         hint: Arc<Notify>,
     ) -> Self {
         Self {
+            service_moves: client.moves(),
             client,
             cluster,
             node,
             statements,
+            announced,
             hint,
             intent_states: BTreeMap::new(),
             observations: BTreeMap::new(),
@@ -131,14 +138,22 @@ impl Steward {
                     "the statement chain can't be kept in the cluster: {error}"
                 ));
             }
+            self.service_moves.mark_unchanged();
             let list = match self.client.intents(self.cluster, known, false).await {
                 Ok(list) => list,
                 Err(error) => {
-                    self.wait_after_failure(&error).await;
+                    self.wait_after_failure(&error, leads).await;
                     continue;
                 }
             };
             self.retry.reset();
+            self.announced.send_if_modified(|shown| {
+                let is_news = list.service.is_some() && *shown != list.service;
+                if is_news {
+                    shown.clone_from(&list.service);
+                }
+                is_news
+            });
             let each = list.intents.iter().map(|view| (view.intent.operation, view.state));
             let before = std::mem::replace(&mut self.intent_states, each.collect());
             if before != self.intent_states {
@@ -190,9 +205,19 @@ impl Steward {
         }
     }
 
-    async fn wait_after_failure(&mut self, error: &ClientError) {
+    /// Waits before the next request to discovery, or until discovery is called elsewhere.
+    async fn wait_after_failure(&mut self, error: &ClientError, leads: bool) {
         tracing::debug!(error = causes(error), "discovery doesn't hand out intents now");
-        sleep(self.retry.next_pause()).await;
+        // Discovery doesn't show a newer chain now, but the cluster's store does. The owners in it
+        // may have signed where discovery is.
+        if !leads && let Err(error) = self.statements.sync_store(&self.node).await {
+            tracing::debug!("the statement chain can't be read from the cluster: {error}");
+        }
+        let pause = self.retry.next_pause();
+        tokio::select! {
+            () = sleep(pause) => {}
+            Ok(()) = self.service_moves.changed() => self.retry.reset(),
+        }
     }
 
     /// Logs a warning, unless the same one was logged within [`WARNING_REPEAT_INTERVAL`].
