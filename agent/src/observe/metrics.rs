@@ -73,6 +73,10 @@ pub(crate) fn render(status: &AgentStatus) -> String {
     last_error.set(failed_at);
     let help = "When something last went wrong, Unix time, 0 for never";
     registry.register("last_error_timestamp_seconds", help, last_error);
+    let unreachable: Gauge<f64, AtomicU64> = Gauge::default();
+    unreachable.set(status.discovery_unreachable.as_ref().map_or(0.0, |lost| seconds(lost.since)));
+    let help = "Since when discovery can't be reached, Unix time, 0 while it can";
+    registry.register("discovery_unreachable_since_timestamp_seconds", help, unreachable);
     let until: Gauge<f64, AtomicU64> = Gauge::default();
     until.set(status.certificates_until.map_or(0.0, seconds));
     let help = "Until when this member's certificates last, Unix time, 0 without any";
@@ -140,7 +144,7 @@ mod tests {
     use tokio::net::TcpStream;
 
     use super::*;
-    use crate::observe::status::{NodeProcessStatus, StatusHandle};
+    use crate::observe::status::{DiscoveryOutage, NodeProcessStatus, StatusHandle};
 
     #[test]
     fn metrics_show_when_certificates_end_and_whether_they_are_late() {
@@ -154,6 +158,20 @@ mod tests {
         assert!(text.contains("muster_agent_certificates_late 1"), "{text}");
         let until = "muster_agent_certificates_end_timestamp_seconds 1700000000";
         assert!(text.contains(until), "{text}");
+    }
+
+    #[test]
+    fn metrics_show_since_when_discovery_is_unreachable() {
+        let board = StatusHandle::default();
+        let name = "muster_agent_discovery_unreachable_since_timestamp_seconds";
+        assert!(render(&board.read()).contains(&format!("{name} 0")));
+        let since = jiff::Timestamp::from_second(1_700_000_000).unwrap();
+        board.update(|status| {
+            let error = "refused".to_owned();
+            status.discovery_unreachable = Some(DiscoveryOutage { since, error });
+        });
+        let text = render(&board.read());
+        assert!(text.contains(&format!("{name} 1700000000")), "{text}");
     }
 
     #[test]

@@ -33,6 +33,7 @@ use crate::launch::environment;
 use crate::launch::node_command::{NodeKindFuture, write_certificates};
 use crate::launch::running_node::{CommandLine, RunningNode};
 use crate::launch::supervisor::{Observer, STOP_DEADLINE, SupervisionOutcome, Supervisor};
+use crate::observe::contact;
 use crate::observe::logging;
 use crate::observe::node_log::Tail;
 use crate::observe::status::{NodeProcessStatus, Phase, StatusHandle};
@@ -254,6 +255,7 @@ async fn supervise_and_journal(
     let mut chores = Box::pin(background_tasks(plan, protocol, board, found));
     let mut statements = found.statements.subscribe();
     let mut members = found.members.subscribe();
+    let mut contact = std::pin::pin!(show_contact(found.client.clone(), board.clone()));
     let mut supervision = std::pin::pin!(supervision);
     loop {
         let renewed = async {
@@ -290,6 +292,7 @@ async fn supervise_and_journal(
                 }
             }
             never = &mut chores, if ran => match never {},
+            never = &mut contact => match never {},
         }
     }
 }
@@ -336,6 +339,14 @@ fn journal_statements(longer: Vec<Jws>, protocol: &mut Protocol) {
     match protocol.persist_extras() {
         Ok(()) => tracing::info!("the cluster's owners have made a new statement"),
         Err(end) => tracing::warn!("the newest statement can't be journalled: {end}"),
+    }
+}
+
+/// Shows in status and log whether `client` reaches discovery.
+async fn show_contact(client: Option<Arc<DiscoveryClient>>, board: StatusHandle) -> Infallible {
+    match client {
+        Some(client) => contact::show_and_log(client.contact(), board).await,
+        None => std::future::pending().await,
     }
 }
 

@@ -40,6 +40,7 @@ use crate::enrol::protocol::Protocol;
 use crate::enrol::redeem;
 use crate::exit::{ExitError, error_chain};
 use crate::host::Host;
+use crate::observe::contact;
 use crate::observe::status::{Phase, StatusHandle};
 use crate::probe::ProbeIdentity;
 use crate::probe::server::{ProbeListener, ProbePolicy};
@@ -187,7 +188,11 @@ impl<'a> Bootstrap<'a> {
         })?;
         let actions = self.protocol.step(AgentEvent::RecordReady(record))?;
         self.carry_out_actions(actions).await?;
-        self.run_until_outcome().await
+        let (contact, board) = (self.client.contact(), self.context.board.clone());
+        tokio::select! {
+            outcome = self.run_until_outcome() => outcome,
+            never = contact::show(contact, board) => match never {},
+        }
     }
 
     /// Listens on the node's peer address, and checks that its client address is free.

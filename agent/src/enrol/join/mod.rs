@@ -37,6 +37,7 @@ use crate::enrol::protocol::Protocol;
 use crate::enrol::redeem;
 use crate::exit::{ExitError, error_chain};
 use crate::launch::node_command::write_certificates;
+use crate::observe::contact;
 use crate::observe::status::Phase;
 use crate::retry::Retry;
 use crate::state::addresses::ListenAddresses;
@@ -133,9 +134,11 @@ impl<'a> Newcomer<'a> {
             })?;
         }
         let stop = self.context.stop.clone();
-        match stop.run_until_cancelled(self.obtain_admission()).await {
-            None => Ok(JoinResult::Stopped),
-            Some(result) => result.map(|()| JoinResult::Admitted),
+        let (contact, board) = (self.client.contact(), self.context.board.clone());
+        tokio::select! {
+            () = stop.cancelled() => Ok(JoinResult::Stopped),
+            admitted = self.obtain_admission() => admitted.map(|()| JoinResult::Admitted),
+            never = contact::show(contact, board) => match never {},
         }
     }
 
