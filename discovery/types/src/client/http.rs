@@ -512,10 +512,7 @@ fn read_answer<T: DeserializeOwned>(url: &str, answer: &Answer) -> Result<T, Cli
 }
 
 /// Parses an answer that has no body if there is nothing new.
-fn read_changes<T: DeserializeOwned>(
-    url: &str,
-    answer: &Answer,
-) -> Result<Option<T>, ClientError> {
+fn read_changes<T: DeserializeOwned>(url: &str, answer: &Answer) -> Result<Option<T>, ClientError> {
     match answer.status {
         NO_CONTENT => Ok(None),
         _ => read_answer(url, answer).map(Some),
