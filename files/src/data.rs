@@ -242,7 +242,8 @@ pub fn sweep(folder: &Path) -> Result<(), Error> {
 ///
 /// # Errors
 /// Fails on entries that another user may have prepared: another user's files and folders, links in
-/// folders that others may write to, pipes, devices, and files with more than one hard link.
+/// folders that others may write to, sockets in such folders, pipes, devices, and files with more
+/// than one hard link.
 pub fn check(folder: &Path, is_data: impl Fn(&OsStr) -> bool) -> Result<Option<PathBuf>, Error> {
     let at = open_resolved_folder(folder)?;
     let found = fstat(&at).map_err(|errno| Error::io("look at", folder)(errno.into()))?;
@@ -289,6 +290,8 @@ impl FolderChecker {
             FileType::Symlink if !folder.is_exposed && !is_other_user(facts.owner, self.user) => {
                 Ok(())
             }
+            // A program that was killed leaves its sockets behind, as etcd does with unix:// URLs.
+            FileType::Socket if !folder.is_exposed && facts.owner == self.user => Ok(()),
             FileType::Directory if is_other_user(facts.owner, self.user) => prepared(),
             FileType::Directory if folder.depth < MAX_DEPTH => {
                 self.check_folder(folder, name, &path)
@@ -500,6 +503,21 @@ mod tests {
             let (_root, refused) = place(prepare);
             assert!(matches!(refused, Err(Error::NotPlainFile(_))), "case {index}: {refused:?}");
         }
+    }
+
+    #[test]
+    fn a_socket_of_ones_own_is_accepted_only_where_nobody_else_may_write() {
+        let leave_socket = |folder: &Path| {
+            drop(std::os::unix::net::UnixListener::bind(folder.join("client:1")).unwrap());
+        };
+        let (_root, folder) = volume(0o755);
+        leave_socket(&folder.join("member"));
+        assert_eq!(check_member(&folder).unwrap(), None);
+        let (_root, folder) = volume(0o755);
+        set_mode(&folder.join("member"), 0o770);
+        leave_socket(&folder.join("member"));
+        let refused = check_member(&folder);
+        assert!(matches!(refused, Err(Error::NotPlainFile(_))), "{refused:?}");
     }
 
     #[test]
