@@ -78,9 +78,19 @@ impl BenchAgent {
     /// Asks for the state of the cluster. With `after`, the service waits until the revision
     /// differs from `after`, or until its limit for polls.
     pub(super) async fn poll(&self, after: Option<u64>) -> Result<PollResponse> {
+        Ok(self.client.poll(self.cluster, &self.poll_request(after)).await?)
+    }
+
+    /// Waits for a revision after `rev`, as a waiting agent does. Returns `None` if nothing has
+    /// changed until the service's limit for polls.
+    pub(super) async fn wait_for_change(&self, rev: u64) -> Result<Option<PollResponse>> {
+        let request = self.poll_request(Some(rev));
+        Ok(self.client.poll_for_changes(self.cluster, &request).await?)
+    }
+
+    fn poll_request(&self, after: Option<u64>) -> PollRequest {
         let Session { boot, nonce } = self.session();
-        let request = PollRequest { after, boot, nonce, highest_epoch: self.highest_epoch };
-        Ok(self.client.poll(self.cluster, &request).await?)
+        PollRequest { after, boot, nonce, highest_epoch: self.highest_epoch }
     }
 
     fn session(&self) -> Session {

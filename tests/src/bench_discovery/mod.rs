@@ -281,7 +281,9 @@ async fn measure_polls(
     let mut figures = None;
     for _ in 0..POLLS {
         let polls = agents.iter().zip(&mut revisions).map(|(agent, rev)| async move {
-            *rev = agent.poll(Some(*rev)).await?.rev;
+            if let Some(changed) = agent.wait_for_change(*rev).await? {
+                *rev = changed.rev;
+            }
             Ok(())
         });
         figures = Some(measure(service, "poll, nothing changed", agents.len(), polls).await?);
@@ -326,7 +328,7 @@ async fn measure_parked(service: &mut BenchService, parked: usize) -> Result<Par
     let connected = service.resident_bytes()?;
     let polls = (0..).zip(agents.iter().zip(revisions)).map(|(number, (agent, rev))| async move {
         tokio::time::sleep(BETWEEN_POLLS * number).await;
-        agent.poll(Some(rev)).await
+        agent.wait_for_change(rev).await
     });
     let polls = try_join_all(polls);
     let all_wait = BETWEEN_POLLS * u32::try_from(agents.len())? + Duration::from_secs(5);
