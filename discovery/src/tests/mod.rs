@@ -19,6 +19,7 @@ mod processes;
 mod refusals;
 mod restore;
 mod round_trips;
+mod schema;
 mod set_back;
 mod starting;
 mod support;
