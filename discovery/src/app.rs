@@ -15,7 +15,7 @@ use tokio_util::sync::CancellationToken;
 use crate::admins::AdminCache;
 use crate::clock::Clock;
 use crate::error::ApiError;
-use crate::forming::LeaseRenewals;
+use crate::forming::{LeaseRenewals, PendingHints};
 use crate::keydir::KeyDirectory;
 use crate::limits::AddressLimit;
 use crate::metrics::ServiceMetrics;
@@ -36,6 +36,8 @@ pub(crate) struct App {
     pub metrics: Arc<ServiceMetrics>,
     /// Wake-ups for requests that wait for a cluster to change.
     pub notifier: ClusterNotifier,
+    /// Changes of clusters of which the other processes have to be told.
+    pub hints: Arc<PendingHints>,
     /// Polls of this process that only renew a lease, and wait for the next statement.
     pub renewals: Arc<LeaseRenewals>,
     /// The verified admin chain: who the admins are and which roles they have.

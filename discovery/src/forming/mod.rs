@@ -6,6 +6,7 @@
 
 mod commit;
 mod event;
+mod hints;
 mod renewals;
 pub(crate) mod show;
 mod sweep;
@@ -35,6 +36,7 @@ use crate::store::changes::removal_of;
 use crate::store::cluster::{ClusterTransaction, LeafPair, RequestDetails, Trust};
 
 pub(crate) use event::ClusterRequest;
+pub(crate) use hints::PendingHints;
 pub(crate) use renewals::LeaseRenewals;
 pub(crate) use show::{explanations, poll_response, summary_of};
 
@@ -139,9 +141,13 @@ impl App {
         let (now, chain) = (transaction.now, transaction.chain.clone());
         let asked = transaction.asked().map(|grant| grant.jws.clone());
         crash_points("before", &changes, committed.is_some());
+        let has_notified = transaction.has_notified();
         let cluster = transaction.commit().await?;
         crash_points("after", &changes, committed.is_some());
         self.announce(&cluster, &changes, &alarms);
+        if !changes.is_empty() && !has_notified {
+            self.send_hint(Uuid::from_u128(cluster.id.0));
+        }
         // The commit must be durable in the ledger before its document leaves with the response.
         if let Some(entry) = entry {
             self.record_in_ledger(entry).await?;

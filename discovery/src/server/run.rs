@@ -336,6 +336,7 @@ fn build_app(args: &ServeArgs, keys: KeyDirectory, store: crate::store::Store) -
         store,
         clock,
         notifier: ClusterNotifier::default(),
+        hints: Arc::default(),
         renewals: Arc::default(),
         settings,
         max_deadline_seconds: args.times.deadline.as_secs().max(1),

@@ -515,6 +515,18 @@ impl Store {
         Ok(true)
     }
 
+    /// Notifies other processes that clusters have changed. The notifications need no wait for the
+    /// disk, because this statement writes nothing else. They may be lost, so the connection isn't
+    /// pinged first.
+    pub(crate) async fn notify_clusters(&self, clusters: &[Uuid]) -> Result<(), StoreError> {
+        sqlx::query("SELECT pg_notify($1, id::text) FROM unnest($2::uuid[]) AS id")
+            .bind(CHANNEL)
+            .bind(clusters)
+            .execute(&mut *self.pool.acquire().await?)
+            .await?;
+        Ok(())
+    }
+
     /// Deletes a draft that must never become a cluster.
     pub(crate) async fn drop_draft(&self, id: Uuid) -> Result<(), StoreError> {
         let mut transaction = self.begin("BEGIN").await?;

@@ -20,6 +20,9 @@ const SETTLE_TIME: Duration = Duration::from_millis(300);
 /// Maximum number of round trips of a request that changes a cluster. Four are BEGIN with the lock,
 /// one read, one write and COMMIT. The fifth is a ping when the pool takes the connection back.
 const CHANGE_TRIPS: usize = 5;
+/// Number of round trips after a small change, which tell other processes of it: the notification,
+/// and a ping when the pool takes the connection back. Many changes share them.
+const HINT_TRIPS: usize = 2;
 /// Maximum number of round trips of a request that reads a cluster. One is the read. The others are
 /// pings when the connection leaves the pool and returns to it.
 const READ_TRIPS: usize = 3;
@@ -129,7 +132,7 @@ async fn a_redeem_takes_five_round_trips() {
     }
     let trips = counter.of(&service, async { drop(agents[3].redeem().await.unwrap()) }).await;
     println!("a redeem: {trips} round trips");
-    assert!(trips <= CHANGE_TRIPS, "{trips}");
+    assert!(trips <= CHANGE_TRIPS + HINT_TRIPS, "{trips}");
     // The redeem of the last seat also freezes the list and stores its seats, URLs and events.
     let trips = counter.of(&service, async { drop(agents[4].redeem().await.unwrap()) }).await;
     println!("the redeem that freezes: {trips} round trips");

@@ -62,6 +62,8 @@ pub(crate) struct ClusterTransaction {
     commit: Option<StoredCommit>,
     /// Signed grants by id: those of all agents and of the frozen list, and the requested grant.
     grants: BTreeMap<String, String>,
+    /// Whether the COMMIT notifies other processes of a change.
+    has_notified: bool,
 }
 
 /// Row of a grant.
@@ -216,6 +218,7 @@ impl Store {
             asked,
             commit,
             grants,
+            has_notified: false,
         };
         Ok(Some((transaction, changes)))
     }
@@ -333,7 +336,13 @@ impl ClusterTransaction {
         authorities(&mut self.transaction, id).await
     }
 
-    /// Saves the changed rows, their events and the commit, and notifies other processes.
+    /// Saves the changed rows, their events and the commit. If the cluster gets another phase or
+    /// list, this also notifies other processes.
+    ///
+    /// A transaction that notifies keeps all others that notify from committing while it waits for
+    /// the disk. So smaller changes, such as a taken seat, are announced after the COMMIT
+    /// ([`super::Store::notify_clusters`]). A process that dies in between loses the hint, and other
+    /// processes' polls then hear of the change when they poll again.
     pub(crate) async fn save(
         &mut self,
         changes: &[ClusterChange],
@@ -349,14 +358,21 @@ impl ClusterTransaction {
         }
         let said: Vec<&ClusterChange> =
             changes.iter().filter(|change| !is_repeated(&self.before, change)).collect();
-        let tells = !changes.is_empty();
-        let beside =
-            save::SaveContext { next_deadline, now, request, changes: &said, notifies: tells };
+        let list = |cluster: &Cluster| cluster.frozen.as_ref().map(|list| list.proposal_hash);
+        let notifies = !changes.is_empty()
+            && (phases.0 != phases.1 || list(&self.before) != list(&self.cluster));
+        self.has_notified |= notifies;
+        let beside = save::SaveContext { next_deadline, now, request, changes: &said, notifies };
         save::save(&mut self.transaction, &self.before, &self.cluster, &beside).await?;
         if let Some(commit) = commit {
             save::commit(&mut self.transaction, id, now, commit).await?;
         }
         Ok(())
+    }
+
+    /// Whether the COMMIT notifies other processes of what was saved.
+    pub(crate) fn has_notified(&self) -> bool {
+        self.has_notified
     }
 
     /// Commits the transaction and returns the saved cluster.

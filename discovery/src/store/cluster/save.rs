@@ -103,9 +103,9 @@ pub(super) struct SaveContext<'a> {
     pub(super) now: formation::UnixMicros,
     /// The request's source address is also stored with new agents.
     pub(super) request: &'a RequestDetails<'a>,
-    /// Changes of the cluster, each of which becomes an event. If `notifies` is set, the other
-    /// discovery processes get a notification.
+    /// Changes of the cluster, each of which becomes an event.
     pub(super) changes: &'a [&'a ClusterChange],
+    /// Whether the COMMIT notifies the other discovery processes.
     pub(super) notifies: bool,
 }
 
