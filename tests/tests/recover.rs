@@ -409,6 +409,15 @@ fn a_newcomer_accepts_only_a_recovery_that_an_operator_signed() -> Result<()> {
 /// System calls that rename a file.
 const RENAME_CALLS: &str = "rename,renameat,renameat2";
 
+/// Leaves a socket in `work`, if that folder exists, as an etcd does that is killed while it applies
+/// its log there.
+fn leave_socket(work: &Path) {
+    if work.is_dir() {
+        // The killed etcd may have left this very socket.
+        let _ = std::os::unix::net::UnixListener::bind(work.join("client:1"));
+    }
+}
+
 /// Kills `recover make` at the N-th of the system calls `calls`, for each N. Kills it once more
 /// before the agent has written its journal. After each kill the command is repeated. The result
 /// must be one new cluster with all data.
@@ -461,12 +470,7 @@ fn check_recovery_killed_at_each_step(
         } else {
             news += 1
         }
-        // An etcd that was killed while it applied its log has left its sockets behind.
-        let work = agent.data_dir.join("node/muster-recovering");
-        if work.is_dir() {
-            // The killed etcd may have left this very socket.
-            let _ = std::os::unix::net::UnixListener::bind(work.join("client:1"));
-        }
+        leave_socket(&agent.data_dir.join("node/muster-recovering"));
         let made = make(&testbed, agent, &binary)?;
         ensure!(made.status.success(), "step {step}: {}", output_text(&made));
         let made: Value = serde_json::from_slice(&made.stdout)?;
