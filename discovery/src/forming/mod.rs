@@ -144,10 +144,7 @@ impl App {
         let has_notified = transaction.has_notified();
         let cluster = transaction.commit().await?;
         crash_points("after", &changes, committed.is_some());
-        self.announce(&cluster, &changes, &alarms);
-        if !changes.is_empty() && !has_notified {
-            self.send_hint(Uuid::from_u128(cluster.id.0));
-        }
+        self.announce(&cluster, &changes, &alarms, has_notified);
         // The commit must be durable in the ledger before its document leaves with the response.
         if let Some(entry) = entry {
             self.record_in_ledger(entry).await?;
@@ -386,8 +383,15 @@ impl App {
         self.delivery_of(transaction.connection(), &cluster, &chain, asker).await
     }
 
-    /// After COMMIT: wakes waiting requests, counts the changes, and logs changes and alarms.
-    fn announce(&self, cluster: &Cluster, changes: &[ClusterChange], alarms: &[Alarm]) {
+    /// After COMMIT: wakes waiting requests, counts the changes, and logs changes and alarms. Tells
+    /// the other processes, unless the COMMIT has notified them (`has_notified`).
+    fn announce(
+        &self,
+        cluster: &Cluster,
+        changes: &[ClusterChange],
+        alarms: &[Alarm],
+        has_notified: bool,
+    ) {
         let id = Uuid::from_u128(cluster.id.0);
         for change in changes {
             let (kind, body) = describe(change);
@@ -396,6 +400,9 @@ impl App {
         }
         if !changes.is_empty() {
             self.notifier.wake(id);
+            if !has_notified {
+                self.send_hint(id);
+            }
         }
         for alarm in alarms {
             match alarm {
