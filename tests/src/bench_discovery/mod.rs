@@ -44,6 +44,10 @@ const LIMITS: [&str; 6] = [
 const SHORT_POLL: &str = "2s";
 /// Time between the beginnings of two polls that wait. A poll begins with a write.
 const BETWEEN_POLLS: Duration = Duration::from_millis(4);
+/// The service's time limit for polls while parked ones are measured.
+const PARKED_POLL: Duration = Duration::from_secs(50);
+/// Time after the last poll's end until the service's memory is measured again.
+const SETTLE_TIME: Duration = Duration::from_secs(15);
 /// Time over which the CPU time of an idle service is measured.
 const IDLE_TIME: Duration = Duration::from_secs(10);
 
@@ -314,7 +318,8 @@ async fn seated_agents(
 async fn measure_parked(service: &mut BenchService, parked: usize) -> Result<ParkedFigures> {
     // A new process, and polls that wait for longer than the measurement lasts.
     service.stop().await?;
-    let options = [&LIMITS[..], &["--poll", "50s", "--lease", "120s"]].concat();
+    let poll = format!("{}s", PARKED_POLL.as_secs());
+    let options = [&LIMITS[..], &["--poll", &poll, "--lease", "120s"]].concat();
     service.start(&options).await?;
     let admin = service.admin()?;
     let before_bytes = service.resident_bytes()?;
@@ -342,7 +347,8 @@ async fn measure_parked(service: &mut BenchService, parked: usize) -> Result<Par
     };
     let count = u64::try_from(agents.len())?;
     drop(agents);
-    tokio::time::sleep(Duration::from_secs(20)).await;
+    // The service notices a client that is gone only when its poll ends.
+    tokio::time::sleep(PARKED_POLL + SETTLE_TIME).await;
     Ok(ParkedFigures {
         parked: usize::try_from(count)?,
         idle_connection_bytes: connected.saturating_sub(before_bytes) / count,
