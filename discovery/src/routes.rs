@@ -5,7 +5,7 @@ use actix_web::dev::{ServiceRequest, ServiceResponse};
 use actix_web::http::header::{CACHE_CONTROL, DATE, HeaderValue};
 use actix_web::middleware::Next;
 use actix_web::web::{self, Data, PathConfig, QueryConfig, ServiceConfig, get, head, post, put};
-use actix_web::{Error, Resource};
+use actix_web::{Error, Resource, Scope};
 
 use crate::app::App;
 use crate::error::ApiError;
@@ -51,52 +51,13 @@ pub(crate) fn configure(config: &mut ServiceConfig) {
                 .route(get().to(clusters::list))
                 .route(head().to(clusters::list)),
         )
-        .service(
-            resource_at("/v1/clusters/{id}", "GET, HEAD")
-                .route(get().to(clusters::show_one))
-                .route(head().to(clusters::show_one)),
-        )
-        .service(
-            resource_at("/v1/clusters/{id}/statement", "PUT").route(put().to(clusters::statement)),
-        )
-        .service(
-            resource_at("/v1/clusters/{id}/statements", "GET, HEAD")
-                .route(get().to(clusters::statements))
-                .route(head().to(clusters::statements)),
-        )
-        .service(resource_at("/v1/clusters/{id}/service", "PUT").route(put().to(intents::service)))
-        .service(
-            resource_at("/v1/clusters/{id}/explain", "GET, HEAD")
-                .route(get().to(clusters::explain))
-                .route(head().to(clusters::explain)),
-        )
-        .service(
-            resource_at("/v1/clusters/{id}/document", "GET, HEAD")
-                .route(get().to(clusters::document))
-                .route(head().to(clusters::document)),
-        )
-        .service(
-            resource_at("/v1/clusters/{id}/abandon", "POST").route(post().to(clusters::abandon)),
-        )
-        .service(resource_at("/v1/clusters/{id}/retire", "POST").route(post().to(clusters::retire)))
-        .service(
-            resource_at("/v1/clusters/{id}/unretire", "POST").route(post().to(clusters::unretire)),
-        )
-        .service(
-            resource_at("/v1/clusters/{id}/credentials", "POST")
-                .route(post().to(clusters::credentials)),
-        )
+        .service(one_cluster())
         // Tokens.
         .service(
             resource_at("/v1/grants", "GET, HEAD, PUT")
                 .route(put().to(grants::put))
                 .route(get().to(grants::list_all))
                 .route(head().to(grants::list_all)),
-        )
-        .service(
-            resource_at("/v1/clusters/{id}/grants", "GET, HEAD")
-                .route(get().to(grants::list))
-                .route(head().to(grants::list)),
         )
         .service(
             resource_at("/v1/grants/{id}", "GET, HEAD")
@@ -106,68 +67,9 @@ pub(crate) fn configure(config: &mut ServiceConfig) {
         .service(resource_at("/v1/grants/{id}/revoke", "POST").route(post().to(grants::revoke)))
         // Forming.
         .service(resource_at("/v1/redeem", "POST").route(post().to(forming::redeem)))
-        .service(
-            resource_at("/v1/clusters/{id}/poll", "GET, HEAD, POST")
-                .route(post().to(forming::poll))
-                .route(get().to(forming::watch))
-                .route(head().to(forming::watch)),
-        )
-        .service(resource_at("/v1/clusters/{id}/ack", "POST").route(post().to(forming::ack)))
-        .service(resource_at("/v1/clusters/{id}/nack", "POST").route(post().to(forming::nack)))
-        .service(resource_at("/v1/clusters/{id}/probes", "POST").route(post().to(forming::probes)))
-        .service(
-            resource_at("/v1/clusters/{id}/release", "POST").route(post().to(forming::release)),
-        )
-        .service(resource_at("/v1/clusters/{id}/report", "POST").route(post().to(forming::report)))
-        .service(
-            resource_at("/v1/clusters/{id}/trouble", "POST").route(post().to(forming::trouble)),
-        )
-        .service(resource_at("/v1/clusters/{id}/adopt", "POST").route(post().to(forming::adopt)))
-        // Changes of a running cluster. Its own agents fetch them; discovery never connects to the
-        // cluster.
+        // Changes of a running cluster.
         .service(resource_at("/v1/join", "POST").route(post().to(intents::join)))
         .service(resource_at("/v1/orders", "PUT").route(put().to(intents::order)))
-        .service(
-            resource_at("/v1/clusters/{id}/intents", "GET, HEAD")
-                .route(get().to(intents::list))
-                .route(head().to(intents::list)),
-        )
-        .service(
-            resource_at("/v1/clusters/{id}/intents/{operation}", "GET, HEAD")
-                .route(get().to(intents::show))
-                .route(head().to(intents::show)),
-        )
-        .service(
-            resource_at("/v1/clusters/{id}/intents/{operation}/outcome", "POST")
-                .route(post().to(intents::outcome)),
-        )
-        .service(
-            resource_at("/v1/clusters/{id}/intents/{operation}/wait", "POST")
-                .route(post().to(intents::wait)),
-        )
-        .service(
-            resource_at("/v1/clusters/{id}/intents/{operation}/withdraw", "POST")
-                .route(post().to(intents::withdraw)),
-        )
-        .service(
-            resource_at("/v1/clusters/{id}/directory", "GET, HEAD")
-                .route(get().to(intents::directory))
-                .route(head().to(intents::directory)),
-        )
-        .service(
-            resource_at("/v1/clusters/{id}/recoveries", "POST")
-                .route(post().to(intents::recoveries)),
-        )
-        .service(resource_at("/v1/clusters/{id}/leaves", "POST").route(post().to(intents::leaves)))
-        .service(
-            resource_at("/v1/clusters/{id}/export", "GET, HEAD")
-                .route(get().to(intents::export))
-                .route(head().to(intents::export)),
-        )
-        // Membership of a running cluster. These routes refuse every method, because only the
-        // cluster itself changes its members.
-        .service(membership_resource("/v1/clusters/{id}/members"))
-        .service(membership_resource("/v1/clusters/{id}/members/{rest:.*}"))
         // The database.
         .service(resource_at("/v1/db/accept", "POST").route(post().to(database::accept)))
         .service(
@@ -202,13 +104,163 @@ pub(crate) fn configure(config: &mut ServiceConfig) {
         .default_service(web::to(ops::not_found));
 }
 
+/// Path of one cluster, and the beginning of the paths of all that belongs to it.
+const ONE_CLUSTER: &str = "/v1/clusters/{id}";
+
+/// Routes of one cluster.
+///
+/// The router compares a request with one route after the other. A path with an id is compared by a
+/// regular expression, which takes longer than the rest of a poll if it is done for each route. In
+/// this scope the id is matched once, and the rest of most paths is a constant text.
+#[expect(clippy::too_many_lines, reason = "the whole table in one place, a line for each route")]
+fn one_cluster() -> Scope {
+    web::scope(ONE_CLUSTER)
+        .service(
+            cluster_resource_at("/v1/clusters/{id}", "GET, HEAD")
+                .route(get().to(clusters::show_one))
+                .route(head().to(clusters::show_one)),
+        )
+        .service(
+            cluster_resource_at("/v1/clusters/{id}/statement", "PUT")
+                .route(put().to(clusters::statement)),
+        )
+        .service(
+            cluster_resource_at("/v1/clusters/{id}/statements", "GET, HEAD")
+                .route(get().to(clusters::statements))
+                .route(head().to(clusters::statements)),
+        )
+        .service(
+            cluster_resource_at("/v1/clusters/{id}/service", "PUT")
+                .route(put().to(intents::service)),
+        )
+        .service(
+            cluster_resource_at("/v1/clusters/{id}/explain", "GET, HEAD")
+                .route(get().to(clusters::explain))
+                .route(head().to(clusters::explain)),
+        )
+        .service(
+            cluster_resource_at("/v1/clusters/{id}/document", "GET, HEAD")
+                .route(get().to(clusters::document))
+                .route(head().to(clusters::document)),
+        )
+        .service(
+            cluster_resource_at("/v1/clusters/{id}/abandon", "POST")
+                .route(post().to(clusters::abandon)),
+        )
+        .service(
+            cluster_resource_at("/v1/clusters/{id}/retire", "POST")
+                .route(post().to(clusters::retire)),
+        )
+        .service(
+            cluster_resource_at("/v1/clusters/{id}/unretire", "POST")
+                .route(post().to(clusters::unretire)),
+        )
+        .service(
+            cluster_resource_at("/v1/clusters/{id}/credentials", "POST")
+                .route(post().to(clusters::credentials)),
+        )
+        .service(
+            cluster_resource_at("/v1/clusters/{id}/grants", "GET, HEAD")
+                .route(get().to(grants::list))
+                .route(head().to(grants::list)),
+        )
+        // Forming.
+        .service(
+            cluster_resource_at("/v1/clusters/{id}/poll", "GET, HEAD, POST")
+                .route(post().to(forming::poll))
+                .route(get().to(forming::watch))
+                .route(head().to(forming::watch)),
+        )
+        .service(
+            cluster_resource_at("/v1/clusters/{id}/ack", "POST").route(post().to(forming::ack)),
+        )
+        .service(
+            cluster_resource_at("/v1/clusters/{id}/nack", "POST").route(post().to(forming::nack)),
+        )
+        .service(
+            cluster_resource_at("/v1/clusters/{id}/probes", "POST")
+                .route(post().to(forming::probes)),
+        )
+        .service(
+            cluster_resource_at("/v1/clusters/{id}/release", "POST")
+                .route(post().to(forming::release)),
+        )
+        .service(
+            cluster_resource_at("/v1/clusters/{id}/report", "POST")
+                .route(post().to(forming::report)),
+        )
+        .service(
+            cluster_resource_at("/v1/clusters/{id}/trouble", "POST")
+                .route(post().to(forming::trouble)),
+        )
+        .service(
+            cluster_resource_at("/v1/clusters/{id}/adopt", "POST").route(post().to(forming::adopt)),
+        )
+        // Changes of a running cluster. Its own agents fetch them; discovery never connects to the
+        // cluster.
+        .service(
+            cluster_resource_at("/v1/clusters/{id}/intents", "GET, HEAD")
+                .route(get().to(intents::list))
+                .route(head().to(intents::list)),
+        )
+        .service(
+            cluster_resource_at("/v1/clusters/{id}/intents/{operation}", "GET, HEAD")
+                .route(get().to(intents::show))
+                .route(head().to(intents::show)),
+        )
+        .service(
+            cluster_resource_at("/v1/clusters/{id}/intents/{operation}/outcome", "POST")
+                .route(post().to(intents::outcome)),
+        )
+        .service(
+            cluster_resource_at("/v1/clusters/{id}/intents/{operation}/wait", "POST")
+                .route(post().to(intents::wait)),
+        )
+        .service(
+            cluster_resource_at("/v1/clusters/{id}/intents/{operation}/withdraw", "POST")
+                .route(post().to(intents::withdraw)),
+        )
+        .service(
+            cluster_resource_at("/v1/clusters/{id}/directory", "GET, HEAD")
+                .route(get().to(intents::directory))
+                .route(head().to(intents::directory)),
+        )
+        .service(
+            cluster_resource_at("/v1/clusters/{id}/recoveries", "POST")
+                .route(post().to(intents::recoveries)),
+        )
+        .service(
+            cluster_resource_at("/v1/clusters/{id}/leaves", "POST")
+                .route(post().to(intents::leaves)),
+        )
+        .service(
+            cluster_resource_at("/v1/clusters/{id}/export", "GET, HEAD")
+                .route(get().to(intents::export))
+                .route(head().to(intents::export)),
+        )
+        // Membership of a running cluster. These routes refuse every method, because only the
+        // cluster itself changes its members.
+        .service(membership_resource("/v1/clusters/{id}/members"))
+        .service(membership_resource("/v1/clusters/{id}/members/{rest:.*}"))
+}
+
 /// A resource at `path`. Other methods than those in `allow` get status 405.
 fn resource_at(path: &str, allow: &'static str) -> Resource {
     web::resource(path).default_service(web::to(move || ops::method_not_allowed(allow)))
 }
 
+/// A resource of one cluster, as [`resource_at`] makes it.
+fn cluster_resource_at(path: &str, allow: &'static str) -> Resource {
+    resource_at(path_in_cluster(path), allow)
+}
+
 fn membership_resource(path: &str) -> Resource {
-    web::resource(path).default_service(web::to(ops::membership))
+    web::resource(path_in_cluster(path)).default_service(web::to(ops::membership))
+}
+
+/// Returns the part of `path` after [`ONE_CLUSTER`].
+fn path_in_cluster(path: &str) -> &str {
+    path.strip_prefix(ONE_CLUSTER).expect("the table names whole paths")
 }
 
 /// Wraps every request: checks the address's rate limit first. Afterwards it sets the `Date` header
