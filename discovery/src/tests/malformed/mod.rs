@@ -25,8 +25,8 @@ use requests::RequestMaker;
 /// Number of requests. The environment variable `MALFORMED_REQUESTS` sets another one, and
 /// `MALFORMED_SEED` other requests.
 const REQUESTS: u64 = 50_000;
-/// Number of connections of each kind of caller.
-const CONNECTIONS: u64 = 2;
+/// Number of connections of each kind of caller. More would take the processors from other tests.
+const CONNECTIONS: u64 = 1;
 
 type Connection = tokio_rustls::client::TlsStream<tokio::net::TcpStream>;
 

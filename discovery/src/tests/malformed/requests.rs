@@ -6,7 +6,7 @@ use super::random::{Random, change_value, changed_json, fitting_value, odd_value
 
 /// Request that the service must refuse, or serve without harm.
 pub(super) struct MalformedRequest {
-    /// Bytes to send.
+    /// Request line, headers and body, as they are sent.
     pub(super) bytes: Vec<u8>,
     /// Whether the bytes are HTTP, so that the service has to answer. Otherwise it may also close
     /// the connection.
@@ -22,7 +22,7 @@ struct Operation {
     queries: Vec<String>,
 }
 
-/// Makes malformed requests.
+/// Makes requests that nearly fit the operations of an OpenAPI description.
 pub(super) struct RequestMaker {
     operations: Vec<Operation>,
     components: Value,
