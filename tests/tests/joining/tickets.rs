@@ -122,7 +122,8 @@ fn a_ticket_serves_one_host_and_a_wiped_host_counts_as_another() -> Result<()> {
     first.start()?;
     wait_for("a replacement to be asked for", LIMIT, || {
         first.status().ok().filter(|status| status["phase"] == "replacement_wanted")
-    })?;
+    })
+    .with_context(|| first.output())?;
     first.terminate(LIMIT)?;
     // The whole disk is lost, and the host returns with its old name, address and bundle.
     fs_err::remove_dir_all(&first.data_dir)?;
