@@ -1,6 +1,9 @@
 //! The sweep: does what is due in all clusters, even if nobody polls them.
 
+use std::time::Duration;
+
 use discovery_formation::service::EndCause;
+use discovery_types::access::MAX_ASSERTION_SECONDS;
 use discovery_types::problem::Code;
 use uuid::Uuid;
 
@@ -12,6 +15,9 @@ use crate::store::clusters::FormingPosition;
 
 /// Number of failed clusters at which a sweep ends. The next sweep does the rest.
 const STUCK_MAX: usize = 1_000;
+/// How long the database's clock must have run without a jump before expired rows are deleted. It
+/// is longer than an assertion lives.
+const MIN_STEADY_FOR_DELETION: Duration = Duration::from_secs(2 * MAX_ASSERTION_SECONDS);
 
 impl App {
     /// Abandons a cluster that hasn't committed. This works even if its rows are so damaged that
@@ -117,7 +123,11 @@ impl App {
                 }
             }
         }
-        self.store.delete_expired().await?;
+        // A clock that was set ahead may be set back. A used assertion that was deleted meanwhile
+        // could be used again then.
+        if self.clock.steady_for() >= MIN_STEADY_FOR_DELETION {
+            self.store.delete_expired().await?;
+        }
         Ok(())
     }
 }

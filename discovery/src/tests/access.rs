@@ -57,6 +57,42 @@ async fn an_assertion_gives_one_token_however_often_it_is_sent() {
     service.stop().await;
 }
 
+/// Sets the database's clock ahead by `ahead_us` microseconds, and lets the service read it.
+async fn set_clock(world: &TestInstallation, service: &RunningService, ahead_us: i64) {
+    let sql = format!(
+        "CREATE OR REPLACE FUNCTION now_us() RETURNS bigint LANGUAGE sql VOLATILE AS
+         'SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint + {ahead_us}'"
+    );
+    let mut connection = world.database.connect().await;
+    sqlx::raw_sql(sqlx::AssertSqlSafe(sql)).execute(&mut connection).await.unwrap();
+    service.app().sweep().await.unwrap();
+}
+
+#[tokio::test]
+async fn a_clock_that_was_ahead_for_a_while_lets_no_assertion_be_used_twice() {
+    const TEN_MINUTES: i64 = 600_000_000;
+    let world = TestInstallation::new().await;
+    let mut args = world.args("ledger");
+    args.times.sweep = std::time::Duration::from_secs(3_600);
+    let service = crate::server::start(args).await.unwrap();
+    let issuer = service.app().issuer.to_string();
+    let now = service.app().clock.seconds();
+    let assertion = Assertion::sign(&world.owner, &issuer, now);
+    assert_eq!(exchange(&world, &service, &world.owner, &assertion).await.0, 200);
+    set_clock(&world, &service, TEN_MINUTES).await;
+    set_clock(&world, &service, 0).await;
+    let (status, body) = exchange(&world, &service, &world.owner, &assertion).await;
+    assert_eq!((status, code(&body)), (401, Code::AssertionRefused), "{body}");
+    // An assertion that was used while the clock was ahead can't be used before its time.
+    set_clock(&world, &service, TEN_MINUTES).await;
+    let ahead = Assertion::sign(&world.owner, &issuer, service.app().clock.seconds());
+    assert_eq!(exchange(&world, &service, &world.owner, &ahead).await.0, 200);
+    set_clock(&world, &service, 0).await;
+    let (status, body) = exchange(&world, &service, &world.owner, &ahead).await;
+    assert_eq!((status, code(&body)), (401, Code::AssertionRefused), "{body}");
+    service.stop().await;
+}
+
 #[tokio::test]
 async fn a_token_is_refused_with_another_client_key_or_without_one() {
     let world = TestInstallation::new().await;
