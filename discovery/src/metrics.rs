@@ -9,9 +9,10 @@ use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
 use prometheus_client::registry::Registry;
 
 /// Kinds of alarms: findings that a person should look at.
-const ALARMS: [&str; 14] = [
+const ALARMS: [&str; 15] = [
     "admin_rows_contradict_the_ledger",
     "admin_rows_ignored",
+    "agent_rows_ignored",
     "assertion_replayed",
     "connections_refused",
     "database_set_back",

@@ -10,6 +10,7 @@ use super::body::FormBody;
 use crate::app::App;
 use crate::auth::tls_key;
 use crate::error::ApiError;
+use crate::store::StoreError;
 
 /// Exchanges an assertion for an access token (RFC 7523).
 #[utoipa::path(post, path = "/v1/token", tag = "access",
@@ -41,11 +42,23 @@ pub(crate) async fn token(
     let subject = if admins.chain.find(&key.key_id()).is_some() {
         ClientKind::Admin
     } else {
-        let cluster = app.store.cluster_of_agent(key.as_bytes()).await?;
+        let found = app.store.cluster_of_agent(&key).await?;
+        for cluster in &found.forged {
+            app.metrics.count_alarm("agent_rows_ignored");
+            tracing::error!(cluster.id = %cluster, agent = %key.key_id(),
+                "the signatures in an agent's row aren't valid: somebody changed the database. The \
+                 agent gets no access token by this row");
+        }
         let next = "An admin's key is added with `muster-discovery admin add`; an agent redeems \
                     its token first.";
-        let unknown = || ApiError::new(Code::UnknownKey, "The key is not known here.", next);
-        let cluster = cluster.ok_or_else(unknown)?;
+        let unknown = || match found.forged.first() {
+            None => ApiError::new(Code::UnknownKey, "The key is not known here.", next),
+            // An honest agent whose row was changed may be let in again, once the row is repaired.
+            Some(cluster) => {
+                StoreError::damaged(format!("an agent's row of cluster {cluster}")).into()
+            }
+        };
+        let cluster = found.cluster.ok_or_else(unknown)?;
         if let Some(removal) = app.store.removal_of(cluster, key.as_bytes()).await? {
             return Err(ApiError::removed(removal));
         }

@@ -79,24 +79,6 @@ impl Store {
         Ok(inserted.rows_affected() == 1)
     }
 
-    /// Returns the cluster that an agent's key belongs to. If the key belongs to several clusters,
-    /// returns the newest one.
-    pub(crate) async fn cluster_of_agent(
-        &self,
-        key: &[u8; 32],
-    ) -> Result<Option<Uuid>, StoreError> {
-        let row = sqlx::query_scalar(
-            "SELECT cluster_id FROM (
-                 SELECT cluster_id, redeemed_us AS at_us FROM agents WHERE key = $1
-                 UNION ALL SELECT cluster_id, made_us FROM intents WHERE agent_key = $1) known
-             ORDER BY at_us DESC LIMIT 1",
-        )
-        .bind(&key[..])
-        .fetch_optional(&mut *self.acquire().await?)
-        .await?;
-        Ok(row)
-    }
-
     /// Returns the newest `limit` events of an event chain, newest first.
     pub(crate) async fn events(
         &self,

@@ -10,10 +10,12 @@ use discovery_types::problem::Code;
 use discovery_types::proposal::{Ack, Release};
 use discovery_types::record::{Endorsement, SignedRecord};
 use discovery_types::redeem::Redeem;
+use discovery_types::statement::Statement;
+use discovery_types::token::Token;
 use sqlx::{Connection, PgConnection};
 
 use super::agent::{TestAgent, form};
-use super::support::TestInstallation;
+use super::support::{TestInstallation, get};
 
 #[tokio::test]
 async fn changing_an_expired_tokens_row_does_not_revive_it() {
@@ -85,6 +87,99 @@ async fn write_boot_grant(world: &TestInstallation, grant: &Grant) {
     .execute(&mut world.database.connect().await)
     .await
     .unwrap();
+}
+
+/// Inserts a row of an agent into `statement`'s cluster, without the service's checks.
+async fn write_agent(
+    world: &TestInstallation,
+    (statement, token): (&Statement, &Token),
+    key: &SigningKey,
+    signed: &SignedRecord,
+) {
+    sqlx::query(
+        "INSERT INTO agents (cluster_id, size, key, grant_id, record, token_record, lease_us,
+             highest_epoch, counts, held_us, redeemed_us)
+         VALUES ($1, $2, $3, $4, $5, $6, now_us() + 3600000000, 0, 0, 0, now_us())",
+    )
+    .bind(statement.cluster)
+    .bind(i16::from(statement.size))
+    .bind(&key.public().as_bytes()[..])
+    .bind(token.id().to_string())
+    .bind(signed.record.as_str())
+    .bind(signed.endorsement.as_str())
+    .execute(&mut world.database.connect().await)
+    .await
+    .unwrap();
+}
+
+#[tokio::test]
+async fn an_agents_row_that_somebody_wrote_into_the_table_gives_no_access_token() {
+    let world = TestInstallation::new().await;
+    let service = world.serve().await;
+    let admin = world.owner(&service);
+    let statement = world.cluster(&admin, "demo", 2).await;
+    let token = world.token(&admin, &statement).await;
+    let honest = TestAgent::new(&world, &service, &statement, &token, 1);
+    honest.redeem().await.unwrap();
+    // The intruder knows the grant and what others have signed, but not the token.
+    let intruder = TestAgent::new(&world, &service, &statement, &token, 2);
+    let thiefs_token = Token::generate(TokenKind::Boot);
+    let others = honest.record.sign(&honest.key, token.key());
+    let own = intruder.record.sign(&intruder.key, thiefs_token.key());
+    let mixed =
+        SignedRecord { record: own.record.clone(), endorsement: others.endorsement.clone() };
+    for (number, signed) in (1..).zip([&others, &own, &mixed]) {
+        sqlx::query("DELETE FROM agents WHERE key = $1")
+            .bind(&intruder.key.public().as_bytes()[..])
+            .execute(&mut world.database.connect().await)
+            .await
+            .unwrap();
+        write_agent(&world, (&statement, &token), &intruder.key, signed).await;
+        // The client asks for an access token before the poll.
+        let refused = intruder.poll(None).await.unwrap_err();
+        assert_eq!(refused.code(), Some(Code::Internal), "{refused}");
+        assert!(refused.to_string().contains("an agent's row"), "{refused}");
+        let (_, metrics) = get(&world, &service, "/metrics").await;
+        let alarms = format!(r#"alarms_total{{kind="agent_rows_ignored"}} {number}"#);
+        assert!(metrics.contains(&alarms), "{metrics}");
+    }
+    // With the token the same row is an honest one.
+    sqlx::raw_sql("DELETE FROM agents WHERE seat IS NULL AND standby IS NULL")
+        .execute(&mut world.database.connect().await)
+        .await
+        .unwrap();
+    let signed = intruder.record.sign(&intruder.key, token.key());
+    write_agent(&world, (&statement, &token), &intruder.key, &signed).await;
+    let found = service.app().store.cluster_of_agent(intruder.key.public()).await.unwrap();
+    assert_eq!((found.cluster, found.forged), (Some(statement.cluster), vec![]));
+    service.stop().await;
+}
+
+#[tokio::test]
+async fn a_redeemed_ticket_that_somebody_wrote_into_the_table_gives_no_access_token() {
+    let world = TestInstallation::new().await;
+    let service = world.serve().await;
+    let admin = world.owner(&service);
+    let statement = world.cluster(&admin, "demo", 1).await;
+    let token = world.token(&admin, &statement).await;
+    form(&mut [TestAgent::new(&world, &service, &statement, &token, 1)]).await;
+    let ticket = world.ticket(&admin, &statement).await;
+    let newcomer = TestAgent::new(&world, &service, &statement, &ticket, 2);
+    newcomer.join().await.unwrap();
+    let store = service.app().store.clone();
+    let found = store.cluster_of_agent(newcomer.key.public()).await.unwrap();
+    assert_eq!((found.cluster, found.forged), (Some(statement.cluster), vec![]));
+    // Somebody else's key takes the place of the newcomer's in the row of the ticket.
+    let intruder = std::sync::Arc::new(SigningKey::generate());
+    sqlx::query("UPDATE intents SET agent_key = $1")
+        .bind(&intruder.public().as_bytes()[..])
+        .execute(&mut world.database.connect().await)
+        .await
+        .unwrap();
+    let client = world.client(&service, Some(&intruder));
+    let refused = client.intents(statement.cluster, None, false).await.unwrap_err();
+    assert_eq!(refused.code(), Some(Code::Internal), "{refused}");
+    service.stop().await;
 }
 
 /// The service stores no grant with a time in the future. Such a row exists only if Postgres' clock

@@ -2,6 +2,7 @@
 //! the cluster. The caller then changes the loaded cluster. `save` writes the changed rows, and
 //! `commit` ends the transaction.
 
+mod holders;
 mod load;
 mod records;
 mod save;
