@@ -48,6 +48,7 @@ pub(crate) async fn openapi() -> HttpResponse {
         grants::list_all,
         grants::list,
         grants::show,
+        grants::confirm,
         grants::revoke,
         forming::redeem,
         forming::poll,

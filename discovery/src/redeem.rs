@@ -26,6 +26,7 @@
 use std::net::IpAddr;
 
 use discovery_formation::UnixMicros;
+use discovery_types::confirmation::GrantConfirmation;
 use discovery_types::digest::Digest;
 use discovery_types::grant::{Grant, GrantId, ISSUER_SKEW_SECONDS, TokenKind, VerifiedGrant};
 use discovery_types::jws::{Jws, JwsType};
@@ -62,7 +63,8 @@ pub(crate) struct VerifiedRedeem {
     pub record: VerifiedRecord,
     /// Whether an admin has revoked the grant.
     pub is_revoked: bool,
-    /// Whether the grant is older than the database's last change.
+    /// Whether the grant is older than the database's last change, and no issuer has confirmed it
+    /// since.
     pub is_void: bool,
 }
 
@@ -114,9 +116,15 @@ impl RedeemRequest {
         }
         let permissions = &chain.newest().permissions;
         let record = VerifiedRecord::verify(&self.redeem.signed, &grant, permissions)?;
+        let void_before = transaction.void_before;
+        let is_confirmed = row.confirmation.as_ref().is_some_and(|jws| {
+            jws.parse().is_ok_and(|jws| {
+                GrantConfirmation::verify(&jws, chain, &grant, void_before.0).is_ok()
+            })
+        });
         Ok(VerifiedRedeem {
             is_revoked: row.revoked_us.is_some(),
-            is_void: is_void(&grant, row.stored_us, transaction.void_before),
+            is_void: is_void(&grant, row.stored_us, void_before) && !is_confirmed,
             grant,
             record,
         })
@@ -151,6 +159,20 @@ impl VerifiedRedeem {
             let detail = "The token was issued in this service's future: a clock was set back.";
             let next = "Wait until that time has come, or ask for another token.";
             return Err(ApiError::new(Code::GrantRefused, detail, next).mark_retryable());
+        }
+        Ok(())
+    }
+
+    /// Returns an error if an issuer has to confirm the grant first.
+    pub(crate) fn check_confirmed(&self) -> Result<(), ApiError> {
+        if self.is_void && !self.is_revoked {
+            let detail = "The database was changed after this token was made, and can have lost its \
+                          revocation.";
+            let next = format!(
+                "Ask its issuer to run `muster-discovery token confirm {}`, or for another token.",
+                self.grant.id
+            );
+            return Err(ApiError::new(Code::GrantVoid, detail, next));
         }
         Ok(())
     }

@@ -64,6 +64,7 @@ pub(crate) fn configure(config: &mut ServiceConfig) {
                 .route(get().to(grants::show))
                 .route(head().to(grants::show)),
         )
+        .service(resource_at("/v1/grants/{id}/confirm", "POST").route(post().to(grants::confirm)))
         .service(resource_at("/v1/grants/{id}/revoke", "POST").route(post().to(grants::revoke)))
         // Forming.
         .service(resource_at("/v1/redeem", "POST").route(post().to(forming::redeem)))

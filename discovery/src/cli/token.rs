@@ -1,5 +1,7 @@
 //! `token`: makes tokens on the admin's machine. A token's secret is sent to nobody but the host.
 
+mod confirm;
+
 use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -72,6 +74,17 @@ it with `token revoke` if it went astray.")]
         /// The token's id, as `token list` prints it
         id: GrantId,
     },
+    /// Confirm tokens that a change of the database has made void
+    #[command(after_help = "\
+Examples:
+  muster-discovery token confirm 2zqkq3s5vdyfa6ai
+  muster-discovery token confirm --all --cluster demo
+
+When Postgres fails over, or an older copy of its data is put back, the service can't know which
+tokens were revoked in what was lost. So all earlier tokens are void, and hosts with such a bundle
+wait. The issuer knows: what is confirmed here admits hosts again, until the next such change. A join
+ticket isn't confirmed; make another one.")]
+    Confirm(confirm::ConfirmArgs),
     /// Revoke a token: no new host can redeem it, and taken seats stay
     Revoke {
         /// The token's id, as `token list` prints it
@@ -155,6 +168,7 @@ pub(super) async fn run(args: TokenArgs, printer: &mut Printer) -> Result<(), Cl
             let view = session.client.show_grant(id).await?;
             show(printer, &view)
         }
+        TokenCommand::Confirm(args) => confirm::confirm(&session, args, printer).await,
         TokenCommand::Revoke { id, yes } => {
             let ends = format!("Token {id} admits no further host. Seats that are taken stay.");
             IrreversibleAct { consequences: vec![ends], name: &id.to_string() }
@@ -409,6 +423,7 @@ fn state(state: GrantState) -> &'static str {
         GrantState::Valid => "valid",
         GrantState::Expired => "expired",
         GrantState::Revoked => "revoked",
+        GrantState::Void => "void",
         GrantState::Closed => "closed",
     }
 }

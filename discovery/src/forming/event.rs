@@ -277,6 +277,10 @@ fn prepare_redeem(
     let cluster = &transaction.cluster;
     if !cluster.phase.has_ended() && !cluster.agents.contains_key(&convert::key(&request.key)) {
         verified.check_issue(transaction)?;
+        // A host that comes too late for the cluster needs another token in any case.
+        if matches!(cluster.phase, Phase::Open | Phase::Preparing) {
+            verified.check_confirmed()?;
+        }
     }
     Ok(ClusterEvent::Redeem(formation::service::Redeem {
         record: convert::record(&verified.record),

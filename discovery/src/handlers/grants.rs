@@ -4,6 +4,7 @@ use actix_web::HttpRequest;
 use actix_web::web::{Data, Json, Path, Query};
 use discovery_formation::service::Phase;
 use discovery_types::api::{GrantList, GrantQuery, GrantState, GrantView, SignedBody};
+use discovery_types::confirmation::GrantConfirmation;
 use discovery_types::grant::{Grant, GrantId, ISSUER_SKEW_SECONDS, TokenKind, VerifiedGrant};
 use discovery_types::jws::{Jws, JwsType};
 use discovery_types::problem::{Code, Problem};
@@ -16,7 +17,7 @@ use crate::app::App;
 use crate::auth::{authorise, check_statement_allows};
 use crate::error::ApiError;
 use crate::forming::ClusterRequest;
-use crate::redeem::is_void;
+use crate::redeem::{is_void, unsettled_error};
 use crate::store::grants::GrantUse;
 use crate::store::{ListPosition, StoreError};
 
@@ -152,6 +153,43 @@ pub(crate) async fn revoke(
     view(&app, *path).await
 }
 
+/// Confirms a boot token that a change of the database has made void.
+#[utoipa::path(post, path = "/v1/grants/{id}/confirm", tag = "grants",
+    params(("id" = String, Path,)), request_body = SignedBody,
+    responses((status = 200, body = GrantView), (status = "default", body = Problem)))]
+pub(crate) async fn confirm(
+    request: HttpRequest,
+    app: Data<App>,
+    path: Path<GrantId>,
+    JsonBody(body): JsonBody<SignedBody>,
+) -> Result<Json<GrantView>, ApiError> {
+    let caller = authorise(&request, &app, Action::PutBootGrant, None).await?;
+    let row = app.store.grant(&path.to_string()).await?;
+    let row = row.ok_or_else(|| ApiError::not_found("such token"))?;
+    let found = app.store.read_cluster(row.grant.cluster_id).await?;
+    let (_, chain, now) = found.ok_or_else(|| ApiError::not_found("such cluster"))?;
+    check_statement_allows(&chain, &caller.key, Action::PutBootGrant)?;
+    let damaged = |_| StoreError::damaged(format!("grant {}", row.grant.id));
+    let grant = VerifiedGrant::verify(&row.grant.jws.parse().map_err(damaged)?, &chain)?;
+    let again = "Make another one: `muster-discovery token create`.";
+    if grant.kind == TokenKind::Join {
+        let detail = "A join ticket isn't confirmed: it can have been used before the change.";
+        return Err(ApiError::new(Code::WrongState, detail, again));
+    }
+    if row.grant.revoked_us.is_some() {
+        return Err(ApiError::new(Code::GrantRevoked, "The token was revoked.", again));
+    }
+    if !app.store.refresh_generation().await?.settled {
+        // Until then the change isn't over: a later one would make the token void again.
+        return Err(unsettled_error("The database was changed, and isn't settled yet."));
+    }
+    GrantConfirmation::verify(&body.jws, &chain, &grant, row.void_before_us.unsigned_abs())?;
+    if !app.store.confirm_grant(&grant, &body.jws, &caller.name, now).await? {
+        return Err(ApiError::new(Code::GrantRevoked, "The token was revoked.", again));
+    }
+    view(&app, *path).await
+}
+
 async fn view(app: &App, id: GrantId) -> Result<Json<GrantView>, ApiError> {
     let row = app.store.grant(&id.to_string()).await?;
     let row = row.ok_or_else(|| ApiError::not_found("such token"))?;
@@ -168,16 +206,29 @@ fn view_of(row: &GrantUse, now: i64) -> Result<GrantView, StoreError> {
         TokenKind::Boot => !matches!(row.phase.as_str(), "open" | "preparing"),
         TokenKind::Join => row.keys > 0 || !matches!(row.phase.as_str(), "committed" | "formed"),
     };
-    let state =
-        if row.grant.revoked_us.is_some() || is_void(&grant, row.grant.stored_us, void_before) {
-            GrantState::Revoked
-        } else if is_taken {
-            GrantState::Closed
-        } else if grant.expires_at.saturating_mul(1_000_000) <= now.unsigned_abs() {
-            GrantState::Expired
-        } else {
-            GrantState::Valid
-        };
+    let state = if row.grant.revoked_us.is_some() {
+        GrantState::Revoked
+    } else if is_taken {
+        GrantState::Closed
+    } else if grant.expires_at.saturating_mul(1_000_000) <= now.unsigned_abs() {
+        GrantState::Expired
+    } else if is_void(&grant, row.grant.stored_us, void_before)
+        && confirmed_change(row) != Some(void_before.0)
+    {
+        GrantState::Void
+    } else {
+        GrantState::Valid
+    };
+    let void_before_us = (state == GrantState::Void).then_some(void_before.0);
     let cluster_name = Some(row.cluster_name.parse().map_err(|_| damaged())?);
-    Ok(GrantView { issuer: *jws.kid(), grant, jws, state, keys: row.keys as u32, cluster_name })
+    let (issuer, keys) = (*jws.kid(), row.keys as u32);
+    Ok(GrantView { issuer, grant, jws, state, keys, cluster_name, void_before_us })
+}
+
+/// Returns the change of the database for which a grant's confirmation says that it was signed. A
+/// redeem verifies the confirmation; here it is only shown.
+fn confirmed_change(row: &GrantUse) -> Option<u64> {
+    let jws: Jws = row.grant.confirmation.as_ref()?.parse().ok()?;
+    let claimed: GrantConfirmation = jws.claims_unverified(JwsType::GrantConfirmation).ok()?;
+    Some(claimed.void_before_us)
 }

@@ -2,6 +2,7 @@
 
 use discovery_formation as formation;
 use discovery_types::grant::VerifiedGrant;
+use discovery_types::jws::Jws;
 use sqlx::PgConnection;
 use uuid::Uuid;
 
@@ -54,7 +55,7 @@ pub(super) async fn insert(
 
 /// Columns and tables of a [`GrantUse`].
 const GRANT_USE: &str = "
-    g.id, g.cluster_id, g.kind, g.jws, g.stored_us, g.revoked_us, c.phase, c.name AS cluster_name,
+    g.id, g.cluster_id, g.kind, g.jws, g.stored_us, g.revoked_us, g.confirmation, c.phase, c.name AS cluster_name,
     (SELECT count(*) FROM agents a WHERE a.grant_id = g.id)
         + (SELECT count(*) FROM intents i WHERE i.grant_id = g.id) AS keys,
     (SELECT void_before_us FROM generation) AS void_before_us
@@ -81,6 +82,51 @@ impl Store {
         }
         transaction.commit().await?;
         Ok(())
+    }
+
+    /// Stores the confirmation of a grant that isn't revoked, in place of an earlier one. Returns
+    /// `false` if the grant is revoked.
+    pub(crate) async fn confirm_grant(
+        &self,
+        grant: &VerifiedGrant,
+        confirmation: &Jws,
+        by: &str,
+        now: formation::UnixMicros,
+    ) -> Result<bool, StoreError> {
+        let mut transaction = self.begin("BEGIN").await?;
+        // The lock on the cluster serialises writers of its event chain.
+        sqlx::query("SELECT id FROM clusters WHERE id = $1 FOR UPDATE")
+            .bind(grant.cluster)
+            .execute(&mut *transaction)
+            .await?;
+        let updated = sqlx::query(
+            "UPDATE grants SET confirmation = $2 WHERE id = $1 AND revoked_us IS NULL
+                 AND confirmation IS DISTINCT FROM $2",
+        )
+        .bind(grant.id.to_string())
+        .bind(confirmation.as_str())
+        .execute(&mut *transaction)
+        .await?;
+        if updated.rows_affected() == 1 {
+            let body = serde_json::json!({ "grant": grant.id.to_string(), "by": by });
+            super::cluster::append_event(
+                &mut transaction,
+                grant.cluster,
+                now,
+                "grant_confirmed",
+                &body,
+            )
+            .await?;
+        }
+        let is_confirmed: bool = sqlx::query_scalar(
+            "SELECT confirmation = $2 AND revoked_us IS NULL FROM grants WHERE id = $1",
+        )
+        .bind(grant.id.to_string())
+        .bind(confirmation.as_str())
+        .fetch_one(&mut *transaction)
+        .await?;
+        transaction.commit().await?;
+        Ok(is_confirmed)
     }
 
     /// Returns one grant by id.

@@ -2,6 +2,7 @@
 
 mod access;
 mod agent;
+mod confirmed;
 mod database;
 mod faults;
 mod forged_rows;

@@ -133,7 +133,7 @@ async fn the_last_ack_of_a_list_that_the_ledger_contradicts_commits_nothing() {
 }
 
 /// Makes the database look as if its files had been restored on another server.
-async fn move_elsewhere(world: &TestInstallation) {
+pub(super) async fn move_elsewhere(world: &TestInstallation) {
     sqlx::raw_sql("UPDATE generation SET system_identifier = '1'")
         .execute(&mut world.database.connect().await)
         .await
@@ -239,16 +239,16 @@ async fn a_token_from_before_the_database_was_set_back_admits_nobody() {
     wait_until("settled", async || admin.list_processes().await.unwrap().settled).await;
     let refused =
         TestAgent::new(&world, &service, &statement, &leaked, 1).redeem().await.unwrap_err();
-    assert_eq!(refused.code(), Some(Code::GrantRevoked), "{refused}");
+    assert_eq!(refused.code(), Some(Code::GrantVoid), "{refused}");
     let shown = admin.show_grant(leaked.id()).await.unwrap().state;
-    assert_eq!(shown, discovery_types::api::GrantState::Revoked);
+    assert_eq!(shown, discovery_types::api::GrantState::Void);
     let fresh = world.token(&admin, &statement).await;
     TestAgent::new(&world, &service, &statement, &fresh, 1).redeem().await.unwrap();
     service.stop().await;
 }
 
 #[tokio::test]
-async fn an_old_token_is_refused_for_good_only_once_the_database_is_settled() {
+async fn an_old_token_has_to_be_confirmed_once_the_database_is_settled() {
     let world = TestInstallation::new().await;
     let absent = run_another_process(&world).await;
     let service = world.serve().await;
@@ -271,7 +271,7 @@ async fn an_old_token_is_refused_for_good_only_once_the_database_is_settled() {
         (refused.code() != Some(Code::DatabaseChanged)).then_some(refused)
     })
     .await;
-    assert_eq!(refused.code(), Some(Code::GrantRevoked), "{refused}");
+    assert_eq!(refused.code(), Some(Code::GrantVoid), "{refused}");
     service.stop().await;
 }
 

@@ -28,6 +28,7 @@ pub mod admin;
 pub mod api;
 pub mod bundle;
 pub mod client;
+pub mod confirmation;
 pub mod context;
 pub mod convert;
 pub mod csr;

@@ -94,6 +94,8 @@ codes! {
     GrantExpired "grant_expired" 403 never "The token has expired",
     /// The token was revoked.
     GrantRevoked "grant_revoked" 403 never "The token was revoked",
+    /// The token was made before the last change of the database. An issuer can confirm it.
+    GrantVoid "grant_void" 403 again "The token has to be confirmed",
     /// The token doesn't allow this address, name or zone.
     GrantBinding "grant_binding" 403 never "The token is bound to something else",
     /// The token was used with more different keys than three times the cluster's size.

@@ -180,6 +180,8 @@ pub(crate) struct RequestedGrant {
     pub stored_us: i64,
     /// When the grant was revoked, in microseconds.
     pub revoked_us: Option<i64>,
+    /// JWS of the newest confirmation.
+    pub confirmation: Option<String>,
 }
 
 fn hex<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<Vec<u8>, D::Error> {
@@ -201,7 +203,7 @@ SELECT c.id, c.phase, c.deadline_us, c.epoch, c.floor, c.rev, c.next_place, c.fr
     ",
     ARRAY(SELECT jws FROM statements WHERE cluster_id = $1 ORDER BY sequence) AS statements,
     (SELECT jsonb_build_object('jws', jws, 'token_key', encode(token_key, 'hex'),
-         'stored_us', stored_us, 'revoked_us', revoked_us)
+         'stored_us', stored_us, 'revoked_us', revoked_us, 'confirmation', confirmation)
      FROM grants WHERE id = $3 AND cluster_id = $1) AS asked,
     ARRAY(SELECT id FROM grants WHERE cluster_id = $1 AND revoked_us IS NOT NULL) AS revoked,
     (SELECT coalesce(jsonb_agg(r), '[]') FROM (

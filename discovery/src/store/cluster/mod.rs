@@ -80,6 +80,8 @@ pub(crate) struct GrantRow {
     pub stored_us: UnixMicros,
     /// When the grant was revoked.
     pub revoked_us: Option<UnixMicros>,
+    /// JWS of the newest confirmation.
+    pub confirmation: Option<String>,
 }
 
 /// Row of a certificate authority.

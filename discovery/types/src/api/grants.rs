@@ -18,6 +18,9 @@ pub enum GrantState {
     Expired,
     /// An admin revoked the token.
     Revoked,
+    /// The token was made before the last change of the database, which can have lost its
+    /// revocation. It admits no new host until an issuer confirms it.
+    Void,
     /// The cluster accepts no more members with this token.
     Closed,
 }
@@ -38,6 +41,10 @@ pub struct GrantView {
     /// Name of the cluster that the token is for. None if the service is older than this field.
     #[serde(default)]
     pub cluster_name: Option<Name>,
+    /// Time of the change of the database that made the token void, in microseconds since 1970. Only
+    /// in the state [`GrantState::Void`]. A confirmation repeats it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub void_before_us: Option<u64>,
 }
 
 /// Query of `GET /v1/grants` and `GET /v1/clusters/{id}/grants`: which page of the list.

@@ -17,6 +17,7 @@
 //! | `PUT /v1/grants` | [`SignedBody`] | [`GrantView`] |
 //! | `GET /v1/clusters/{id}/grants` | [`GrantQuery`] | [`GrantList`] |
 //! | `GET /v1/grants/{id}` | – | [`GrantView`] |
+//! | `POST /v1/grants/{id}/confirm` | [`SignedBody`] | [`GrantView`] |
 //! | `POST /v1/grants/{id}/revoke` | – | [`GrantView`] |
 //! | `GET /v1/admins` | – | [`AdminList`] |
 //! | `PUT /v1/admins` | [`SignedBody`] | [`AdminList`] |

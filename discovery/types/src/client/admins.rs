@@ -127,6 +127,16 @@ impl DiscoveryClient {
         self.get(format!("/v1/grants/{grant}")).await
     }
 
+    /// Confirms a void grant, so that its token counts again.
+    pub async fn confirm_grant(
+        &self,
+        grant: GrantId,
+        confirmation: &Jws,
+    ) -> Result<GrantView, ClientError> {
+        let body = SignedBody { jws: confirmation.clone() };
+        self.send(Method::POST, format!("/v1/grants/{grant}/confirm"), &body).await
+    }
+
     /// Revokes a grant by its id.
     pub async fn revoke_grant(&self, grant: GrantId) -> Result<GrantView, ClientError> {
         self.send(Method::POST, format!("/v1/grants/{grant}/revoke"), &EmptyBody {}).await

@@ -14,6 +14,9 @@ pub enum JwsType {
     /// Grant that allows a token's holder to redeem the token; signed by an issuer.
     #[serde(rename = "muster-grant+jwt")]
     Grant,
+    /// Confirmation that a token counts after a change of the database; signed by an issuer.
+    #[serde(rename = "muster-grant-confirmation+jwt")]
+    GrantConfirmation,
     /// Record that describes one seat; signed by the agent.
     #[serde(rename = "muster-record+jwt")]
     Record,
@@ -64,6 +67,7 @@ impl JwsType {
         match self {
             JwsType::Statement => "muster-statement+jwt",
             JwsType::Grant => "muster-grant+jwt",
+            JwsType::GrantConfirmation => "muster-grant-confirmation+jwt",
             JwsType::Record => "muster-record+jwt",
             JwsType::Endorsement => "muster-endorsement+jwt",
             JwsType::Redeem => "muster-redeem+jwt",
@@ -93,7 +97,8 @@ impl JwsType {
             | JwsType::Order
             | JwsType::Recovery
             | JwsType::Service => Some(1),
-            JwsType::Endorsement
+            JwsType::GrantConfirmation
+            | JwsType::Endorsement
             | JwsType::Redeem
             | JwsType::Ack
             | JwsType::Release
@@ -113,7 +118,8 @@ impl JwsType {
             JwsType::Redeem => 12 * 1024,
             JwsType::Record | JwsType::Service => 4 * 1024,
             JwsType::Grant => 2 * 1024,
-            JwsType::Endorsement
+            JwsType::GrantConfirmation
+            | JwsType::Endorsement
             | JwsType::Ack
             | JwsType::Release
             | JwsType::Admin
