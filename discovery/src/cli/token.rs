@@ -162,11 +162,14 @@ pub(super) async fn run(args: TokenArgs, printer: &mut Printer) -> Result<(), Cl
                 out.table(header, rows);
             })?;
             list.note_if_cut(printer);
+            note_void(&list.items, printer);
             Ok(())
         }
         TokenCommand::Show { id } => {
             let view = session.client.show_grant(id).await?;
-            show(printer, &view)
+            show(printer, &view)?;
+            note_void(&[view], printer);
+            Ok(())
         }
         TokenCommand::Confirm(args) => confirm::confirm(&session, args, printer).await,
         TokenCommand::Revoke { id, yes } => {
@@ -176,6 +179,17 @@ pub(super) async fn run(args: TokenArgs, printer: &mut Printer) -> Result<(), Cl
             let view = session.client.revoke_grant(id).await?;
             show(printer, &view)
         }
+    }
+}
+
+/// Says what to do about void tokens, if there are any.
+fn note_void(views: &[GrantView], printer: &mut Printer) {
+    if let Some(view) = views.iter().find(|view| view.state == GrantState::Void) {
+        printer.note(&format!(
+            "void: the database was changed after the token was made, and can have lost its \
+             revocation. If it was never revoked: muster-discovery token confirm {}",
+            view.grant.id
+        ));
     }
 }
 

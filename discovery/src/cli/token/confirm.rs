@@ -48,7 +48,11 @@ pub(super) async fn confirm(
         None => {
             let mut views = Vec::new();
             for id in &args.ids {
-                views.push(session.client.show_grant(*id).await?);
+                let view = session.client.show_grant(*id).await?;
+                match view.state {
+                    GrantState::Valid => printer.note(&format!("token {id} counts already")),
+                    _ => views.push(view),
+                }
             }
             let word = match &args.ids[..] {
                 [id] => id.to_string(),
@@ -83,7 +87,7 @@ pub(super) async fn confirm(
         out.table(header, rows);
     })?;
     if confirmed.is_empty() {
-        printer.note("no token of this cluster has to be confirmed");
+        printer.note("no token has to be confirmed");
     }
     Ok(())
 }
