@@ -59,6 +59,16 @@ pub(crate) async fn authorise(
     action: Action,
     cluster: Option<Uuid>,
 ) -> Result<Caller, ApiError> {
+    // On the heap, so that the memory is free while the authorised request waits.
+    Box::pin(find_caller(request, app, action, cluster)).await
+}
+
+async fn find_caller(
+    request: &HttpRequest,
+    app: &App,
+    action: Action,
+    cluster: Option<Uuid>,
+) -> Result<Caller, ApiError> {
     let key = tls_key(request)?;
     let token = bearer_token(request)?;
     let signing = app.keys.signing_keys.iter().map(|signing| signing.key.public());

@@ -253,7 +253,7 @@ impl<'a> PollWait<'a> {
                     if due == end {
                         return Ok(None);
                     }
-                    if self.is_postponed().await? {
+                    if Box::pin(self.is_postponed()).await? {
                         continue;
                     }
                     Box::pin(app.apply(self.cluster, ClusterRequest::Tick)).await?;

@@ -286,7 +286,7 @@ impl IntentPoll<'_> {
     ) -> Result<T, ApiError> {
         // Subscribe before reading, so that no change in between is missed.
         let mut news = app.notifier.subscribe(self.cluster);
-        let mut found = read().await?;
+        let mut found = Box::pin(read()).await?;
         let (rev, ends) = seen(&found);
         if self.after != Some(rev) || app.draining.is_cancelled() {
             return Ok(found);
@@ -302,7 +302,7 @@ impl IntentPoll<'_> {
                 () = tokio::time::sleep_until(end) => true,
                 () = app.draining.cancelled() => return Ok(found),
             };
-            found = read().await?;
+            found = Box::pin(read()).await?;
             if over || self.after != Some(seen(&found).0) {
                 return Ok(found);
             }

@@ -16,6 +16,7 @@ mod limits;
 mod lists;
 mod malformed;
 mod openapi;
+mod parked;
 mod past;
 mod plans;
 mod processes;
