@@ -20,8 +20,11 @@ use crate::server::ConnectionPeer;
 pub(crate) fn configure(config: &mut ServiceConfig) {
     config
         .app_data(PathConfig::default().error_handler(|_, _| {
-            unreadable_request(&"The id in the path is none: a cluster's or process's is a UUID.")
-                .into()
+            unreadable_request(
+                &"An id in the path can't be read: clusters and processes have a UUID, tokens 16 \
+                 characters of a-z and 2-7, operations 32 hexadecimal digits.",
+            )
+            .into()
         }))
         .app_data(
             QueryConfig::default().error_handler(|error, _| unreadable_request(&error).into()),

@@ -21,7 +21,7 @@ use discovery_types::statement::{Statement, StatementChain, ca_der};
 use uuid::Uuid;
 
 use super::agent_key;
-use super::body::JsonBody;
+use super::body::{JsonBody, unreadable_request};
 use super::pages::{has_next_page, page_limit, parse_position};
 use crate::app::App;
 use crate::auth::{Caller, authorise, check_statement_allows};
@@ -175,13 +175,20 @@ pub(crate) async fn list(
     let states = query.state.as_ref().map_or(&ClusterState::ALL[..], ClusterStates::as_slice);
     let phases: Vec<&str> = states.iter().map(|state| state.as_str()).collect();
     let start = ListPosition::start(Uuid::nil());
-    let created_before = query.created_before_ms.map_or(start.at_us, micros);
+    let created_before = match query.created_before_ms {
+        Some(ms) => micros("created_before_ms", ms)?,
+        None => start.at_us,
+    };
+    let created_from_us = match query.created_from_ms {
+        Some(ms) => micros("created_from_ms", ms)?,
+        None => 0,
+    };
     let after = parse_position::<Uuid>(query.after.as_deref(), start.clone())?
         .min(ListPosition { at_us: created_before, ..start });
     let filter = ClusterFilter {
         name: query.name.as_ref().map(Name::as_str),
         phases: &phases,
-        created_from_us: query.created_from_ms.map_or(0, micros),
+        created_from_us,
         after: &after,
         // One more than asked for tells whether there is another page.
         limit: i64::from(limit) + 1,
@@ -196,8 +203,11 @@ pub(crate) async fn list(
     Ok(Json(ClusterList { clusters, next }))
 }
 
-fn micros(ms: u64) -> UnixMicros {
-    UnixMicros::try_from(ms.saturating_mul(1_000)).unwrap_or(UnixMicros::MAX)
+fn micros(parameter: &str, ms: u64) -> Result<UnixMicros, ApiError> {
+    ms.checked_mul(1_000).and_then(|us| UnixMicros::try_from(us).ok()).ok_or_else(|| {
+        let latest = UnixMicros::MAX / 1_000;
+        unreadable_request(&format!("{parameter}: {ms} is too large, at most {latest}"))
+    })
 }
 
 /// Returns one cluster, with its seats, its timeline, and the reasons why it waits.

@@ -113,6 +113,11 @@ async fn a_query_that_asks_for_no_page_is_refused_with_a_reason() {
         ("state=", "`` is not a state of a cluster"),
         ("sate=open", "sate"),
         ("created_from_ms=-1", "invalid digit"),
+        (
+            "created_from_ms=9223372036854775808",
+            "created_from_ms: 9223372036854775808 is too large",
+        ),
+        ("created_before_ms=9223372036854776", "at most 9223372036854775"),
     ] {
         let (path, key) = (format!("/v1/clusters?{query}"), Some(&*world.owner));
         let (status, body) =
