@@ -13,6 +13,7 @@
 //!
 //! The service refuses to start unless its private keys are readable by their owner alone.
 
+use std::collections::BTreeMap;
 use std::io::ErrorKind;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
@@ -36,6 +37,11 @@ const OWNER: &str = "owner.pub";
 const TLS_KEY: &str = "tls.key";
 const TLS_CERTIFICATE: &str = "tls.crt";
 const VERSION: u32 = 1;
+/// Maximum size of one file of a key directory, in bytes. The largest, `tls.crt`, has less than 1
+/// KiB for each URL.
+const MAX_KEY_FILE: u64 = 1 << 16;
+/// Maximum number of files in a key directory: a thousand rotations of its keys.
+const MAX_KEY_FILES: usize = 1_000;
 /// Validity of the listener's certificate. Agents pin the key and check no dates, so the
 /// certificate only has to outlive the service.
 const TLS_LIFE: Duration = Duration::from_secs(100 * 365 * 86_400);
@@ -219,6 +225,22 @@ impl KeyDirectory {
         Ok(KeyDirectory { settings, owner, tls_certificate, tls_key, signing_keys: signing, kek })
     }
 
+    /// Makes a key directory from the files of another one. Every file is fsynced.
+    pub(crate) fn restore(dir: &Path, files: &KeyFiles) -> Result<Self, KeyDirectoryError> {
+        if let Some(name) = files.keys().find(|name| !is_key_file(name)) {
+            return Err(damaged(dir, &format!("`{name}` is no file of a key directory")));
+        }
+        make_empty_dir(dir)?;
+        let (settings, others): (Vec<_>, Vec<_>) =
+            files.iter().partition(|(name, _)| *name == SETTINGS);
+        // A directory without the settings doesn't load, so they come last.
+        for (name, content) in others.into_iter().chain(settings) {
+            let mode = if is_secret_file(name) { 0o600 } else { 0o644 };
+            muster_files::create(&dir.join(name), content, mode)?;
+        }
+        KeyDirectory::load(dir)
+    }
+
     /// SHA-256 of the listener's SPKI, which clients pin.
     pub(crate) fn pin(&self) -> Digest {
         discovery_types::tls::spki_hash(&self.tls_certificate)
@@ -229,6 +251,46 @@ impl KeyDirectory {
     pub(crate) fn signer(&self) -> &VersionedSigningKey {
         &self.signing_keys[0]
     }
+}
+
+/// Contents of a key directory's files, by name.
+pub(crate) type KeyFiles = BTreeMap<String, Zeroizing<Vec<u8>>>;
+
+/// Reads the files of a key directory that loads. Returns also the names of other files in it.
+pub(crate) fn read_key_files(dir: &Path) -> Result<(KeyFiles, Vec<String>), KeyDirectoryError> {
+    KeyDirectory::load(dir)?;
+    let (mut files, mut others) = (KeyFiles::new(), Vec::new());
+    for entry in std::fs::read_dir(dir).map_err(io("read", dir))? {
+        let name = entry.map_err(io("read", dir))?.file_name().to_string_lossy().into_owned();
+        if files.len() + others.len() == MAX_KEY_FILES {
+            return Err(damaged(dir, &format!("it has more than {MAX_KEY_FILES} files")));
+        }
+        if !is_key_file(&name) {
+            others.push(name);
+            continue;
+        }
+        let path = dir.join(&name);
+        let content = muster_files::read(&path, MAX_KEY_FILE)?
+            .ok_or_else(|| damaged(&path, &"it was removed meanwhile"))?;
+        files.insert(name, Zeroizing::new(content));
+    }
+    others.sort();
+    Ok((files, others))
+}
+
+/// Whether a file of this name belongs to a key directory.
+fn is_key_file(name: &str) -> bool {
+    [SETTINGS, OWNER, TLS_KEY, TLS_CERTIFICATE].contains(&name)
+        || ["signing-", "kek-"].iter().any(|prefix| key_version(name, prefix).is_some())
+}
+
+fn is_secret_file(name: &str) -> bool {
+    name.ends_with(".key")
+}
+
+/// Parses N in `<prefix>N.key`.
+fn key_version(name: &str, prefix: &str) -> Option<u32> {
+    name.strip_prefix(prefix)?.strip_suffix(".key")?.parse().ok()
 }
 
 fn damaged(path: &Path, why: &impl ToString) -> KeyDirectoryError {
@@ -274,10 +336,7 @@ fn versioned_files(dir: &Path, prefix: &str) -> Result<Vec<(u32, PathBuf)>, KeyD
     for entry in std::fs::read_dir(dir).map_err(io("read", dir))? {
         let entry = entry.map_err(io("read", dir))?;
         let name = entry.file_name();
-        let version = name
-            .to_str()
-            .and_then(|name| name.strip_prefix(prefix)?.strip_suffix(".key")?.parse().ok());
-        if let Some(version) = version {
+        if let Some(version) = name.to_str().and_then(|name| key_version(name, prefix)) {
             found.push((version, entry.path()));
         }
     }
@@ -375,6 +434,38 @@ mod tests {
         assert_eq!(loaded.signer().version, 2);
         assert_eq!(loaded.signing_keys.len(), 2);
         assert_ne!(loaded.signing_keys[0].key.key_id(), loaded.signing_keys[1].key.key_id());
+    }
+
+    #[test]
+    fn a_restored_directory_is_the_same_and_as_closed() {
+        let (folder, dir) = made();
+        std::fs::copy(dir.join("kek-1.key"), dir.join("kek-2.key")).unwrap();
+        std::fs::write(dir.join("notes"), "x").unwrap();
+        let (files, others) = read_key_files(&dir).unwrap();
+        assert_eq!(others, ["notes"]);
+        let restored = folder.path().join("restored");
+        let loaded = KeyDirectory::restore(&restored, &files).unwrap();
+        assert_eq!(loaded.pin(), KeyDirectory::load(&dir).unwrap().pin());
+        assert_eq!(read_key_files(&restored).unwrap(), (files.clone(), Vec::new()));
+        for name in files.keys() {
+            let mode = std::fs::metadata(restored.join(name)).unwrap().permissions().mode() & 0o777;
+            assert_eq!(mode, if name.ends_with(".key") { 0o600 } else { 0o644 }, "{name}");
+        }
+        let again = KeyDirectory::restore(&restored, &files);
+        assert!(matches!(again, Err(KeyDirectoryError::NotEmpty(_))), "{again:?}");
+    }
+
+    #[test]
+    fn files_that_belong_to_no_key_directory_are_not_restored() {
+        let (folder, dir) = made();
+        let (files, _) = read_key_files(&dir).unwrap();
+        for name in ["../x", "x", "/tmp/x", "kek-.key", "kek-1.key/..", "signing-x.key", ""] {
+            let mut more = files.clone();
+            more.insert(name.into(), Zeroizing::new(b"x".to_vec()));
+            let restored = folder.path().join("restored");
+            assert!(KeyDirectory::restore(&restored, &more).is_err(), "{name}");
+            assert!(!restored.exists(), "{name}");
+        }
     }
 
     #[test]

@@ -1,15 +1,17 @@
-//! `backup` and `restore`: run on the service's own machine.
+//! `backup`, `restore`, `backup-keys`, `restore-keys`: run on the service's own machine.
 
 use super::printer::Printer;
 use super::{CliError, session};
-use crate::server::{self, BackupArgs, BackupList, RestoreArgs};
+use crate::server::{
+    self, BackupArgs, BackupKeysArgs, BackupList, KeyBackup, RestoreArgs, RestoreKeysArgs,
+};
 
 pub(super) fn backup(args: &BackupArgs, printer: &mut Printer) -> Result<(), CliError> {
     let list = server::back_up(args)?;
     show(printer, &list)?;
     printer.note(
-        "It holds no key: keep it apart from a copy of the key directory, without which it can't be \
-         used.",
+        "It holds no key: keep it apart from a backup of the key directory (backup-keys), without \
+         which it can't be used.",
     );
     Ok(())
 }
@@ -23,6 +25,40 @@ pub(super) fn restore(args: &RestoreArgs, printer: &mut Printer) -> Result<(), C
          muster-discovery db accept --yes",
     );
     Ok(())
+}
+
+pub(super) fn backup_keys(args: &BackupKeysArgs, printer: &mut Printer) -> Result<(), CliError> {
+    let backup = server::back_up_keys(args)?;
+    show_keys(printer, &backup)?;
+    for name in &backup.left_out {
+        printer.note(&format!("warning: {name} is no file of a key directory, and isn't in it"));
+    }
+    printer.note(
+        "Try it now: `restore-keys` into a new folder, on a machine that has a recipient's private \
+         key. Back the keys up again when one is added.",
+    );
+    Ok(())
+}
+
+pub(super) fn restore_keys(args: &RestoreKeysArgs, printer: &mut Printer) -> Result<(), CliError> {
+    let backup = server::restore_keys(args)?;
+    show_keys(printer, &backup)?;
+    printer.note(
+        "Anybody can encrypt a file to you: compare the pin with the one that \
+         `muster-discovery context show` prints on an admin's machine.",
+    );
+    Ok(())
+}
+
+fn show_keys(printer: &mut Printer, backup: &KeyBackup) -> Result<(), CliError> {
+    printer.print_value(backup, |out| {
+        let urls: Vec<String> = backup.urls.iter().map(ToString::to_string).collect();
+        out.fields(&[
+            ("files", backup.files.join(", ")),
+            ("urls", urls.join(", ")),
+            ("pin", backup.pin.to_string()),
+        ]);
+    })
 }
 
 fn show(printer: &mut Printer, list: &BackupList) -> Result<(), CliError> {

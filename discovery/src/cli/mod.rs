@@ -36,7 +36,9 @@ use rustix::process::{Resource, Rlimit, setrlimit};
 
 pub use error::CliError;
 
-use crate::server::{BackupArgs, InitArgs, RestoreArgs, ServeArgs};
+use crate::server::{
+    BackupArgs, BackupKeysArgs, InitArgs, RestoreArgs, RestoreKeysArgs, ServeArgs,
+};
 use log::LogArgs;
 use printer::Printer;
 
@@ -88,6 +90,16 @@ enum DiscoveryCommand {
     Restore {
         #[command(flatten)]
         args: RestoreArgs,
+    },
+    /// Copy the key directory to one encrypted file
+    BackupKeys {
+        #[command(flatten)]
+        args: BackupKeysArgs,
+    },
+    /// Decrypt a backup of the key directory into a new folder
+    RestoreKeys {
+        #[command(flatten)]
+        args: RestoreKeysArgs,
     },
     /// Make the service's key directory, and print the admins' context
     Init {
@@ -251,7 +263,9 @@ impl DiscoveryCommand {
         match self {
             DiscoveryCommand::Serve { .. }
             | DiscoveryCommand::Backup { .. }
-            | DiscoveryCommand::Restore { .. } => false,
+            | DiscoveryCommand::Restore { .. }
+            | DiscoveryCommand::BackupKeys { .. }
+            | DiscoveryCommand::RestoreKeys { .. } => false,
             DiscoveryCommand::Init { json, .. } => *json,
             DiscoveryCommand::Key(args) => args.common.json,
             DiscoveryCommand::Context(args) => args.common.json,
@@ -274,6 +288,8 @@ impl DiscoveryCommand {
             DiscoveryCommand::Serve { args, log, .. } => serve(*args, &log),
             DiscoveryCommand::Backup { args } => backup::backup(&args, printer),
             DiscoveryCommand::Restore { args } => backup::restore(&args, printer),
+            DiscoveryCommand::BackupKeys { args } => backup::backup_keys(&args, printer),
+            DiscoveryCommand::RestoreKeys { args } => backup::restore_keys(&args, printer),
             DiscoveryCommand::Init { args, .. } => init(&args, printer),
             DiscoveryCommand::Key(args) => key::run(args, printer),
             DiscoveryCommand::Context(args) => context::run(args, printer),

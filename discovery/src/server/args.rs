@@ -103,7 +103,7 @@ Example, on the service's machine, as the user that it runs as:
   muster-discovery backup --managed-postgres pg --ledger ledger --out backup-2026-07-01
 
 DIR (mode 0700) gets the database, the ledger, and a list with their hashes. The key directory isn't
-in it: keep a copy of that apart, once. With a Postgres of your own, use pg_dump for the database.")]
+in it: `backup-keys` copies that, once. With a Postgres of your own, use pg_dump for the database.")]
 pub(crate) struct BackupArgs {
     #[command(flatten)]
     pub postgres: PostgresArgs,
@@ -134,6 +134,48 @@ pub(crate) struct RestoreArgs {
     /// A new folder for the ledger
     #[arg(long, value_name = "DIR")]
     pub ledger: PathBuf,
+}
+
+/// Copies the key directory to one encrypted file.
+#[derive(Clone, Debug, clap::Args)]
+#[command(after_help = "\
+Examples, on the service's machine, as the user that it runs as:
+  muster-discovery backup-keys --keys keys --recipient age1… --out keys.age
+  muster-discovery backup-keys --keys keys --recipient 0123456789ABCDEF0123456789ABCDEF01234567 --out keys.gpg
+
+The programs `age` or `gpg` encrypt the file; nothing is written that isn't encrypted. Keep the private
+keys of the recipients off this machine, and the file apart from the backups of database and ledger.")]
+pub(crate) struct BackupKeysArgs {
+    /// The key directory that `serve --keys` names
+    #[arg(long, value_name = "DIR")]
+    pub keys: PathBuf,
+    /// Public key of somebody who may decrypt the file: an age recipient (age1…), an SSH public key,
+    /// or the fingerprint of a GPG key; may be given several times
+    #[arg(long = "recipient", value_name = "RECIPIENT", required = true)]
+    pub recipients: Vec<String>,
+    /// New file for the backup
+    #[arg(long, value_name = "FILE")]
+    pub out: PathBuf,
+}
+
+/// Decrypts a backup of the key directory into a new folder.
+#[derive(Clone, Debug, clap::Args)]
+#[command(after_help = "\
+Examples:
+  muster-discovery restore-keys --from keys.age --identity age-identity.txt --keys keys
+  muster-discovery restore-keys --from keys.gpg --keys keys
+
+With GPG, the private key is taken from GPG's own keyring.")]
+pub(crate) struct RestoreKeysArgs {
+    /// The file that `backup-keys --out` has made
+    #[arg(long, value_name = "FILE")]
+    pub from: PathBuf,
+    /// File with the private key that decrypts it: an age identity or an SSH private key
+    #[arg(long, value_name = "FILE")]
+    pub identity: Option<PathBuf>,
+    /// New folder for the key directory
+    #[arg(long, value_name = "DIR")]
+    pub keys: PathBuf,
 }
 
 /// Options for the time limits of protocol and service.

@@ -1,7 +1,8 @@
-//! The server: arguments, start, stop, backup and restore.
+//! The server: arguments, start, stop, and backups of its data and keys.
 
 mod args;
 mod backup;
+mod backup_keys;
 mod door;
 mod run;
 pub(crate) mod tls;
@@ -14,10 +15,11 @@ use discovery_types::url::ServiceUrl;
 use crate::keydir::{KeyDirectory, KeyDirectoryError, ServiceSettings};
 
 pub(crate) use args::{
-    BackupArgs, DatabaseArgs, InitArgs, RestoreArgs, ServeArgs, TimeArgs, parse_duration,
-    read_public_key,
+    BackupArgs, BackupKeysArgs, DatabaseArgs, InitArgs, RestoreArgs, RestoreKeysArgs, ServeArgs,
+    TimeArgs, parse_duration, read_public_key,
 };
 pub(crate) use backup::{BackupList, back_up, restore};
+pub(crate) use backup_keys::{KeyBackup, back_up_keys, restore_keys};
 pub(crate) use run::serve;
 pub(crate) use tls::ConnectionPeer;
 

@@ -27,7 +27,10 @@ pub fn holds_secret(text: &str) -> bool {
         let start = format!("{TOKEN_PREFIX}{kind}_");
         text.split(&start).skip(1).any(|rest| rest.chars().take_while(|c| digit(*c)).count() >= 8)
     };
-    text.contains("PRIVATE KEY-----") || begins_one(TokenKind::Boot) || begins_one(TokenKind::Join)
+    // The second is how a private key of the program `age` begins.
+    ["PRIVATE KEY-----", "AGE-SECRET-KEY-"].iter().any(|start| text.contains(start))
+        || begins_one(TokenKind::Boot)
+        || begins_one(TokenKind::Join)
 }
 
 /// Reason why a text is no token. No error message repeats the text, because it may contain most of
@@ -184,6 +187,17 @@ mod tests {
             (&format!("mst_root_{}", "x".repeat(TOKEN_LENGTH - 9)), TokenError::Form),
         ] {
             assert_eq!(text.parse::<Token>().err(), Some(error));
+        }
+    }
+
+    #[test]
+    fn private_keys_and_parts_of_tokens_are_secrets() {
+        let token = exposed(&Token::generate(TokenKind::Join));
+        for secret in ["-----BEGIN PRIVATE KEY-----", "x AGE-SECRET-KEY-1QQ", &token[..30]] {
+            assert!(holds_secret(secret), "{secret}");
+        }
+        for text in ["age1yzhwf0p", "mst_boot_FILE", "key.pem"] {
+            assert!(!holds_secret(text), "{text}");
         }
     }
 
