@@ -13,6 +13,7 @@ use discovery_types::document::DocumentError;
 use discovery_types::grant::GrantError;
 use discovery_types::order::OrderError;
 use discovery_types::problem::{Code, PROBLEM_JSON, Problem, Removal};
+use discovery_types::readmission::ReadmissionError;
 use discovery_types::record::RecordError;
 use discovery_types::recovery::RecoveryError;
 use discovery_types::redeem::RedeemError;
@@ -302,6 +303,14 @@ macro_rules! refused_as {
             }
         })*
     };
+}
+
+impl From<ReadmissionError> for ApiError {
+    fn from(error: ReadmissionError) -> Self {
+        let next =
+            "Replace the member: `muster-agent reset` on its host, and a ticket with --replace.";
+        ApiError::new(Code::Forbidden, sentence(error), next)
+    }
 }
 
 refused_as! {

@@ -60,6 +60,7 @@ pub(crate) async fn openapi() -> HttpResponse {
         forming::report,
         forming::trouble,
         forming::adopt,
+        intents::readmit,
         intents::join,
         intents::order,
         intents::list,
@@ -88,14 +89,16 @@ struct Api;
 /// Adds to every operation how errors are sent and how a caller authenticates.
 struct Conventions;
 
-/// Paths that need no access token. `/v1/redeem` and `adopt` authenticate in their own ways.
-const TOKENLESS_PATHS: [&str; 11] = [
+/// Paths that need no access token. `/v1/redeem`, `adopt` and `readmit` authenticate in their own
+/// ways.
+const TOKENLESS_PATHS: [&str; 12] = [
     "/v1/token",
     "/v1/context",
     "/v1/jwks",
     "/v1/redeem",
     "/v1/join",
     "/v1/clusters/{id}/adopt",
+    "/v1/clusters/{id}/readmit",
     "/v1/clusters/{id}/members",
     "/livez",
     "/readyz",

@@ -200,6 +200,10 @@ fn one_cluster() -> Scope {
         .service(
             cluster_resource_at("/v1/clusters/{id}/adopt", "POST").route(post().to(forming::adopt)),
         )
+        .service(
+            cluster_resource_at("/v1/clusters/{id}/readmit", "POST")
+                .route(post().to(intents::readmit)),
+        )
         // Changes of a running cluster. Its own agents fetch them; discovery never connects to the
         // cluster.
         .service(

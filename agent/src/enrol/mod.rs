@@ -10,4 +10,4 @@ pub(crate) mod bundle;
 pub(crate) mod join;
 pub(crate) mod node_key;
 pub(crate) mod protocol;
-mod redeem;
+pub(crate) mod redeem;

@@ -16,11 +16,15 @@
 //!   acks prove it.
 
 use discovery_types::jws::Jws;
+use discovery_types::readmission::{self, ReadmitRequest};
 use discovery_types::redeem::Redeem;
 use discovery_types::statement::{StatementChain, StatementError};
 
+use zeroize::Zeroizing;
+
 use super::protocol::Protocol;
 use crate::exit::ExitError;
+use crate::state;
 use crate::state::journal::{Join, signed_record};
 
 /// Why the statements in an answer of the service can't be used.
@@ -53,6 +57,19 @@ pub(super) fn sign(protocol: &Protocol, join: &Join) -> Result<Vec<Jws>, ExitErr
         highest_epoch: journal.highest_epoch(),
     };
     Ok(join.pins.iter().map(|pin| redeem(*pin).sign(&protocol.key)).collect())
+}
+
+/// Makes the request by which an added member shows a restored service how it joined. `None` for a
+/// founder, and for a member whose agent kept no ticket.
+pub(crate) fn readmission(protocol: &Protocol, join: &Join) -> Option<ReadmitRequest> {
+    let extras = &protocol.extras;
+    let ticket = extras.admission.as_ref()?.ticket.clone()?;
+    let certificate = extras.leaves.as_ref()?.peer.clone();
+    let node_key = Zeroizing::new(state::read(&protocol.layout.node_key()).ok()??);
+    let node_key = std::str::from_utf8(&node_key).ok()?;
+    let signature = readmission::sign_as_node(node_key, join.cluster, protocol.key.public())?;
+    let redeem = sign(protocol, join).ok()?.into_iter().next()?;
+    Some(ReadmitRequest { ticket, redeem, certificate, signature })
 }
 
 /// Verifies the statements in an answer of the service, from the pinned one on.

@@ -27,6 +27,7 @@ use discovery_types::client::{ClientError, DiscoveryClient};
 use discovery_types::digest::{self, Digest};
 use discovery_types::jws::Jws;
 use discovery_types::problem::{Code, Problem};
+use discovery_types::readmission::ReadmitRequest;
 use tokio::sync::{Notify, watch};
 use uuid::Uuid;
 
@@ -62,6 +63,9 @@ pub(crate) struct NodeReporter {
     pub h: Digest,
     /// The request that shows the commit to a service that has lost it.
     pub adopt: AdoptRequest,
+    /// The request of an added member that shows a service how it joined. `None` for a founder, and
+    /// for a member whose agent didn't keep its ticket.
+    pub readmit: Option<ReadmitRequest>,
     /// The recovery statements, for a service that still accepts reports of the lost cluster. Empty
     /// unless the last statement names this host's agent.
     pub recoveries: Vec<Jws>,
@@ -163,9 +167,8 @@ impl NodeReporter {
         let first = self.client.report(self.cluster, &request).await;
         let code = first.as_ref().err().and_then(ClientError::code);
         let second = match code {
-            Some(code) if is_commit_lost(code) => {
-                tracing::info!(code = code.as_str(), "discovery has lost the commit: showing it");
-                self.client.adopt(&self.adopt).await?;
+            Some(code) if is_commit_lost(code) || self.is_join_lost(code) => {
+                self.show_lost_facts(code).await?;
                 self.client.report(self.cluster, &request).await
             }
             _ => first,
@@ -179,6 +182,26 @@ impl NodeReporter {
                 second?
             };
         Ok(response.state)
+    }
+
+    /// Returns whether a refusal means that the service doesn't know how this host joined. An access
+    /// token from before the restore is still valid there, but proves no membership any more.
+    fn is_join_lost(&self, code: Code) -> bool {
+        self.readmit.is_some() && code == Code::Forbidden
+    }
+
+    /// Shows the service what it has lost: the commit, or how this host joined after it.
+    async fn show_lost_facts(&self, code: Code) -> Result<(), ClientError> {
+        let Some(readmit) = &self.readmit else {
+            tracing::info!(code = code.as_str(), "discovery has lost the commit: showing it");
+            return self.client.adopt(&self.adopt).await.map(drop);
+        };
+        self.client.readmit(self.cluster, readmit).await?;
+        tracing::info!(
+            code = code.as_str(),
+            "discovery had lost how this host joined, and knows it again"
+        );
+        Ok(())
     }
 
     fn request(&self, status: &NodeStatus, members: Option<&MemberList>) -> ReportRequest {

@@ -26,8 +26,8 @@ use super::service::{FinderStart, ServiceFinder, make_client};
 use crate::cli::settings::RunSettings;
 use crate::cluster::{ClusterApiClient, ClusterMember, MemberId};
 use crate::crash::{self, Failpoint};
-use crate::enrol::join;
 use crate::enrol::protocol::Protocol;
+use crate::enrol::{join, redeem};
 use crate::exit::{ExitError, error_chain};
 use crate::launch::environment;
 use crate::launch::node_command::{NodeKindFuture, write_certificates};
@@ -217,6 +217,7 @@ impl NodeStart {
                 document: self.document.jws().clone(),
                 statements: protocol.extras.statements.clone(),
             },
+            readmit: redeem::readmission(protocol, join),
             recoveries: match journal::own_recovery(
                 &self.identity.recoveries,
                 protocol.key.public(),

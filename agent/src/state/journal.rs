@@ -89,6 +89,10 @@ pub struct Admission {
     pub client_urls: Vec<String>,
     /// The document with which the cluster was founded.
     pub document: Jws,
+    /// Grant of the ticket with which this host joined, which it shows to a restored service.
+    /// Missing in journals of older agents.
+    #[serde(default)]
+    pub ticket: Option<Jws>,
 }
 
 #[derive(Serialize, Deserialize)]

@@ -15,7 +15,8 @@ use discovery_types::jws::JwsType;
 use discovery_types::leaves::Leaves;
 use discovery_types::order::{Order, OrderError};
 use discovery_types::problem::Problem;
-use discovery_types::role::{Action, Principal};
+use discovery_types::readmission::ReadmitRequest;
+use discovery_types::role::{Action, Principal, is_allowed};
 use serde::Deserialize;
 use tokio::time::Instant;
 use utoipa::IntoParams;
@@ -35,6 +36,27 @@ pub(crate) struct JoinQuery {
     /// Program that the newcomer's host runs as its node. Older agents don't send it.
     #[param(inline)]
     pub program: Option<NodeProgram>,
+}
+
+/// Readmits a member that joined after the backup from which this service was restored. Its own
+/// proofs and the cluster's list of members decide; an access token isn't needed.
+#[utoipa::path(post, path = "/v1/clusters/{id}/readmit", tag = "intents",
+    params(("id" = Uuid, Path,)), request_body = ReadmitRequest,
+    responses((status = 200, body = IntentView), (status = "default", body = Problem)))]
+pub(crate) async fn readmit(
+    request: HttpRequest,
+    app: Data<App>,
+    path: Path<Uuid>,
+    JsonBody(body): JsonBody<ReadmitRequest>,
+) -> Result<Json<IntentView>, ApiError> {
+    let key = tls_key(&request)?;
+    let address = peer(&request)?.address.ip().to_canonical();
+    // Each request costs several signature checks, and anybody may send one.
+    app.adoption_limit.check(address).map_err(|wait| app.rate_limited(wait))?;
+    if !is_allowed(&Principal::Agent { cluster: *path }, Action::Readmit, Some(*path)) {
+        return Err(ApiError::not_found("such cluster"));
+    }
+    Ok(Json(app.readmit(*path, &key, address, &body).await?))
 }
 
 /// Redeems a join ticket. Needs no access token, like the redemption of a boot token.

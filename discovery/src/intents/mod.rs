@@ -11,6 +11,7 @@
 mod join;
 mod judge;
 mod leaves;
+mod readmit;
 mod recover;
 mod service;
 mod view;

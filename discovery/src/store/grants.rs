@@ -27,7 +27,7 @@ pub(crate) struct GrantUse {
 }
 
 /// Inserts a verified grant. Returns `false` if it was stored already.
-pub(super) async fn insert(
+pub(crate) async fn insert(
     connection: &mut PgConnection,
     grant: &VerifiedGrant,
     by: &str,

@@ -31,6 +31,8 @@ pub(super) struct TestAgent {
     pub nonce: Nonce,
     pub highest_epoch: u64,
     token: SigningKey,
+    /// Private key of the agent's node, as PEM.
+    pub node_key: String,
     /// Hash of the statement that the agent's join bundle pins.
     pub statement: Digest,
     pub service: Digest,
@@ -47,6 +49,7 @@ impl TestAgent {
     ) -> Self {
         let key = Arc::new(SigningKey::generate());
         let url = |port: u16| format!("https://127.0.0.1:{}", port + number).parse().unwrap();
+        let node = NodeKey::generate();
         let record = Record {
             version: 1,
             cluster: statement.cluster,
@@ -56,7 +59,7 @@ impl TestAgent {
             name: format!("node-{number}").parse().unwrap(),
             peer_urls: vec![url(2_000)],
             client_urls: vec![url(3_000)],
-            csr: NodeKey::generate().csr,
+            csr: node.csr,
             machine: MachineFacts { dmi_uuid: None, machine_id: Some(format!("m{number}")) },
             zone: None,
         };
@@ -69,6 +72,7 @@ impl TestAgent {
             nonce: Nonce::random(),
             highest_epoch: 0,
             token: SigningKey::from_seed(seed),
+            node_key: node.key_pem.to_string(),
             statement: statement.sign(&world.owner).hash(),
             service: world.context.pins[0],
         }
@@ -77,6 +81,23 @@ impl TestAgent {
     /// Makes the agent use another discovery service from now on.
     pub(super) fn connect_to(&mut self, world: &TestInstallation, service: &RunningService) {
         self.client = world.client(service, Some(&self.key));
+    }
+
+    /// Copies the agent, its token and its node, but not its key.
+    pub(super) fn copy_with_key(
+        &self,
+        world: &TestInstallation,
+        service: &RunningService,
+        key: Arc<SigningKey>,
+    ) -> Self {
+        TestAgent {
+            client: world.client(service, Some(&key)),
+            record: Record { agent_key: *key.public(), ..self.record.clone() },
+            token: SigningKey::from_seed(secrecy::ExposeSecret::expose_secret(self.token.seed())),
+            node_key: self.node_key.clone(),
+            key,
+            ..*self
+        }
     }
 
     pub(super) fn envelope(&self) -> Jws {

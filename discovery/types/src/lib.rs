@@ -45,6 +45,7 @@ pub mod order;
 pub mod problem;
 pub mod proposal;
 pub mod raft_id;
+pub mod readmission;
 pub mod record;
 pub mod recovery;
 pub mod redeem;

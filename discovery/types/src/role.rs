@@ -129,6 +129,8 @@ pub enum Action {
     Report,
     /// Send the service a commit document that it may have lost.
     Adopt,
+    /// Show the service how a member joined that it has lost.
+    Readmit,
     /// Report the outcome of an intent.
     ReportOutcome,
     /// Get new certificates for a member.
@@ -140,7 +142,7 @@ pub enum Action {
 
 impl Action {
     /// Every action, in the order of declaration.
-    pub const ALL: [Action; 29] = [
+    pub const ALL: [Action; 30] = [
         Action::CreateDraft,
         Action::PutStatement,
         Action::ListClusters,
@@ -167,6 +169,7 @@ impl Action {
         Action::TakePart,
         Action::Report,
         Action::Adopt,
+        Action::Readmit,
         Action::ReportOutcome,
         Action::RenewLeaves,
         Action::ShowRecoveries,
@@ -203,6 +206,7 @@ impl Action {
             Action::TakePart
             | Action::Report
             | Action::Adopt
+            | Action::Readmit
             | Action::ReportOutcome
             | Action::RenewLeaves
             | Action::ShowRecoveries => None,
@@ -215,6 +219,7 @@ impl Action {
             Action::TakePart
             | Action::Report
             | Action::Adopt
+            | Action::Readmit
             | Action::ReportOutcome
             | Action::RenewLeaves
             | Action::ShowRecoveries

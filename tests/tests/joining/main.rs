@@ -6,6 +6,7 @@ mod hung_leader_agent;
 mod kills_during_join;
 mod manual;
 mod member_command;
+mod moved_house;
 mod moved_service;
 mod newer_records;
 mod orders;

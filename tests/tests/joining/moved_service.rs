@@ -19,7 +19,7 @@ use uuid::Uuid;
 use crate::running_cluster::{FormedCluster, LIMIT};
 
 /// Port of the service after its move.
-const NEW_PORT: u16 = 8444;
+pub(crate) const NEW_PORT: u16 = 8444;
 /// Key of the service statement in the cluster's own store.
 const SERVICE: &str = "muster/v1/service";
 /// Text that an agent logs once for each outage of discovery.
@@ -27,12 +27,12 @@ const LOST: &str = "The node and this agent go on";
 
 impl FormedCluster {
     /// Returns the words of the admin's context line.
-    fn context(&self) -> Result<String> {
+    pub(crate) fn context(&self) -> Result<String> {
         let shown = self.testbed.admin_json(&["context", "show"])?;
         Ok(shown["line"].as_str().context("a line")?.to_owned())
     }
 
-    fn use_context(&self, line: &str) -> Result<()> {
+    pub(crate) fn use_context(&self, line: &str) -> Result<()> {
         self.testbed.admin_command(&["context", "add", line, "--replace"]).map(drop)
     }
 
@@ -45,7 +45,7 @@ impl FormedCluster {
         self.testbed.start_discovery()
     }
 
-    fn announce(&self, more: &[&str]) -> Result<u64> {
+    pub(crate) fn announce(&self, more: &[&str]) -> Result<u64> {
         let all = self.testbed.admin_json(&[&["service", "announce", "--all"], more].concat())?;
         ensure!(all[0]["is_new"] == true, "{all}");
         all[0]["sequence"].as_u64().with_context(|| format!("a number: {all}"))
@@ -82,7 +82,7 @@ fn service_statement(cluster: Uuid, sequence: u64) -> Result<ServiceStatement> {
     })
 }
 
-fn context_set(agent: &AgentProcess, file: &Path) -> Result<Output> {
+pub(crate) fn context_set(agent: &AgentProcess, file: &Path) -> Result<Output> {
     let mut command = Command::new(program_path("muster-agent")?);
     command.args(["context", "set", path_text(file)?]);
     command.args(["--data-dir", path_text(&agent.data_dir)?]);
@@ -97,13 +97,13 @@ fn wait_status(what: &str, agent: &AgentProcess, done: impl Fn(&Value) -> bool) 
     .with_context(|| format!("{:?}\n{}", agent.status(), last_lines(&agent.output(), 30)))
 }
 
-fn wait_follows(agent: &AgentProcess, sequence: u64) -> Result<()> {
+pub(crate) fn wait_follows(agent: &AgentProcess, sequence: u64) -> Result<()> {
     wait_status("to follow the announcement", agent, |status| {
         status["service_statement"] == sequence && status["discovery_unreachable"].is_null()
     })
 }
 
-fn wait_lost(agent: &AgentProcess) -> Result<()> {
+pub(crate) fn wait_lost(agent: &AgentProcess) -> Result<()> {
     wait_status("to miss discovery", agent, |status| {
         status["discovery_unreachable"]["since"].is_string()
     })

@@ -162,6 +162,7 @@ impl<'a> Newcomer<'a> {
             members: listed.members,
             client_urls: listed.client_urls,
             document: ticket.document.jws().clone(),
+            ticket: Some(ticket.view.intent.authority.clone()),
         });
         // The returned actions are ignored: later steps read the node's directory again.
         self.protocol.step(AgentEvent::Admitted)?;

@@ -4,6 +4,7 @@ mod announced;
 mod members;
 mod orders;
 mod present;
+mod readmitted;
 mod recovered;
 mod tickets;
 

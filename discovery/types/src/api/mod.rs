@@ -48,6 +48,7 @@
 //! | `POST /v1/clusters/{id}/leaves` | [`LeavesRequest`] | [`Leaves`](crate::leaves::Leaves) |
 //! | `GET /v1/clusters/{id}/export` | – | [`ClusterExport`] |
 //! | `POST /v1/clusters/{id}/adopt` | [`AdoptRequest`] | [`ClusterSummary`] |
+//! | `POST /v1/clusters/{id}/readmit` | [`ReadmitRequest`](crate::readmission::ReadmitRequest) | [`IntentView`] |
 //!
 //! Requests with unknown fields are refused. Responses may get new fields later, so clients ignore
 //! fields that they don't know.

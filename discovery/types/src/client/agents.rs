@@ -19,6 +19,7 @@ use crate::digest::OperationId;
 use crate::jws::Jws;
 use crate::leaves::Leaves;
 use crate::problem::{Code, Problem};
+use crate::readmission::ReadmitRequest;
 use crate::redeem::RedeemError;
 
 /// Time limit for a long poll: the service's longest wait and 15 seconds to answer.
@@ -234,6 +235,24 @@ impl DiscoveryClient {
         self.send_request(Request {
             method: Method::POST,
             path: format!("/v1/clusters/{}/adopt", adopt.cluster),
+            body: RequestBody::Json(&json),
+            authenticated: false,
+            limit: REQUEST_LIMIT,
+        })
+        .await
+    }
+
+    /// Shows the service how this member joined, which a restored database may not know any more.
+    /// The request has no access token; it contains its own proofs.
+    pub async fn readmit(
+        &self,
+        cluster: Uuid,
+        request: &ReadmitRequest,
+    ) -> Result<IntentView, ClientError> {
+        let json = serde_json::to_vec(request).expect("bodies are plain structs");
+        self.send_request(Request {
+            method: Method::POST,
+            path: format!("/v1/clusters/{cluster}/readmit"),
             body: RequestBody::Json(&json),
             authenticated: false,
             limit: REQUEST_LIMIT,

@@ -1,0 +1,128 @@
+//! A discovery service that is lost with its machine, and restored from backups on another machine at
+//! another URL. Clusters go on meanwhile, their agents find it, and hosts join again.
+
+use std::path::PathBuf;
+use std::process::Command;
+
+use anyhow::{Context, Result, ensure};
+use muster_tests::harness::process::last_lines;
+use muster_tests::harness::testbed::path_text;
+use muster_tests::harness::{Network, poll_slowly};
+
+use crate::moved_service::{NEW_PORT, context_set, wait_follows, wait_lost};
+use crate::running_cluster::{FormedCluster, LIMIT};
+
+/// Paths of a backup: of the keys, and of database and ledger.
+struct Backups {
+    identity: PathBuf,
+    keys: PathBuf,
+    data: PathBuf,
+}
+
+fn back_up(running: &FormedCluster) -> Result<Backups> {
+    let testbed = &running.testbed;
+    let [identity, keys, data] = ["identity", "keys.age", "backup"].map(|name| testbed.path(name));
+    let made = Command::new("age-keygen").args(["-o", path_text(&identity)?]).output()?;
+    let text = String::from_utf8_lossy(&made.stderr).into_owned();
+    let recipient = text.trim().strip_prefix("Public key: ").with_context(|| text.clone())?;
+    let key_dir = testbed.keys_dir();
+    testbed.admin_command(&[
+        "backup-keys",
+        "--keys",
+        path_text(&key_dir)?,
+        "--recipient",
+        recipient,
+        "--out",
+        path_text(&keys)?,
+    ])?;
+    testbed.admin_command(&[
+        "backup",
+        "--managed-postgres",
+        path_text(&testbed.postgres_dir())?,
+        "--ledger",
+        path_text(&testbed.path("discovery-ledger"))?,
+        "--out",
+        path_text(&data)?,
+    ])?;
+    Ok(Backups { identity, keys, data })
+}
+
+/// Loses the service with all it had, and restores it from the backups at another port.
+fn move_house(running: &mut FormedCluster, backups: &Backups) -> Result<()> {
+    let testbed = &mut running.testbed;
+    testbed.kill_discovery();
+    let (keys, postgres) = (testbed.keys_dir(), testbed.postgres_dir());
+    let ledger = testbed.path("discovery-ledger");
+    for lost in [&keys, &ledger] {
+        fs_err::remove_dir_all(lost)?;
+    }
+    fs_err::rename(&postgres, testbed.path("postgres-of-the-lost-machine"))?;
+
+    let pin = testbed.admin_json(&["context", "show"])?["pins"][0].clone();
+    let restored = testbed.admin_json(&[
+        "restore-keys",
+        "--from",
+        path_text(&backups.keys)?,
+        "--identity",
+        path_text(&backups.identity)?,
+        "--keys",
+        path_text(&keys)?,
+    ])?;
+    ensure!(restored["pin"] == pin, "{restored}: the admins know {pin}");
+    testbed.admin_command(&[
+        "restore",
+        "--from",
+        path_text(&backups.data)?,
+        "--managed-postgres",
+        path_text(&postgres)?,
+        "--ledger",
+        path_text(&ledger)?,
+    ])?;
+    let old = format!(":{}", running.testbed.options.ports[0]);
+    running.use_context(&running.context()?.replace(&old, &format!(":{NEW_PORT}")))?;
+    running.testbed.options.ports = vec![NEW_PORT];
+    running.testbed.start_discovery()?;
+    running.testbed.admin_command(&["db", "accept", "--yes"])?;
+    Ok(())
+}
+
+#[test]
+fn a_restored_service_at_another_url_is_found_and_learns_what_came_after_its_backup() -> Result<()>
+{
+    let mut running = FormedCluster::start(Network::loopback(5), 3, None)?;
+    let backups = back_up(&running)?;
+    // A fourth host joins after the backup, so the restored service has never heard of it.
+    let fourth = running.newcomer(3, &[])?;
+    running.wait_voter(&fourth, 4)?;
+    let identity = running.etcdctl()?.json(&["put", "k", "v"])?["header"]["cluster_id"].clone();
+
+    move_house(&mut running, &backups)?;
+    for agent in running.agents.iter().chain([&fourth]) {
+        wait_lost(agent)?;
+    }
+    let file = running.testbed.path("demo.service");
+    let sequence = running.announce(&["--out", path_text(&file)?])?;
+    let told = context_set(&running.agents[0], &file)?;
+    ensure!(told.status.success(), "{}", String::from_utf8_lossy(&told.stderr));
+    for agent in running.agents.iter().chain([&fourth]) {
+        wait_follows(agent, sequence)?;
+    }
+
+    // The restored service shows the member that it didn't know, and serves another newcomer.
+    let fifth = running.newcomer(4, &[])?;
+    running.wait_voter(&fifth, 5)?;
+    wait_follows(&fifth, sequence)?;
+    poll_slowly("discovery to hear of five members", LIMIT, || {
+        let shown = running.testbed.admin_json(&["cluster", "show", "demo"]).ok()?;
+        let members = shown["present"]["members"].as_array()?;
+        let all_heard = members.iter().all(|member| member["last_heard_ms"].is_number());
+        (members.len() == 5 && all_heard).then_some(())
+    })
+    .with_context(|| {
+        let explained = running.testbed.admin_command(&["cluster", "explain", "demo"]);
+        format!("{explained:?}\n{}", last_lines(&fourth.output(), 20))
+    })?;
+    let now = running.etcdctl()?.json(&["put", "k", "v"])?["header"]["cluster_id"].clone();
+    ensure!(now == identity, "the Raft cluster was {identity} and is {now}");
+    Ok(())
+}
