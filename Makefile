@@ -4,7 +4,7 @@ SHELL := /bin/bash
 CARGO ?= cargo
 export CARGO_TERM_COLOR ?= auto
 
-.PHONY: help setup build release demo test kubernetes clients verify audit sim explore fuzz-etcd fuzz mutants bench bench-discovery clean
+.PHONY: help setup build release demo test kubernetes clients schemathesis verify audit sim explore fuzz-etcd fuzz mutants bench bench-discovery clean
 
 help: ## show this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -31,6 +31,9 @@ kubernetes: release ## Kubernetes' own tests of its storage, on muster-node: SER
 clients: release ## etcd's own test suites on muster-node, an hour or more: SUITE=common|e2e|robustness; SERVER=… for another program, ONLY='^TestCtlV3' for some (needs Go)
 	@for suite in $(or $(SUITE),common e2e robustness); do scripts/test-etcd $$suite $(if $(ONLY),'$(ONLY)') || failed="$$failed $$suite"; done; \
 	  [ -z "$$failed" ] || { echo "make clients: failed:$$failed"; exit 1; }
+
+schemathesis: release ## requests made from the OpenAPI description by schemathesis, to the discovery service: TIME=600 SEED=7 (needs Python)
+	@TIME=$(TIME) SEED=$(SEED) scripts/test-schemathesis $(ARGS)
 
 verify: ## what a reviewer runs: unused dependencies, each crate on its own, the release build's lints, then the tests (with format, lints, docs)
 	@scripts/setup verify
