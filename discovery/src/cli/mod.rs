@@ -306,6 +306,9 @@ impl DiscoveryCommand {
 }
 
 fn serve(args: ServeArgs, log: &LogArgs) -> Result<(), CliError> {
+    // The allocator's regions would be filled up to whole huge pages: an idle service would have
+    // twice the memory. A kernel that knows no such pages refuses this, which does no harm.
+    let _ = rustix::thread::disable_transparent_huge_pages(true);
     log.install()?;
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .enable_all()
