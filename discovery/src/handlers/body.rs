@@ -60,11 +60,33 @@ impl<T: DeserializeOwned + 'static> FromRequest for FormBody<T> {
     }
 }
 
-/// Error for a request that can't be parsed.
+/// Longest word of a request that an error repeats, in bytes. A UUID has 36; keys and secrets of
+/// tokens have 43 and more.
+const MAX_SHOWN_WORD: usize = 40;
+
+/// Error for a request that can't be parsed. It repeats no word as long as a secret.
 pub(crate) fn unreadable_request(error: &impl ToString) -> ApiError {
     let next = "Correct the request; /openapi.json says what is expected.";
-    let detail: String = error.to_string().chars().filter(|c| !c.is_control()).take(300).collect();
+    let text: String = error.to_string().chars().filter(|c| !c.is_control()).collect();
+    let detail = hide_long_words(&text).chars().take(300).collect::<String>();
     ApiError::new(Code::InvalidRequest, detail, next)
+}
+
+/// Replaces each word that is as long as a secret: a parser's error repeats what it can't use, and
+/// clients log errors.
+fn hide_long_words(text: &str) -> String {
+    let is_part = |c: char| c.is_ascii_alphanumeric() || "_-+/=.".contains(c);
+    let mut shown = String::with_capacity(text.len());
+    let mut rest = text;
+    while !rest.is_empty() {
+        let end = rest.find(|c| !is_part(c)).unwrap_or(rest.len());
+        let (word, after) = rest.split_at(end);
+        shown.push_str(if word.len() > MAX_SHOWN_WORD { "…" } else { word });
+        let between = after.find(is_part).unwrap_or(after.len());
+        shown.push_str(&after[..between]);
+        rest = &after[between..];
+    }
+    shown
 }
 
 fn expect_type(request: &HttpRequest, expected: &str) -> Result<(), ApiError> {
@@ -100,4 +122,27 @@ async fn read(
         let detail = format!("The body wasn't here after {seconds} s.");
         Err(ApiError::new(Code::RequestTimeout, detail, "Send it again, faster."))
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_error_repeats_no_word_as_long_as_a_secret() {
+        let secret = "7hwftpk26ffdgwuxpt3vzaz44bvbgqxmm5w2s7qioitziev3zhna";
+        let uuid = "01a21a4a-f3a3-7225-841b-6b2be54a53ed";
+        for (text, shown) in [
+            (
+                format!("unknown field `{secret}`, expected `jws`"),
+                "unknown field `…`, expected `jws`".to_owned(),
+            ),
+            (format!("no `{uuid}` here"), format!("no `{uuid}` here")),
+            (format!("{secret}é{secret} mst_boot_x_{secret}"), "…é… …".to_owned()),
+            ("x".repeat(40), "x".repeat(40)),
+            (String::new(), String::new()),
+        ] {
+            assert_eq!(hide_long_words(&text), shown);
+        }
+    }
 }
