@@ -20,15 +20,39 @@ use uuid::Uuid;
 use super::super::StoreError;
 use super::load::Trust;
 
-/// Maximum number of cached results of each kind. A full cache is emptied.
-const MAX_CACHED: usize = 50_000;
+/// Maximum size of the cached results of each kind, in bytes as [`cached_size`] estimates them. A
+/// full cache is emptied.
+const MAX_CACHED: usize = 32 << 20;
+/// Estimated size of one cached result beside its text, in bytes: its place in the map, its
+/// allocations, and the fields that have a fixed size.
+const FIXED_SIZE: usize = 1_024;
 
 /// Caches of verified records, statement chains and grants.
 #[derive(Debug, Default)]
 pub(crate) struct Caches {
-    records: Mutex<BTreeMap<Digest, Arc<formation::AgentRecord>>>,
-    chains: Mutex<BTreeMap<Digest, Arc<StatementChain>>>,
-    grants: Mutex<BTreeMap<Digest, Arc<Grant>>>,
+    records: Mutex<Cache<formation::AgentRecord>>,
+    chains: Mutex<Cache<StatementChain>>,
+    grants: Mutex<Cache<Grant>>,
+}
+
+/// Results of one kind, by the hash of what was verified.
+#[derive(Debug)]
+struct Cache<T> {
+    results: BTreeMap<Digest, Arc<T>>,
+    /// Sum of the results' estimated sizes, in bytes.
+    size: usize,
+}
+
+impl<T> Default for Cache<T> {
+    fn default() -> Self {
+        Cache { results: BTreeMap::new(), size: 0 }
+    }
+}
+
+/// Estimates the memory of a result from the length of its signed texts: a parsed value holds the
+/// text and once more what is in it.
+fn cached_size(text_bytes: usize) -> usize {
+    text_bytes.saturating_mul(2).saturating_add(FIXED_SIZE)
 }
 
 impl Caches {
@@ -56,7 +80,7 @@ impl Caches {
         let chain = StatementChain::verify_links(&jws).map_err(unreadable)?;
         let chain = Some(chain).filter(|chain| chain.newest().cluster == cluster);
         let chain = Arc::new(chain.ok_or_else(|| damaged("a statement"))?);
-        write_cache(&self.chains, name, &chain);
+        write_cache(&self.chains, name, &chain, rows.iter().map(String::len).sum());
         Ok(chain)
     }
 
@@ -76,6 +100,7 @@ impl Caches {
         let damaged =
             || StoreError::damaged("a grant's signature isn't valid: somebody changed it");
         let unreadable = |error: JwsError| StoreError::unreadable(&error, damaged);
+        let length = jws.len();
         let jws: Jws = jws.parse().map_err(unreadable)?;
         let claimed: Grant = jws.claims_unverified(JwsType::Grant).map_err(unreadable)?;
         let grant = match trust {
@@ -87,7 +112,7 @@ impl Caches {
         };
         let grant = Arc::new(grant.ok_or_else(damaged)?);
         if trust == Trust::Verify {
-            write_cache(&self.grants, name, &grant);
+            write_cache(&self.grants, name, &grant, length);
         }
         Ok(grant)
     }
@@ -112,25 +137,28 @@ impl Caches {
         };
         let damaged =
             || StoreError::damaged("a record's signature isn't valid: somebody changed the row");
-        let record = read.map_err(|error| StoreError::unreadable(&*error, damaged))?;
-        let record = Arc::new(record.ok_or_else(damaged)?);
+        let verified = read.map_err(|error| StoreError::unreadable(&*error, damaged))?;
+        let verified = Arc::new(verified.ok_or_else(damaged)?);
         if trust == Trust::Verify {
-            write_cache(&self.records, name, &record);
+            write_cache(&self.records, name, &verified, record.len() + endorsement.len());
         }
-        Ok(record)
+        Ok(verified)
     }
 }
 
-fn read_cache<T>(cache: &Mutex<BTreeMap<Digest, Arc<T>>>, name: &Digest) -> Option<Arc<T>> {
-    cache.lock().unwrap_or_else(PoisonError::into_inner).get(name).cloned()
+fn read_cache<T>(cache: &Mutex<Cache<T>>, name: &Digest) -> Option<Arc<T>> {
+    cache.lock().unwrap_or_else(PoisonError::into_inner).results.get(name).cloned()
 }
 
-fn write_cache<T>(cache: &Mutex<BTreeMap<Digest, Arc<T>>>, name: Digest, value: &Arc<T>) {
+fn write_cache<T>(cache: &Mutex<Cache<T>>, name: Digest, value: &Arc<T>, text_bytes: usize) {
+    let size = cached_size(text_bytes);
     let mut cache = cache.lock().unwrap_or_else(PoisonError::into_inner);
-    if cache.len() >= MAX_CACHED {
-        cache.clear();
+    if cache.size.saturating_add(size) > MAX_CACHED {
+        *cache = Cache::default();
     }
-    cache.insert(name, value.clone());
+    if cache.results.insert(name, value.clone()).is_none() {
+        cache.size += size;
+    }
 }
 
 /// Result of reading a record. It is `Ok(None)` if the record's signatures don't belong together.
@@ -155,4 +183,31 @@ fn read_unverified_record(record: &str, endorsement: &str) -> ReadRecord {
     let record: Record = signed.record.claims_unverified(JwsType::Record)?;
     let node_key = Digest::of(record.csr.der());
     Ok(Some(convert::read_record(&record, &signed, &node_key)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_cache_never_grows_beyond_its_size() {
+        let cache: Mutex<Cache<u64>> = Mutex::default();
+        let count = || {
+            let cache = cache.lock().unwrap();
+            assert!(cache.size <= MAX_CACHED, "{}", cache.size);
+            cache.results.len()
+        };
+        let most = MAX_CACHED / cached_size(10_000);
+        for number in 0..most as u64 {
+            write_cache(&cache, Digest::of(&number.to_be_bytes()), &Arc::new(number), 10_000);
+        }
+        assert_eq!(count(), most);
+        // The same result again takes no more room.
+        let first = Digest::of(&0_u64.to_be_bytes());
+        assert_eq!(read_cache(&cache, &first), Some(Arc::new(0)));
+        write_cache(&cache, Digest::of(b"one more"), &Arc::new(1), 10_000);
+        assert_eq!((count(), read_cache(&cache, &first)), (1, None));
+        write_cache(&cache, Digest::of(b"one more"), &Arc::new(1), 10_000);
+        assert_eq!(cache.lock().unwrap().size, cached_size(10_000));
+    }
 }
