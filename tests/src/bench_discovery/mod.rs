@@ -7,6 +7,7 @@
 //! transaction as a change of a cluster has.
 
 mod agent;
+mod attacks;
 mod measure;
 mod postgres;
 mod service;
@@ -22,6 +23,8 @@ use discovery_types::client::DiscoveryClient;
 use futures_util::future::try_join_all;
 
 use self::agent::BenchAgent;
+pub use self::attacks::AttackFigures;
+use self::attacks::measure_attacks;
 pub use self::measure::OperationFigures;
 use self::measure::measure;
 use self::service::BenchService;
@@ -32,7 +35,11 @@ const SEATS: u8 = 9;
 /// Number of items on a page of a list.
 const PAGE: u16 = 100;
 /// Limits of the service that no measurement reaches.
-const LIMITS: [&str; 6] = [
+const LIMITS: [&str; 10] = [
+    "--rate",
+    "1000000",
+    "--burst",
+    "1000000",
     "--max-connections",
     "60000",
     "--max-connections-per-address",
@@ -68,6 +75,8 @@ pub struct BenchDiscoveryPlan {
     pub parked: usize,
     /// Number of operations at a time.
     pub concurrency: usize,
+    /// Time for which each attack lasts; zero for none.
+    pub attack_time: Duration,
 }
 
 /// Figures with one number of clusters in the database.
@@ -115,6 +124,8 @@ pub struct BenchDiscoveryReport {
     pub fills: Vec<FillFigures>,
     /// Memory of parked polls.
     pub parked: Option<ParkedFigures>,
+    /// Figures of each attack, one after the other.
+    pub attacks: Vec<AttackFigures>,
 }
 
 /// Runs the measurements. Calls `progress` before each of them, and with the figures of each number
@@ -149,12 +160,17 @@ pub async fn run(
             Some(measure_parked(&mut service, parked).await?)
         }
     };
+    let attacks = match plan.attack_time {
+        Duration::ZERO => Vec::new(),
+        time => measure_attacks(&mut service, time, &progress).await?,
+    };
     service.stop().await?;
     Ok(BenchDiscoveryReport {
         pgbench_per_second: transactions.per_second,
         pgbench_cpu: transactions.cpu,
         fills,
         parked,
+        attacks,
     })
 }
 
@@ -381,7 +397,38 @@ impl fmt::Display for BenchDiscoveryReport {
                 parked.after_bytes as f64 / MIB
             )?;
         }
-        Ok(())
+        if !self.attacks.is_empty() {
+            writeln!(
+                f,
+                "\n  {:<28} {:>11} {:>8} {:>7} {:>9} {:>7} {:>12} {:>6}",
+                "attack",
+                "connections",
+                "honest",
+                "failed",
+                "median ms",
+                "p99 ms",
+                "CPU ms per s",
+                "MiB"
+            )?;
+        }
+        self.attacks.iter().try_for_each(|attack| write!(f, "{attack}"))
+    }
+}
+
+impl fmt::Display for AttackFigures {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(
+            f,
+            "  {:<28} {:>11} {:>8} {:>7} {:>9.1} {:>7.1} {:>12.0} {:>6.0}",
+            self.name,
+            self.attacks,
+            self.honest,
+            self.failed,
+            ms(self.median),
+            ms(self.p99),
+            ms(self.service),
+            self.resident_bytes as f64 / MIB
+        )
     }
 }
 

@@ -1,7 +1,7 @@
 //! The discovery service under measurement, with its Postgres.
 
 use std::io::BufRead;
-use std::net::TcpListener;
+use std::net::{Ipv4Addr, SocketAddr, TcpListener};
 use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -94,7 +94,7 @@ impl BenchService {
         let path = |name: &str| self.folder.join(name).display().to_string();
         let (keys, ledger, postgres) = (path("keys"), path("ledger"), path("pg"));
         let own = ["serve", "--listen", &listen, "--keys", &keys, "--ledger", &ledger];
-        let more = ["--managed-postgres", &postgres, "--rate", "1000000", "--burst", "1000000"];
+        let more = ["--managed-postgres", &postgres];
         let args = [&own[..], &more, options].concat();
         let args: Vec<String> = args.into_iter().map(str::to_owned).collect();
         let began = Instant::now();
@@ -117,11 +117,17 @@ impl BenchService {
         Ok(())
     }
 
-    /// Returns the service's answer about its readiness.
-    async fn readiness(&self) -> Result<String> {
+    pub(super) fn address(&self) -> SocketAddr {
+        (Ipv4Addr::LOCALHOST, self.port).into()
+    }
+
+    /// Returns the service's answer about its readiness, over a new connection.
+    pub(super) async fn readiness(&self) -> Result<String> {
         let config = client_tls_config(&self.context.pins, None);
         let connector = TlsConnector::from(Arc::new(config));
-        let socket = TcpStream::connect(("127.0.0.1", self.port)).await?;
+        let socket = TcpStream::connect(self.address()).await?;
+        // Else the request waits for the acknowledgement of the handshake, which the system delays.
+        socket.set_nodelay(true)?;
         let mut stream = connector.connect("127.0.0.1".try_into()?, socket).await?;
         stream.write_all(b"GET /readyz HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n").await?;
         let mut answer = Vec::new();

@@ -3,6 +3,7 @@
 use std::io::Write as _;
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::time::Duration;
 
 use anyhow::{Context as _, Result};
 use clap::Parser;
@@ -29,6 +30,9 @@ struct BenchDiscoveryArgs {
     /// Operations at a time.
     #[arg(long, default_value_t = 32)]
     concurrency: usize,
+    /// Seconds for which each of seven attacks lasts; 0: none.
+    #[arg(long, default_value_t = 10)]
+    attack_seconds: u64,
     /// The muster-discovery to measure [default: the one beside this program].
     #[arg(long)]
     program: Option<PathBuf>,
@@ -58,6 +62,7 @@ fn bench() -> Result<()> {
         formations: args.formations,
         parked: args.parked,
         concurrency: args.concurrency,
+        attack_time: Duration::from_secs(args.attack_seconds),
     };
     // Each connection needs a file descriptor here and one in the service, which inherits the
     // limit.
