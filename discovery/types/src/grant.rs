@@ -244,6 +244,19 @@ impl VerifiedGrant {
         Ok(Self { jws: jws.clone(), grant })
     }
 
+    /// Verifies a grant as [`VerifiedGrant::verify`] does, and accepts a signer whom any statement of
+    /// the chain allows. **Only for a grant that was used before**: seats and members stay, although
+    /// the admin who signed for them has left since.
+    pub fn verify_kept(jws: &Jws, chain: &StatementChain) -> Result<Self, GrantError> {
+        let newest = Self::verify(jws, chain);
+        if newest.is_ok() {
+            return newest;
+        }
+        let earlier = chain.jws();
+        let mut pasts = earlier.iter().rev().skip(1).filter_map(|past| chain.up_to(&past.hash()));
+        pasts.find_map(|past| Self::verify(jws, &past).ok()).map_or(newest, Ok)
+    }
+
     /// Returns the reason why no seat can be held by this grant at `now` (seconds since 1970), if
     /// there is one.
     ///

@@ -110,7 +110,7 @@ impl ReadmitRequest {
         chain: &StatementChain,
     ) -> Result<VerifiedReadmission, ReadmissionError> {
         let newest = chain.newest();
-        let ticket = VerifiedGrant::verify(&self.ticket, chain)?;
+        let ticket = VerifiedGrant::verify_kept(&self.ticket, chain)?;
         if ticket.kind != TokenKind::Join {
             return Err(ReadmissionError::NoTicket);
         }
