@@ -318,15 +318,22 @@ fn is_settled(answer: &Result<ClusterState, ClientError>) -> bool {
     }
 }
 
-/// Logs a settled answer (see [`is_settled`]) at level info or warning, if it differs from the last
-/// settled answer, whose text is in `said`. Logs every other answer at level debug.
+/// Returns whether an operator has to see the answer: nothing changes soon, or not before other
+/// members have reported, too.
+fn is_for_operators(answer: &Result<ClusterState, ClientError>) -> bool {
+    let code = answer.as_ref().err().and_then(ClientError::code);
+    is_settled(answer) || code == Some(Code::WrongState)
+}
+
+/// Logs an answer for operators (see [`is_for_operators`]) at level info or warning, if it differs
+/// from the last such answer, whose text is in `said`. Logs every other answer at level debug.
 fn log(answer: &Result<ClusterState, ClientError>, status: &NodeStatus, said: &mut String) {
-    let settled = is_settled(answer);
+    let is_shown = is_for_operators(answer);
     let says = match answer {
         Ok(state) => state.to_string(),
         Err(error) => error_chain(error),
     };
-    let is_news = settled && says != *said;
+    let is_news = is_shown && says != *said;
     match answer {
         Ok(state) if is_news => tracing::info!(
             cluster.state = state.as_str(),
@@ -339,7 +346,7 @@ fn log(answer: &Result<ClusterState, ClientError>, status: &NodeStatus, said: &m
         }
         Err(_) => tracing::debug!(error = says, "can't report yet"),
     }
-    if settled {
+    if is_shown {
         *said = says;
     }
 }
