@@ -256,9 +256,9 @@ impl KeyDirectory {
 /// Contents of a key directory's files, by name.
 pub(crate) type KeyFiles = BTreeMap<String, Zeroizing<Vec<u8>>>;
 
-/// Reads the files of a key directory that loads. Returns also the names of other files in it.
+/// Reads the files of a key directory. Returns also the names of other files in it. Checks no content:
+/// [`KeyDirectory::load`] does.
 pub(crate) fn read_key_files(dir: &Path) -> Result<(KeyFiles, Vec<String>), KeyDirectoryError> {
-    KeyDirectory::load(dir)?;
     let (mut files, mut others) = (KeyFiles::new(), Vec::new());
     for entry in std::fs::read_dir(dir).map_err(io("read", dir))? {
         let name = entry.map_err(io("read", dir))?.file_name().to_string_lossy().into_owned();

@@ -217,7 +217,7 @@ fn no_secret_is_in_what_an_installation_writes_or_shows() -> Result<()> {
     let planted = fs_err::read(files.iter().find(|f| is_named(f, &["kek-1.key"])).context("kek")?)?;
     ensure!(searcher.find(&planted).is_some_and(|what| what.contains("kek-1.key")));
 
-    // What answers and processes show, while all run. The secrets stand in what is sent.
+    // Answers, while all programs run. The requests contain a secret.
     let seed = secrets.iter().find(|(what, _)| what.contains("demo.bundle")).context("a seed")?.1;
     let seed = String::from_utf8(seed.clone())?;
     for (line, body) in [

@@ -223,9 +223,8 @@ fn pipe_through(command: &mut Command, input: &[u8]) -> Result<Zeroizing<Vec<u8>
     let program = command.get_program().to_string_lossy().into_owned();
     let spawned = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn();
     let mut child = spawned.map_err(|error| {
-        let what = format!("can't run `{program}`: install it (Debian: apt-get install {})", {
-            if program == "gpg" { "gnupg" } else { &program }
-        });
+        let package = if program == "gpg" { "gnupg" } else { &program };
+        let what = format!("can't run `{program}`: install it (Debian: apt-get install {package})");
         ServerError::failed(what, error)
     })?;
     let mut stdin = child.stdin.take().expect("piped");

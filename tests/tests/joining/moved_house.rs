@@ -1,16 +1,21 @@
-//! A discovery service that is lost with its machine, and restored from backups on another machine at
-//! another URL. Clusters go on meanwhile, their agents find it, and hosts join again.
+//! A discovery service that is lost with all it had, and restored from backups at its URL or at
+//! another one. Clusters go on meanwhile, their agents find it, and hosts join again.
 
 use std::path::PathBuf;
 use std::process::Command;
+use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use muster_tests::harness::process::last_lines;
 use muster_tests::harness::testbed::path_text;
-use muster_tests::harness::{Network, poll_slowly};
+use muster_tests::harness::{AgentProcess, Network, poll_slowly};
 
 use crate::moved_service::{NEW_PORT, context_set, wait_follows, wait_lost};
-use crate::running_cluster::{FormedCluster, LIMIT};
+use crate::running_cluster::FormedCluster;
+
+/// Time until each agent has reported to a restored service. An agent whose service stays where it
+/// was repeats its report one to two minutes after the last.
+const REPORT_LIMIT: Duration = Duration::from_secs(180);
 
 /// Paths of a backup: of the keys, and of database and ledger.
 struct Backups {
@@ -47,8 +52,8 @@ fn back_up(running: &FormedCluster) -> Result<Backups> {
     Ok(Backups { identity, keys, data })
 }
 
-/// Loses the service with all it had, and restores it from the backups at another port.
-fn move_house(running: &mut FormedCluster, backups: &Backups) -> Result<()> {
+/// Loses the service with all it had, and restores it from the backups at this port.
+fn lose_and_restore(running: &mut FormedCluster, backups: &Backups, port: u16) -> Result<()> {
     let testbed = &mut running.testbed;
     testbed.kill_discovery();
     let (keys, postgres) = (testbed.keys_dir(), testbed.postgres_dir());
@@ -79,10 +84,39 @@ fn move_house(running: &mut FormedCluster, backups: &Backups) -> Result<()> {
         path_text(&ledger)?,
     ])?;
     let old = format!(":{}", running.testbed.options.ports[0]);
-    running.use_context(&running.context()?.replace(&old, &format!(":{NEW_PORT}")))?;
-    running.testbed.options.ports = vec![NEW_PORT];
+    running.use_context(&running.context()?.replace(&old, &format!(":{port}")))?;
+    running.testbed.options.ports = vec![port];
     running.testbed.start_discovery()?;
     running.testbed.admin_command(&["db", "accept", "--yes"])?;
+    Ok(())
+}
+
+/// Waits until discovery shows `count` members, and has heard of each since its restore.
+fn wait_heard(running: &FormedCluster, count: usize, later: &AgentProcess) -> Result<()> {
+    poll_slowly("discovery to hear of all members", REPORT_LIMIT, || {
+        let shown = running.testbed.admin_json(&["cluster", "show", "demo"]).ok()?;
+        let members = shown["present"]["members"].as_array()?;
+        let all_heard = members.iter().all(|member| member["last_heard_ms"].is_number());
+        (members.len() == count && all_heard).then_some(())
+    })
+    .with_context(|| {
+        let explained = running.testbed.admin_command(&["cluster", "explain", "demo"]);
+        format!("{explained:?}\n{}", last_lines(&later.output(), 20))
+    })
+}
+
+#[test]
+fn a_service_restored_at_its_url_takes_back_whoever_joined_after_its_backup() -> Result<()> {
+    let mut running = FormedCluster::start(Network::loopback(2), 1, None)?;
+    let backups = back_up(&running)?;
+    let later = running.newcomer(1, &[])?;
+    running.wait_voter(&later, 2)?;
+    // The agent has an access token, which stays valid: the service's signing key is restored, too.
+    wait_heard(&running, 2, &later)?;
+    let port = running.testbed.options.ports[0];
+    lose_and_restore(&mut running, &backups, port)?;
+    wait_heard(&running, 2, &later)?;
+    ensure!(later.output().contains("knows it again"), "{}", last_lines(&later.output(), 20));
     Ok(())
 }
 
@@ -96,7 +130,7 @@ fn a_restored_service_at_another_url_is_found_and_learns_what_came_after_its_bac
     running.wait_voter(&fourth, 4)?;
     let identity = running.etcdctl()?.json(&["put", "k", "v"])?["header"]["cluster_id"].clone();
 
-    move_house(&mut running, &backups)?;
+    lose_and_restore(&mut running, &backups, NEW_PORT)?;
     for agent in running.agents.iter().chain([&fourth]) {
         wait_lost(agent)?;
     }
@@ -112,16 +146,7 @@ fn a_restored_service_at_another_url_is_found_and_learns_what_came_after_its_bac
     let fifth = running.newcomer(4, &[])?;
     running.wait_voter(&fifth, 5)?;
     wait_follows(&fifth, sequence)?;
-    poll_slowly("discovery to hear of five members", LIMIT, || {
-        let shown = running.testbed.admin_json(&["cluster", "show", "demo"]).ok()?;
-        let members = shown["present"]["members"].as_array()?;
-        let all_heard = members.iter().all(|member| member["last_heard_ms"].is_number());
-        (members.len() == 5 && all_heard).then_some(())
-    })
-    .with_context(|| {
-        let explained = running.testbed.admin_command(&["cluster", "explain", "demo"]);
-        format!("{explained:?}\n{}", last_lines(&fourth.output(), 20))
-    })?;
+    wait_heard(&running, 5, &fourth)?;
     let now = running.etcdctl()?.json(&["put", "k", "v"])?["header"]["cluster_id"].clone();
     ensure!(now == identity, "the Raft cluster was {identity} and is {now}");
     Ok(())

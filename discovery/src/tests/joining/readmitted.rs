@@ -86,7 +86,7 @@ async fn a_member_that_the_database_has_forgotten_proves_how_it_joined() {
     assert_eq!(forgotten.send(agent, &forgotten.request()).await.unwrap(), IntentState::Added);
     assert_eq!(forgotten.send(agent, &forgotten.request()).await.unwrap(), IntentState::Added);
 
-    // It is a member like any other one.
+    // The readmitted agent has the rights of any member's agent.
     agent.client.intents(id, None, false).await.unwrap();
     agent.client.renew_leaves(id, &agent.record.csr).await.unwrap();
     let members = [(MemberId::new(MEMBER), false)];
