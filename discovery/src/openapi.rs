@@ -43,6 +43,7 @@ pub(crate) async fn openapi() -> HttpResponse {
         clusters::abandon,
         clusters::retire,
         clusters::unretire,
+        clusters::reopen,
         clusters::credentials,
         grants::put,
         grants::list_all,

@@ -160,6 +160,10 @@ fn one_cluster() -> Scope {
                 .route(post().to(clusters::unretire)),
         )
         .service(
+            cluster_resource_at("/v1/clusters/{id}/reopen", "POST")
+                .route(post().to(clusters::reopen)),
+        )
+        .service(
             cluster_resource_at("/v1/clusters/{id}/credentials", "POST")
                 .route(post().to(clusters::credentials)),
         )

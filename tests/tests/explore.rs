@@ -85,6 +85,32 @@ fn one_seat_two_hosts_retirement_undone_around_a_restore() {
     });
 }
 
+/// An agent that signed the expired list must sign no other one without its releases, whatever the
+/// reopened cluster and a restored database propose. An abandoned cluster stays abandoned.
+#[test]
+fn two_seats_three_hosts_reopened_after_the_deadline() {
+    let faults =
+        FaultCounts { cluster_ends: 1, reopenings: 1, reimages: 1, ..FaultCounts::default() };
+    check_all_properties(&ExplorationConfig {
+        faults,
+        epochs: 2,
+        fault_free_interval: 64,
+        ..ExplorationConfig::sound("2 seats, 3 hosts, expired and reopened, reimage", 2, 3)
+    });
+}
+
+#[test]
+fn one_seat_two_hosts_reopened_around_a_restore() {
+    let faults =
+        FaultCounts { restores: 1, cluster_ends: 2, reopenings: 1, ..FaultCounts::default() };
+    check_all_properties(&ExplorationConfig {
+        faults,
+        epochs: 3,
+        fault_free_interval: 8,
+        ..ExplorationConfig::sound("1 seat, 2 hosts, expired and reopened, restore", 1, 2)
+    });
+}
+
 #[test]
 fn two_seats_retirement_undone_with_a_kill() {
     let faults = FaultCounts { kills: 1, retirements: 1, ..FaultCounts::default() };

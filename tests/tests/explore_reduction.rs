@@ -141,7 +141,9 @@ fn two_seats_restore_without_ledger() {
         faults: FaultCounts { restores: 1, ..FaultCounts::default() },
         epochs: 1,
         expects_ledger: false,
-        fault_free_interval: 4,
+        // Without the rule `RetireIsAnExit` only few states break a property, and a sample of the
+        // states can miss them.
+        fault_free_interval: 1,
         ..ExplorationConfig::sound("2 seats, 2 hosts, restore without ledger", 2, 2)
     };
     config.environment.ledger = false;

@@ -343,3 +343,40 @@ fn loopback_beside(address: std::net::IpAddr) -> String {
         std::net::IpAddr::V6(_) => "::1".to_owned(),
     }
 }
+
+/// One agent has signed the list of the expired cluster. It must get its seat again with the state
+/// and the bundle that it has.
+#[test]
+fn agents_of_an_expired_cluster_form_it_after_an_owner_reopened_it() -> Result<()> {
+    let options = TestbedOptions {
+        serve_args: ["--sweep", "1s"].map(str::to_owned).to_vec(),
+        ..TestbedOptions::default()
+    };
+    let testbed = Testbed::start(Network::loopback(3), options)?;
+    let bundle = testbed.create_cluster_with_token("demo", 3)?;
+    let mut agents: Vec<AgentProcess> = (0..3).map(|i| testbed.agent(i, &bundle)).collect();
+    // The third agent dies when it has to sign, so that the cluster can't form before its deadline.
+    agents[2].options = crashing_at("ack");
+    for agent in &mut agents {
+        agent.start()?;
+    }
+    agents[2].exit_code(FORMATION_LIMIT)?;
+    testbed.psql("UPDATE clusters SET deadline_us = now_us() - 1, next_deadline_us = 1")?;
+    for agent in &mut agents[..2] {
+        let code = agent.exit_code(FORMATION_LIMIT)?;
+        let output = agent.output();
+        ensure!(code == 3 && output.contains("cluster reopen"), "exit code {code}: {output}");
+    }
+    let explained = testbed.admin_command(&["cluster", "explain", "demo"])?;
+    ensure!(explained.contains("cluster reopen demo"), "{explained}");
+
+    testbed.admin_command(&["cluster", "reopen", "demo"])?;
+    let again = testbed.admin_output(&["cluster", "reopen", "demo"])?;
+    ensure!(again.status.code() == Some(2), "an open cluster is not expired: {again:?}");
+    agents[2].options = AgentOptions::default();
+    for agent in &mut agents {
+        agent.start()?;
+    }
+    testbed.wait_cluster_state("demo", "formed", FORMATION_LIMIT)?;
+    check_three_members(&testbed, "demo", &agents)
+}

@@ -453,6 +453,9 @@ pub fn plan_restore(
     };
     let forms = matches!(stands.phase, None | Some(Phase::Open | Phase::Preparing));
     match entry {
+        // The database has the cluster's deadline, which is a later one if an owner reopened the
+        // cluster. So it expires again by itself, or forms.
+        LedgerEntry::End(EndCause::Deadline) => RestoreAction::Nothing,
         LedgerEntry::End(cause) if forms => RestoreAction::End(cause),
         LedgerEntry::End(_) => RestoreAction::Nothing,
         LedgerEntry::Commit { h, .. } if stands.commit == Some(h) || stands.is_split => {
@@ -475,7 +478,8 @@ pub fn plan_restore(
 #[must_use]
 pub fn contradicts(entry: Option<LedgerEntry>, step: ClusterDecision) -> bool {
     match (entry, step) {
-        (None, _) => false,
+        // An owner may have reopened an expired cluster, which had decided nothing.
+        (None | Some(LedgerEntry::End(EndCause::Deadline)), _) => false,
         (Some(LedgerEntry::Commit { h, .. }), ClusterDecision::Commit { h: decided, .. }) => {
             h != decided
         }

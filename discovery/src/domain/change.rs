@@ -57,6 +57,9 @@ fn reopen_body(epoch: u64, why: &ReopenReason) -> Value {
         ReopenReason::Refused { key, reason } => {
             json!({ "epoch": epoch, "why": "refused", "key": hex(key), "reason": reason })
         }
+        ReopenReason::NewDeadline { by } => {
+            json!({ "epoch": epoch, "why": "new_deadline", "by": by })
+        }
         ReopenReason::TimedOut => json!({ "epoch": epoch, "why": "timed_out" }),
         ReopenReason::RecordReplaced(key) => {
             json!({ "epoch": epoch, "why": "record_replaced", "key": hex(key) })

@@ -10,7 +10,7 @@ use discovery_types::api::{ProbeResult, Session};
 use discovery_types::convert;
 use discovery_types::digest::Digest;
 use discovery_types::document::VerifiedDocument;
-use discovery_types::grant::{GrantId, TokenKind, VerifiedGrant};
+use discovery_types::grant::{GrantId, GrantTimeError, TokenKind, VerifiedGrant};
 use discovery_types::jws::Jws;
 use discovery_types::key::PublicKey;
 use discovery_types::problem::Code;
@@ -65,6 +65,8 @@ pub(crate) enum ClusterRequest {
     Retire { jws: Jws },
     /// An owner's signed statement that undoes the last retirement.
     Unretire { jws: Jws },
+    /// An owner reopens an expired cluster.
+    Reopen { by: String },
     /// An owner accepts the database as it is.
     DatabaseAccepted { by: String },
 }
@@ -129,6 +131,7 @@ impl ClusterRequest {
             | ClusterRequest::Abandon { .. }
             | ClusterRequest::Retire { .. }
             | ClusterRequest::Unretire { .. }
+            | ClusterRequest::Reopen { .. }
             | ClusterRequest::DatabaseAccepted { .. } => return None,
         };
         Some(convert::key(&key))
@@ -145,6 +148,16 @@ async fn prepare_retire(
         refuse_if_reporting(transaction).await?;
     }
     Ok(ClusterEvent::Retire { by: format!("{}: {}", signer(chain, jws), retire.reason) })
+}
+
+/// Gives the cluster as much time from now on as its newest statement gave it at first.
+fn prepare_reopen(
+    transaction: &ClusterTransaction,
+    chain: &StatementChain,
+    by: &str,
+) -> ClusterEvent {
+    let time = formation::Millis(chain.newest().deadline_seconds.saturating_mul(1_000));
+    ClusterEvent::Reopen { by: by.to_owned(), deadline: transaction.now.after(time) }
 }
 
 impl App {
@@ -215,6 +228,7 @@ impl App {
                 check_same_retirement(&transaction.cluster, &unretire)?;
                 ClusterEvent::Unretire { by: signer(&chain, jws) }.into()
             }
+            ClusterRequest::Reopen { by } => prepare_reopen(transaction, &chain, by).into(),
             ClusterRequest::DatabaseAccepted { by } => {
                 ClusterEvent::DatabaseAccepted { by: by.clone() }.into()
             }
@@ -275,12 +289,16 @@ fn prepare_redeem(
     }
     verified.check_address(request.address)?;
     let cluster = &transaction.cluster;
+    let is_forming = matches!(cluster.phase, Phase::Open | Phase::Preparing);
     if !cluster.phase.has_ended() && !cluster.agents.contains_key(&convert::key(&request.key)) {
         verified.check_issue(transaction)?;
         // A host that comes too late for the cluster needs another token in any case.
-        if matches!(cluster.phase, Phase::Open | Phase::Preparing) {
+        if is_forming {
             verified.check_confirmed()?;
         }
+    }
+    if is_forming {
+        check_token_is_young(transaction, grant)?;
     }
     Ok(ClusterEvent::Redeem(formation::service::Redeem {
         record: convert::record(&verified.record),
@@ -295,6 +313,24 @@ fn prepare_redeem(
             revoked: verified.is_revoked || verified.is_void,
         },
     }))
+}
+
+/// Checks that the cluster's other agents will accept the token in a list. One that ended long ago
+/// is possible only after an owner reopened the cluster.
+fn check_token_is_young(
+    transaction: &ClusterTransaction,
+    grant: &VerifiedGrant,
+) -> Result<(), ApiError> {
+    let now = transaction.now.0 / 1_000_000;
+    match grant.time_error(now, transaction.chain.newest().deadline_seconds) {
+        Some(error @ GrantTimeError::LongOver) => {
+            let detail = format!("The other agents would not sign for this host: {error}.");
+            let next = "Mint a new token with `muster-discovery token create`, and hand out its \
+                        bundle.";
+            Err(ApiError::new(Code::GrantExpired, detail, next))
+        }
+        _ => Ok(()),
+    }
 }
 
 fn vote_error(error: impl ToString) -> ApiError {

@@ -310,11 +310,16 @@ pub(crate) fn end_view(
     now: formation::UnixMicros,
 ) -> Option<api::EndView> {
     let ended = cluster.ended.as_ref()?;
-    let until = cluster.unretire_until(settings).filter(|until| *until >= now);
+    let until = cluster.undo_until(settings).filter(|until| *until >= now).map(milliseconds);
+    let (unretire_until_ms, reopen_until_ms) = match cluster.phase {
+        Phase::Expired => (None, until),
+        _ => (until, None),
+    };
     Some(api::EndView {
         at_ms: milliseconds(ended.at),
         by: ended.by.clone(),
-        unretire_until_ms: until.map(milliseconds),
+        unretire_until_ms,
+        reopen_until_ms,
     })
 }
 

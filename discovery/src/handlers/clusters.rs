@@ -407,6 +407,21 @@ pub(crate) async fn unretire(
     summary(&app, *path).await
 }
 
+/// Reopens a cluster whose deadline passed within the last week: it may form until a new deadline,
+/// as far ahead as the first one was when the cluster was created.
+#[utoipa::path(post, path = "/v1/clusters/{id}/reopen", tag = "clusters",
+    params(("id" = Uuid, Path,)),
+    responses((status = 200, body = ClusterSummary), (status = "default", body = Problem)))]
+pub(crate) async fn reopen(
+    request: HttpRequest,
+    app: Data<App>,
+    path: Path<Uuid>,
+) -> Result<Json<ClusterSummary>, ApiError> {
+    let caller = authorise(&request, &app, Action::ReopenCluster, Some(*path)).await?;
+    app.apply(*path, ClusterRequest::Reopen { by: caller.name.to_string() }).await?;
+    summary(&app, *path).await
+}
+
 /// Issues a client certificate for `etcdctl` and applications.
 #[utoipa::path(post, path = "/v1/clusters/{id}/credentials", tag = "clusters",
     params(("id" = Uuid, Path,)), request_body = CredentialsRequest,

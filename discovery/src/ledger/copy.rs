@@ -2,6 +2,7 @@
 
 use discovery_formation::Hash;
 use discovery_formation::memory::{HistoryPosition, LedgerEntry};
+use discovery_formation::service::EndCause;
 use sqlx::PgConnection;
 use uuid::Uuid;
 
@@ -102,10 +103,11 @@ fn add_decision(
         (Some(h), Some(LedgerEntry::Commit { .. })) if ledger.is_unconfirmed(row.cluster_id) => {
             copied.commits.push(pack_commit(row.cluster_id, &h));
         }
-        (Some(_), Some(LedgerEntry::Commit { .. })) | (None, Some(_)) => {}
-        (Some(h), _) => copied.commits.push(pack_commit(row.cluster_id, &h)),
-        (None, None) => {
+        // An expired cluster may have been reopened, and ended for good later.
+        (None, None | Some(LedgerEntry::End(EndCause::Deadline))) => {
             copied.ends.extend(row.cause.clone().map(|cause| (row.cluster_id, cause)));
         }
+        (Some(_), Some(LedgerEntry::Commit { .. })) | (None, Some(_)) => {}
+        (Some(h), _) => copied.commits.push(pack_commit(row.cluster_id, &h)),
     }
 }

@@ -326,7 +326,7 @@ impl Index {
     }
 
     /// Adds an entry. A cluster's first commit stays, and can get its document later. A commit
-    /// replaces an end.
+    /// replaces an end, and every other end replaces an expiry, which an owner may have undone.
     fn add_entry(&mut self, cluster: Uuid, new: IndexEntry) {
         match self.entry_by_cluster.entry(cluster) {
             btree_map::Entry::Vacant(place) => {
@@ -339,6 +339,9 @@ impl Index {
                     IndexEntry::CommitWithDocument(..) | IndexEntry::CommitHash(_),
                 ) => {
                     self.commits += 1;
+                    place.insert(new);
+                }
+                (IndexEntry::End(EndCause::Deadline), IndexEntry::End(_)) => {
                     place.insert(new);
                 }
                 (IndexEntry::CommitHash(known), IndexEntry::CommitWithDocument(_, h))

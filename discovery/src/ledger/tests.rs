@@ -199,6 +199,29 @@ async fn the_stored_position_survives_a_restart_and_never_goes_back() {
 }
 
 #[tokio::test]
+async fn another_end_replaces_an_expiry_and_an_expiry_replaces_nothing() {
+    let dir = tempfile::tempdir().unwrap();
+    let ledger = Ledger::open(dir.path()).unwrap();
+    let (abandoned, formed) = (Uuid::now_v7(), Uuid::now_v7());
+    ledger.record_position(seen(1)).await.unwrap();
+    let ends = |cause: &str| vec![(abandoned, cause.to_owned()), (formed, cause.to_owned())];
+    let expired = || CopiedDecisions { ends: ends("deadline"), ..copied(2, &[]) };
+    ledger.append_copied(expired()).await.unwrap();
+    assert_eq!(ledger.entry(abandoned), Some(LedgerEntry::End(EndCause::Deadline)));
+    let more = CopiedDecisions {
+        ends: vec![(abandoned, "abandon".to_owned())],
+        ..copied(3, &[(formed, AA)])
+    };
+    ledger.append_copied(more).await.unwrap();
+    // A ledger that is filled again gets the earlier decisions, too.
+    ledger.append_copied(expired()).await.unwrap();
+    let ledger = reopened(dir.path(), ledger).await.unwrap();
+    assert_eq!(ledger.entry(abandoned), Some(LedgerEntry::End(EndCause::Abandon)));
+    assert!(matches!(ledger.entry(formed), Some(LedgerEntry::Commit { .. })));
+    assert_eq!(ledger.commits(), 1);
+}
+
+#[tokio::test]
 async fn the_first_commit_of_a_cluster_stays_and_gets_its_document_later() {
     let dir = tempfile::tempdir().unwrap();
     let ledger = Ledger::open(dir.path()).unwrap();

@@ -21,6 +21,7 @@ mod past;
 mod plans;
 mod processes;
 mod refusals;
+mod reopened;
 mod restore;
 mod round_trips;
 mod schema;

@@ -93,6 +93,8 @@ pub enum Action {
     AbandonCluster,
     /// Retire a committed cluster, with an owner's signature.
     RetireCluster,
+    /// Reopen a cluster that expired before it had committed.
+    ReopenCluster,
     /// Say where the discovery service is, with an owner's signature.
     AnnounceService,
     /// Get a client certificate for access to a cluster's data.
@@ -142,7 +144,7 @@ pub enum Action {
 
 impl Action {
     /// Every action, in the order of declaration.
-    pub const ALL: [Action; 30] = [
+    pub const ALL: [Action; 31] = [
         Action::CreateDraft,
         Action::PutStatement,
         Action::ListClusters,
@@ -151,6 +153,7 @@ impl Action {
         Action::ReadDocument,
         Action::AbandonCluster,
         Action::RetireCluster,
+        Action::ReopenCluster,
         Action::AnnounceService,
         Action::IssueCredentials,
         Action::PutBootGrant,
@@ -183,6 +186,7 @@ impl Action {
             Action::CreateDraft
             | Action::PutStatement
             | Action::RetireCluster
+            | Action::ReopenCluster
             | Action::AnnounceService
             | Action::ExportCluster
             | Action::ChangeAdmins
@@ -232,6 +236,7 @@ impl Action {
             | Action::ListClusters
             | Action::AbandonCluster
             | Action::RetireCluster
+            | Action::ReopenCluster
             | Action::AnnounceService
             | Action::IssueCredentials
             | Action::PutBootGrant

@@ -231,6 +231,12 @@ fn a_commit_is_put_back_with_its_document_and_otherwise_closes_the_cluster() {
         assert_eq!(put_back(bare, Some(&forming)), RestoreAction::Close);
         let end = LedgerEntry::End(EndCause::Abandon);
         assert_eq!(put_back(end, Some(&forming)), RestoreAction::End(EndCause::Abandon));
+        let expired = LedgerEntry::End(EndCause::Deadline);
+        assert_eq!(
+            put_back(expired, Some(&forming)),
+            RestoreAction::Nothing,
+            "an owner may have reopened it, and its deadline stands in the database"
+        );
     }
     assert_eq!(put_back(whole, None), RestoreAction::Adopt);
     assert_eq!(put_back(bare, None), RestoreAction::Nothing, "what isn't there forms nothing");
@@ -273,5 +279,9 @@ fn no_decision_contradicts_an_entry_of_the_ledger() {
         assert_eq!(contradicts(end, decide(1, true)), !comes_back);
         assert!(!contradicts(end, ClusterDecision::End));
     }
-    assert!(!contradicts(None, ClusterDecision::Freeze));
+    for entry in [None, Some(LedgerEntry::End(EndCause::Deadline))] {
+        for step in [ClusterDecision::Freeze, ClusterDecision::End, decide(1, false)] {
+            assert!(!contradicts(entry, step), "an expired cluster may be reopened");
+        }
+    }
 }

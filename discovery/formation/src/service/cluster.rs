@@ -54,7 +54,7 @@ impl Phase {
     }
 
     /// Whether the cluster has ended. An end by `db accept` is undone if a host shows the commit
-    /// document. An owner can take a retirement back.
+    /// document. An owner can take a retirement back, and reopen an expired cluster.
     #[must_use]
     pub fn has_ended(self) -> bool {
         matches!(self, Phase::Expired | Phase::Abandoned | Phase::Retired)
@@ -281,12 +281,13 @@ impl Cluster {
         self.reports.values().copied().find(|id| agreeing(id) >= majority)
     }
 
-    /// Returns the time until which a retirement may be taken back; `None` if the cluster is not
-    /// retired.
+    /// Returns the time until which an owner may undo the cluster's end; `None` if the cluster is
+    /// neither retired nor expired.
     #[must_use]
-    pub fn unretire_until(&self, settings: &FormationSettings) -> Option<UnixMicros> {
-        let ended = self.ended.as_ref().filter(|_| self.phase == Phase::Retired)?;
-        Some(ended.at.after(settings.unretire_window))
+    pub fn undo_until(&self, settings: &FormationSettings) -> Option<UnixMicros> {
+        let can_be_undone = matches!(self.phase, Phase::Retired | Phase::Expired);
+        let ended = self.ended.as_ref().filter(|_| can_be_undone)?;
+        Some(ended.at.after(settings.undo_window))
     }
 
     /// Whether the frozen or decided list has `key` in it.

@@ -1,13 +1,15 @@
 //! Ends of a cluster, and the effects of a changed database on it.
 //!
 //! A decided list stays decided for ever. Neither retiring a cluster nor taking that back freezes
-//! or commits anything.
+//! or commits anything. An expired cluster has decided nothing, so its owner may let it form after
+//! all.
 
 use crate::rules::Rule;
-use crate::service::cluster::{ClusterEnd, EndCause, Phase};
+use crate::service::cluster::{ClusterEnd, EndCause, Phase, Seating};
 use crate::service::outcome::{ClusterChange, ReopenReason};
 use crate::service::refusal::Refusal;
 use crate::service::step::{EventResult, StepState};
+use crate::values::UnixMicros;
 
 impl StepState<'_> {
     pub(super) fn abandon(&mut self, by: String) -> EventResult {
@@ -60,8 +62,8 @@ impl StepState<'_> {
             }
             Phase::Retired => {
                 let settings = self.context.settings;
-                if self.cluster.unretire_until(settings).is_none_or(|until| until < self.now) {
-                    return Err(Refusal::UnretireTooLate { within: settings.unretire_window });
+                if self.cluster.undo_until(settings).is_none_or(|until| until < self.now) {
+                    return Err(Refusal::UnretireTooLate { within: settings.undo_window });
                 }
                 let phase = match self.cluster.majority_report() {
                     Some(_) => Phase::Formed,
@@ -70,6 +72,34 @@ impl StepState<'_> {
                 self.cluster.phase = phase;
                 self.cluster.ended = None;
                 self.record_change(ClusterChange::Unretired { phase, by });
+                Ok(None)
+            }
+        }
+    }
+
+    /// Opens an expired cluster again, with a new deadline. Like every cluster that is opened again
+    /// it goes on with the next epoch, so agents that signed a list before sign another one only
+    /// after its releases.
+    pub(super) fn reopen_expired(&mut self, by: String, deadline: UnixMicros) -> EventResult {
+        match self.cluster.phase {
+            Phase::Open | Phase::Preparing => Ok(None),
+            phase @ (Phase::Committed | Phase::Formed) => Err(Refusal::NothingToReopen { phase }),
+            Phase::Abandoned | Phase::Retired => {
+                self.refuse_if_ended()?;
+                Ok(None)
+            }
+            Phase::Expired => {
+                let settings = self.context.settings;
+                if self.cluster.undo_until(settings).is_none_or(|until| until < self.now) {
+                    return Err(Refusal::ReopenTooLate { within: settings.undo_window });
+                }
+                self.cluster.ended = None;
+                self.cluster.deadline = deadline;
+                // No lease was looked at since the end. Agents that run ask again.
+                for agent in self.cluster.agents.values_mut() {
+                    agent.seating = Seating::Absent;
+                }
+                self.reopen(ReopenReason::NewDeadline { by });
                 Ok(None)
             }
         }

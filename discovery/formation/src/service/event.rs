@@ -45,6 +45,8 @@ pub enum ClusterEvent {
     Retire { by: String },
     /// An owner has signed a statement that takes the retirement back.
     Unretire { by: String },
+    /// An owner lets a cluster whose deadline passed form after all, until `deadline`.
+    Reopen { by: String, deadline: UnixMicros },
     /// The database is not the one that the processes have worked with, or lacks an entry of a
     /// ledger.
     DatabaseChanged,

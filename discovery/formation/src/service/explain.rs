@@ -37,8 +37,9 @@ pub fn explain(
     now: UnixMicros,
 ) -> Vec<WaitReason> {
     let mut lines = Vec::new();
-    let unretire = cluster.unretire_until(settings).filter(|until| *until >= now);
-    let writer = Explainer { cluster, next: next_deadline(cluster, settings, now), now, unretire };
+    let undo_until = cluster.undo_until(settings).filter(|until| *until >= now);
+    let next = next_deadline(cluster, settings, now);
+    let writer = Explainer { cluster, next, now, undo_until };
     lines.extend(writer.split());
     lines.extend(writer.unsettled());
     match cluster.phase {
@@ -64,8 +65,8 @@ struct Explainer<'a> {
     cluster: &'a Cluster,
     next: Option<UnixMicros>,
     now: UnixMicros,
-    /// Time until which the retirement may still be taken back.
-    unretire: Option<UnixMicros>,
+    /// Time until which an owner may still undo the cluster's end.
+    undo_until: Option<UnixMicros>,
 }
 
 impl Explainer<'_> {
@@ -271,7 +272,12 @@ impl Explainer<'_> {
                  runs does so within 10 minutes or when it is restarted (its node goes on running), \
                  another when it is started; create a new cluster only if no host does"
             }
-            Some(EndCause::Retire) if self.unretire.is_some() => {
+            Some(EndCause::Deadline) if self.undo_until.is_some() => {
+                "if it should still form, have an owner run `muster-discovery cluster reopen NAME` \
+                 before the time that is named here, and start the agents again; their bundles stay \
+                 good while their tokens do"
+            }
+            Some(EndCause::Retire) if self.undo_until.is_some() => {
                 "if it should go on, have an owner run `muster-discovery cluster unretire NAME` \
                  before the time that is named here; members that run are not touched either way"
             }
@@ -279,7 +285,7 @@ impl Explainer<'_> {
         };
         let what = format!("the cluster is {}: {by}", self.cluster.phase.as_str());
         let mut line = self.reason(self.cluster.phase.as_str(), Vec::new(), what, way_out);
-        line.next_try = line.next_try.or(self.unretire);
+        line.next_try = line.next_try.or(self.undo_until);
         line
     }
 }

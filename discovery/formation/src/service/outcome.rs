@@ -141,6 +141,8 @@ pub enum ReopenReason {
     Restated,
     /// The database's generation changed.
     DatabaseChanged,
+    /// The deadline had passed, and this owner gave the cluster another one.
+    NewDeadline { by: String },
 }
 
 /// Event of which a person should be informed at once.

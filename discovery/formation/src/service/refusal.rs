@@ -75,6 +75,12 @@ pub enum Refusal {
     /// The time to take a retirement back is over.
     #[error("a retirement can be taken back for {} days, and they are over", within.0 / DAY_MS)]
     UnretireTooLate { within: Millis },
+    /// The cluster formed in time, so it can't be reopened.
+    #[error("the cluster is {}: it has not expired", phase.as_str())]
+    NothingToReopen { phase: Phase },
+    /// The time to reopen an expired cluster is over.
+    #[error("an expired cluster can be reopened for {} days, and they are over", within.0 / DAY_MS)]
+    ReopenTooLate { within: Millis },
     /// The ledgers haven't been compared with this database yet. A cluster that looks undecided may
     /// be committed.
     #[error("the database was changed, and the ledgers have not been compared with it yet")]
@@ -204,7 +210,9 @@ impl Refusal {
             Refusal::NotCommitted { .. }
             | Refusal::NothingToRetire { .. }
             | Refusal::NothingToUnretire { .. }
-            | Refusal::UnretireTooLate { .. } => RefusalCode::WrongState,
+            | Refusal::UnretireTooLate { .. }
+            | Refusal::NothingToReopen { .. }
+            | Refusal::ReopenTooLate { .. } => RefusalCode::WrongState,
             Refusal::AlreadyCommitted { .. } => RefusalCode::Committed,
             Refusal::StatementFixed => RefusalCode::StatementRefused,
             Refusal::ForeignDocument => RefusalCode::DocumentRefused,
@@ -237,6 +245,8 @@ impl Refusal {
             | Refusal::NothingToRetire { .. }
             | Refusal::NothingToUnretire { .. }
             | Refusal::UnretireTooLate { .. }
+            | Refusal::NothingToReopen { .. }
+            | Refusal::ReopenTooLate { .. }
             | Refusal::AlreadyCommitted { .. }
             | Refusal::StatementOutOfOrder { .. }
             | Refusal::StatementFixed
@@ -253,9 +263,7 @@ impl Refusal {
                  Cluster API, not here"
                     .into()
             }
-            Refusal::Ended { .. } => {
-                "create a new cluster and start the agents with a new bundle".into()
-            }
+            Refusal::Ended { .. } => self.remedy_of_an_end().into(),
             Refusal::StaleEpoch { .. } | Refusal::OtherProposal { .. } => {
                 "poll for the present proposal".into()
             }
@@ -295,13 +303,11 @@ impl Refusal {
                 "change it on one of the two, or stop the other one: its place is free {lease} later"
             ),
             Refusal::NotCommitted { .. } => "poll until the cluster is committed".into(),
-            Refusal::NothingToRetire { .. } => {
-                "have an operator run `muster-discovery cluster abandon`".into()
-            }
-            Refusal::NothingToUnretire { .. } => "look at `muster-discovery cluster show`".into(),
-            Refusal::UnretireTooLate { .. } => {
-                "move the data to a new cluster with a snapshot".into()
-            }
+            Refusal::NothingToRetire { .. }
+            | Refusal::NothingToUnretire { .. }
+            | Refusal::NothingToReopen { .. }
+            | Refusal::ReopenTooLate { .. }
+            | Refusal::UnretireTooLate { .. } => self.remedy_of_an_end().into(),
             Refusal::Unsettled => {
                 "start every discovery process, or have an owner run `muster-discovery db accept`, \
                  which abandons every cluster that isn't committed"
@@ -313,6 +319,24 @@ impl Refusal {
             Refusal::StatementOutOfOrder { .. } | Refusal::StatementFixed => {
                 "fetch the newest statement and restate from it".into()
             }
+        }
+    }
+
+    /// Says what to do about a cluster that has ended, or whose end was not as the request expects.
+    fn remedy_of_an_end(&self) -> &'static str {
+        match self {
+            Refusal::Ended { phase: Phase::Expired, .. } => {
+                "have an owner run `muster-discovery cluster reopen` and start the agents again; after \
+                 a week only a new cluster and new bundles help"
+            }
+            Refusal::NothingToRetire { .. } => {
+                "have an operator run `muster-discovery cluster abandon`"
+            }
+            Refusal::NothingToUnretire { .. } | Refusal::NothingToReopen { .. } => {
+                "look at `muster-discovery cluster show`"
+            }
+            Refusal::UnretireTooLate { .. } => "move the data to a new cluster with a snapshot",
+            _ => "create a new cluster and start the agents with a new bundle",
         }
     }
 }

@@ -15,8 +15,9 @@ pub struct FormationSettings {
     pub first_backoff: Millis,
     /// Upper limit of a backoff.
     pub max_backoff: Millis,
-    /// Time after a retirement in which an owner may take it back.
-    pub unretire_window: Millis,
+    /// Time after a retirement in which an owner may take it back, and after an expiry in which an
+    /// owner may reopen the cluster.
+    pub undo_window: Millis,
     /// Number of keys that one grant admits, per seat of the cluster.
     pub keys_per_seat: u32,
 }
@@ -31,15 +32,15 @@ pub const MAX_EPOCH: Epoch = 1 << 62;
 
 impl FormationSettings {
     /// Documented defaults: a lease of 90 s, 60 s for the acks, and a sweep every 30 s. Backoffs
-    /// grow from 2 s to 60 s, a retirement can be taken back for a week, and each seat admits three
-    /// keys.
+    /// grow from 2 s to 60 s, a retirement or an expiry can be undone for a week, and each seat admits
+    /// three keys.
     pub const DEFAULT: FormationSettings = FormationSettings {
         lease: Millis(90_000),
         ack_timeout: Millis(60_000),
         sweep: Millis(30_000),
         first_backoff: Millis(2_000),
         max_backoff: Millis(60_000),
-        unretire_window: Millis(7 * 24 * 3_600_000),
+        undo_window: Millis(7 * 24 * 3_600_000),
         keys_per_seat: 3,
     };
 

@@ -142,6 +142,7 @@ impl StepState<'_> {
             ClusterEvent::Abandon { by } => self.abandon(by),
             ClusterEvent::Retire { by } => self.retire(by),
             ClusterEvent::Unretire { by } => self.unretire(by),
+            ClusterEvent::Reopen { by, deadline } => self.reopen_expired(by, deadline),
             ClusterEvent::DatabaseChanged => self.database_changed(),
             ClusterEvent::DatabaseSettled => self.database_settled(),
             ClusterEvent::DatabaseAccepted { by } => {

@@ -58,6 +58,12 @@ impl Service {
         self.now = self.now.after(seconds(count));
     }
 
+    fn expire(&mut self) {
+        self.now = self.cluster.deadline;
+        let _ = self.accepted(ClusterEvent::Tick);
+        assert_eq!(self.cluster.phase, Phase::Expired);
+    }
+
     fn joined(size: u8, hosts: &[u8]) -> Service {
         let mut service = Service::of_size(size);
         for &host in hosts {

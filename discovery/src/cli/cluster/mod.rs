@@ -116,6 +116,19 @@ its id (`cluster list --all`); it comes back under its name with a part of its i
         /// Name or id of the cluster
         cluster: String,
     },
+    /// Let a cluster form after all whose deadline passed within the last week
+    #[command(after_help = "\
+Example:
+  muster-discovery cluster reopen demo
+
+The cluster is open again and has as much time to form as it had at first (cluster create --deadline).
+Its tokens stay good until their own ends. Start the agents again that have given up. If another
+cluster took the name meanwhile, name the expired one by its id (`cluster list --all`); it comes back
+under its name with a part of its id.")]
+    Reopen {
+        /// Name or id of the cluster
+        cluster: String,
+    },
     /// Export what `ca issue` needs to make a member's certificates without the service
     #[command(after_help = "\
 Example:
@@ -269,6 +282,7 @@ pub(super) async fn run(args: ClusterArgs, printer: &mut Printer) -> Result<(), 
             retire::retire(&session, &cluster, wanted, printer).await
         }
         ClusterCommand::Unretire { cluster } => retire::unretire(&session, &cluster, printer).await,
+        ClusterCommand::Reopen { cluster } => retire::reopen(&session, &cluster, printer).await,
         ClusterCommand::Export { cluster, out } => {
             export::export(&session, &cluster, &out, printer).await
         }

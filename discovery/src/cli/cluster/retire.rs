@@ -1,6 +1,7 @@
-//! `cluster retire` and `cluster unretire`: sign an owner's decision on the owner's machine.
+//! `cluster retire`, `cluster unretire` and `cluster reopen`: an owner ends a cluster, or undoes its
+//! end. What the cluster's members may rely on is signed on the owner's machine.
 
-use discovery_types::api::{ClusterView, MemberView};
+use discovery_types::api::{ClusterState, ClusterSummary, ClusterView, MemberView};
 use discovery_types::retire::{Retire, Unretire};
 use discovery_types::role::Action;
 
@@ -79,11 +80,43 @@ pub(super) async fn unretire(
         retired_at_ms: ended.at_ms,
     };
     let after = session.client.unretire(cluster.cluster, &unretire.sign(&session.key)).await?;
-    show::print_summary(printer, &after)?;
-    if after.name != cluster.name {
+    print_live_again(&cluster, &after, printer)
+}
+
+pub(super) async fn reopen(
+    session: &AdminSession,
+    cluster: &str,
+    printer: &mut Printer,
+) -> Result<(), CliError> {
+    let cluster = session.cluster(cluster).await?;
+    let chain = session.chain(cluster.cluster).await?;
+    session.check_role_in_statement(&chain, Action::ReopenCluster)?;
+    if cluster.state != ClusterState::Expired {
+        return Err(CliError::Usage(format!(
+            "cluster {} ({}) is {}, not expired: name an expired one by its id (cluster list --all)",
+            cluster.name, cluster.cluster, cluster.state
+        )));
+    }
+    let after = session.client.reopen(cluster.cluster).await?;
+    print_live_again(&cluster, &after, printer)?;
+    printer.note(&format!(
+        "It may form until {}. Start the agents again that have given up: they exited with 3.",
+        or_dash(after.deadline_at_ms.map(time))
+    ));
+    Ok(())
+}
+
+/// Shows a cluster whose end was undone, and says so if it had to be renamed.
+fn print_live_again(
+    before: &ClusterSummary,
+    after: &ClusterSummary,
+    printer: &mut Printer,
+) -> Result<(), CliError> {
+    show::print_summary(printer, after)?;
+    if after.name != before.name {
         printer.warn(&format!(
             "another cluster is called {} by now: this one is called {} from now on",
-            cluster.name, after.name
+            before.name, after.name
         ));
     }
     Ok(())

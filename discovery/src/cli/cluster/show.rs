@@ -223,6 +223,8 @@ fn write_header(out: &mut TextOutput<'_>, view: &ClusterView) {
         fields.push(("ended", format!("{} ({})", time(ended.at_ms), ended.by)));
         let until = ended.unretire_until_ms.map(time);
         fields.extend(until.map(|until| ("unretire until", until)));
+        let until = ended.reopen_until_ms.map(time);
+        fields.extend(until.map(|until| ("reopen until", until)));
     }
     fields.push(("statement", or_dash(view.statement)));
     fields.push(("document", or_dash(view.document)));

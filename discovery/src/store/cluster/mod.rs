@@ -15,7 +15,7 @@ use discovery_formation::Hash;
 use discovery_formation::memory::{
     DatabaseFacts, HistoryPosition, LedgerVerdict, RememberedDatabase, check_ledger,
 };
-use discovery_formation::service::{Cluster, ClusterChange, Phase};
+use discovery_formation::service::{Cluster, ClusterChange};
 use discovery_types::grant::{GrantId, VerifiedGrant};
 use discovery_types::jws::{Jws, JwsType};
 use discovery_types::statement::{Statement, StatementChain};
@@ -355,8 +355,7 @@ impl ClusterTransaction {
     ) -> Result<(), StoreError> {
         let (id, now) = (self.id(), self.now);
         let phases = (self.before.phase, self.cluster.phase);
-        let is_ended = matches!(phases.0, Phase::Abandoned | Phase::Retired);
-        if is_ended && matches!(phases.1, Phase::Committed | Phase::Formed) {
+        if phases.0.has_ended() && !phases.1.has_ended() {
             save::rename_if_name_taken(&mut self.transaction, id).await?;
         }
         let said: Vec<&ClusterChange> =

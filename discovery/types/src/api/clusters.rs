@@ -354,6 +354,10 @@ pub struct EndView {
     /// Time until which an owner may undo the retirement, in milliseconds since 1970; none if it
     /// can't be undone.
     pub unretire_until_ms: Option<i64>,
+    /// Time until which an owner may reopen the expired cluster, in milliseconds since 1970; none
+    /// if it can't be reopened.
+    #[serde(default)]
+    pub reopen_until_ms: Option<i64>,
 }
 
 /// A host with a boot token of a cluster that has all its members already.

@@ -13,6 +13,7 @@
 //! | `POST /v1/clusters/{id}/abandon` | [`AbandonRequest`] | [`ClusterSummary`] |
 //! | `POST /v1/clusters/{id}/retire` | [`SignedBody`] | [`ClusterSummary`] |
 //! | `POST /v1/clusters/{id}/unretire` | [`SignedBody`] | [`ClusterSummary`] |
+//! | `POST /v1/clusters/{id}/reopen` | – | [`ClusterSummary`] |
 //! | `POST /v1/clusters/{id}/credentials` | [`CredentialsRequest`] | [`CredentialsResponse`] |
 //! | `PUT /v1/grants` | [`SignedBody`] | [`GrantView`] |
 //! | `GET /v1/clusters/{id}/grants` | [`GrantQuery`] | [`GrantList`] |

@@ -94,6 +94,11 @@ impl DiscoveryClient {
         self.send(Method::POST, format!("/v1/clusters/{cluster}/unretire"), &body).await
     }
 
+    /// Reopens a cluster that expired before it had committed.
+    pub async fn reopen(&self, cluster: Uuid) -> Result<ClusterSummary, ClientError> {
+        self.send(Method::POST, format!("/v1/clusters/{cluster}/reopen"), &()).await
+    }
+
     /// Gets a client certificate for the key in `csr`.
     pub async fn issue_credentials(
         &self,

@@ -76,6 +76,8 @@ pub enum SystemAction {
     Retire,
     /// An owner takes the retirement back.
     Unretire,
+    /// An owner reopens the expired cluster.
+    Reopen,
     /// An owner accepts the changed database.
     Accept,
     /// The link between two hosts goes down.
@@ -164,6 +166,7 @@ impl SystemAction {
                 | SystemAction::PassDeadline
                 | SystemAction::Retire
                 | SystemAction::Unretire
+                | SystemAction::Reopen
                 | SystemAction::Accept
         )
     }
@@ -179,6 +182,7 @@ impl SystemAction {
             | SystemAction::Abandon
             | SystemAction::PassDeadline
             | SystemAction::Retire
+            | SystemAction::Reopen
             | SystemAction::Accept
             | SystemAction::Restore(_)
             | SystemAction::PutLedgerBack(..)
@@ -239,6 +243,7 @@ impl fmt::Display for SystemAction {
             SystemAction::PassDeadline => write!(f, "the deadline passes"),
             SystemAction::Retire => write!(f, "an owner retires the cluster"),
             SystemAction::Unretire => write!(f, "an owner takes the retirement back"),
+            SystemAction::Reopen => write!(f, "an owner reopens the expired cluster"),
             SystemAction::Accept => write!(f, "an owner accepts the database"),
             SystemAction::Cut(one, other) => {
                 write!(f, "the link between {} and {} goes down", host(one), host(other))
@@ -484,6 +489,7 @@ fn has_service_finished(system: &SystemState, config: &ExplorationConfig) -> boo
     let forming = matches!(system.database.cluster.phase, Phase::Open | Phase::Preparing);
     let may_return = system.faults_left.restores > 0
         || system.faults_left.retirements > 0
+        || system.faults_left.reopenings > 0
         || system.database.cluster.phase == Phase::Retired
         || !reductions::are_ledgers_consistent(system, config)
         || system.processes.iter().any(|process| process.read.is_some())
@@ -588,6 +594,9 @@ fn add_service_actions(
             actions.push(SystemAction::Retire);
         }
         Phase::Retired => actions.push(SystemAction::Unretire),
+        Phase::Expired if system.faults_left.reopenings > 0 => {
+            actions.push(SystemAction::Reopen);
+        }
         _ => {}
     }
 }

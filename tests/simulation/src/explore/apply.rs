@@ -13,7 +13,7 @@ use crate::explore::processes;
 use crate::explore::properties::PropertyViolation;
 use crate::explore::reductions;
 use crate::explore::service_steps as service;
-use crate::explore::state::{AgentMode, SystemState};
+use crate::explore::state::{AgentMode, DAY, NOW, SystemState};
 
 /// Returns the state after `action`. It equals `system` if the action changes nothing.
 ///
@@ -151,6 +151,48 @@ fn apply_in_place(
     Ok(())
 }
 
+/// Applies what ends the cluster or undoes its end, within the bounds.
+fn apply_end(
+    system: &mut SystemState,
+    config: &ExplorationConfig,
+    action: &SystemAction,
+) -> Result<(), PropertyViolation> {
+    match action {
+        SystemAction::Abandon => {
+            system.faults_left.cluster_ends -= 1;
+            let by = String::new();
+            let outcome = service::serve(system, config, ClusterEvent::Abandon { by })?;
+            if outcome.answer.is_ok() {
+                Arc::make_mut(&mut system.sent).abandoned = true;
+            }
+        }
+        SystemAction::Retire => {
+            system.faults_left.retirements -= 1;
+            let by = String::new();
+            let _ = service::serve(system, config, ClusterEvent::Retire { by })?;
+        }
+        SystemAction::Unretire => {
+            let by = String::new();
+            let _ = service::serve(system, config, ClusterEvent::Unretire { by })?;
+        }
+        SystemAction::Reopen => {
+            system.faults_left.reopenings -= 1;
+            let (by, deadline) = (String::new(), NOW.after(DAY));
+            let _ = service::serve(system, config, ClusterEvent::Reopen { by, deadline })?;
+        }
+        SystemAction::PassDeadline => {
+            system.faults_left.cluster_ends -= 1;
+            service::expire(system, config)?;
+        }
+        SystemAction::Accept => {
+            system.faults_left.accepts -= 1;
+            service::accept(system, config)?;
+        }
+        _ => {}
+    }
+    Ok(())
+}
+
 /// Applies a fault, an operator's action or a passing deadline, within the bounds.
 fn apply_fault(
     system: &mut SystemState,
@@ -169,31 +211,12 @@ fn apply_fault(
             service::time_out(system, config)?;
         }
         SystemAction::EndBackoff(key) => service::end_backoff(system, config, *key)?,
-        SystemAction::Abandon => {
-            system.faults_left.cluster_ends -= 1;
-            let by = String::new();
-            let outcome = service::serve(system, config, ClusterEvent::Abandon { by })?;
-            if outcome.answer.is_ok() {
-                Arc::make_mut(&mut system.sent).abandoned = true;
-            }
-        }
-        SystemAction::Retire => {
-            system.faults_left.retirements -= 1;
-            let by = String::new();
-            let _ = service::serve(system, config, ClusterEvent::Retire { by })?;
-        }
-        SystemAction::Unretire => {
-            let by = String::new();
-            let _ = service::serve(system, config, ClusterEvent::Unretire { by })?;
-        }
-        SystemAction::PassDeadline => {
-            system.faults_left.cluster_ends -= 1;
-            service::expire(system, config)?;
-        }
-        SystemAction::Accept => {
-            system.faults_left.accepts -= 1;
-            service::accept(system, config)?;
-        }
+        SystemAction::Abandon
+        | SystemAction::Retire
+        | SystemAction::Unretire
+        | SystemAction::Reopen
+        | SystemAction::PassDeadline
+        | SystemAction::Accept => apply_end(system, config, action)?,
         SystemAction::ClockAhead => {
             system.faults_left.clock_jumps -= 1;
             system.is_ahead = true;

@@ -131,6 +131,8 @@ pub struct FaultCounts {
     /// Maximum number of times that an owner retires the committed cluster. Taking a retirement
     /// back isn't a fault.
     pub retirements: u8,
+    /// Maximum number of times that an owner reopens the expired cluster.
+    pub reopenings: u8,
     /// Maximum number of times that an owner accepts a changed database before the ledgers agree.
     pub accepts: u8,
     /// Maximum number of transactions that read the row and write it later. Needs `row_lock`
@@ -168,6 +170,7 @@ impl FaultCounts {
             timeouts: self.timeouts.min(together),
             cluster_ends: self.cluster_ends.min(together),
             retirements: self.retirements.min(together),
+            reopenings: self.reopenings.min(together),
             accepts: self.accepts.min(together),
             overlaps: self.overlaps.min(together),
             crashes: self.crashes.min(together),

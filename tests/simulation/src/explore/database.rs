@@ -8,7 +8,7 @@ use formation_explored::memory::{
     self, DatabaseFacts, DatabaseIdentity, HistoryPosition, LedgerEntry, LedgerSummary, ProcessRow,
     RememberedDatabase, StoredGeneration,
 };
-use formation_explored::service::{Cluster, ClusterChange, Phase, StepOutcome};
+use formation_explored::service::{Cluster, ClusterChange, EndCause, Phase, StepOutcome};
 
 use crate::explore::config::Environment;
 
@@ -86,12 +86,13 @@ pub struct LedgerPosition {
 }
 
 impl Ledger {
-    /// Stores `entry`, unless the ledger holds a stronger one: a commit replaces an end, and a
-    /// document replaces a hash.
+    /// Stores `entry`, unless the ledger holds a stronger one: a commit replaces an end, another end
+    /// replaces an expiry, and a document replaces a hash.
     pub fn record(&mut self, entry: LedgerEntry) {
         let is_stronger = match (self.entry, entry) {
             (None, _) => true,
-            (Some(LedgerEntry::End(_)), LedgerEntry::Commit { .. }) => true,
+            (Some(LedgerEntry::End(_)), LedgerEntry::Commit { .. })
+            | (Some(LedgerEntry::End(EndCause::Deadline)), LedgerEntry::End(_)) => true,
             (
                 Some(LedgerEntry::Commit { h, document }),
                 LedgerEntry::Commit { h: new, document: whole },

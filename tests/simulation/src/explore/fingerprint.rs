@@ -152,6 +152,7 @@ fn add_faults_left(system: &SystemState, without: u128) -> u128 {
         left.timeouts,
         left.cluster_ends,
         left.retirements,
+        left.reopenings,
         left.accepts,
         left.overlaps,
         left.crashes,

@@ -13,7 +13,7 @@ use std::sync::Arc;
 use formation_explored::agent::{DirectoryKind, Journal, SignedList};
 use formation_explored::memory::{LedgerEntry, compare};
 use formation_explored::service::{
-    Cluster, ClusterEvent, FormationSettings, Phase, Seating, StepContext, step,
+    Cluster, ClusterEvent, EndCause, FormationSettings, Phase, Seating, StepContext, step,
 };
 use formation_explored::{AgentKey, Epoch, Hash, Rule, quorum};
 
@@ -179,6 +179,7 @@ pub(super) fn are_ledgers_consistent(system: &SystemState, config: &ExplorationC
         let agrees = match process.ledger.entry {
             None => true,
             Some(LedgerEntry::Commit { h, .. }) => database.decided_list() == Some(h),
+            Some(LedgerEntry::End(EndCause::Deadline)) => true,
             Some(LedgerEntry::End(_)) => database.cluster.phase.has_ended(),
         };
         let same = compare(&summary, &database.observe(at, &summary, &config.environment));
@@ -283,6 +284,7 @@ pub(super) fn is_terminal(system: &SystemState, config: &ExplorationConfig) -> b
     config.reduced
         && !config.service_lies
         && system.database.cluster.phase.has_ended()
+        && system.faults_left.reopenings == 0
         && is_database_final(system, config)
         && system.sent.documents.is_empty()
         && !system.hosts.iter().any(holds)

@@ -2,6 +2,7 @@
 //! reached.
 
 use super::*;
+use crate::Millis;
 
 fn redeem_one_use(host: u8) -> ClusterEvent {
     let ClusterEvent::Redeem(mut event) = redeem(host) else { unreachable!("it is a redeem") };
@@ -263,6 +264,67 @@ fn a_retirement_can_not_be_taken_back_after_a_week_or_if_there_is_none() {
     assert_eq!(variant(&refusal), "NothingToUnretire");
     let _ = service.accepted(ClusterEvent::Abandon { by: "ann".to_owned() });
     assert_eq!(variant(&service.refused(ClusterEvent::Unretire { by: "ann".to_owned() })), "Ended");
+}
+
+fn reopen(service: &Service) -> ClusterEvent {
+    let deadline = service.now.after(MORE_TIME);
+    ClusterEvent::Reopen { by: "ann".to_owned(), deadline }
+}
+
+/// Time for which a reopened cluster may form in these tests.
+const MORE_TIME: Millis = Millis(3_600_000);
+
+#[test]
+fn a_cluster_that_expired_while_a_list_was_signed_forms_after_an_owner_reopened_it() {
+    let mut service = Service::joined(3, &[1, 2, 3]);
+    let _ = service.accepted(ack(1, 1, &[1, 2, 3]));
+    service.expire();
+    assert_eq!(variant(&service.refused(poll(1))), "Ended");
+    let remedy = explain(&service.cluster, &FormationSettings::DEFAULT, service.now)[0].clone();
+    assert!(remedy.remedy.contains("cluster reopen NAME"), "{}", remedy.remedy);
+    assert_eq!(remedy.next_try, service.cluster.undo_until(&FormationSettings::DEFAULT));
+
+    service.pass_seconds(86_400);
+    let event = reopen(&service);
+    let _ = service.accepted(event);
+    assert_eq!(service.cluster.phase, Phase::Open);
+    assert_eq!(service.cluster.epoch, 2, "an agent signed the list of epoch 1");
+    assert_eq!(service.cluster.ended, None);
+    let again = reopen(&service);
+    let before = service.cluster.clone();
+    let _ = service.accepted(again);
+    assert_eq!(service.cluster, before, "a repeated request changes nothing");
+    for host in 1..=3 {
+        let _ = service.accepted(poll(host));
+    }
+    assert_eq!((service.cluster.phase, service.cluster.epoch), (Phase::Preparing, 2));
+    service.pass_seconds(MORE_TIME.0 / 1_000 - 1);
+    let _ = service.accepted(ClusterEvent::Tick);
+    assert_eq!(service.cluster.phase, Phase::Open, "the leases have lapsed, and that is all");
+    service.pass_seconds(1);
+    let _ = service.accepted(ClusterEvent::Tick);
+    assert_eq!(service.cluster.phase, Phase::Expired, "the new deadline ends it, too");
+}
+
+#[test]
+fn only_an_expired_cluster_is_reopened_and_only_for_a_week() {
+    let mut service = Service::joined(3, &[1, 2]);
+    service.expire();
+    service.pass_seconds(7 * 86_400 + 1);
+    let event = reopen(&service);
+    assert_eq!(variant(&service.refused(event)), "ReopenTooLate");
+    let remedy = explain(&service.cluster, &FormationSettings::DEFAULT, service.now)[0].clone();
+    assert!(!remedy.remedy.contains("reopen"), "{}", remedy.remedy);
+
+    let mut service = Service::committed();
+    let event = reopen(&service);
+    assert_eq!(variant(&service.refused(event.clone())), "NothingToReopen");
+    let _ = service.accepted(ClusterEvent::Retire { by: "ann".to_owned() });
+    assert_eq!(variant(&service.refused(event)), "Ended");
+    let mut service = Service::joined(3, &[1, 2]);
+    let _ = service.accepted(ClusterEvent::Abandon { by: "ann".to_owned() });
+    let event = reopen(&service);
+    assert_eq!(variant(&service.refused(event)), "Ended");
 }
 
 #[test]
