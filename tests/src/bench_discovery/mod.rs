@@ -243,19 +243,25 @@ async fn measure_admin(
     Ok(figures)
 }
 
-/// Measures registrations: a new connection with mutual TLS, and a redeem that takes a seat.
+/// Measures registrations: a new connection with mutual TLS, and a redeem that takes a seat. Those
+/// that run at a time belong to different clusters. Registrations of one cluster wait for each
+/// other, since each of them locks the cluster's row until its commit is on disk; a formation's
+/// figures show that wait.
 async fn measure_registrations(
     plan: &BenchDiscoveryPlan,
     service: &BenchService,
     admin: &DiscoveryClient,
     name: &impl Fn(&str, usize) -> String,
 ) -> Result<OperationFigures> {
-    let mut agents = Vec::new();
+    let mut clusters = Vec::new();
     let in_cluster = usize::from(SEATS) - 1;
     for number in 0..plan.registrations.div_ceil(in_cluster) {
-        let cluster = service.open(admin, &name("register", number), SEATS).await?;
-        for seat in 1..SEATS {
-            agents.push(BenchAgent::new(service, &cluster, seat.into())?);
+        clusters.push(service.open(admin, &name("register", number), SEATS).await?);
+    }
+    let mut agents = Vec::new();
+    for seat in 1..SEATS {
+        for cluster in &clusters {
+            agents.push(BenchAgent::new(service, cluster, seat.into())?);
         }
     }
     let register = |agent: BenchAgent| async move { agent.redeem().await.map(drop) };
