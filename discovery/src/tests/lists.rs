@@ -1,9 +1,15 @@
 //! Tests of the lists of clusters and tokens: pages and filters.
 
+use std::collections::BTreeMap;
+
 use discovery_types::api::{ClusterQuery, ClusterState, ClusterStates, GrantQuery};
 use discovery_types::client::DiscoveryClient;
+use discovery_types::problem::Code;
+use discovery_types::statement::Statement;
+use uuid::Uuid;
 
 use super::access::owner_authorization;
+use super::random::Random;
 use super::support::{TestInstallation, send_with};
 
 /// Returns the names of all clusters that fit `query`, in pages of two.
@@ -125,5 +131,153 @@ async fn a_query_that_asks_for_no_page_is_refused_with_a_reason() {
         assert_eq!(status, 400, "{query}: {body}");
         assert!(body.contains(reason), "{query}: {body}");
     }
+    service.stop().await;
+}
+
+/// What a list should show of one cluster.
+#[derive(Clone, Debug)]
+struct ListedCluster {
+    id: Uuid,
+    name: String,
+    state: ClusterState,
+    created_ms: u64,
+}
+
+/// Number of random changes of clusters, each followed by one random list.
+const CHANGES: usize = 120;
+/// States that the random clusters have.
+const STATES: [ClusterState; 3] =
+    [ClusterState::Draft, ClusterState::Open, ClusterState::Abandoned];
+
+/// Makes, opens or abandons a random cluster, at the service and in the model.
+async fn change_one(
+    random: &mut Random,
+    (world, admin): (&TestInstallation, &DiscoveryClient),
+    model: &mut Vec<ListedCluster>,
+    drafts: &mut BTreeMap<Uuid, Statement>,
+) {
+    let name = format!("name-{}", random.below(4));
+    let live = |state: ClusterState| state == ClusterState::Open;
+    let is_taken = |model: &[ListedCluster], name: &str| {
+        model.iter().any(|cluster| cluster.name == name && live(cluster.state))
+    };
+    match random.below(3) {
+        0 if !is_taken(model, &name) => {
+            let statement = world.draft(admin, &name, 1).await;
+            let made = admin.show_cluster(statement.cluster).await.unwrap().summary;
+            model.insert(
+                0,
+                ListedCluster {
+                    id: made.cluster,
+                    name,
+                    state: ClusterState::Draft,
+                    created_ms: made.created_at_ms.unsigned_abs(),
+                },
+            );
+            drafts.insert(statement.cluster, statement);
+        }
+        1 if !drafts.is_empty() => {
+            let id = *random.pick(&drafts.keys().copied().collect::<Vec<_>>());
+            let opened = admin.put_statement(id, &drafts[&id].sign(&world.owner)).await.map(|_| ());
+            let at = model.iter().position(|cluster| cluster.id == id).unwrap();
+            match is_taken(model, &model[at].name.clone()) {
+                true => assert_eq!(opened.unwrap_err().code(), Some(Code::NameTaken)),
+                false => {
+                    opened.unwrap();
+                    model[at].state = ClusterState::Open;
+                    drafts.remove(&id);
+                }
+            }
+        }
+        _ => {
+            let open: Vec<usize> = (0..model.len()).filter(|&at| live(model[at].state)).collect();
+            if !open.is_empty() {
+                let cluster = &mut model[*random.pick(&open)];
+                admin.abandon(cluster.id, "").await.unwrap();
+                cluster.state = ClusterState::Abandoned;
+            }
+        }
+    }
+}
+
+/// Returns a query with random filters, and whether a cluster fits it.
+fn random_query(
+    random: &mut Random,
+    model: &[ListedCluster],
+) -> (ClusterQuery, impl Fn(&ListedCluster) -> bool + use<>) {
+    let state = (!random.once_in(2)).then(|| {
+        let chosen: Vec<ClusterState> = STATES.into_iter().filter(|_| random.once_in(2)).collect();
+        if chosen.is_empty() { vec![*random.pick(&STATES)] } else { chosen }
+    });
+    let name = random.once_in(3).then(|| format!("name-{}", random.below(5)));
+    let mut time = || {
+        let at = (!model.is_empty() && random.once_in(3))
+            .then(|| model[random.below(model.len())].created_ms);
+        at.map(|at| at + random.below(3) as u64 - 1)
+    };
+    let (from, before) = (time(), time());
+    let query = ClusterQuery {
+        name: name.as_ref().map(|name| name.parse().unwrap()),
+        state: state.clone().map(ClusterStates::new),
+        created_from_ms: from,
+        created_before_ms: before,
+        ..ClusterQuery::default()
+    };
+    let fits = move |cluster: &ListedCluster| {
+        name.as_ref().is_none_or(|name| *name == cluster.name)
+            && state.as_ref().is_none_or(|states| states.contains(&cluster.state))
+            && from.is_none_or(|from| cluster.created_ms >= from)
+            && before.is_none_or(|before| cluster.created_ms < before)
+    };
+    (query, fits)
+}
+
+/// The order of the changes and the queries come from `LISTS_SEED`, 1 by default.
+#[tokio::test]
+async fn random_lists_in_pages_of_any_size_show_what_a_model_shows() {
+    let seed = std::env::var("LISTS_SEED").map_or(1, |seed| seed.parse().unwrap());
+    println!("LISTS_SEED={seed}");
+    let mut random = Random(seed);
+    let world = TestInstallation::new().await;
+    let service = world.serve().await;
+    let admin = world.owner(&service);
+    let (mut model, mut drafts, mut shown) = (Vec::new(), BTreeMap::new(), 0);
+    for _ in 0..CHANGES {
+        change_one(&mut random, (&world, &admin), &mut model, &mut drafts).await;
+        let (query, fits) = random_query(&mut random, &model);
+        let limit = 1 + random.below(4) as u16;
+        // In one of two runs a cluster is made between two pages. It is newer than the pages that
+        // follow, so nobody sees it.
+        let mut grows = random.once_in(2);
+        let expected: Vec<(Uuid, ClusterState)> =
+            model.iter().filter(|cluster| fits(cluster)).map(|c| (c.id, c.state)).collect();
+        let (mut listed, mut after) = (Vec::new(), None);
+        loop {
+            let page = ClusterQuery { after, limit: Some(limit), ..query.clone() };
+            let page = admin.list_clusters(&page).await.unwrap();
+            assert!(page.clusters.len() <= usize::from(limit));
+            listed.extend(page.clusters.iter().map(|cluster| (cluster.cluster, cluster.state)));
+            after = page.next;
+            if after.is_none() {
+                break;
+            }
+            if std::mem::take(&mut grows) {
+                let made = world.draft(&admin, "between", 1).await.cluster;
+                let made = admin.show_cluster(made).await.unwrap().summary;
+                model.insert(
+                    0,
+                    ListedCluster {
+                        id: made.cluster,
+                        name: "between".to_owned(),
+                        state: ClusterState::Draft,
+                        created_ms: made.created_at_ms.unsigned_abs(),
+                    },
+                );
+            }
+        }
+        assert_eq!(listed, expected, "{query:?} in pages of {limit}");
+        shown += listed.len();
+    }
+    assert!(shown > CHANGES, "the queries show something: {shown}");
     service.stop().await;
 }

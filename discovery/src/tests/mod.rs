@@ -20,6 +20,7 @@ mod parked;
 mod past;
 mod plans;
 mod processes;
+mod random;
 mod refusals;
 mod reopened;
 mod restore;

@@ -17,9 +17,9 @@ use serde_json::Value;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 use super::agent::{TestAgent, form};
+use super::random::Random;
 use super::support::{TestInstallation, WAIT_TIMEOUT};
 use crate::server::RunningService;
-use random::Random;
 use requests::RequestMaker;
 
 /// Number of requests. The environment variable `MALFORMED_REQUESTS` sets another one, and

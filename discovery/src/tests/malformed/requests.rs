@@ -2,7 +2,8 @@
 
 use serde_json::Value;
 
-use super::random::{Random, change_value, changed_json, fitting_value, odd_value};
+use super::random::{change_value, changed_json, fitting_value, odd_value};
+use crate::tests::random::Random;
 
 /// Request that the service must refuse, or serve without harm.
 pub(super) struct MalformedRequest {
