@@ -16,6 +16,9 @@ use jiff::Timestamp;
 /// If Postgres' time differs from the extrapolated time by more than this, Postgres' clock was set.
 /// The delay of an answer causes a smaller difference.
 const MIN_JUMP: Duration = Duration::from_secs(10);
+/// If Postgres answered nothing for longer than this, agents' reports could not be stored
+/// meanwhile. Sweeps ask it more often.
+const MAX_ANSWER_GAP: Duration = Duration::from_secs(120);
 
 /// Clock that is set by every answer from Postgres.
 #[derive(Debug)]
@@ -29,6 +32,9 @@ struct ClockReading {
     at: Instant,
     /// When Postgres' clock was last seen to jump, or when this process started.
     steady_since: Instant,
+    /// Since when agents could report to this process without a gap, and at times that compare with
+    /// the present one.
+    listening_since: Instant,
     /// Whether Postgres' clock was set back and `take_was_set_back` hasn't reported that yet.
     was_set_back: bool,
 }
@@ -52,6 +58,7 @@ impl Default for Clock {
                 micros,
                 at: now,
                 steady_since: now,
+                listening_since: now,
                 was_set_back: false,
             }),
         }
@@ -65,8 +72,12 @@ impl Clock {
         let (now, off) = (Instant::now(), micros.saturating_sub(set.extrapolated()));
         if Duration::from_micros(off.unsigned_abs()) > MIN_JUMP {
             set.steady_since = now;
+            set.listening_since = now;
             set.was_set_back |= off < 0;
             tracing::warn!(off_ms = off / 1_000, "the database's clock was set");
+        }
+        if now.duration_since(set.at) > MAX_ANSWER_GAP {
+            set.listening_since = now;
         }
         (set.micros, set.at) = (micros, now);
     }
@@ -75,6 +86,19 @@ impl Clock {
     /// seen.
     pub(crate) fn steady_for(&self) -> Duration {
         self.set.read().unwrap_or_else(PoisonError::into_inner).steady_since.elapsed()
+    }
+
+    /// How long agents could report to this process: since its start, since Postgres' clock last
+    /// jumped, or since Postgres answered again after an outage.
+    pub(crate) fn listening_for(&self) -> Duration {
+        self.set.read().unwrap_or_else(PoisonError::into_inner).listening_since.elapsed()
+    }
+
+    /// Makes this process look as if agents could report to it for `time`.
+    #[cfg(test)]
+    pub(crate) fn pretend_listening_for(&self, time: Duration) {
+        let since = Instant::now().checked_sub(time).expect("the machine runs for that long");
+        self.set.write().unwrap_or_else(PoisonError::into_inner).listening_since = since;
     }
 
     /// Whether Postgres' clock was set back since the last call. Each jump backward is reported by

@@ -1,6 +1,7 @@
 //! Requests, verified under the cluster's lock and turned into events of the state machine.
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 use discovery_formation as formation;
 use discovery_formation::service::{
@@ -142,10 +143,11 @@ async fn prepare_retire(
     transaction: &mut ClusterTransaction,
     chain: &StatementChain,
     jws: &Jws,
+    listening_for: Duration,
 ) -> Result<ClusterEvent, ApiError> {
     let retire = Retire::verify(jws, chain)?;
     if !retire.force && is_running(&transaction.cluster) {
-        refuse_if_reporting(transaction).await?;
+        refuse_if_reporting(transaction, listening_for).await?;
     }
     Ok(ClusterEvent::Retire { by: format!("{}: {}", signer(chain, jws), retire.reason) })
 }
@@ -221,7 +223,8 @@ impl App {
             }
             ClusterRequest::Abandon { by } => ClusterEvent::Abandon { by: by.clone() }.into(),
             ClusterRequest::Retire { jws } => {
-                prepare_retire(transaction, &chain, jws).await?.into()
+                let listening_for = self.clock.listening_for();
+                prepare_retire(transaction, &chain, jws, listening_for).await?.into()
             }
             ClusterRequest::Unretire { jws } => {
                 let unretire = Unretire::verify(jws, &chain)?;

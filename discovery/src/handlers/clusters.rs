@@ -454,7 +454,7 @@ pub(crate) async fn credentials(
     // List silent members last. Leave out learners, which refuse most requests.
     let present = app.present_members((&cluster, &chain), &[], now.0 as UnixMicros).await?;
     let mut voters: Vec<_> = present.members.iter().filter(|member| !member.is_learner).collect();
-    voters.sort_by_key(|member| member.is_silent);
+    voters.sort_by_key(|member| member.is_silent || member.is_awaited);
     let urls = voters.iter().flat_map(|member| &member.client_urls);
     let endpoints = urls.filter_map(|url| url.parse().ok());
     Ok(Json(CredentialsResponse {

@@ -38,7 +38,7 @@ impl App {
             &roster,
             &changes,
             &troubles,
-            silence_times(cluster, now),
+            silence_times(cluster, now, self.clock.listening_for()),
             source,
         ))
     }

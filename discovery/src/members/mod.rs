@@ -6,6 +6,8 @@ pub(crate) mod lineage;
 pub(crate) mod present;
 pub(crate) mod roster;
 
+use std::time::Duration;
+
 use discovery_formation::service::Cluster;
 use discovery_types::key::PublicKey;
 use discovery_types::problem::Code;
@@ -21,6 +23,7 @@ use crate::store::present::troubles;
 /// Refuses a retirement while members' agents report. An owner can force it.
 pub(crate) async fn refuse_if_reporting(
     transaction: &mut ClusterTransaction,
+    listening_for: Duration,
 ) -> Result<(), ApiError> {
     let (id, now) = (transaction.id(), transaction.now.0 as UnixMicros);
     let changes = membership_changes(transaction.connection(), id).await?;
@@ -28,8 +31,8 @@ pub(crate) async fn refuse_if_reporting(
     let cluster = &transaction.cluster;
     let roster = Roster::of(cluster, &transaction.chain, &changes)?;
     let source = |_: &PublicKey| RedeemSource::default();
-    let view =
-        present::present_members(&roster, &changes, &troubles, silence_times(cluster, now), source);
+    let times = silence_times(cluster, now, listening_for);
+    let view = present::present_members(&roster, &changes, &troubles, times, source);
     let heard = |member: &&discovery_types::api::MemberView| {
         member.last_heard_ms.is_some() && !member.is_silent
     };
@@ -38,14 +41,25 @@ pub(crate) async fn refuse_if_reporting(
     if names.is_empty() {
         return Ok(());
     }
-    let detail = format!("Agents of these members reported a moment ago: {}.", names.join(", "));
+    let awaited = view.members.iter().filter(heard).any(|member| member.is_awaited);
+    let detail = match awaited {
+        false => format!("Agents of these members reported a moment ago: {}.", names.join(", ")),
+        true => format!(
+            "Agents of these members could not report until a moment ago, and may run: {}.",
+            names.join(", ")
+        ),
+    };
     let next =
         "Stop the members first, or retire the cluster with --force: its nodes go on running.";
     Err(ApiError::new(Code::MembersReport, detail, next))
 }
 
 /// Returns the times from which the silence of a cluster's members is computed.
-pub(crate) fn silence_times(cluster: &Cluster, now: UnixMicros) -> SilenceTimes {
+pub(crate) fn silence_times(
+    cluster: &Cluster,
+    now: UnixMicros,
+    listening_for: Duration,
+) -> SilenceTimes {
     let decided = cluster.frozen.as_ref().map_or(now, |frozen| frozen.at.0 as UnixMicros);
-    SilenceTimes { decided, now }
+    SilenceTimes { decided, now, listening_for }
 }

@@ -5,6 +5,8 @@
 //! confirmation, they are the founders. The report of a single member never adds or removes a
 //! present member.
 
+use std::time::Duration;
+
 use discovery_types::api::{Explanation, ListedMember, MemberView, MembersView, SILENT_AFTER};
 use discovery_types::digest::MemberId;
 use discovery_types::key::PublicKey;
@@ -33,6 +35,9 @@ pub(crate) struct SilenceTimes {
     pub(crate) decided: UnixMicros,
     /// Current database time, in microseconds.
     pub(crate) now: UnixMicros,
+    /// How long agents could report to this process. A process that was started a moment ago can
+    /// call nobody silent.
+    pub(crate) listening_for: Duration,
 }
 
 /// Returns the present members. `source` returns where an agent redeemed its token.
@@ -43,7 +48,7 @@ pub(crate) fn present_members(
     times: SilenceTimes,
     source: impl Fn(&PublicKey) -> RedeemSource,
 ) -> MembersView {
-    let SilenceTimes { decided, now } = times;
+    let SilenceTimes { decided, now, listening_for } = times;
     let confirmed = changes.confirmed.as_ref();
     let listed: Vec<ListedMember> = match confirmed {
         Some(said) => {
@@ -57,7 +62,8 @@ pub(crate) fn present_members(
         let trouble = troubles.iter().find(|trouble| trouble.member == listed.id);
         let reported = last.map(|said| said.at_us);
         let heard = reported.max(trouble.map(|trouble| trouble.at_us));
-        let is_silent = is_silent(heard.unwrap_or(decided), now);
+        let is_overdue = is_overdue(heard.unwrap_or(decided), now);
+        let is_silent = is_overdue && listening_for > SILENT_AFTER;
         let is_newest = trouble.filter(|trouble| Some(trouble.at_us) > reported);
         let source = known.map(|known| source(&known.key)).unwrap_or_default();
         MemberView {
@@ -69,8 +75,9 @@ pub(crate) fn present_members(
             peer_urls: listed.peer_urls,
             last_heard_ms: heard.map(|at| at / 1_000),
             is_silent,
+            is_awaited: is_overdue && !is_silent,
             disagreement: last
-                .filter(|_| !is_silent)
+                .filter(|_| !is_overdue)
                 .and_then(|said| disagreement(said, confirmed)),
             last_error: is_newest.map(|trouble| trouble.text.clone()),
             source: source.address,
@@ -107,7 +114,7 @@ fn with_newest_urls(
     reports.iter().find(|one| is_agreed(one)).map_or_else(|| listed.clone(), |one| (*one).clone())
 }
 
-fn is_silent(heard: UnixMicros, now: UnixMicros) -> bool {
+fn is_overdue(heard: UnixMicros, now: UnixMicros) -> bool {
     let limit = UnixMicros::try_from(SILENT_AFTER.as_micros()).unwrap_or(UnixMicros::MAX);
     now.saturating_sub(heard) > limit
 }
@@ -162,14 +169,16 @@ pub(crate) fn explain(view: &MembersView, name: &str) -> Vec<Explanation> {
     let well = voters.iter().filter(|member| member.is_healthy()).count();
     let quorum = voters.len() / 2 + 1;
     let mut lines = Vec::new();
-    if well < quorum && !voters.is_empty() {
+    let awaited = voters.iter().filter(|member| member.is_awaited).count();
+    if well + awaited < quorum && !voters.is_empty() {
         lines.push(explain_no_quorum(&voters, well, quorum));
     }
+    lines.extend(explain_awaited(view));
     let left = well.saturating_sub(quorum);
     for member in view.members.iter().filter(|member| member.is_silent) {
         lines.push(explain_silent(member, name, (well >= quorum).then_some(left)));
     }
-    for member in view.members.iter().filter(|member| !member.is_silent) {
+    for member in view.members.iter().filter(|member| !member.is_silent && !member.is_awaited) {
         if let Some(error) = &member.last_error {
             lines.push(Explanation {
                 last_error: Some(error.clone()),
@@ -207,6 +216,33 @@ fn member_explanation(
         next_retry_ms: None,
         command: Some(command.to_owned()),
     }
+}
+
+/// Explains that members were not heard since this process began to listen, if there are any. Only
+/// later it can be told whether they are silent.
+fn explain_awaited(view: &MembersView) -> Option<Explanation> {
+    let awaited: Vec<String> = view
+        .members
+        .iter()
+        .filter(|member| member.is_awaited)
+        .map(MemberView::display_name)
+        .collect();
+    (!awaited.is_empty()).then(|| Explanation {
+        code: "members_awaited".into(),
+        missing: format!(
+            "agents could not report to this service until a moment ago, and these members have not \
+             reported since: {}",
+            awaited.join(", ")
+        ),
+        held_by: awaited,
+        last_error: None,
+        next_retry_ms: None,
+        command: Some(
+            "wait: agents report every two minutes, and five minutes after the service came back \
+             this says who is silent"
+                .into(),
+        ),
+    })
 }
 
 fn explain_no_quorum(voters: &[&MemberView], well: usize, quorum: usize) -> Explanation {
@@ -273,6 +309,10 @@ fn time(ms: i64) -> String {
 mod tests {
     use super::*;
 
+    fn awaited(id: u64) -> MemberView {
+        MemberView { is_awaited: true, ..member(id, Some(1), false) }
+    }
+
     fn member(id: u64, heard: Option<i64>, is_silent: bool) -> MemberView {
         MemberView {
             id: MemberId::new(id),
@@ -283,6 +323,7 @@ mod tests {
             client_urls: Vec::new(),
             last_heard_ms: heard,
             is_silent,
+            is_awaited: false,
             disagreement: None,
             last_error: None,
             source: None,
@@ -349,6 +390,16 @@ mod tests {
     }
 
     #[test]
+    fn members_that_could_not_report_are_neither_silent_nor_a_lost_majority() {
+        insta::assert_snapshot!(told(vec![member(1, Some(1), false), awaited(2), awaited(3)]), @"
+        members_awaited: agents could not report to this service until a moment ago, and these members have not reported since: db-2, db-3 | db-2,db-3
+          wait: agents report every two minutes, and five minutes after the service came back this says who is silent
+        ");
+        let lost = told(vec![member(1, Some(1), true), member(2, Some(1), true), awaited(3)]);
+        assert!(lost.starts_with("no_quorum"), "two of three are silent in any case: {lost}");
+    }
+
+    #[test]
     fn a_lost_majority_is_explained_first_with_the_way_to_recover() {
         let members = vec![
             member(1, Some(1_000), false),
@@ -366,9 +417,9 @@ mod tests {
     }
 
     #[test]
-    fn a_member_is_silent_after_five_minutes() {
+    fn a_report_is_overdue_after_five_minutes() {
         let limit = SILENT_AFTER.as_micros() as UnixMicros;
-        assert!(!is_silent(1_000, 1_000 + limit));
-        assert!(is_silent(1_000, 1_001 + limit));
+        assert!(!is_overdue(1_000, 1_000 + limit));
+        assert!(is_overdue(1_000, 1_001 + limit));
     }
 }

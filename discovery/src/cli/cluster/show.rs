@@ -128,6 +128,7 @@ fn write_members(out: &mut TextOutput<'_>, present: &MembersView) {
 
 fn health(member: &MemberView) -> &'static str {
     match (member.last_heard_ms, member.is_silent) {
+        _ if member.is_awaited => "not heard yet",
         (None, true) => "never heard",
         (None, false) => "not heard yet",
         (Some(_), true) => "silent",

@@ -1,5 +1,7 @@
 //! Tests of the present members, silent members, hosts that ask for a seat, and retirements.
 
+use std::time::Duration;
+
 use discovery_types::api::{
     ClusterQuery, ClusterState, IntentState, MembersView, SILENT_AFTER, WaitRequest,
 };
@@ -10,10 +12,18 @@ use discovery_types::problem::Code;
 use discovery_types::retire::{Retire, Unretire};
 
 use super::{CommittedCluster, added, code, remove};
+use crate::server::RunningService;
 use crate::tests::agent::TestAgent;
+
+/// Makes the service look as if agents could report to it for long enough that it may call a member
+/// silent.
+fn listen(service: &RunningService) {
+    service.app().clock.pretend_listening_for(SILENT_AFTER + Duration::from_secs(60));
+}
 
 /// Moves these members' reports into the past, so that the members count as silent.
 async fn silence(cluster: &CommittedCluster, agents: &[usize]) {
+    listen(&cluster.service);
     let mut connection = cluster.world.database.connect().await;
     let us = SILENT_AFTER.as_micros() as i64 + 1_000_000;
     for agent in agents {
@@ -136,6 +146,7 @@ async fn a_member_that_never_reported_is_explained() {
         .execute(&mut connection)
         .await
         .unwrap();
+    listen(&cluster.service);
     assert_eq!(codes(&cluster).await, ["member_never_heard"]);
     cluster.service.stop().await;
 }
@@ -285,6 +296,28 @@ async fn silent_members_allow_a_retirement_and_a_reused_name_is_not_taken_back()
     assert!(back.name.as_str().starts_with("demo-"), "{}", back.name);
     let taken = cluster.admin.show_cluster(taker.cluster).await.unwrap();
     assert_eq!(taken.summary.name.as_str(), "demo");
+    cluster.service.stop().await;
+}
+
+/// The service was down for so long that each report is old. Nobody may conclude from that that the
+/// members don't run.
+#[tokio::test]
+async fn members_that_could_not_report_are_awaited_and_not_called_silent() {
+    let cluster = CommittedCluster::of(3).await;
+    let id = cluster.statement.cluster;
+    report_all(&cluster, 3, &founders(&cluster)).await;
+    silence(&cluster, &[0, 1, 2]).await;
+    assert_eq!(codes(&cluster).await.first().map(String::as_str), Some("no_quorum"));
+    cluster.service.app().clock.pretend_listening_for(Duration::from_secs(1));
+    assert_eq!(codes(&cluster).await, ["members_awaited"]);
+    assert!(present(&cluster).await.members.iter().all(|member| !member.is_healthy()));
+    let refused = cluster.admin.retire(id, &retire(&cluster, false)).await.unwrap_err();
+    assert_eq!(refused.code(), Some(Code::MembersReport), "{refused}");
+    assert!(refused.to_string().contains("could not report"), "{refused}");
+    // One of them reports.
+    cluster.report(&cluster.agents[0], Some(3), 50, &founders(&cluster)).await.unwrap();
+    let told = cluster.admin.explain(id).await.unwrap().explain.remove(0);
+    assert_eq!((told.code.as_str(), told.held_by.len()), ("members_awaited", 2));
     cluster.service.stop().await;
 }
 

@@ -296,8 +296,12 @@ pub struct MemberView {
     /// Time of the last report by the member's agent, in milliseconds since 1970; none without a
     /// report.
     pub last_heard_ms: Option<i64>,
-    /// Whether the member's agent has not reported for [`SILENT_AFTER`].
+    /// Whether the member's agent has not reported for [`SILENT_AFTER`], although it could.
     pub is_silent: bool,
+    /// Whether the member's agent has not reported for [`SILENT_AFTER`], and could not for a part of
+    /// that time: the service was down, its database was, or the database's clock was set.
+    #[serde(default)]
+    pub is_awaited: bool,
     /// How the members that this member's agent reports differ from the confirmed members.
     pub disagreement: Option<String>,
     /// Reason why the member's node has no leader, as its agent reported last.
@@ -312,7 +316,7 @@ pub struct MemberView {
 impl MemberView {
     /// Whether the member's agent has reported lately and its node has a leader.
     pub fn is_healthy(&self) -> bool {
-        !self.is_silent && self.last_error.is_none()
+        !self.is_silent && !self.is_awaited && self.last_error.is_none()
     }
 
     /// Returns the member's name, or its id while it has none.
