@@ -12,6 +12,7 @@ mod measure;
 mod postgres;
 mod service;
 
+use std::cell::RefCell;
 use std::fmt;
 use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
@@ -50,9 +51,16 @@ const LIMITS: [&str; 10] = [
 /// Time limit for polls. It is short, so that polls which wait end soon.
 const SHORT_POLL: &str = "2s";
 /// Time between the beginnings of two polls that wait. A poll begins with a write.
-const BETWEEN_POLLS: Duration = Duration::from_millis(4);
+const BETWEEN_POLLS: Duration = Duration::from_millis(2);
 /// The service's time limit for polls while parked ones are measured.
 const PARKED_POLL: Duration = Duration::from_secs(50);
+/// Lease while parked polls are measured. It is longer than it takes to seat all their agents.
+const PARKED_LEASE: &str = "1200s";
+/// Number of clusters that change while polls are parked, one after the other.
+const WAKING_CLUSTERS: usize = 100;
+/// Time between two changes, and time for which the polls of one cluster may take to end.
+const BETWEEN_CHANGES: Duration = Duration::from_millis(50);
+const MAX_WAKE_TIME: Duration = Duration::from_secs(10);
 /// Time after the last poll's end until the service's memory is measured again.
 const SETTLE_TIME: Duration = Duration::from_secs(15);
 /// Time over which the CPU time of an idle service is measured.
@@ -98,7 +106,7 @@ pub struct FillFigures {
     pub operations: Vec<OperationFigures>,
 }
 
-/// Memory of parked polls.
+/// Memory of parked polls, and how quickly they end when their cluster changes.
 #[derive(Clone, Copy, Debug)]
 pub struct ParkedFigures {
     /// Number of parked polls.
@@ -107,6 +115,12 @@ pub struct ParkedFigures {
     pub idle_connection_bytes: u64,
     /// Additional resident memory in bytes for each parked poll.
     pub poll_bytes: u64,
+    /// Number of polls that ended because their cluster changed.
+    pub woken: usize,
+    /// Median and 99th percentile of the time from the request that changes a cluster until a poll
+    /// of that cluster has its answer.
+    pub wake_median: Duration,
+    pub wake_p99: Duration,
     /// Resident memory in bytes before the clients came.
     pub before_bytes: u64,
     /// Resident memory in bytes after the clients have left.
@@ -122,7 +136,7 @@ pub struct BenchDiscoveryReport {
     pub pgbench_cpu: Duration,
     /// Figures with each number of clusters.
     pub fills: Vec<FillFigures>,
-    /// Memory of parked polls.
+    /// Memory of parked polls, and how quickly they end.
     pub parked: Option<ParkedFigures>,
     /// Figures of each attack, one after the other.
     pub attacks: Vec<AttackFigures>,
@@ -299,7 +313,7 @@ async fn measure_polls(
 ) -> Result<OperationFigures> {
     const CLUSTERS: usize = 40;
     const POLLS: usize = 3;
-    let agents = seated_agents(service, admin, name, CLUSTERS).await?;
+    let (agents, _) = seated_agents(service, admin, name, CLUSTERS).await?;
     let mut revisions = Vec::new();
     for agent in &agents {
         revisions.push(agent.poll(None).await?.rev);
@@ -317,14 +331,15 @@ async fn measure_polls(
     figures.context("there is more than one round")
 }
 
-/// Makes clusters whose last seat is free, and agents that have the other seats.
+/// Makes clusters whose last seat is free, and agents that have the other seats. Returns these, and
+/// an agent for the last seat of each cluster.
 async fn seated_agents(
     service: &BenchService,
     admin: &DiscoveryClient,
     name: &impl Fn(&str, usize) -> String,
     clusters: usize,
-) -> Result<Vec<BenchAgent>> {
-    let mut agents = Vec::new();
+) -> Result<(Vec<BenchAgent>, Vec<BenchAgent>)> {
+    let (mut agents, mut last_agents) = (Vec::new(), Vec::new());
     for number in 0..clusters {
         let cluster = service.open(admin, &name("poll", number), SEATS).await?;
         for seat in 1..SEATS {
@@ -332,41 +347,78 @@ async fn seated_agents(
             agent.redeem().await?;
             agents.push(agent);
         }
+        last_agents.push(BenchAgent::new(service, &cluster, SEATS.into())?);
     }
-    Ok(agents)
+    Ok((agents, last_agents))
 }
 
-/// Measures the memory of polls that wait, each on a connection of its own.
+/// Fills the last seat of some clusters, one after the other, whose other agents' polls wait.
+/// Returns the time from each such request to the end of each of these polls. `woken` holds the
+/// times at which polls have ended.
+async fn wake_clusters(
+    last_agents: &[BenchAgent],
+    woken: &RefCell<Vec<Instant>>,
+) -> Result<Vec<Duration>> {
+    let mut times = Vec::new();
+    for agent in last_agents.iter().take(WAKING_CLUSTERS) {
+        woken.borrow_mut().clear();
+        let sent = Instant::now();
+        agent.redeem().await?;
+        while woken.borrow().len() < usize::from(SEATS) - 1 {
+            ensure!(sent.elapsed() < MAX_WAKE_TIME, "some polls of a changed cluster didn't end");
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+        times.extend(woken.borrow().iter().map(|ended| ended.duration_since(sent)));
+        tokio::time::sleep(BETWEEN_CHANGES).await;
+    }
+    Ok(times)
+}
+
+/// Measures the memory of polls that wait, each on a connection of its own, and how quickly they
+/// end when their cluster changes.
 async fn measure_parked(service: &mut BenchService, parked: usize) -> Result<ParkedFigures> {
     // A new process, and polls that wait for longer than the measurement lasts.
     service.stop().await?;
     let poll = format!("{}s", PARKED_POLL.as_secs());
-    let options = [&LIMITS[..], &["--poll", &poll, "--lease", "120s"]].concat();
+    let options = [&LIMITS[..], &["--poll", &poll, "--lease", PARKED_LEASE]].concat();
     service.start(&options).await?;
     let admin = service.admin()?;
     let before_bytes = service.resident_bytes()?;
     let clusters = parked.div_ceil(usize::from(SEATS) - 1);
     let name = |part: &str, number: usize| format!("{part}-parked-{number}");
-    let agents = seated_agents(service, &admin, &name, clusters).await?;
+    let (agents, last_agents) = seated_agents(service, &admin, &name, clusters).await?;
     let mut revisions = Vec::new();
     for agent in &agents {
         revisions.push(agent.poll(None).await?.rev);
     }
     let connected = service.resident_bytes()?;
-    let polls = (0..).zip(agents.iter().zip(revisions)).map(|(number, (agent, rev))| async move {
-        tokio::time::sleep(BETWEEN_POLLS * number).await;
-        agent.wait_for_change(rev).await
+    let woken: RefCell<Vec<Instant>> = RefCell::default();
+    let polls = (0..).zip(agents.iter().zip(revisions)).map(|(number, (agent, rev))| {
+        let woken = &woken;
+        async move {
+            tokio::time::sleep(BETWEEN_POLLS * number).await;
+            agent.wait_for_change(rev).await?;
+            woken.borrow_mut().push(Instant::now());
+            anyhow::Ok(())
+        }
     });
-    let polls = try_join_all(polls);
+    let polls = async {
+        try_join_all(polls).await?;
+        std::future::pending::<Result<_>>().await
+    };
     let all_wait = BETWEEN_POLLS * u32::try_from(agents.len())? + Duration::from_secs(5);
     let look = async {
         tokio::time::sleep(all_wait).await;
-        service.resident_bytes()
+        let waiting = service.resident_bytes()?;
+        ensure!(woken.borrow().is_empty(), "some polls didn't wait");
+        Ok((waiting, wake_clusters(&last_agents, &woken).await?))
     };
-    let waiting = tokio::select! {
-        ended = polls => { ended?; anyhow::bail!("the polls didn't wait") }
-        waiting = look => waiting?,
+    let (waiting, mut times) = tokio::select! {
+        ended = polls => ended?,
+        looked = look => looked?,
     };
+    times.sort();
+    let at = |percent: usize| times.get((times.len() * percent).div_ceil(100).max(1) - 1).copied();
     let count = u64::try_from(agents.len())?;
     drop(agents);
     // The service notices a client that is gone only when its poll ends.
@@ -375,6 +427,9 @@ async fn measure_parked(service: &mut BenchService, parked: usize) -> Result<Par
         parked: usize::try_from(count)?,
         idle_connection_bytes: connected.saturating_sub(before_bytes) / count,
         poll_bytes: waiting.saturating_sub(connected) / count,
+        woken: times.len(),
+        wake_median: at(50).unwrap_or_default(),
+        wake_p99: at(99).unwrap_or_default(),
         before_bytes,
         after_bytes: service.resident_bytes()?,
     })
@@ -395,10 +450,14 @@ impl fmt::Display for BenchDiscoveryReport {
             writeln!(
                 f,
                 "\n{} parked polls: {:.1} KiB for each connection, {:.1} KiB more for its poll;\n  \
+                 {} of them ended by a change, after {:.1} ms (median) and {:.1} ms (p99);\n  \
                  the service: {:.0} MiB before they came, {:.0} MiB after they left",
                 parked.parked,
                 parked.idle_connection_bytes as f64 / 1024.0,
                 parked.poll_bytes as f64 / 1024.0,
+                parked.woken,
+                ms(parked.wake_median),
+                ms(parked.wake_p99),
                 parked.before_bytes as f64 / MIB,
                 parked.after_bytes as f64 / MIB
             )?;
