@@ -134,7 +134,7 @@ async fn a_query_that_asks_for_no_page_is_refused_with_a_reason() {
     service.stop().await;
 }
 
-/// What a list should show of one cluster.
+/// A cluster as lists should show it.
 #[derive(Clone, Debug)]
 struct ListedCluster {
     id: Uuid,
