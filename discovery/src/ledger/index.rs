@@ -1,6 +1,6 @@
 //! The ledger's lines, and the index that is built from them in memory.
 
-use std::collections::{BTreeMap, BTreeSet, btree_map};
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Bound;
 use std::sync::Arc;
 
@@ -166,28 +166,21 @@ pub(super) enum LedgerLine {
     Seal,
 }
 
-#[derive(Clone, Debug)]
-enum IndexEntry {
-    CommitWithDocument(Arc<Commit>, Hash),
-    CommitHash(Hash),
-    End(EndCause),
-}
+/// Number of entries below which gaps in the maps cost little.
+const MIN_GROWTH: usize = 10_000;
 
-impl IndexEntry {
-    fn entry(&self) -> LedgerEntry {
-        match self {
-            IndexEntry::CommitWithDocument(_, h) => LedgerEntry::Commit { h: *h, document: true },
-            IndexEntry::CommitHash(h) => LedgerEntry::Commit { h: *h, document: false },
-            IndexEntry::End(cause) => LedgerEntry::End(*cause),
-        }
-    }
-}
-
-/// Index of the ledger in memory.
+/// Index of the ledger in memory. There can be a million entries, so the maps of hashes and ends
+/// hold nothing else.
 #[derive(Debug)]
 pub(super) struct Index {
-    entry_by_cluster: BTreeMap<Uuid, IndexEntry>,
-    commits: usize,
+    /// Hash of each committed cluster's list.
+    commits: BTreeMap<Uuid, Hash>,
+    /// Commits whose documents are in the ledger. Each of these clusters is in `commits`, too.
+    documents: BTreeMap<Uuid, Arc<Commit>>,
+    /// Ends of clusters that have no commit.
+    ends: BTreeMap<Uuid, EndCause>,
+    /// Number of commits and ends when the maps were last built without gaps.
+    dense: usize,
     seen: Option<DatabasePosition>,
     copied: HistoryPosition,
     /// Whether everything that the ledger held when the generation began was compared with the
@@ -201,35 +194,58 @@ pub(super) struct Index {
 
 impl Default for Index {
     fn default() -> Self {
-        let (held, unconfirmed, admins) = (BTreeMap::new(), BTreeSet::new(), Vec::new());
         Index {
-            entry_by_cluster: held,
-            commits: 0,
+            commits: BTreeMap::new(),
+            documents: BTreeMap::new(),
+            ends: BTreeMap::new(),
+            dense: 0,
             seen: None,
             copied: UNCOPIED,
             compared: true,
-            unconfirmed,
-            admins,
+            unconfirmed: BTreeSet::new(),
+            admins: Vec::new(),
         }
     }
 }
 
 impl Index {
     pub(super) fn entry(&self, cluster: Uuid) -> Option<LedgerEntry> {
-        self.entry_by_cluster.get(&cluster).map(IndexEntry::entry)
+        if let Some(&h) = self.commits.get(&cluster) {
+            return Some(self.commit_entry(cluster, h));
+        }
+        self.ends.get(&cluster).copied().map(LedgerEntry::End)
+    }
+
+    fn commit_entry(&self, cluster: Uuid, h: Hash) -> LedgerEntry {
+        LedgerEntry::Commit { h, document: self.documents.contains_key(&cluster) }
     }
 
     pub(super) fn commit_with_document(&self, cluster: Uuid) -> Option<Arc<Commit>> {
-        match self.entry_by_cluster.get(&cluster) {
-            Some(IndexEntry::CommitWithDocument(commit, _)) => Some(commit.clone()),
-            _ => None,
-        }
+        self.documents.get(&cluster).cloned()
     }
 
     pub(super) fn entries(&self, after: Option<Uuid>, limit: usize) -> Vec<(Uuid, LedgerEntry)> {
         let from = after.map_or(Bound::Unbounded, Bound::Excluded);
-        let range = self.entry_by_cluster.range((from, Bound::Unbounded));
-        range.take(limit).map(|(cluster, held)| (*cluster, held.entry())).collect()
+        let range = (from, Bound::Unbounded);
+        let commits = self.commits.range(range).take(limit);
+        let commits = commits.map(|(&cluster, &h)| (cluster, self.commit_entry(cluster, h)));
+        let ends = self.ends.range(range).take(limit);
+        let ends = ends.map(|(&cluster, &cause)| (cluster, LedgerEntry::End(cause)));
+        let mut entries: Vec<(Uuid, LedgerEntry)> = commits.chain(ends).collect();
+        entries.sort_unstable_by_key(|(cluster, _)| *cluster);
+        entries.truncate(limit);
+        entries
+    }
+
+    /// Builds the maps again without gaps, if they have grown by a quarter since. Entries that
+    /// arrive in ascending order, as ids of clusters do, leave each node of a B-tree half empty.
+    fn close_gaps(&mut self) {
+        let size = self.commits.len() + self.ends.len();
+        if size > self.dense + self.dense / 4 + MIN_GROWTH {
+            self.commits = std::mem::take(&mut self.commits).into_iter().collect();
+            self.ends = std::mem::take(&mut self.ends).into_iter().collect();
+            self.dense = size;
+        }
     }
 
     pub(super) fn is_compared(&self) -> bool {
@@ -251,7 +267,7 @@ impl Index {
     }
 
     pub(super) fn commits(&self) -> usize {
-        self.commits
+        self.commits.len()
     }
 
     pub(super) fn seen(&self) -> Option<DatabasePosition> {
@@ -266,7 +282,7 @@ impl Index {
             last_copied: self.copied,
             sweeps: seen.beat,
         });
-        LedgerSummary { database: known, entries: self.commits as u64 }
+        LedgerSummary { database: known, entries: self.commits.len() as u64 }
     }
 
     pub(super) fn apply(&mut self, line: LedgerLine) {
@@ -281,17 +297,17 @@ impl Index {
             LedgerLine::Commit(commit) => {
                 if let Some(h) = commit.hash() {
                     let cluster = commit.cluster_id;
-                    if !matches!(self.entry(cluster), Some(LedgerEntry::Commit { .. })) {
+                    if !self.commits.contains_key(&cluster) {
                         self.unconfirmed.insert(cluster);
                     }
-                    self.add_entry(cluster, IndexEntry::CommitWithDocument(Arc::new(*commit), h));
+                    self.add_commit(cluster, h, Some(Arc::new(*commit)));
                 }
             }
             LedgerLine::Copied(copied) => self.apply_copied(copied),
             LedgerLine::Seen(seen) => {
                 if self.seen.as_ref().is_none_or(|old| old.generation != seen.generation) {
                     self.copied = UNCOPIED;
-                    self.compared = self.entry_by_cluster.is_empty();
+                    self.compared = self.commits.is_empty() && self.ends.is_empty();
                     self.unconfirmed.clear();
                 }
                 self.seen = Some(seen.later_of(self.seen.as_ref()));
@@ -302,19 +318,18 @@ impl Index {
     fn apply_copied(&mut self, copied: CopiedDecisions) {
         let same = self.seen.as_ref().is_some_and(|seen| seen.generation == copied.generation);
         for (cluster, h) in copied.commits.iter().filter_map(|text| unpack_commit(text)) {
-            self.add_entry(cluster, IndexEntry::CommitHash(h));
-            if same
-                && matches!(self.entry(cluster), Some(LedgerEntry::Commit { h: held, .. }) if held == h)
-            {
+            self.add_commit(cluster, h, None);
+            if same && self.commits.get(&cluster) == Some(&h) {
                 self.unconfirmed.remove(&cluster);
             }
         }
         self.compared |= same && copied.compared;
         for (cluster, cause) in copied.ends {
             if let Some(cause) = EndCause::parse(&cause) {
-                self.add_entry(cluster, IndexEntry::End(cause));
+                self.add_end(cluster, cause);
             }
         }
+        self.close_gaps();
         // Filling a ledger that was set back starts at the first decision again. The mark of the
         // last copied decision must not go back with it.
         if let Some(hash) = hash(&copied.hash)
@@ -325,32 +340,26 @@ impl Index {
         }
     }
 
-    /// Adds an entry. A cluster's first commit stays, and can get its document later. A commit
-    /// replaces an end, and every other end replaces an expiry, which an owner may have undone.
-    fn add_entry(&mut self, cluster: Uuid, new: IndexEntry) {
-        match self.entry_by_cluster.entry(cluster) {
-            btree_map::Entry::Vacant(place) => {
-                self.commits += usize::from(!matches!(new, IndexEntry::End(_)));
-                place.insert(new);
-            }
-            btree_map::Entry::Occupied(mut place) => match (place.get(), &new) {
-                (
-                    IndexEntry::End(_),
-                    IndexEntry::CommitWithDocument(..) | IndexEntry::CommitHash(_),
-                ) => {
-                    self.commits += 1;
-                    place.insert(new);
-                }
-                (IndexEntry::End(EndCause::Deadline), IndexEntry::End(_)) => {
-                    place.insert(new);
-                }
-                (IndexEntry::CommitHash(known), IndexEntry::CommitWithDocument(_, h))
-                    if known == h =>
-                {
-                    place.insert(new);
-                }
-                _ => {}
-            },
+    /// Adds a commit. It replaces an end. A cluster's first commit stays, and can get its document
+    /// later.
+    fn add_commit(&mut self, cluster: Uuid, h: Hash, document: Option<Arc<Commit>>) {
+        self.ends.remove(&cluster);
+        if *self.commits.entry(cluster).or_insert(h) == h
+            && let Some(document) = document
+        {
+            self.documents.entry(cluster).or_insert(document);
+        }
+    }
+
+    /// Adds an end, unless the cluster has a commit. The first end stays, except for an expiry,
+    /// which an owner may have undone.
+    fn add_end(&mut self, cluster: Uuid, cause: EndCause) {
+        if self.commits.contains_key(&cluster) {
+            return;
+        }
+        let end = self.ends.entry(cluster).or_insert(cause);
+        if *end == EndCause::Deadline {
+            *end = cause;
         }
     }
 

@@ -222,6 +222,42 @@ async fn another_end_replaces_an_expiry_and_an_expiry_replaces_nothing() {
 }
 
 #[tokio::test]
+async fn pages_of_entries_hold_commits_and_ends_in_the_order_of_their_clusters() {
+    const BATCHES: u64 = 5;
+    const IN_BATCH: u64 = 5_000;
+    let dir = tempfile::tempdir().unwrap();
+    let ledger = Ledger::open(dir.path()).unwrap();
+    ledger.record_position(seen(1)).await.unwrap();
+    let id = |number: u64| Uuid::from_u128(u128::from(number) << 64);
+    for batch in 0..BATCHES {
+        let all = batch * IN_BATCH..(batch + 1) * IN_BATCH;
+        let commits: Vec<(Uuid, &str)> =
+            all.clone().filter(|number| number % 3 > 0).map(|number| (id(number), AA)).collect();
+        let ends =
+            all.filter(|number| number % 3 == 0).map(|number| (id(number), "abandon".into()));
+        let copied = CopiedDecisions { ends: ends.collect(), ..copied(batch + 2, &commits) };
+        ledger.append_copied(copied).await.unwrap();
+    }
+    let check = |ledger: &Ledger| {
+        let (mut after, mut next) = (None, 0);
+        loop {
+            let page = ledger.entries(after, 777);
+            let Some(&(last, _)) = page.last() else { break };
+            after = Some(last);
+            for (cluster, entry) in page {
+                assert_eq!(cluster, id(next));
+                assert_eq!(matches!(entry, LedgerEntry::End(_)), next % 3 == 0);
+                assert_eq!(ledger.entry(cluster), Some(entry));
+                next += 1;
+            }
+        }
+        assert_eq!(next, BATCHES * IN_BATCH);
+    };
+    check(&ledger);
+    check(&reopened(dir.path(), ledger).await.unwrap());
+}
+
+#[tokio::test]
 async fn the_first_commit_of_a_cluster_stays_and_gets_its_document_later() {
     let dir = tempfile::tempdir().unwrap();
     let ledger = Ledger::open(dir.path()).unwrap();
