@@ -1,9 +1,10 @@
 //! `token`: makes tokens on the admin's machine. A token's secret is sent to nobody but the host.
 
 mod confirm;
+mod host_files;
 
 use std::num::NonZeroUsize;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::Subcommand;
@@ -22,6 +23,7 @@ use ipnet::IpNet;
 use secrecy::{ExposeSecret, SecretString};
 use serde_json::json;
 
+use self::host_files::HostFilesArgs;
 use super::confirm::IrreversibleAct;
 use super::members::MemberDirectory;
 use super::pages;
@@ -48,6 +50,7 @@ Examples:
   muster-discovery token create --cluster demo --ttl 10m --cidr 10.1.0.0/16 --out demo.bundle
   muster-discovery token create --cluster demo --kind join --name db-4 --out db-4.bundle
   muster-discovery token create --cluster demo --kind join --replace db-2 --out db-5.bundle
+  muster-discovery token create --cluster demo --uses 1 --print-cloud-init --out db-1.yaml
 
 A boot token is for a cluster that forms, a join ticket (--kind join) for one that runs: it is worth
 one new member, for 15 minutes at most, and belongs to the first host that redeems it. The cluster's
@@ -120,9 +123,11 @@ struct CreateArgs {
     /// --kind join]
     #[arg(long, value_name = "N")]
     uses: Option<u8>,
-    /// Write the bundle to a new file (mode 0600) instead of stdout
+    /// Write what has the bundle in it to a new file (mode 0600) instead of stdout
     #[arg(long, value_name = "FILE")]
     out: Option<PathBuf>,
+    #[command(flatten)]
+    host_files: HostFilesArgs,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
@@ -237,10 +242,10 @@ async fn create(
         statement: chain.newest_hash(),
         token,
     };
-    let bundle = bundle.expose();
+    let text = args.host_files.form().text(&bundle.expose());
     if let Some(out) = &args.out {
         // Write the file first: if that fails, no grant exists for a token that nobody has.
-        muster_files::create(out, format!("{}\n", bundle.expose_secret()).as_bytes(), 0o600)?;
+        muster_files::create(out, format!("{}\n", text.expose_secret()).as_bytes(), 0o600)?;
     }
     let put = put_grant(session, &grant).await;
     if let (Err(error), Some(out)) = (&put, &args.out)
@@ -248,7 +253,7 @@ async fn create(
     {
         fs_err::remove_file(out).map_err(|source| CliError::file("removing", out, source))?;
     }
-    print_bundle(&bundle, &put?, args.out.as_deref(), printer)
+    print_bundle(&text, &put?, &args, printer)
 }
 
 /// Returns a warning if the bundle's pins are others than those announced to the cluster's agents.
@@ -274,10 +279,11 @@ async fn put_grant(session: &AdminSession, grant: &Grant) -> Result<GrantView, C
     }
 }
 
+/// Prints `text`, which has the bundle in it, or the path of its file.
 fn print_bundle(
-    bundle: &SecretString,
+    text: &SecretString,
     view: &GrantView,
-    out: Option<&Path>,
+    args: &CreateArgs,
     printer: &mut Printer,
 ) -> Result<(), CliError> {
     let mut value = json!({
@@ -288,14 +294,24 @@ fn print_bundle(
     });
     let expires = time_of_seconds(view.grant.expires_at);
     let about = format!("token {}: {} use(s), until {expires}", view.grant.id, view.grant.uses);
-    match out {
-        Some(file) => {
+    match (&args.out, args.host_files.unit()) {
+        (Some(file), None) => {
             value["file"] = json!(file);
             printer.print_value(&value, |out| out.line(&file.display().to_string()))?;
         }
-        None => {
-            value["bundle"] = json!(bundle.expose_secret());
-            printer.print_value(&value, |out| out.line(bundle.expose_secret()))?;
+        (Some(file), Some(unit)) => {
+            value["file"] = json!(file);
+            value["systemd"] = json!(unit);
+            printer.print_value(&value, |out| out.line(unit.trim_end()))?;
+            printer.note(&format!(
+                "copy {} to /etc/muster/join.bundle on the host (mode 0600), and what is printed to \
+                 /etc/systemd/system/muster-agent.service; then: systemctl enable --now muster-agent",
+                file.display()
+            ));
+        }
+        (None, _) => {
+            value[args.host_files.form().json_name()] = json!(text.expose_secret());
+            printer.print_value(&value, |out| out.line(text.expose_secret()))?;
         }
     }
     printer.note(&about);

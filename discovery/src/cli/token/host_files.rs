@@ -1,0 +1,171 @@
+//! Files that a host needs to join with a bundle at its first boot: user data for cloud-init or
+//! Ignition, and a systemd unit.
+
+use data_encoding::BASE64;
+use secrecy::{ExposeSecret, SecretString};
+use serde_json::json;
+
+/// Path of the bundle on the host.
+const BUNDLE_PATH: &str = "/etc/muster/join.bundle";
+/// Name of the agent's unit.
+const UNIT_NAME: &str = "muster-agent.service";
+/// Unit of the agent. The manual's page about systemd has the same text.
+const UNIT: &str = "\
+[Unit]
+Description=Muster agent
+Wants=network-online.target
+After=network-online.target time-sync.target
+
+[Service]
+Type=notify
+ExecStart=/usr/local/bin/muster-agent run --data-dir /var/lib/muster --bundle-file /etc/muster/join.bundle
+# The node outlives its agent: an agent that is restarted or upgraded finds it and goes on.
+KillMode=process
+Restart=always
+RestartSec=5
+RestartPreventExitStatus=2 3
+WatchdogSec=60
+
+[Install]
+WantedBy=multi-user.target
+";
+
+/// Form of what `token create` prints for a host.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) enum HostFiles {
+    /// The bundle alone, one line.
+    #[default]
+    Bundle,
+    /// User data for cloud-init, with the bundle and the unit.
+    CloudInit,
+    /// A configuration for Ignition, with the bundle and the unit.
+    Ignition,
+}
+
+/// Flags that choose a form.
+#[derive(Clone, Copy, Debug, Default, clap::Args)]
+#[group(multiple = false)]
+pub(super) struct HostFilesArgs {
+    /// Print cloud-init user data that writes the bundle (mode 0600) and starts the agent
+    #[arg(long)]
+    print_cloud_init: bool,
+    /// Print an Ignition configuration that does the same, for Fedora CoreOS and Flatcar
+    #[arg(long)]
+    print_ignition: bool,
+    /// Print a systemd unit for the agent; the bundle goes to --out, for /etc/muster/join.bundle
+    #[arg(long, requires = "out")]
+    print_systemd: bool,
+}
+
+impl HostFilesArgs {
+    /// Returns the form of the text that has the bundle in it.
+    pub(super) fn form(self) -> HostFiles {
+        match (self.print_cloud_init, self.print_ignition) {
+            (true, _) => HostFiles::CloudInit,
+            (_, true) => HostFiles::Ignition,
+            _ => HostFiles::Bundle,
+        }
+    }
+
+    /// Returns the unit, if it is to be printed beside the bundle. It holds no secret.
+    pub(super) fn unit(self) -> Option<&'static str> {
+        self.print_systemd.then_some(UNIT)
+    }
+}
+
+impl HostFiles {
+    /// Name of the text in the command's JSON output.
+    pub(super) fn json_name(self) -> &'static str {
+        match self {
+            HostFiles::Bundle => "bundle",
+            HostFiles::CloudInit => "cloud_init",
+            HostFiles::Ignition => "ignition",
+        }
+    }
+
+    /// Returns the text for a host, without a newline at its end. It is as secret as the bundle.
+    pub(super) fn text(self, bundle: &SecretString) -> SecretString {
+        let bundle = bundle.expose_secret();
+        match self {
+            HostFiles::Bundle => bundle.to_owned(),
+            HostFiles::CloudInit => cloud_init(bundle),
+            HostFiles::Ignition => ignition(bundle),
+        }
+        .into()
+    }
+}
+
+/// Returns user data in cloud-init's cloud-config format. Cloud-init runs both parts at a machine's
+/// first boot only. The unit is started without waiting for it, since the agent is ready only once
+/// the network is.
+fn cloud_init(bundle: &str) -> String {
+    let unit: String = UNIT
+        .lines()
+        .map(|line| if line.is_empty() { "\n".to_owned() } else { format!("      {line}\n") })
+        .collect();
+    format!(
+        "#cloud-config\n\
+         # Keep this secret until the token has expired: whoever reads it can join in this host's place.\n\
+         write_files:\n  \
+         - path: {BUNDLE_PATH}\n    \
+           owner: root:root\n    \
+           permissions: '0600'\n    \
+           content: |\n      \
+             {bundle}\n  \
+         - path: /etc/systemd/system/{UNIT_NAME}\n    \
+           owner: root:root\n    \
+           permissions: '0644'\n    \
+           content: |\n{unit}\
+         runcmd:\n  \
+         - [systemctl, daemon-reload]\n  \
+         - [systemctl, enable, --now, --no-block, {UNIT_NAME}]"
+    )
+}
+
+/// Returns a configuration of Ignition, specification 3.3.0.
+fn ignition(bundle: &str) -> String {
+    let source = format!("data:;base64,{}", BASE64.encode(format!("{bundle}\n").as_bytes()));
+    let file = json!({
+        "path": BUNDLE_PATH, "mode": 0o600, "overwrite": true, "contents": { "source": source },
+    });
+    let unit = json!({ "name": UNIT_NAME, "enabled": true, "contents": UNIT });
+    let all = json!({
+        "ignition": { "version": "3.3.0" },
+        "storage": { "files": [file] },
+        "systemd": { "units": [unit] },
+    });
+    format!("{all:#}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const BUNDLE: &str = "muster-join-v1 url=https://10.0.0.9:8443 pins=aa token=mst_boot_x_y";
+
+    #[test]
+    fn cloud_init_writes_the_bundle_for_root_alone_and_starts_the_unit() {
+        let text = HostFiles::CloudInit.text(&BUNDLE.to_owned().into());
+        insta::assert_snapshot!(text.expose_secret());
+    }
+
+    #[test]
+    fn ignition_writes_the_same_bundle_and_unit() {
+        let text = HostFiles::Ignition.text(&BUNDLE.to_owned().into());
+        let all: serde_json::Value = serde_json::from_str(text.expose_secret()).unwrap();
+        let file = &all["storage"]["files"][0];
+        let source = file["contents"]["source"].as_str().unwrap();
+        let data = source.strip_prefix("data:;base64,").unwrap();
+        assert_eq!(BASE64.decode(data.as_bytes()).unwrap(), format!("{BUNDLE}\n").as_bytes());
+        assert_eq!((&file["path"], &file["mode"]), (&BUNDLE_PATH.into(), &0o600.into()));
+        assert_eq!(all["systemd"]["units"][0]["contents"], UNIT);
+    }
+
+    #[test]
+    fn the_manual_has_the_same_unit_and_the_unit_names_the_bundles_path() {
+        let page = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/systemd.md");
+        let page = std::fs::read_to_string(page).unwrap();
+        assert!(page.contains(&format!("```ini\n{UNIT}```\n")), "docs/systemd.md has another unit");
+        assert!(UNIT.contains(&format!("--bundle-file {BUNDLE_PATH}\n")));
+    }
+}
