@@ -16,6 +16,7 @@ use crate::admins::AdminCache;
 use crate::clock::Clock;
 use crate::error::ApiError;
 use crate::forming::{LeaseRenewals, PendingHints};
+use crate::guesses::TokenGuesses;
 use crate::keydir::KeyDirectory;
 use crate::limits::AddressLimit;
 use crate::metrics::ServiceMetrics;
@@ -48,6 +49,8 @@ pub(crate) struct App {
     pub max_deadline_seconds: u64,
     /// The service's name: issuer and audience of its access tokens.
     pub issuer: Arc<str>,
+    /// Redeems with the id of a real token and a wrong secret.
+    pub guesses: Arc<TokenGuesses>,
     /// Rate limit on requests, per address.
     pub request_limit: Arc<AddressLimit>,
     /// Rate limit on adopted documents, per address: each costs dozens of signature checks.

@@ -27,6 +27,7 @@ mod domain;
 mod error;
 mod forming;
 mod gate;
+mod guesses;
 mod handlers;
 mod intents;
 mod kek;

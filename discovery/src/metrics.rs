@@ -9,7 +9,7 @@ use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
 use prometheus_client::registry::Registry;
 
 /// Kinds of alarms: findings that a person should look at.
-const ALARMS: [&str; 15] = [
+const ALARMS: [&str; 16] = [
     "admin_rows_contradict_the_ledger",
     "admin_rows_ignored",
     "agent_rows_ignored",
@@ -25,6 +25,7 @@ const ALARMS: [&str; 15] = [
     "split",
     "recovery_contested",
     "ticket_taken",
+    "token_guessed",
 ];
 
 /// Labels of an answered request.

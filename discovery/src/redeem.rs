@@ -29,13 +29,14 @@ use discovery_formation::UnixMicros;
 use discovery_types::confirmation::GrantConfirmation;
 use discovery_types::digest::Digest;
 use discovery_types::grant::{Grant, GrantId, ISSUER_SKEW_SECONDS, TokenKind, VerifiedGrant};
-use discovery_types::jws::{Jws, JwsType};
+use discovery_types::jws::{Jws, JwsError, JwsType};
 use discovery_types::key::PublicKey;
 use discovery_types::problem::Code;
 use discovery_types::record::{Record, RecordError, VerifiedRecord};
 use discovery_types::redeem::Redeem;
 use uuid::Uuid;
 
+use crate::app::App;
 use crate::error::ApiError;
 use crate::store::cluster::ClusterTransaction;
 
@@ -93,9 +94,11 @@ impl RedeemRequest {
         self.claimed.grant
     }
 
-    /// Verifies the grant and the record under the locked cluster's statements.
+    /// Verifies the grant and the record under the locked cluster's statements. A wrong secret of
+    /// the token is answered as an unknown token is, and counted.
     pub(crate) fn verify(
         &self,
+        app: &App,
         transaction: &ClusterTransaction,
         kind: TokenKind,
     ) -> Result<VerifiedRedeem, ApiError> {
@@ -115,7 +118,14 @@ impl RedeemRequest {
             return Err(unknown_token());
         }
         let permissions = &chain.newest().permissions;
-        let record = VerifiedRecord::verify(&self.redeem.signed, &grant, permissions)?;
+        let record = VerifiedRecord::verify(&self.redeem.signed, &grant, permissions);
+        if let Err(RecordError::Endorsement(JwsError::UnknownKey(_) | JwsError::BadSignature)) =
+            &record
+        {
+            app.guesses.note(grant.id, self.address, &app.metrics);
+            return Err(unknown_token());
+        }
+        let record = record?;
         let void_before = transaction.void_before;
         let is_confirmed = row.confirmation.as_ref().is_some_and(|jws| {
             jws.parse().is_ok_and(|jws| {

@@ -172,7 +172,7 @@ impl App {
         let chain = transaction.chain.clone();
         Ok(match incoming {
             ClusterRequest::Tick => ClusterEvent::Tick.into(),
-            ClusterRequest::Redeem(request) => prepare_redeem(transaction, request)?.into(),
+            ClusterRequest::Redeem(request) => prepare_redeem(self, transaction, request)?.into(),
             ClusterRequest::Poll { key, session, highest_epoch } => ClusterEvent::Poll(Poll {
                 key: convert::key(key),
                 session: convert::session(session.boot, &session.nonce),
@@ -277,10 +277,11 @@ fn check_same_retirement(cluster: &Cluster, unretire: &Unretire) -> Result<(), A
 }
 
 fn prepare_redeem(
+    app: &App,
     transaction: &ClusterTransaction,
     request: &RedeemRequest,
 ) -> Result<ClusterEvent, ApiError> {
-    let verified = request.verify(transaction, TokenKind::Boot)?;
+    let verified = request.verify(app, transaction, TokenKind::Boot)?;
     let (grant, redeem) = (&verified.grant, &request.redeem);
     let signed = [&redeem.signed.record, &redeem.signed.endorsement, grant.jws()];
     let length: usize = signed.iter().map(|jws| jws.as_str().len()).sum();

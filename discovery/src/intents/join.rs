@@ -50,7 +50,7 @@ impl App {
         let grant = request.grant().to_string();
         let begun = self.begin_change(request.cluster(), None, Some(&grant)).await;
         let (mut transaction, changes) = begun.map_err(hide_unknown_cluster)?;
-        let verified = request.verify(&transaction, TokenKind::Join)?;
+        let verified = request.verify(self, &transaction, TokenKind::Join)?;
         let operation = OperationId::of(verified.grant.jws(), verb_of(&verified.grant));
         let taken = |known: &&StoredIntent| known.intent.operation == operation;
         let known = changes.intents.iter().find(taken);

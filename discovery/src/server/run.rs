@@ -338,6 +338,7 @@ fn build_app(args: &ServeArgs, keys: KeyDirectory, store: crate::store::Store) -
         notifier: ClusterNotifier::default(),
         hints: Arc::default(),
         renewals: Arc::default(),
+        guesses: Arc::default(),
         settings,
         max_deadline_seconds: args.times.deadline.as_secs().max(1),
         request_limit: Arc::new(AddressLimit::new(args.limits.rate, args.limits.burst)),

@@ -30,7 +30,7 @@ pub(super) struct TestAgent {
     pub boot: u64,
     pub nonce: Nonce,
     pub highest_epoch: u64,
-    token: SigningKey,
+    pub token: SigningKey,
     /// Private key of the agent's node, as PEM.
     pub node_key: String,
     /// Hash of the statement that the agent's join bundle pins.

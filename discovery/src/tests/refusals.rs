@@ -103,8 +103,38 @@ async fn a_redeem_for_another_service_or_by_another_connection_is_refused() {
     elsewhere.service = world.context.pins[0];
     elsewhere.signed = agent.record.sign(&agent.key, &SigningKey::generate());
     let refused = agent.client.redeem(&[elsewhere.sign(&agent.key)]).await.unwrap_err();
-    assert_eq!(refused.code(), Some(Code::RecordRefused));
+    assert_eq!(refused.code(), Some(Code::GrantUnknown));
     assert_eq!(keys_used(&world).await, 0);
+    service.stop().await;
+}
+
+/// The answer must not say that there is such a token.
+#[tokio::test]
+async fn wrong_secrets_of_a_token_are_answered_as_an_unknown_token_and_raise_an_alarm() {
+    let world = TestInstallation::new().await;
+    let service = world.serve().await;
+    let admin = world.owner(&service);
+    let statement = world.cluster(&admin, "demo", 1).await;
+    let token = world.token(&admin, &statement).await;
+    let unknown = world.grant(&admin, &statement).0;
+    let agent = TestAgent::new(&world, &service, &statement, &unknown, 1);
+    let answer = agent.redeem().await.unwrap_err().to_string();
+    let alarms = || {
+        let text = service.app().metrics.text();
+        let line = text.lines().find(|line| line.contains("\"token_guessed\"")).unwrap();
+        line.rsplit(' ').next().unwrap().to_owned()
+    };
+    let mut agent = TestAgent::new(&world, &service, &statement, &token, 1);
+    for count in 1..=5 {
+        assert_eq!(alarms(), "0", "before attempt {count}");
+        let right = std::mem::replace(&mut agent.token, SigningKey::generate());
+        let refused = agent.redeem().await.unwrap_err();
+        agent.token = right;
+        assert_eq!(refused.code(), Some(Code::GrantUnknown));
+        assert_eq!(refused.to_string(), answer);
+    }
+    assert_eq!(alarms(), "1");
+    form(std::slice::from_mut(&mut agent)).await;
     service.stop().await;
 }
 
