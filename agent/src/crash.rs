@@ -25,6 +25,8 @@ pub(crate) enum Failpoint {
     Admit,
     /// The cluster has carried out a signed change; discovery doesn't know it yet.
     Changed,
+    /// The use of a replacement policy is counted in the cluster; no member is changed yet.
+    PolicyUsed,
     /// A new cluster was made from this host's data; no statement records it yet.
     Made,
     /// The marker in the node's directory is durable, `launching` is not yet in the journal.
@@ -53,6 +55,7 @@ impl Failpoint {
             Self::Added => "added",
             Self::Admit => "admit",
             Self::Changed => "changed",
+            Self::PolicyUsed => "policy-used",
             Self::Made => "made",
             Self::Marker => "marker",
             Self::Launching => "launching",

@@ -90,7 +90,9 @@ pub fn main() -> ExitCode {
 
 /// Returns whether a command-line argument contains a join token or a private key.
 fn holds_secret(argument: &str) -> bool {
-    ["mst_boot_", "mst_join_", "PRIVATE KEY"].iter().any(|secret| argument.contains(secret))
+    ["mst_boot_", "mst_join_", "mst_heal_", "PRIVATE KEY"]
+        .iter()
+        .any(|secret| argument.contains(secret))
 }
 
 fn dispatch(command: AgentCommand) -> Result<(), ExitError> {
@@ -114,6 +116,7 @@ fn dispatch(command: AgentCommand) -> Result<(), ExitError> {
         AgentCommand::Reset(typed) => commands::reset::run(&typed, &mut printer),
         AgentCommand::Context(typed) => commands::context::run(&typed, &mut printer),
         AgentCommand::Member(typed) => on_runtime(commands::member::run(&typed, &mut printer)),
+        AgentCommand::Policy(typed) => on_runtime(commands::policy::run(&typed, &mut printer)),
         AgentCommand::LaunchNode(arguments) => {
             Err(ExitError::Failed(launcher::launch(&arguments).1))
         }

@@ -144,7 +144,7 @@ fn verify_rows(
 #[cfg(test)]
 mod tests {
     use discovery_types::admin::{Admin, AdminChange};
-    use discovery_types::fixtures::sign_version_2;
+    use discovery_types::fixtures::sign_newer_version;
     use discovery_types::jws::JwsType;
     use discovery_types::key::SigningKey;
     use discovery_types::role::Role;
@@ -180,14 +180,14 @@ mod tests {
         let first = chain.sign_next(&root, AdminOperation::Add(issuer.clone()));
         let change = chain.append(&first).unwrap();
         let change = AdminChange { seq: 2, previous: first.hash(), ..change };
-        let newer = sign_version_2(JwsType::Admin, &root, &change);
+        let newer = sign_newer_version(JwsType::Admin, &root, &change);
         let later = AdminChange { seq: 3, previous: newer.hash(), ..change.clone() };
         let later = Jws::sign(JwsType::Admin, &root, &later);
         let rows = [&first, &newer, &later].map(|jws| jws.as_str().to_owned());
         let admins = verify_rows(root.public(), &[], &rows, Vec::new());
         assert_eq!((admins.chain.seq(), admins.ignored_rows), (1, 2));
         assert_eq!(admins.newer, Some(JwsError::Newer { found: 2, known: 1 }));
-        let planted = sign_version_2(JwsType::Admin, &SigningKey::generate(), &change);
+        let planted = sign_newer_version(JwsType::Admin, &SigningKey::generate(), &change);
         let rows = [first.as_str(), planted.as_str()].map(str::to_owned);
         let admins = verify_rows(root.public(), &[], &rows, Vec::new());
         assert_eq!((admins.ignored_rows, admins.newer), (1, None), "nobody may sign that");

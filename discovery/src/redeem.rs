@@ -20,6 +20,8 @@
 //! - A join ticket belongs to its first key, and becomes an intent that agents carry out at once.
 //!   So no ticket is redeemed while the database is unsettled. A boot token can be redeemed then,
 //!   because no list is frozen or committed before the database is settled.
+//! - The token of a replacement policy is redeemed as a boot token while the cluster forms, and as a
+//!   ticket by any number of hosts afterwards.
 //! - A used ticket that comes from another key raises an alarm even before the address is checked.
 //!   Somebody has copied the ticket.
 
@@ -28,7 +30,7 @@ use std::net::IpAddr;
 use discovery_formation::UnixMicros;
 use discovery_types::confirmation::GrantConfirmation;
 use discovery_types::digest::Digest;
-use discovery_types::grant::{Grant, GrantId, ISSUER_SKEW_SECONDS, TokenKind, VerifiedGrant};
+use discovery_types::grant::{Grant, GrantId, ISSUER_SKEW_SECONDS, VerifiedGrant};
 use discovery_types::jws::{Jws, JwsError, JwsType};
 use discovery_types::key::PublicKey;
 use discovery_types::problem::Code;
@@ -39,6 +41,25 @@ use uuid::Uuid;
 use crate::app::App;
 use crate::error::ApiError;
 use crate::store::cluster::ClusterTransaction;
+
+/// Purpose for which a token is redeemed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum TokenUse {
+    /// A seat in a cluster that forms.
+    Seat,
+    /// A place in a running cluster.
+    Join,
+}
+
+impl TokenUse {
+    /// Whether a token with this grant is for this purpose.
+    fn is_of(self, grant: &VerifiedGrant) -> bool {
+        match self {
+            TokenUse::Seat => grant.gives_seats(),
+            TokenUse::Join => grant.admits_newcomers(),
+        }
+    }
+}
 
 /// A redeem whose envelope is verified. The record and the grant aren't verified yet.
 #[derive(Debug)]
@@ -100,7 +121,7 @@ impl RedeemRequest {
         &self,
         app: &App,
         transaction: &ClusterTransaction,
-        kind: TokenKind,
+        purpose: TokenUse,
     ) -> Result<VerifiedRedeem, ApiError> {
         let chain = &transaction.chain;
         if self.claimed.cluster != transaction.id() || self.redeem.cluster != transaction.id() {
@@ -114,7 +135,7 @@ impl RedeemRequest {
         let row = transaction.asked().ok_or_else(unknown_token)?;
         let jws: Jws = row.jws.parse().map_err(|_| unknown_token())?;
         let grant = VerifiedGrant::verify(&jws, chain)?;
-        if grant.key.as_bytes()[..] != row.token_key || grant.kind != kind {
+        if grant.key.as_bytes()[..] != row.token_key || !purpose.is_of(&grant) {
             return Err(unknown_token());
         }
         let permissions = &chain.newest().permissions;

@@ -8,6 +8,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
+use discovery_types::grant::GrantId;
 
 pub(crate) use self::member::{
     AddArguments, ClusterAccess, MemberCommand, MemberSubcommand, MoveLeaderArguments, PlanCommand,
@@ -98,6 +99,14 @@ pub(crate) enum AgentCommand {
     Context(ContextCommand),
     /// Show and change the cluster's members.
     Member(MemberCommand),
+    /// Show and end the replacement policies in the cluster's own store, without discovery.
+    #[command(after_help = "\
+EXAMPLES\n  \
+  List the policies, and the replacements that were begun by them:\n    \
+    muster-agent policy list\n  \
+  End one for ever, although discovery can't be reached:\n    \
+    muster-agent policy revoke 2zqkq3s5vdyfa6ai")]
+    Policy(PolicyCommand),
     /// Replace this process by the node (used by `run`).
     #[command(hide = true)]
     LaunchNode(LaunchNodeArguments),
@@ -114,6 +123,7 @@ impl AgentCommand {
             Self::Recover(RecoverCommand::Make(make)) => make.json,
             Self::Context(ContextCommand::Set(set)) => set.json,
             Self::Member(member) => member.access.json,
+            Self::Policy(policy) => policy.access.json,
             Self::LaunchNode(_) => false,
         }
     }
@@ -279,6 +289,30 @@ pub(crate) struct ContextSetArguments {
     /// Print JSON for programs to read.
     #[arg(long)]
     pub json: bool,
+}
+
+/// Arguments of `muster-agent policy`.
+#[derive(Args, Debug)]
+pub(crate) struct PolicyCommand {
+    /// Options for reaching the cluster.
+    #[command(flatten)]
+    pub access: ClusterAccess,
+    /// The subcommand to run.
+    #[command(subcommand)]
+    pub verb: PolicySubcommand,
+}
+
+/// The subcommands of `muster-agent policy`.
+#[derive(Debug, Subcommand)]
+pub(crate) enum PolicySubcommand {
+    /// List the policies in the cluster's own store, and the replacements by them.
+    List,
+    /// Revoke a policy for ever: it replaces no further member, whatever discovery says.
+    Revoke {
+        /// The policy's id, as `policy list` shows it.
+        #[arg(value_name = "ID")]
+        id: GrantId,
+    },
 }
 
 /// The subcommands of `muster-agent recover`.

@@ -2,6 +2,7 @@
 
 pub(crate) mod context;
 pub(crate) mod member;
+pub(crate) mod policy;
 pub(crate) mod printer;
 pub(crate) mod recover;
 pub(crate) mod reset;

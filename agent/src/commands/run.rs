@@ -372,9 +372,18 @@ impl Daemon<'_> {
         if join.kind == TokenKind::Join {
             return self.join_running_cluster(protocol, join, &record, addresses.listen).await;
         }
-        let bootstrap = Bootstrap::new(&mut protocol, join, addresses.listen, self.context())?;
-        let formed = bootstrap.form(&record).await?;
-        self.handle_formation_result(formed, protocol).await
+        let bootstrap =
+            Bootstrap::new(&mut protocol, join.clone(), addresses.listen, self.context())?;
+        match bootstrap.form(&record).await {
+            // The cluster has its members. By a replacement policy, this host waits until one of
+            // them is dead.
+            Err(ExitError::NeedsTicket(why)) if join.kind == TokenKind::Heal => {
+                tracing::info!("the cluster has its members: this host waits as a standby ({why})");
+                let protocol = protocol.renewed();
+                self.join_running_cluster(protocol, join, &record, addresses.listen).await
+            }
+            formed => self.handle_formation_result(formed?, protocol).await,
+        }
     }
 
     /// Joins a running cluster with a join ticket.

@@ -47,6 +47,14 @@ impl Protocol {
         Self { layout, key: Arc::new(key), agent, extras: keepsakes, document }
     }
 
+    /// Begins the state machine anew from its journal, in the same session. It has ended, because the
+    /// cluster that this host wanted to form has its members.
+    pub(crate) fn renewed(self) -> Self {
+        let mut agent = Agent::new(self.agent.journal, self.agent.session.nonce);
+        agent.session = self.agent.session;
+        Self { agent, ..self }
+    }
+
     /// Returns the nonce of this run in its wire format.
     pub(crate) fn nonce(&self) -> Nonce {
         Nonce(self.agent.session.nonce.to_be_bytes())

@@ -16,7 +16,8 @@
 //!   acks prove it.
 
 use discovery_types::jws::Jws;
-use discovery_types::readmission::{self, ReadmitRequest};
+use discovery_types::member_proof::{MemberProof, sign_as_node};
+use discovery_types::readmission::ReadmitRequest;
 use discovery_types::redeem::Redeem;
 use discovery_types::statement::{StatementChain, StatementError};
 
@@ -64,12 +65,19 @@ pub(super) fn sign(protocol: &Protocol, join: &Join) -> Result<Vec<Jws>, ExitErr
 pub(crate) fn readmission(protocol: &Protocol, join: &Join) -> Option<ReadmitRequest> {
     let extras = &protocol.extras;
     let ticket = extras.admission.as_ref()?.ticket.clone()?;
-    let certificate = extras.leaves.as_ref()?.peer.clone();
-    let node_key = Zeroizing::new(state::read(&protocol.layout.node_key()).ok()??);
-    let node_key = std::str::from_utf8(&node_key).ok()?;
-    let signature = readmission::sign_as_node(node_key, join.cluster, protocol.key.public())?;
+    let MemberProof { certificate, signature } = member_proof(protocol, join)?;
     let redeem = sign(protocol, join).ok()?.into_iter().next()?;
     Some(ReadmitRequest { ticket, redeem, certificate, signature })
+}
+
+/// Makes the proof that this host's agent belongs to its member. `None` if a file with a key or a
+/// certificate is missing.
+pub(crate) fn member_proof(protocol: &Protocol, join: &Join) -> Option<MemberProof> {
+    let certificate = protocol.extras.leaves.as_ref()?.peer.clone();
+    let node_key = Zeroizing::new(state::read(&protocol.layout.node_key()).ok()??);
+    let node_key = std::str::from_utf8(&node_key).ok()?;
+    let signature = sign_as_node(node_key, join.cluster, protocol.key.public())?;
+    Some(MemberProof { certificate, signature })
 }
 
 /// Verifies the statements in an answer of the service, from the pinned one on.

@@ -12,6 +12,8 @@ use crate::endpoint::ClientEndpoint;
 const DEADLINE: Duration = Duration::from_secs(3);
 /// Maximum number of bytes that are read of an answer.
 const ANSWER_LIMIT: u64 = 64 * 1024;
+/// Maximum number of bytes that are read of a node's metrics.
+const METRICS_LIMIT: u64 = 4 * 1024 * 1024;
 
 /// Why a health check failed.
 #[derive(Debug, thiserror::Error)]
@@ -40,15 +42,26 @@ impl ClientEndpoint {
     /// Requests `/readyz`, or `/health` from a node without that path (stock etcd before 3.5.11).
     pub(crate) async fn check_health(&self) -> Result<Health, HealthError> {
         let question = async {
-            match self.get("/readyz").await? {
-                (404, _) => Ok(to_health(self.get("/health").await?)),
+            match self.get("/readyz", ANSWER_LIMIT).await? {
+                (404, _) => Ok(to_health(self.get("/health", ANSWER_LIMIT).await?)),
                 answer => Ok(to_health(answer)),
             }
         };
         tokio::time::timeout(DEADLINE, question).await.unwrap_or(Err(HealthError::TimedOut))
     }
 
-    async fn get(&self, path: &str) -> Result<(u16, String), HealthError> {
+    /// Requests the node's metrics, in Prometheus' text format.
+    pub(crate) async fn get_metrics(&self) -> Result<String, HealthError> {
+        let question = async {
+            match self.get("/metrics", METRICS_LIMIT).await? {
+                (200, text) => Ok(text),
+                _ => Err(HealthError::Malformed),
+            }
+        };
+        tokio::time::timeout(DEADLINE, question).await.unwrap_or(Err(HealthError::TimedOut))
+    }
+
+    async fn get(&self, path: &str, limit: u64) -> Result<(u16, String), HealthError> {
         let answer = async {
             let mut stream = self.open(b"http/1.1").await?;
             let host = self.server_name();
@@ -56,7 +69,7 @@ impl ClientEndpoint {
                 format!("GET {path} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n");
             stream.write_all(request.as_bytes()).await?;
             let mut answer = Vec::new();
-            match stream.take(ANSWER_LIMIT).read_to_end(&mut answer).await {
+            match stream.take(limit).read_to_end(&mut answer).await {
                 // Some servers close without a TLS close_notify; the answer is complete
                 // nevertheless.
                 Err(error) if error.kind() != io::ErrorKind::UnexpectedEof => Err(error),
@@ -74,15 +87,22 @@ fn parse(answer: &[u8]) -> Option<(u16, String)> {
     let (head, body) = text.split_once("\r\n\r\n")?;
     let code = head.strip_prefix("HTTP/1.")?.split(' ').nth(1)?.parse().ok()?;
     let chunked = head.to_ascii_lowercase().contains("transfer-encoding: chunked");
-    let body = if chunked { first_chunk(body)? } else { body };
+    let body = if chunked { join_chunks(body)? } else { body.to_owned() };
     Some((code, body.trim().to_owned()))
 }
 
-/// Returns the first chunk of a chunked body. Health answers are short, so the first chunk is the
-/// whole body.
-fn first_chunk(body: &str) -> Option<&str> {
-    let (length, rest) = body.split_once("\r\n")?;
-    rest.get(..usize::from_str_radix(length.trim(), 16).ok()?)
+/// Joins the chunks of a chunked body. The last one may be missing.
+fn join_chunks(mut body: &str) -> Option<String> {
+    let mut joined = String::new();
+    while let Some((length, rest)) = body.split_once("\r\n") {
+        let length = usize::from_str_radix(length.trim(), 16).ok()?;
+        if length == 0 {
+            break;
+        }
+        joined.push_str(rest.get(..length)?);
+        body = rest.get(length..)?.trim_start_matches("\r\n");
+    }
+    Some(joined)
 }
 
 fn to_health((code, body): (u16, String)) -> Health {
@@ -103,6 +123,9 @@ mod tests {
         assert_eq!(parse(plain), Some((200, "ok".to_owned())));
         let chunked = b"HTTP/1.1 503 X\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nno!\r\n0\r\n\r\n";
         assert_eq!(parse(chunked), Some((503, "no!".to_owned())));
+        let two =
+            b"HTTP/1.1 200 X\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nab\r\n1\r\nc\r\n0\r\n\r\n";
+        assert_eq!(parse(two), Some((200, "abc".to_owned())));
         assert_eq!(parse(b"SSH-2.0-OpenSSH"), None);
     }
 

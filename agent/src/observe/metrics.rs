@@ -68,6 +68,11 @@ pub(crate) fn render(status: &AgentStatus) -> String {
     let late = i64::from(status.certificates_late.is_some());
     gauge("certificates_late", "Whether the certificates should have been renewed long ago", late);
     gauge("seat", "This host's seat, 0 for none", i64::from(status.seat.unwrap_or(0)));
+    let unreachable = i64::from(status.unreachable_voters);
+    let help = "Other voters that this host can't reach, while a replacement policy is in force";
+    gauge("unreachable_voters", help, unreachable);
+    let help = "Whether a member is dead and its replacement policy has reached its limit";
+    gauge("replacement_limit_reached", help, i64::from(status.replacement_limit_reached));
     let failed_at = status.last_error.as_ref().map_or(0.0, |error| seconds(error.at));
     let last_error: Gauge<f64, AtomicU64> = Gauge::default();
     last_error.set(failed_at);

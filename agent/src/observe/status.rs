@@ -152,6 +152,15 @@ pub(crate) struct AgentStatus {
     pub service_statement: Option<u64>,
     /// URLs of discovery in that statement, separated by commas.
     pub discovery_urls: Option<String>,
+    /// Number of other voters that this host can't reach, while a replacement policy is in force.
+    #[serde(default)]
+    pub unreachable_voters: u32,
+    /// Reason why a newcomer under a replacement policy waits, as the leader's agent sees it.
+    #[serde(default)]
+    pub replacement: Option<String>,
+    /// Whether a replacement policy has reached its limit while a member is dead.
+    #[serde(default)]
+    pub replacement_limit_reached: bool,
     /// The last error, until it is resolved.
     pub last_error: Option<LastError>,
     /// When the agent tries again.

@@ -38,7 +38,7 @@ use crate::observe::logging;
 use crate::observe::node_log::Tail;
 use crate::observe::status::{NodeProcessStatus, Phase, StatusHandle};
 use crate::state::{self, journal, known, node_dir, state_exit_error};
-use crate::steward::{Statements, Steward};
+use crate::steward::{ReplacementKeeper, Statements, Steward, StewardParts, VoterObserver};
 
 /// How often the agent checks whether a node has created its log, at the node's first start.
 const LOG_CHECK_INTERVAL: Duration = Duration::from_millis(20);
@@ -142,17 +142,36 @@ async fn refresh_admission(protocol: &mut Protocol) {
 
 impl NodeStart {
     /// Builds the task that does a voter's duties for its cluster.
-    fn steward(&self, protocol: &Protocol, known: &SharedFacts) -> Option<Steward> {
+    fn steward(
+        &self,
+        protocol: &Protocol,
+        board: &StatusHandle,
+        known: &SharedFacts,
+    ) -> Option<Steward> {
         let join = protocol.extras.join.as_ref()?;
         let document = self.document.jws().clone();
         let (longest, recoveries) = (known.statements.clone(), self.identity.recoveries.jws());
         let journalled = &protocol.extras.statements;
         let journalled = StatementChain::verify_from_pin(journalled, &join.statement).ok()?;
         let statements = Statements::new(join.statement, journalled, document, recoveries, longest);
-        let node = ClusterApiClient::new(vec![self.client_endpoint(&protocol.layout)?]);
+        let endpoint = self.client_endpoint(&protocol.layout)?;
+        let node = ClusterApiClient::new(vec![endpoint.clone()]);
+        let observer = redeem::member_proof(protocol, join).map(|proof| VoterObserver {
+            cluster: join.cluster,
+            key: Arc::clone(&protocol.key),
+            proof,
+            document: self.document.clone(),
+            is_recovered: !self.identity.recoveries.jws().is_empty(),
+        });
         let (client, hint) = (known.client.clone()?, Arc::clone(&known.hint));
         let announced = known.announced.clone();
-        Some(Steward::new(client, join.cluster, node, statements, announced, hint))
+        let replacement = ReplacementKeeper::new(observer, endpoint, board.clone());
+        Some(Steward::new(
+            client,
+            join.cluster,
+            node,
+            StewardParts { statements, announced, hint, replacement },
+        ))
     }
 
     /// Builds the task that follows the newest service statement.
@@ -307,7 +326,7 @@ fn background_tasks(
     known: &SharedFacts,
 ) -> impl Future<Output = Infallible> + use<> {
     let report = run_reporter(plan.report(protocol, known), board.clone());
-    let steward = plan.steward(protocol, known);
+    let steward = plan.steward(protocol, board, known);
     let finder = plan.finder(protocol, board, known);
     async move {
         let steward = async {

@@ -350,7 +350,7 @@ fn bound_of(file: BoundFile) -> (u64, SignedList) {
 
 #[cfg(test)]
 mod tests {
-    use discovery_types::fixtures::{ClusterFixture, sign_version_2};
+    use discovery_types::fixtures::{ClusterFixture, sign_newer_version};
     use discovery_types::jws::JwsType;
 
     use super::*;
@@ -453,7 +453,7 @@ mod tests {
         let (key, journal, keepsakes) = create(&layout, machine()).unwrap();
         write(&layout, &journal, &keepsakes).unwrap();
         let record = &ClusterFixture::new(1).records[0];
-        let record = sign_version_2(JwsType::Record, &key, record);
+        let record = sign_newer_version(JwsType::Record, &key, record);
         let signed = SignedRecord { endorsement: record.clone(), record };
         let mut file: serde_json::Value =
             serde_json::from_slice(&std::fs::read(layout.journal()).unwrap()).unwrap();

@@ -108,6 +108,7 @@ impl Steward {
         }
         if let (IntentStep::RemoveLearner, ClusterMemberChange::Remove(id)) = (step, change) {
             let reason = match (seen.removal_origin, intent.leaving_member()) {
+                _ if seen.given_up.is_some() => seen.given_up.clone().unwrap_or_default(),
                 (RemovalOrigin::Foreign, Some(old)) => foreign_removal_reason(MemberId(old.get())),
                 _ => seen.progress.why_stalled(),
             };

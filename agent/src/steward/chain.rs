@@ -197,7 +197,7 @@ enum ChainError {
 
 #[cfg(test)]
 mod tests {
-    use discovery_types::fixtures::{ClusterFixture, sign_version_2};
+    use discovery_types::fixtures::{ClusterFixture, sign_newer_version};
     use discovery_types::jws::JwsType;
     use discovery_types::key::SigningKey;
     use discovery_types::statement::{MAX_CHAIN, Statement};
@@ -267,7 +267,7 @@ mod tests {
         let first = world.chain().jws();
         let second = next(&world, &first[0], 1).sign(&world.owner);
         let third = Statement { seq: 2, ..next(&world, &second, 2) };
-        let by = |key| sign_version_2(JwsType::Statement, key, &third).to_string();
+        let by = |key| sign_newer_version(JwsType::Statement, key, &third).to_string();
         let compare = |last: &[String]| {
             let (longest, journalled) = watch::channel(Vec::new());
             let mut statements = Statements::new(

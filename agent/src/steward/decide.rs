@@ -45,6 +45,8 @@ pub(super) struct IntentFacts<'a> {
     pub refused_addition: Option<&'a [MemberId]>,
     /// Origin of the replaced member's removal, if that member is gone.
     pub removal_origin: RemovalOrigin,
+    /// Why a replacement by a policy is given up, if it is.
+    pub given_up: Option<&'a str>,
 }
 
 /// The next action for an intent.
@@ -94,6 +96,10 @@ impl IntentFacts<'_> {
         let old = replaces.map(|id| MemberId(id.get()));
         let found = self.members.of_peer_urls(&urls).filter(|found| Some(found.id) != old);
         match (self.state, found) {
+            (_, None) if let Some(why) = self.given_up => refusal(why.to_owned()),
+            (IntentState::Added, Some(member)) if member.is_learner && self.given_up.is_some() => {
+                removal_of_learner(member.id)
+            }
             (IntentState::Added, Some(member)) if member.is_learner && self.stalled => {
                 removal_of_learner(member.id)
             }
@@ -104,6 +110,7 @@ impl IntentFacts<'_> {
                 StewardAction::Report(Outcome::Added {
                     member,
                     initial_cluster: self.initial_members(member, record),
+                    replaces: self.intent.policy().and(replaces),
                 })
             }
             (_, None) if self.added_before => self.removed_newcomer_action(),

@@ -15,6 +15,7 @@ mod act;
 mod chain;
 mod decide;
 mod progress;
+pub(crate) mod replacement;
 mod takeover;
 
 use std::collections::BTreeMap;
@@ -34,6 +35,8 @@ use uuid::Uuid;
 pub(crate) use self::chain::{RECOVERIES, STATEMENTS, Statements};
 use self::decide::{IntentFacts, StewardAction};
 use self::progress::NewcomerProgress;
+use self::replacement::decide::Continuation;
+pub(crate) use self::replacement::{ReplacementKeeper, VoterObserver};
 use self::takeover::LeaderWatch;
 use crate::cluster::{ClusterApiClient, MemberId, MemberList, NodeStatus, RemovalOrigin};
 use crate::exit::error_chain as causes;
@@ -42,6 +45,8 @@ use discovery_types::text::truncate_reason;
 
 /// How often intents are examined while there are any.
 const INTENT_CHECK_INTERVAL: Duration = Duration::from_millis(500);
+/// How often newcomers under a policy are examined while a voter can't be reached.
+const STANDBY_CHECK_INTERVAL: Duration = Duration::from_secs(2);
 /// How often the agent asks an unreachable node for its status.
 const NODE_RETRY_PAUSE: Duration = Duration::from_secs(1);
 /// Minimum time between two reports to discovery on why one intent waits.
@@ -74,6 +79,8 @@ pub(crate) struct Steward {
     observations: BTreeMap<OperationId, IntentObservations>,
     /// Observations of the leader's agent.
     leader_watch: LeaderWatch,
+    /// Facts about replacement policies.
+    replacement: ReplacementKeeper,
     retry: Retry,
     /// Warnings that were logged, and when.
     warnings: BTreeMap<String, Instant>,
@@ -92,6 +99,20 @@ struct IntentObservations {
     last_logged_wait: String,
     /// The last reason to wait that was reported to discovery, and when it was reported.
     last_explanation: Option<(String, Instant)>,
+    /// Why the replacement by a policy is given up.
+    given_up: Option<String>,
+}
+
+/// Parts of a steward that it shares with the agent's other tasks.
+pub(crate) struct StewardParts {
+    /// The statement chain, which says who may sign what.
+    pub statements: Statements,
+    /// The service statement that discovery showed last, for the task that follows it.
+    pub announced: watch::Sender<Option<Jws>>,
+    /// Notified when the members have probably changed.
+    pub hint: Arc<Notify>,
+    /// Facts about replacement policies.
+    pub replacement: ReplacementKeeper,
 }
 
 impl Steward {
@@ -100,10 +121,9 @@ impl Steward {
         client: Arc<DiscoveryClient>,
         cluster: Uuid,
         node: ClusterApiClient,
-        statements: Statements,
-        announced: watch::Sender<Option<Jws>>,
-        hint: Arc<Notify>,
+        parts: StewardParts,
     ) -> Self {
+        let StewardParts { statements, announced, hint, replacement } = parts;
         Self {
             service_moves: client.moves(),
             client,
@@ -115,13 +135,22 @@ impl Steward {
             intent_states: BTreeMap::new(),
             observations: BTreeMap::new(),
             leader_watch: LeaderWatch::default(),
+            replacement,
             retry: Retry::default(),
             warnings: BTreeMap::new(),
         }
     }
 
     /// Carries out intents until the future is dropped.
-    pub(crate) async fn run(mut self) -> Infallible {
+    pub(crate) async fn run(self) -> Infallible {
+        let watcher = self.replacement.watch_voters(&self.node);
+        tokio::select! {
+            never = watcher => never,
+            never = self.carry_out_intents() => never,
+        }
+    }
+
+    async fn carry_out_intents(mut self) -> Infallible {
         let mut known = None;
         loop {
             let status = match self.node.status().await {
@@ -139,7 +168,15 @@ impl Steward {
                 ));
             }
             self.service_moves.mark_unchanged();
-            let list = match self.client.intents(self.cluster, known, false).await {
+            let asked = tokio::select! {
+                asked = self.client.intents(self.cluster, known, false) => asked,
+                // A newcomer may take the place of a voter that can't be reached any more.
+                () = self.replacement.voters_changed(), if known.is_some() => {
+                    known = None;
+                    continue;
+                }
+            };
+            let list = match asked {
                 Ok(list) => list,
                 Err(error) => {
                     self.wait_after_failure(&error, leads).await;
@@ -166,11 +203,13 @@ impl Steward {
             if let Err(error) = &learnt {
                 self.warn_once(&format!("the newest statement can't be taken: {error}"));
             }
+            self.take_policies(&list.policies, leads).await;
             // With intents pending, ask again soon instead of waiting for a change: this node may
             // become the leader.
-            known = list.intents.is_empty().then_some(list.rev);
+            let is_busy = self.is_busy(&list.intents).await;
+            known = (!is_busy).then_some(list.rev);
             self.observations.retain(|id, _| self.intent_states.contains_key(id));
-            if list.intents.is_empty() {
+            if !is_busy {
                 self.leader_watch.reset();
                 continue;
             }
@@ -179,7 +218,11 @@ impl Steward {
             {
                 self.process_intents(&list.intents, &status, leader).await;
             }
-            sleep(INTENT_CHECK_INTERVAL).await;
+            sleep(match self.may_be_slow(&list.intents) {
+                true => STANDBY_CHECK_INTERVAL,
+                false => INTENT_CHECK_INTERVAL,
+            })
+            .await;
         }
     }
 
@@ -191,6 +234,9 @@ impl Steward {
         status: &NodeStatus,
         leader: MemberId,
     ) {
+        if leader != status.member_id {
+            self.observe_voters(intents, status.member_id).await;
+        }
         if leader != status.member_id
             && let Err(error) = self.watch_leader(intents, status, leader).await
         {
@@ -263,6 +309,16 @@ impl Steward {
         if leads && reads_all {
             self.write_heartbeat_if_due(leader).await;
         }
+        let split = self.split_by_policy(verified).await?;
+        let (mut verified, waiting) = (split.begun, split.waiting);
+        let lost = match &split.lost {
+            Some(policy_use) if leads => {
+                let members = self.node.list_members().await.map_err(|error| causes(&error))?;
+                self.lost_intent(policy_use, &members)
+            }
+            _ => None,
+        };
+        verified.extend(lost.as_ref().map(|(intent, view)| (intent.clone(), view)));
         for (intent, view) in &verified {
             if let Some(rival) = rival(intent, &verified) {
                 let why = format!(
@@ -280,6 +336,9 @@ impl Steward {
             }
             let members = self.node.list_members().await.map_err(|error| causes(&error))?;
             self.step(intent, view, &members, status, leader).await;
+        }
+        if leads && reads_all {
+            self.consider_newcomers(&waiting, &verified, status).await?;
         }
         Ok(())
     }
@@ -335,10 +394,19 @@ impl Steward {
         if let IntentChange::Add { record, .. } = intent.change() {
             seen.progress.observe(&self.node, record, members, status).await;
         }
+        let continuation = self.continuation(intent, members).await;
+        seen.given_up = match &continuation {
+            Some(Continuation::GiveUp(why)) => Some(why.clone()),
+            _ => None,
+        };
         let act =
             self.collect_facts(intent, view, members, (status.member_id, leader), &seen).decide();
         self.observations.insert(intent.operation, seen);
         let leads = status.member_id == leader;
+        let act = match (act, continuation) {
+            (StewardAction::Change(..), Some(Continuation::Pause(why))) => StewardAction::Wait(why),
+            (act, _) => act,
+        };
         match act {
             StewardAction::AwaitNewcomer(why) => self.report_wait(intent, why).await,
             StewardAction::Wait(why) if leads => self.report_wait(intent, &why).await,
@@ -362,9 +430,7 @@ impl Steward {
         (own, leader): (MemberId, MemberId),
         seen: &'a IntentObservations,
     ) -> IntentFacts<'a> {
-        let clock = |seconds: i64| u64::try_from(seconds).unwrap_or(0);
-        let service = clock(self.client.service_now_ms().div_euclid(1000));
-        let here = clock(jiff::Timestamp::now().as_second());
+        let (here, service) = self.clocks();
         IntentFacts {
             intent,
             state: view.state,
@@ -378,6 +444,7 @@ impl Steward {
             newcomer_state: seen.progress.state(),
             refused_addition: seen.refused_addition.as_deref(),
             removal_origin: seen.removal_origin,
+            given_up: seen.given_up.as_deref(),
         }
     }
 
@@ -418,6 +485,16 @@ impl Steward {
     async fn report_outcome(&mut self, intent: &VerifiedIntent, outcome: Outcome) {
         let Ok(status) = self.node.status().await else { return };
         let state = outcome.state();
+        if intent.policy().is_some() && !state.is_live() {
+            // The place is vacant if this replacement has removed the member, and ends without a
+            // newcomer.
+            let removed = self.observations.get(&intent.operation);
+            let is_freed = removed.is_some_and(|seen| seen.removal_origin == RemovalOrigin::Own);
+            let is_vacant = is_freed && state != IntentState::Promoted;
+            if let Err(why) = self.end_use(&intent.operation, state.as_str(), is_vacant).await {
+                return self.log_wait(intent, &why);
+            }
+        }
         let request =
             OutcomeRequest { outcome, raft_term: status.raft_term, raft_index: status.raft_index };
         match self.client.report_outcome(self.cluster, intent.operation, &request).await {

@@ -214,6 +214,10 @@ impl Steward {
     ) -> Vec<VerifiedIntent> {
         let verified = intents.iter().filter_map(|view| {
             let intent = VerifiedIntent::verify(&view.intent, self.statements.chain()).ok()?;
+            if self.could_begin(&intent) {
+                return self.leader_watch.may_take_over(&intent.operation).then_some(intent);
+            }
+            let intent = self.resolved(intent)?;
             let seen = IntentObservations::default();
             let act = self.collect_facts(&intent, view, members, (own, own), &seen).decide();
             let acts = matches!(

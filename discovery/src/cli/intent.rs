@@ -208,8 +208,11 @@ fn describe_progress(view: &IntentView) -> String {
 }
 
 /// Prints a table with one line for each intent.
-pub(super) fn table(out: &mut TextOutput<'_>, intents: &[IntentView]) {
-    let rows = intents.iter().map(|view| {
+pub(super) fn table<'v>(
+    out: &mut TextOutput<'_>,
+    intents: impl IntoIterator<Item = &'v IntentView>,
+) {
+    let rows = intents.into_iter().map(|view| {
         [
             view.intent.operation.to_string(),
             view.intent.verb.to_string(),

@@ -20,6 +20,7 @@ mod key;
 mod log;
 mod members;
 mod pages;
+mod policy;
 mod printer;
 mod process;
 mod service;
@@ -117,6 +118,8 @@ enum DiscoveryCommand {
     Cluster(cluster::ClusterArgs),
     /// Make, see and revoke join bundles
     Token(token::TokenArgs),
+    /// Sign beforehand when a dead member may be replaced
+    Policy(policy::PolicyArgs),
     /// Order membership changes of a running cluster, and see their outcome
     Intent(intent::IntentArgs),
     /// Tell running clusters' agents where the service is and by which keys they know it
@@ -271,6 +274,7 @@ impl DiscoveryCommand {
             DiscoveryCommand::Context(args) => args.common.json,
             DiscoveryCommand::Cluster(args) => args.remote.common.json,
             DiscoveryCommand::Token(args) => args.remote.common.json,
+            DiscoveryCommand::Policy(args) => args.remote.common.json,
             DiscoveryCommand::Intent(args) => args.remote.common.json,
             DiscoveryCommand::Service(args) => args.remote.common.json,
             DiscoveryCommand::Ca(args) => args.json,
@@ -295,6 +299,7 @@ impl DiscoveryCommand {
             DiscoveryCommand::Context(args) => context::run(args, printer),
             DiscoveryCommand::Cluster(args) => session::block_on(cluster::run(args, printer)),
             DiscoveryCommand::Token(args) => session::block_on(token::run(args, printer)),
+            DiscoveryCommand::Policy(args) => session::block_on(policy::run(args, printer)),
             DiscoveryCommand::Intent(args) => session::block_on(intent::run(args, printer)),
             DiscoveryCommand::Service(args) => session::block_on(service::run(args, printer)),
             DiscoveryCommand::Ca(args) => ca::run(args, printer),

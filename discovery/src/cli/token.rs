@@ -2,28 +2,23 @@
 
 mod confirm;
 mod host_files;
+pub(super) mod issue;
 
 use std::num::NonZeroUsize;
-use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::Subcommand;
 use discovery_types::api::{GrantState, GrantView};
-use discovery_types::bundle::Bundle;
-use discovery_types::client::ClientError;
-use discovery_types::digest::Digest;
 use discovery_types::grant::{
     DEFAULT_BOOT_SECONDS, Grant, GrantId, MAX_CIDRS, MAX_JOIN_SECONDS, TokenKind,
 };
 use discovery_types::name::Name;
-use discovery_types::service::VerifiedService;
 use discovery_types::statement::StatementChain;
 use discovery_types::token::Token;
 use ipnet::IpNet;
-use secrecy::{ExposeSecret, SecretString};
 use serde_json::json;
 
-use self::host_files::HostFilesArgs;
+use self::issue::{DeliveryArgs, Issuance};
 use super::confirm::IrreversibleAct;
 use super::members::MemberDirectory;
 use super::pages;
@@ -123,11 +118,8 @@ struct CreateArgs {
     /// --kind join]
     #[arg(long, value_name = "N")]
     uses: Option<u8>,
-    /// Write what has the bundle in it to a new file (mode 0600) instead of stdout
-    #[arg(long, value_name = "FILE")]
-    out: Option<PathBuf>,
     #[command(flatten)]
-    host_files: HostFilesArgs,
+    delivery: DeliveryArgs,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
@@ -203,146 +195,26 @@ async fn create(
     args: CreateArgs,
     printer: &mut Printer,
 ) -> Result<(), CliError> {
-    if let Some(out) = &args.out
-        && out.exists()
-    {
-        // Check this before any request.
-        return Err(muster_files::Error::Exists(out.clone()).into());
-    }
-    let cluster = session.cluster(&args.cluster).await?;
-    let (chain, service) = session.statements(cluster.cluster).await?;
-    let service = service.and_then(|jws| VerifiedService::verify_kept(&jws, &chain).ok());
-    if let Some(service) = &service
-        && let Some(difference) = pin_warning(&session.context.pins, service)
-    {
-        printer.warn(&difference);
-    }
     let kind = TokenKind::from(args.kind);
-    session.check_role_in_statement(&chain, kind.action())?;
+    let issuance = Issuance::prepare(session, &args.cluster, kind, &args.delivery, printer).await?;
     let replaces = match &args.replace {
         None => None,
         Some(_) if kind == TokenKind::Boot => {
             return Err(CliError::Usage("--replace needs --kind join".into()));
         }
-        Some(member) => Some(MemberDirectory::fetch(session, cluster.cluster).await?.find(member)?),
+        Some(member) => {
+            let cluster = issuance.chain.newest().cluster;
+            Some(MemberDirectory::fetch(session, cluster).await?.find(member)?)
+        }
     };
-    let now_ms = session.client.context().await?.now_ms;
-    let own_ms = jiff::Timestamp::now().as_millisecond();
-    if let Some(difference) = clock_warning(now_ms, own_ms) {
-        printer.warn(&difference);
-    }
-    let now = now_ms.div_euclid(1000);
     let token = Token::generate(kind);
-    let mut grant = grant(&chain, &token, &args, u64::try_from(now).unwrap_or_default())?;
+    let mut grant = grant(&issuance.chain, &token, &args, issuance.now)?;
     grant.replaces = replaces;
-    let bundle = Bundle {
-        urls: session.context.urls.clone(),
-        pins: session.context.pins.clone(),
-        cluster: cluster.cluster,
-        statement: chain.newest_hash(),
-        token,
-    };
-    let text = args.host_files.form().text(&bundle.expose());
-    if let Some(out) = &args.out {
-        // Write the file first: if that fails, no grant exists for a token that nobody has.
-        muster_files::create(out, format!("{}\n", text.expose_secret()).as_bytes(), 0o600)?;
-    }
-    let put = put_grant(session, &grant).await;
-    if let (Err(error), Some(out)) = (&put, &args.out)
-        && !matches!(error, CliError::Client(ClientError::Interrupted { .. }))
-    {
-        fs_err::remove_file(out).map_err(|source| CliError::file("removing", out, source))?;
-    }
-    print_bundle(&text, &put?, &args, printer)
-}
-
-/// Returns a warning if the bundle's pins are others than those announced to the cluster's agents.
-/// A host that joins follows the announcement.
-fn pin_warning(pins: &[Digest], service: &VerifiedService) -> Option<String> {
-    let announced = &service.statement().pins;
-    let fits = pins.iter().any(|pin| announced.contains(pin));
-    (!fits).then(|| {
-        format!(
-            "the pins in this context are not those that were announced to the cluster's agents \
-             (number {}): a host that joins won't reach this service any more. Announce it: \
-             muster-discovery service announce",
-            service.sequence()
-        )
-    })
-}
-
-async fn put_grant(session: &AdminSession, grant: &Grant) -> Result<GrantView, CliError> {
-    let view = session.client.put_grant(&grant.sign(&session.key)).await?;
-    match view.grant == *grant {
-        true => Ok(view),
-        false => Err(CliError::Answer("it stored another grant than the one sent".into())),
-    }
-}
-
-/// Prints `text`, which has the bundle in it, or the path of its file.
-fn print_bundle(
-    text: &SecretString,
-    view: &GrantView,
-    args: &CreateArgs,
-    printer: &mut Printer,
-) -> Result<(), CliError> {
-    let mut value = json!({
-        "id": view.grant.id,
-        "cluster": view.grant.cluster,
-        "uses": view.grant.uses,
-        "expires_at": view.grant.expires_at,
-    });
-    let expires = time_of_seconds(view.grant.expires_at);
-    let about = format!("token {}: {} use(s), until {expires}", view.grant.id, view.grant.uses);
-    match (&args.out, args.host_files.unit()) {
-        (Some(file), None) => {
-            value["file"] = json!(file);
-            printer.print_value(&value, |out| out.line(&file.display().to_string()))?;
-        }
-        (Some(file), Some(unit)) => {
-            value["file"] = json!(file);
-            value["systemd"] = json!(unit);
-            printer.print_value(&value, |out| out.line(unit.trim_end()))?;
-            printer.note(&format!(
-                "copy {} to /etc/muster/join.bundle on the host (mode 0600), and what is printed to \
-                 /etc/systemd/system/muster-agent.service; then: systemctl enable --now muster-agent",
-                file.display()
-            ));
-        }
-        (None, _) => {
-            value[args.host_files.form().json_name()] = json!(text.expose_secret());
-            printer.print_value(&value, |out| out.line(text.expose_secret()))?;
-        }
-    }
-    printer.note(&about);
-    if view.state == GrantState::Expired {
-        printer.warn(
-            "it has expired already: the clock of the service's Postgres was set ahead. Look at that \
-             clock, and mint another one once it is right",
-        );
-    }
+    let view = issuance.issue(session, token, &grant, &args.delivery, printer).await?;
     if let Some(danger) = danger(&view.grant) {
         printer.warn(&danger);
     }
     Ok(())
-}
-
-/// Maximum clock difference in milliseconds: an agent whose clock differs more signs nothing.
-const SKEW_MS: u64 = 30_000;
-
-/// Warns if this machine's clock and the service's differ. Tokens expire by the clock of the
-/// service's Postgres. If that clock is wrong, tokens expire at once, or far too late.
-fn clock_warning(service_ms: i64, own_ms: i64) -> Option<String> {
-    let off = service_ms.saturating_sub(own_ms);
-    let way = if off > 0 { "ahead of" } else { "behind" };
-    (off.unsigned_abs() > SKEW_MS).then(|| {
-        format!(
-            "the service's clock (its Postgres') is {} s {way} this machine's: tokens expire by the \
-             service's, and hosts that are more than 30 s off it form nothing. Set whichever is \
-             wrong",
-            off.unsigned_abs() / 1_000
-        )
-    })
 }
 
 /// Describes what somebody else could do with the bundle before the cluster commits.
@@ -368,15 +240,17 @@ fn grant(
     args: &CreateArgs,
     now: u64,
 ) -> Result<Grant, CliError> {
-    let (most, life) = match token.kind() {
-        TokenKind::Boot => (chain.newest().size, DEFAULT_BOOT_SECONDS),
-        TokenKind::Join => (1, MAX_JOIN_SECONDS),
+    let (most, life) = match args.kind {
+        TokenKindArgument::Boot => (chain.newest().size, DEFAULT_BOOT_SECONDS),
+        TokenKindArgument::Join => (1, MAX_JOIN_SECONDS),
     };
     let uses = args.uses.unwrap_or(if args.name.is_some() { 1 } else { most });
     if !(1..=most).contains(&uses) {
-        return Err(CliError::Usage(match token.kind() {
-            TokenKind::Boot => format!("--uses must be from 1 to the cluster's size, {most}"),
-            TokenKind::Join => "a join ticket is worth one new member: --uses 1".into(),
+        return Err(CliError::Usage(match args.kind {
+            TokenKindArgument::Boot => {
+                format!("--uses must be from 1 to the cluster's size, {most}")
+            }
+            TokenKindArgument::Join => "a join ticket is worth one new member: --uses 1".into(),
         }));
     }
     let ttl = args.ttl.map_or(life, |ttl| ttl.as_secs());
@@ -402,6 +276,7 @@ fn grant(
         // Agents report no zone, so a token bound to one could never be redeemed.
         zone: None,
         replaces: None,
+        replacement: None,
     })
 }
 
@@ -448,7 +323,7 @@ fn show(printer: &mut Printer, view: &GrantView) -> Result<(), CliError> {
     })
 }
 
-fn state(state: GrantState) -> &'static str {
+pub(super) fn state(state: GrantState) -> &'static str {
     match state {
         GrantState::Valid => "valid",
         GrantState::Expired => "expired",

@@ -11,7 +11,7 @@ use discovery_types::api::{ProbeResult, Session};
 use discovery_types::convert;
 use discovery_types::digest::Digest;
 use discovery_types::document::VerifiedDocument;
-use discovery_types::grant::{GrantId, GrantTimeError, TokenKind, VerifiedGrant};
+use discovery_types::grant::{GrantId, GrantTimeError, VerifiedGrant};
 use discovery_types::jws::Jws;
 use discovery_types::key::PublicKey;
 use discovery_types::problem::Code;
@@ -22,7 +22,7 @@ use discovery_types::statement::StatementChain;
 use crate::app::App;
 use crate::error::ApiError;
 use crate::members::refuse_if_reporting;
-use crate::redeem::RedeemRequest;
+use crate::redeem::{RedeemRequest, TokenUse};
 use crate::store::cluster::ClusterTransaction;
 
 /// Maximum total size in bytes of one seat's record, endorsement and grant; `MAX_ACK_BYTES` limits
@@ -281,7 +281,7 @@ fn prepare_redeem(
     transaction: &ClusterTransaction,
     request: &RedeemRequest,
 ) -> Result<ClusterEvent, ApiError> {
-    let verified = request.verify(app, transaction, TokenKind::Boot)?;
+    let verified = request.verify(app, transaction, TokenUse::Seat)?;
     let (grant, redeem) = (&verified.grant, &request.redeem);
     let signed = [&redeem.signed.record, &redeem.signed.endorsement, grant.jws()];
     let length: usize = signed.iter().map(|jws| jws.as_str().len()).sum();

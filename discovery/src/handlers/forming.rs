@@ -15,6 +15,7 @@ use discovery_types::api::{
 };
 use discovery_types::convert;
 use discovery_types::document::VerifiedDocument;
+use discovery_types::grant::{GrantId, TokenKind};
 use discovery_types::key::{KeyId, PublicKey};
 use discovery_types::problem::{Code, Problem};
 use discovery_types::role::{Action, Principal, is_allowed};
@@ -56,7 +57,8 @@ pub(crate) async fn redeem(
     let address = peer(&request)?.address.ip().to_canonical();
     let redeem = RedeemRequest::open(body.jws, key, app.keys.pin(), address)?;
     let cluster = redeem.cluster();
-    let asker = Requester { key, name: redeem.claimed.name.to_string(), address };
+    let (grant, name) = (redeem.grant(), redeem.claimed.name.to_string());
+    let asker = Requester { key, grant, name, address };
     let applied = match app.apply(cluster, ClusterRequest::Redeem(Box::new(redeem))).await {
         Ok(applied) => applied,
         Err(error) if error.problem().code == Code::BootClosed => {
@@ -78,6 +80,7 @@ pub(crate) async fn redeem(
 /// A host that sent a valid boot token, as it describes itself.
 struct Requester {
     key: PublicKey,
+    grant: GrantId,
     name: String,
     address: IpAddr,
 }
@@ -92,6 +95,13 @@ async fn refuse_late_host(
 ) -> Result<ApiError, ApiError> {
     let found = app.store.read_cluster(cluster).await?;
     let (machine, chain, now) = found.ok_or_else(|| ApiError::not_found("such cluster"))?;
+    let grant = app.store.grant(&asker.grant.to_string()).await?;
+    if grant.is_some_and(|row| row.grant.kind == TokenKind::Heal.as_str()) {
+        return Ok(refused.with_advice(
+            "The host's agent asks for the place of a dead member next, by its replacement policy."
+                .to_owned(),
+        ));
+    }
     app.note_asking_host(cluster, &asker.key, &asker.name, &asker.address.to_string()).await?;
     let present = app.present_members((&machine, &chain), &[], now.0 as i64).await?;
     let command = intents::ticket_command(&present, chain.newest().name.as_str());

@@ -18,6 +18,7 @@ use crate::auth::{authorise, check_statement_allows};
 use crate::error::ApiError;
 use crate::forming::ClusterRequest;
 use crate::redeem::{is_void, unsettled_error};
+use crate::store::changes::StoredPolicy;
 use crate::store::grants::GrantUse;
 use crate::store::{ListPosition, StoreError};
 
@@ -52,16 +53,43 @@ pub(crate) async fn put(
         )));
     }
     check_token_kind(grant.kind, cluster.phase)?;
+    if grant.kind == TokenKind::Heal {
+        check_policy_limit(&app, grant.cluster, grant.id).await?;
+    }
     app.store.put_grant(&grant, &caller.name, now).await?;
+    if grant.kind == TokenKind::Heal {
+        app.notifier.wake(grant.cluster);
+    }
     view(&app, grant.id).await
 }
 
-/// Checks the token's kind: boot tokens are for clusters that form, join tickets for running ones.
+/// Maximum number of a cluster's replacement policies that are neither revoked nor expired.
+const MAX_POLICIES: usize = 8;
+
+/// Returns an error if the cluster has as many other policies as it may have.
+async fn check_policy_limit(app: &App, cluster: Uuid, new: GrantId) -> Result<(), ApiError> {
+    let stored = app.store.membership_changes(cluster).await?.policies;
+    let is_other = |policy: &&StoredPolicy| {
+        let grant: Option<Grant> = policy.grant.claims_unverified(JwsType::Grant).ok();
+        !policy.is_revoked && grant.is_none_or(|grant| grant.id != new)
+    };
+    let others = stored.iter().filter(is_other).count();
+    if others < MAX_POLICIES {
+        return Ok(());
+    }
+    let detail = format!("The cluster has {others} replacement policies already.");
+    let next =
+        "Revoke those that are not needed: `muster-discovery policy list`, then `policy revoke`.";
+    Err(ApiError::new(Code::Conflict, detail, next))
+}
+
+/// Checks the token's kind: boot tokens are for clusters that form, join tickets for running ones,
+/// and replacement policies for both.
 fn check_token_kind(kind: TokenKind, phase: Phase) -> Result<(), ApiError> {
     let detail = format!("The cluster is {}.", phase.as_str());
     match (kind, phase) {
-        (TokenKind::Boot, Phase::Open | Phase::Preparing)
-        | (TokenKind::Join, Phase::Committed | Phase::Formed) => Ok(()),
+        (TokenKind::Boot | TokenKind::Heal, Phase::Open | Phase::Preparing)
+        | (TokenKind::Join | TokenKind::Heal, Phase::Committed | Phase::Formed) => Ok(()),
         (TokenKind::Boot, Phase::Committed | Phase::Formed) => {
             let next = "Make a join ticket: `muster-discovery token create --kind join`.";
             Err(ApiError::new(Code::BootClosed, detail, next))
@@ -147,13 +175,15 @@ pub(crate) async fn revoke(
     let row = row.ok_or_else(|| ApiError::not_found("such token"))?;
     if row.grant.kind == TokenKind::Join.as_str() {
         authorise(&request, &app, Action::RevokeJoinGrant, None).await?;
+    } else if row.grant.kind == TokenKind::Heal.as_str() {
+        authorise(&request, &app, Action::RevokePolicy, None).await?;
     }
     let incoming = ClusterRequest::RevokeGrant { id: *path, by: caller.name };
     app.apply(row.grant.cluster_id, incoming).await?;
     view(&app, *path).await
 }
 
-/// Confirms a boot token that a change of the database has made void.
+/// Confirms a boot token, or a replacement policy, that a change of the database has made void.
 #[utoipa::path(post, path = "/v1/grants/{id}/confirm", tag = "grants",
     params(("id" = String, Path,)), request_body = SignedBody,
     responses((status = 200, body = GrantView), (status = "default", body = Problem)))]
@@ -163,12 +193,17 @@ pub(crate) async fn confirm(
     path: Path<GrantId>,
     JsonBody(body): JsonBody<SignedBody>,
 ) -> Result<Json<GrantView>, ApiError> {
-    let caller = authorise(&request, &app, Action::PutBootGrant, None).await?;
+    let caller = authorise(&request, &app, Action::ReadGrants, None).await?;
     let row = app.store.grant(&path.to_string()).await?;
     let row = row.ok_or_else(|| ApiError::not_found("such token"))?;
+    let action = match row.grant.kind == TokenKind::Heal.as_str() {
+        true => Action::PutPolicy,
+        false => Action::PutBootGrant,
+    };
+    authorise(&request, &app, action, None).await?;
     let found = app.store.read_cluster(row.grant.cluster_id).await?;
     let (_, chain, now) = found.ok_or_else(|| ApiError::not_found("such cluster"))?;
-    check_statement_allows(&chain, &caller.key, Action::PutBootGrant)?;
+    check_statement_allows(&chain, &caller.key, action)?;
     let damaged = |_| StoreError::damaged(format!("grant {}", row.grant.id));
     let grant = VerifiedGrant::verify(&row.grant.jws.parse().map_err(damaged)?, &chain)?;
     let again = "Make another one: `muster-discovery token create`.";
@@ -205,6 +240,9 @@ fn view_of(row: &GrantUse, now: i64) -> Result<GrantView, StoreError> {
     let is_taken = match grant.kind {
         TokenKind::Boot => !matches!(row.phase.as_str(), "open" | "preparing"),
         TokenKind::Join => row.keys > 0 || !matches!(row.phase.as_str(), "committed" | "formed"),
+        TokenKind::Heal => {
+            !matches!(row.phase.as_str(), "open" | "preparing" | "committed" | "formed")
+        }
     };
     let state = if row.grant.revoked_us.is_some() {
         GrantState::Revoked

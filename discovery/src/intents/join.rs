@@ -1,19 +1,21 @@
 //! Redeems a newcomer's join ticket: the part of [`crate::redeem`] that only tickets have.
 
 use discovery_types::api::{IntentView, NodeProgram};
-use discovery_types::digest::{MemberId, OperationId};
+use discovery_types::digest::MemberId;
 use discovery_types::grant::{TokenKind, VerifiedGrant};
-use discovery_types::intent::{Intent, MAX_INTENT_SECONDS, verb_of};
+use discovery_types::intent::{Intent, MAX_INTENT_SECONDS, operation_of, verb_of};
 use discovery_types::jws::Jws;
 use discovery_types::problem::Code;
 use discovery_types::record::VerifiedRecord;
 
-use super::{admin_name, check_intent_limit, refuse_removed};
+use super::{admin_name, check_intent_limit, refuse_removed, standby};
 use crate::app::App;
 use crate::error::ApiError;
 use crate::gate::with_timeout;
 use crate::members::roster::Roster;
-use crate::redeem::{RedeemRequest, VerifiedRedeem, hide_unknown_cluster, unsettled_error};
+use crate::redeem::{
+    RedeemRequest, TokenUse, VerifiedRedeem, hide_unknown_cluster, unsettled_error,
+};
 use crate::store::UnixMicros;
 use crate::store::changes::{MembershipChanges, StoredIntent};
 use crate::store::cluster::ClusterTransaction;
@@ -50,9 +52,14 @@ impl App {
         let grant = request.grant().to_string();
         let begun = self.begin_change(request.cluster(), None, Some(&grant)).await;
         let (mut transaction, changes) = begun.map_err(hide_unknown_cluster)?;
-        let verified = request.verify(self, &transaction, TokenKind::Join)?;
-        let operation = OperationId::of(verified.grant.jws(), verb_of(&verified.grant));
-        let taken = |known: &&StoredIntent| known.intent.operation == operation;
+        let verified = request.verify(self, &transaction, TokenUse::Join)?;
+        let operation = operation_of(&verified.grant, &verified.record.hash());
+        let is_policy = verified.grant.kind == TokenKind::Heal;
+        let taken = |known: &&StoredIntent| {
+            let is_own = is_policy && known.agent == Some(request.key);
+            known.intent.operation == operation
+                || (is_own && known.intent.authority == *verified.grant.jws())
+        };
         let known = changes.intents.iter().find(taken);
         if let Some(known) = known.filter(|known| known.agent != Some(request.key)) {
             return Err(self.report_ticket_copy(transaction, known, request).await?);
@@ -61,23 +68,34 @@ impl App {
         verified.check_address(request.address)?;
         if let Some(known) = known {
             check_same_record(known, &verified.record)?;
-            return self.end_join(transaction, &changes, known).await;
+            let known = self.note_standby(&mut transaction, known).await?;
+            return self.end_join(transaction, &changes, &known).await;
         }
         verified.check_issue(&transaction)?;
         admit(&transaction, &verified)?;
         let (ticket, record) = (&verified.grant, &verified.record);
         let roster = Roster::of(&transaction.cluster, &transaction.chain, &changes)?;
         roster.check_unused_keys(record)?;
-        if let Some(member) = roster.member_with_name(record, ticket.replaces) {
+        // A host under a policy may have the name of the member that it replaces. The cluster's agents
+        // decide which member that is, and compare the names then.
+        if let Some(member) = roster.member_with_name(record, ticket.replaces)
+            && !is_policy
+        {
             return Err(name_taken_error(record, member));
         }
         if let Some(program) = program {
             check_same_program(program, &changes)?;
         }
-        check_intent_limit(&changes, transaction.now.0 as UnixMicros)?;
+        match is_policy {
+            true => standby::check_limit(&changes, transaction.now.0 as UnixMicros)?,
+            false => check_intent_limit(&changes, transaction.now.0 as UnixMicros)?,
+        }
         check_replaced_member(ticket, &roster)?;
         let new = new_intent(&transaction, &changes, &verified, request);
         let now = transaction.now;
+        if is_policy {
+            intents::delete_gone_standbys(transaction.connection(), request.cluster(), now).await?;
+        }
         let stored = intents::insert(transaction.connection(), now, new).await?;
         tracing::info!(cluster.id = %ticket.cluster, %operation, verb = %stored.intent.verb,
             name = stored.subject, "a ticket was redeemed");
@@ -136,14 +154,19 @@ fn new_intent(
     let (ticket, record) = (&verified.grant, &verified.record);
     let verb = verb_of(ticket);
     let confirmed = changes.confirmed.as_ref();
+    let now = transaction.now;
+    let is_policy = ticket.kind == TokenKind::Heal;
     let intent = Intent {
         cluster: ticket.cluster,
         verb,
-        operation: OperationId::of(ticket.jws(), verb),
+        operation: operation_of(ticket, &record.hash()),
         authority: ticket.jws().clone(),
         redeem: Some(request.envelope.clone()),
         planned_at: confirmed.and_then(|said| said.membership.configuration),
-        expires_at: transaction.now.0 / 1_000_000 + MAX_INTENT_SECONDS,
+        expires_at: match is_policy {
+            true => ticket.expires_at,
+            false => now.0 / 1_000_000 + MAX_INTENT_SECONDS,
+        },
     };
     let newcomer = IntentNewcomer {
         grant: ticket.id.to_string(),
@@ -151,7 +174,13 @@ fn new_intent(
         address: request.address.to_string(),
     };
     let made_by = admin_name(transaction, ticket.jws());
-    NewIntent { intent, newcomer: Some(newcomer), subject: record.name.to_string(), made_by }
+    NewIntent {
+        intent,
+        newcomer: Some(newcomer),
+        subject: record.name.to_string(),
+        made_by,
+        seen_us: is_policy.then_some(now.0 as UnixMicros),
+    }
 }
 
 /// Refuses a retry whose record differs from the one with which the same key redeemed the ticket.
@@ -212,8 +241,12 @@ fn name_taken_error(record: &VerifiedRecord, member: MemberId) -> ApiError {
     ApiError::new(Code::NameTaken, detail, next)
 }
 
-/// Returns an error if the ticket was revoked or has expired, or if the database isn't settled.
+/// Returns an error if the ticket or policy was revoked or has expired, or if the database isn't
+/// settled.
 fn admit(transaction: &ClusterTransaction, verified: &VerifiedRedeem) -> Result<(), ApiError> {
+    if verified.grant.kind == TokenKind::Heal {
+        return admit_by_policy(transaction, verified);
+    }
     let again = "Ask for another ticket: `muster-discovery token create --kind join`.";
     if verified.is_revoked || verified.is_void {
         return Err(ApiError::new(Code::GrantRevoked, "The ticket was revoked.", again));
@@ -223,6 +256,30 @@ fn admit(transaction: &ClusterTransaction, verified: &VerifiedRedeem) -> Result<
     }
     if verified.grant.expires_at <= transaction.now.0 / 1_000_000 {
         return Err(ApiError::new(Code::GrantExpired, "The ticket has expired.", again));
+    }
+    Ok(())
+}
+
+fn admit_by_policy(
+    transaction: &ClusterTransaction,
+    verified: &VerifiedRedeem,
+) -> Result<(), ApiError> {
+    let again = "Ask an operator for another policy (`muster-discovery policy create`), or for a join \
+                 ticket.";
+    if verified.is_revoked {
+        return Err(ApiError::new(
+            Code::GrantRevoked,
+            "The replacement policy was revoked.",
+            again,
+        ));
+    }
+    if !transaction.settled {
+        return Err(unsettled_error("The database was changed, and isn't settled yet."));
+    }
+    verified.check_confirmed()?;
+    if verified.grant.expires_at <= transaction.now.0 / 1_000_000 {
+        let detail = "The replacement policy has expired.";
+        return Err(ApiError::new(Code::GrantExpired, detail, again));
     }
     Ok(())
 }

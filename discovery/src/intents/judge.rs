@@ -3,13 +3,14 @@
 
 use discovery_types::api::{Explanation, IntentState, IntentView, MAX_MEMBERS, Outcome, WaitView};
 use discovery_types::digest::{Digest, MemberId};
-use discovery_types::grant::Grant;
+use discovery_types::grant::{Grant, GrantId};
 use discovery_types::intent::Verb;
 use discovery_types::jws::JwsType;
 use discovery_types::order::Order;
 use discovery_types::problem::Code;
 use discovery_types::redeem::Redeem;
 
+use super::standby;
 use crate::error::ApiError;
 use crate::members::directory;
 use crate::store::UnixMicros;
@@ -36,7 +37,7 @@ impl StoredIntent {
     pub(super) fn state_at(&self, now: UnixMicros) -> IntentState {
         let over = now.unsigned_abs() / 1_000_000 >= self.intent.expires_at;
         match self.state {
-            IntentState::Open if over => IntentState::Expired,
+            IntentState::Open if over || self.is_standby_gone(now) => IntentState::Expired,
             state => state,
         }
     }
@@ -50,6 +51,9 @@ impl StoredIntent {
 
     /// The member that the newcomer replaces, if any.
     pub(super) fn replaced_member(&self) -> Option<MemberId> {
+        if self.replaces.is_some() {
+            return self.replaces;
+        }
         let grant: Grant = self.intent.authority.claims_unverified(JwsType::Grant).ok()?;
         grant.replaces
     }
@@ -166,7 +170,7 @@ pub(super) fn view(
         made_at_ms: known.made_us / 1_000,
         outcome: known.outcome.clone(),
         reported_by: known.reported_by.clone(),
-        explain: explain(known, changes, about_name.as_deref(), state, name),
+        explain: explain(known, changes, about_name.as_deref(), (state, now), name),
         about,
         about_name,
         waits: known.wait_reason.as_ref().filter(|_| state.is_live()).map(|waits| WaitView {
@@ -174,7 +178,14 @@ pub(super) fn view(
             by: waits.by.clone(),
             at_ms: waits.at_us / 1_000,
         }),
+        policy: policy_id(known),
     }
+}
+
+/// Returns the id of the policy under which the newcomer wants a place.
+fn policy_id(known: &StoredIntent) -> Option<GrantId> {
+    let grant: Grant = standby::policy_of(known)?.claims_unverified(JwsType::Grant).ok()?;
+    Some(grant.id)
 }
 
 /// Returns a member's name from the confirmed list, or from the last report that has one.
@@ -198,6 +209,9 @@ fn task(known: &StoredIntent, about_name: Option<&str>) -> String {
     };
     match known.intent.verb {
         Verb::Join => format!("{subject} asks to become a member"),
+        Verb::Replace if known.is_standby() => format!(
+            "{subject} waits, by a replacement policy, for the place of a member that nobody can reach"
+        ),
         Verb::Replace => format!("{subject} asks to take the place of member {about}"),
         Verb::Remove => format!("member {about} is to be removed"),
         Verb::Update => format!("member {about} is to get other peer URLs"),
@@ -232,6 +246,9 @@ fn explain_open(
     let task = task(known, about_name);
     let leader = leader(changes);
     let command = Some(format!("muster-discovery cluster explain {name}"));
+    if known.is_standby() && known.wait_reason.is_none() {
+        return explanation("standby", task, "nobody", None);
+    }
     match &known.wait_reason {
         Some(waits) => Explanation {
             last_error: Some(waits.reason.clone()),
@@ -262,7 +279,7 @@ fn explain(
     known: &StoredIntent,
     changes: &MembershipChanges,
     about_name: Option<&str>,
-    state: IntentState,
+    (state, now): (IntentState, UnixMicros),
     name: &str,
 ) -> Vec<Explanation> {
     let (verb, subject) = (known.intent.verb, &known.subject);
@@ -281,6 +298,12 @@ fn explain(
                 Some("muster-agent status".into()),
             )
         }),
+        (IntentState::Expired, _) if known.is_standby_gone(now) => lines.push(explanation(
+            "standby_gone",
+            format!("{subject} waited by a replacement policy, and asks no more"),
+            subject,
+            None,
+        )),
         (IntentState::Expired, _) => lines.push(explanation(
             "expired",
             "no agent of the cluster began it in time".into(),

@@ -14,6 +14,7 @@ mod leaves;
 mod readmit;
 mod recover;
 mod service;
+mod standby;
 mod view;
 
 use discovery_formation::service::Cluster;
@@ -41,7 +42,7 @@ use crate::gate::with_timeout;
 use crate::members::directory;
 use crate::members::roster::{Roster, check_running};
 use crate::store::UnixMicros;
-use crate::store::changes::{MembershipChanges, MembershipReport, StoredIntent};
+use crate::store::changes::{MembershipChanges, MembershipReport, StoredIntent, StoredPolicy};
 use crate::store::cluster::{ClusterTransaction, RunningCluster};
 use crate::store::intents::{self, IntentResult, NewIntent};
 
@@ -164,7 +165,7 @@ impl App {
         };
         let made_by = admin_name(&transaction, jws);
         let subject = order.change.member().to_string();
-        let new = NewIntent { intent, newcomer: None, subject, made_by };
+        let new = NewIntent { intent, newcomer: None, subject, made_by, seen_us: None };
         let now = transaction.now;
         let stored = intents::insert(transaction.connection(), now, new).await?;
         tracing::info!(cluster.id = %order.cluster, %operation, %verb, by = stored.made_by,
@@ -316,6 +317,7 @@ impl App {
             statement: chain.newest_hash(),
             service: changes.service.clone(),
             intents: changes.intents.iter().filter(listed).map(shown).collect(),
+            policies: changes.policies.iter().map(StoredPolicy::view).collect(),
         })
     }
 
@@ -330,9 +332,9 @@ impl App {
             self.read_running(cluster, reader).await?;
         let known = find_intent(&changes, operation);
         if let IntentReader::Agent(key) = reader {
-            let own = known.as_ref().is_ok_and(|known| known.agent == Some(key));
-            if !own {
-                Roster::of(&cluster, &chain, &changes)?.member(&key)?;
+            match known.as_ref().ok().filter(|known| known.agent == Some(key)) {
+                Some(own) => self.keep_standby(own, now.0 as UnixMicros).await?,
+                None => drop(Roster::of(&cluster, &chain, &changes)?.member(&key)?),
             }
         }
         Ok(judge::view(known?, &changes, chain.newest().name.as_str(), now.0 as UnixMicros))
@@ -482,7 +484,9 @@ fn find_intent(
 
 fn check_intent_limit(changes: &MembershipChanges, now: UnixMicros) -> Result<(), ApiError> {
     let counts = |known: &&StoredIntent| {
-        known.state_at(now).is_live() && now.saturating_sub(known.made_us) < LIVE_WINDOW_US
+        known.state_at(now).is_live()
+            && !known.is_standby()
+            && now.saturating_sub(known.made_us) < LIVE_WINDOW_US
     };
     let live = changes.intents.iter().filter(counts).count();
     if live < MAX_LIVE_INTENTS {

@@ -8,8 +8,9 @@
 use std::net::IpAddr;
 
 use discovery_types::api::{InitialMember, IntentView, ListedMember, Outcome};
-use discovery_types::digest::{MemberId, OperationId};
-use discovery_types::intent::{Intent, verb_of};
+use discovery_types::digest::MemberId;
+use discovery_types::grant::TokenKind;
+use discovery_types::intent::{Intent, operation_of, verb_of};
 use discovery_types::key::PublicKey;
 use discovery_types::problem::Code;
 use discovery_types::readmission::{ReadmitRequest, VerifiedReadmission};
@@ -20,6 +21,7 @@ use crate::app::App;
 use crate::error::ApiError;
 use crate::gate::with_timeout;
 use crate::members::roster::Roster;
+use crate::store::UnixMicros;
 use crate::store::changes::{MembershipChanges, StoredIntent};
 use crate::store::cluster::ClusterTransaction;
 use crate::store::grants;
@@ -47,7 +49,7 @@ impl App {
     ) -> Result<IntentView, ApiError> {
         let (mut transaction, changes) = self.begin_change(cluster, Some(key), None).await?;
         let shown = request.verify(key, &transaction.chain)?;
-        let operation = OperationId::of(shown.ticket.jws(), verb_of(&shown.ticket));
+        let operation = operation_of(&shown.ticket, &shown.record.hash());
         let taken = |known: &&StoredIntent| known.intent.operation == operation;
         if let Some(known) = changes.intents.iter().find(taken) {
             if known.agent == Some(*key) {
@@ -103,7 +105,7 @@ async fn store(
     let intent = Intent {
         cluster: ticket.cluster,
         verb,
-        operation: OperationId::of(ticket.jws(), verb),
+        operation: operation_of(ticket, &record.hash()),
         authority: ticket.jws().clone(),
         redeem: Some(request.redeem.clone()),
         planned_at: None,
@@ -119,11 +121,14 @@ async fn store(
         newcomer: Some(newcomer),
         subject: record.name.to_string(),
         made_by: by.clone(),
+        seen_us: (ticket.kind == TokenKind::Heal).then_some(now.0 as UnixMicros),
     };
     let stored = intents::insert(transaction.connection(), now, new).await?;
     let member = shown.member;
     let outcome = match listed.is_learner {
-        true => Outcome::Added { member, initial_cluster: Vec::<InitialMember>::new() },
+        true => {
+            Outcome::Added { member, initial_cluster: Vec::<InitialMember>::new(), replaces: None }
+        }
         false => Outcome::Promoted { member },
     };
     let became = IntentResult {

@@ -1,7 +1,7 @@
 //! Reads what is stored about changes of running clusters: intents, members' reports, removed
 //! members and recoveries.
 
-use discovery_types::api::{DirectoryView, IntentState, Membership, Outcome};
+use discovery_types::api::{DirectoryView, IntentState, Membership, Outcome, PolicyView};
 use discovery_types::digest::{MemberId, OperationId};
 use discovery_types::intent::Intent;
 use discovery_types::jws::Jws;
@@ -49,6 +49,27 @@ pub(crate) struct StoredIntent {
     pub wait_reason: Option<WaitReason>,
     /// Number of recoveries that the cluster had gone through when the newcomer became a member.
     pub recovery: usize,
+    /// When a host that waits under a replacement policy was last heard of. `None` for every other
+    /// intent.
+    pub seen_us: Option<UnixMicros>,
+    /// Member that the cluster's agents let such a host replace.
+    pub replaces: Option<MemberId>,
+}
+
+/// A stored replacement policy that has not expired.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct StoredPolicy {
+    /// Grant that an operator signed.
+    pub grant: Jws,
+    /// Whether an admin has revoked the policy.
+    pub is_revoked: bool,
+}
+
+impl StoredPolicy {
+    /// Converts the policy to the API's view of it.
+    pub(crate) fn view(&self) -> PolicyView {
+        PolicyView { grant: self.grant.clone(), is_revoked: self.is_revoked }
+    }
 }
 
 /// Reason why an intent isn't carried out yet, as the agent on the leader's host reported it last.
@@ -88,6 +109,8 @@ pub(crate) struct MembershipChanges {
     pub recoveries: Vec<StoredRecovery>,
     /// The newest service statement that an owner sent.
     pub service: Option<Jws>,
+    /// Replacement policies that have not expired, newest first.
+    pub policies: Vec<StoredPolicy>,
 }
 
 /// A report of a cluster's membership, with its position in the Raft log.
@@ -129,7 +152,7 @@ macro_rules! change_columns {
                 encode(agent_key, 'hex') AS agent_key, subject, planned_at, made_us, made_by,
                 expires_us, state, rev, outcome, encode(member_id, 'hex') AS member_id,
                 reported_by, raft_term, raft_index, contested, address, waits_for, waits_by,
-                waits_us, recovery
+                waits_us, recovery, seen_us, encode(replaces, 'hex') AS replaces
             FROM intents WHERE cluster_id = $1",
             $only,
             " AND (member_id IS NOT NULL OR operation IN
@@ -156,7 +179,13 @@ macro_rules! change_columns {
             ") r) AS recoveries,
          (SELECT jws FROM service_statements WHERE cluster_id = $1",
             $only,
-            ") AS service"
+            ") AS service,
+         (SELECT coalesce(json_agg(r), '[]') FROM (
+            SELECT jws, revoked_us IS NOT NULL AS is_revoked FROM grants
+            WHERE cluster_id = $1 AND kind = 'heal'
+                AND expires_us > (SELECT now_us() OFFSET 0)",
+            $only,
+            " ORDER BY stored_us DESC LIMIT 32) r) AS policies"
         )
     };
 }
@@ -171,6 +200,13 @@ pub(super) struct ChangeRows {
     removed: Json<Vec<RemovedRow>>,
     recoveries: Json<Vec<RecoveryRow>>,
     service: Option<String>,
+    policies: Json<Vec<PolicyRow>>,
+}
+
+#[derive(Debug, Deserialize)]
+struct PolicyRow {
+    jws: String,
+    is_revoked: bool,
 }
 
 #[derive(Debug, Deserialize)]
@@ -198,6 +234,8 @@ struct IntentRow {
     waits_by: Option<String>,
     waits_us: Option<UnixMicros>,
     recovery: i32,
+    seen_us: Option<UnixMicros>,
+    replaces: Option<Hex>,
 }
 
 /// Row of a member's report, or of the confirmed membership. A confirmed membership has no member
@@ -252,7 +290,13 @@ impl ChangeRows {
             let jws = row.jws.parse().map_err(|_| StoreError::damaged(what()));
             jws.map(|jws| StoredRecovery { number, jws, followed: row.followed })
         };
+        let policy = |row: PolicyRow| {
+            let what = || format!("a replacement policy of cluster {cluster}");
+            let grant = row.jws.parse().map_err(|_| StoreError::damaged(what()));
+            grant.map(|grant| StoredPolicy { grant, is_revoked: row.is_revoked })
+        };
         Ok(MembershipChanges {
+            policies: self.policies.0.into_iter().map(policy).collect::<Result<_, _>>()?,
             service: parse_service(self.service, cluster)?,
             intents: self.intents.0.into_iter().map(intent).collect::<Result<_, _>>()?,
             removed: self.removed.0.into_iter().filter_map(removed).collect(),
@@ -296,6 +340,8 @@ impl IntentRow {
                 _ => None,
             },
             recovery: self.recovery.unsigned_abs() as usize,
+            seen_us: self.seen_us,
+            replaces: self.replaces.and_then(member_id),
         })
     }
 }

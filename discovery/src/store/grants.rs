@@ -1,7 +1,7 @@
 //! Queries on grants: insert a grant, read one, list the newest.
 
 use discovery_formation as formation;
-use discovery_types::grant::VerifiedGrant;
+use discovery_types::grant::{TokenKind, VerifiedGrant};
 use discovery_types::jws::Jws;
 use sqlx::PgConnection;
 use uuid::Uuid;
@@ -79,6 +79,10 @@ impl Store {
                 .await?;
             super::cluster::append_event(&mut transaction, grant.cluster, now, "granted", &body)
                 .await?;
+            if grant.kind == TokenKind::Heal {
+                // The cluster's agents wait for changes of the revision, and take the policy then.
+                super::intents::increment_revision(&mut transaction, grant.cluster).await?;
+            }
         }
         transaction.commit().await?;
         Ok(())

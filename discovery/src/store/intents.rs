@@ -15,7 +15,7 @@ use uuid::Uuid;
 
 use super::changes::{MembershipReport, StoredIntent, WaitReason};
 use super::cluster::{CHANNEL, append_event};
-use super::{StoreError, UnixMicros};
+use super::{Store, StoreError, UnixMicros};
 use crate::domain::number_to_row;
 
 /// A new intent, to be stored.
@@ -28,6 +28,8 @@ pub(crate) struct NewIntent {
     pub subject: String,
     /// Name of the admin who signed the intent.
     pub made_by: String,
+    /// Time of the redeem, if the newcomer waits under a replacement policy.
+    pub seen_us: Option<UnixMicros>,
 }
 
 /// Host that redeemed a join ticket.
@@ -120,7 +122,7 @@ async fn insert_recovery(
 }
 
 /// Increments the cluster's revision and notifies other processes.
-async fn increment_revision(
+pub(super) async fn increment_revision(
     connection: &mut PgConnection,
     cluster: Uuid,
 ) -> Result<u64, StoreError> {
@@ -173,10 +175,11 @@ pub(crate) async fn insert(
 ) -> Result<StoredIntent, StoreError> {
     const INSERT: &str = change!(
         "INSERT INTO intents (cluster_id, operation, verb, authority, redeem, grant_id, agent_key,
-             subject, address, planned_at, made_us, made_by, expires_us, state, rev)
-         SELECT $1, $6, $7, $8, $9, $10, $11, $12, $13, $14, $3, $15, $16, 'open', rev FROM next"
+             subject, address, planned_at, made_us, made_by, expires_us, seen_us, state, rev)
+         SELECT $1, $6, $7, $8, $9, $10, $11, $12, $13, $14, $3, $15, $16, $17, 'open', rev
+         FROM next"
     );
-    let NewIntent { intent, newcomer, subject, made_by } = new;
+    let NewIntent { intent, newcomer, subject, made_by, seen_us } = new;
     let (grant, agent, address) = match newcomer {
         Some(newcomer) => (Some(newcomer.grant), Some(newcomer.agent), Some(newcomer.address)),
         None => (None, None, None),
@@ -197,6 +200,7 @@ pub(crate) async fn insert(
         .bind(intent.planned_at.map(number_to_row).transpose()?)
         .bind(&made_by)
         .bind(number_to_row(intent.expires_at.saturating_mul(1_000_000))?)
+        .bind(seen_us)
         .fetch_one(connection)
         .await?;
     Ok(StoredIntent {
@@ -215,7 +219,71 @@ pub(crate) async fn insert(
         address,
         wait_reason: None,
         recovery: 0,
+        seen_us,
+        replaces: None,
     })
+}
+
+/// Longest time for which a standby that asks no more is kept, in microseconds: a day.
+const GONE_STANDBY_KEPT_US: UnixMicros = 86_400 * 1_000_000;
+
+/// Deletes a cluster's standbys that have asked for nothing for a day. Hosts that come and go would
+/// otherwise fill the table.
+pub(crate) async fn delete_gone_standbys(
+    connection: &mut PgConnection,
+    cluster: Uuid,
+    now: formation::UnixMicros,
+) -> Result<(), StoreError> {
+    sqlx::query(
+        "DELETE FROM intents WHERE cluster_id = $1 AND state = 'open' AND seen_us < $2
+             AND member_id IS NULL",
+    )
+    .bind(cluster)
+    .bind((now.0 as UnixMicros).saturating_sub(GONE_STANDBY_KEPT_US))
+    .execute(connection)
+    .await?;
+    Ok(())
+}
+
+/// Notes that a standby was heard of at `now`. If it `was_gone`, increments the cluster's revision,
+/// so that agents learn that it waits again.
+pub(crate) async fn note_standby(
+    connection: &mut PgConnection,
+    now: UnixMicros,
+    known: &StoredIntent,
+    was_gone: bool,
+) -> Result<StoredIntent, StoreError> {
+    let cluster = known.intent.cluster;
+    let rev = match was_gone {
+        true => increment_revision(connection, cluster).await?,
+        false => known.rev,
+    };
+    sqlx::query(
+        "UPDATE intents SET seen_us = $3, rev = $4
+         WHERE cluster_id = $1 AND operation = $2 AND state = 'open'",
+    )
+    .bind(cluster)
+    .bind(&known.intent.operation.0[..])
+    .bind(now)
+    .bind(number_to_row(rev)?)
+    .execute(connection)
+    .await?;
+    Ok(StoredIntent { seen_us: Some(now), rev, ..known.clone() })
+}
+
+impl Store {
+    /// Notes that a standby was heard of at `now`, as [`note_standby`] does.
+    pub(crate) async fn note_standby(
+        &self,
+        known: &StoredIntent,
+        now: UnixMicros,
+        was_gone: bool,
+    ) -> Result<(), StoreError> {
+        let mut transaction = self.begin("BEGIN").await?;
+        note_standby(&mut transaction, now, known, was_gone).await?;
+        transaction.commit().await?;
+        Ok(())
+    }
 }
 
 /// Result of an intent: its new state, the reported outcome, and the position in the cluster's log.
@@ -240,7 +308,7 @@ pub(crate) async fn store_result(
 ) -> Result<StoredIntent, StoreError> {
     const UPDATE: &str = change!(
         "UPDATE intents SET state = $7, outcome = $8, reported_by = $9, raft_term = $10,
-             raft_index = $11, rev = next.rev, member_id = $12, recovery = $13
+             raft_index = $11, rev = next.rev, member_id = $12, recovery = $13, replaces = $14
          FROM next WHERE cluster_id = $1 AND operation = $6"
     );
     let intent = &known.intent;
@@ -250,6 +318,13 @@ pub(crate) async fn store_result(
     };
     let member = known.member.or(newcomer);
     let recovery = if known.member.is_none() { became.recovery } else { known.recovery };
+    let replaces = match became.outcome {
+        // Only agents of the cluster's members report outcomes, and a ticket's newcomer has none.
+        Some(Outcome::Added { replaces: Some(member), .. }) if known.seen_us.is_some() => {
+            Some(*member)
+        }
+        _ => known.replaces,
+    };
     let outcome = became.outcome.map(|outcome| serde_json::json!(outcome).to_string());
     let number = |number: Option<u64>| number.map(number_to_row).transpose();
     let body = serde_json::json!({
@@ -265,9 +340,11 @@ pub(crate) async fn store_result(
         .bind(number(became.position.map(|(_, index)| index))?)
         .bind(member.map(|member| member.0.to_vec()))
         .bind(i32::try_from(recovery).unwrap_or(i32::MAX))
+        .bind(replaces.map(|member| member.0.to_vec()))
         .fetch_one(connection)
         .await?;
     Ok(StoredIntent {
+        replaces,
         state: became.state,
         outcome: became.outcome.cloned(),
         reported_by: Some(became.by.to_owned()),

@@ -433,6 +433,7 @@ impl TestInstallation {
             name: None,
             zone: None,
             replaces: None,
+            replacement: None,
         };
         (token, grant)
     }

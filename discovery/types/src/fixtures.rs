@@ -9,7 +9,7 @@ use crate::admin::Admin;
 use crate::csr::{Csr, NodeKey};
 use crate::digest::Incarnation;
 use crate::document::Document;
-use crate::grant::{Grant, TokenKind, VerifiedGrant};
+use crate::grant::{Grant, ReplacementLimits, TokenKind, VerifiedGrant};
 use crate::jws::{Jws, JwsType};
 use crate::key::SigningKey;
 use crate::leaves::Leaves;
@@ -107,6 +107,7 @@ impl ClusterFixture {
             name: None,
             zone: None,
             replaces: None,
+            replacement: None,
         };
         let agents: Vec<_> = (0..size).map(|_| SigningKey::generate()).collect();
         let records = agents.iter().zip(1..).map(|(key, i)| record(&grant, key, i)).collect();
@@ -191,22 +192,35 @@ fn record(grant: &Grant, key: &SigningKey, i: u8) -> Record {
     }
 }
 
-/// Signs `payload` as version 2 with an additional field, as a newer program could.
-pub fn sign_version_2<T: serde::Serialize>(typ: JwsType, key: &SigningKey, payload: &T) -> Jws {
+/// Signs `payload` as of the next version, with an additional field, as a newer program could.
+pub fn sign_newer_version<T: serde::Serialize>(typ: JwsType, key: &SigningKey, payload: &T) -> Jws {
     let mut newer = serde_json::to_value(payload).unwrap();
-    newer["version"] = 2.into();
-    newer["added_in_version_2"] = "anything".into();
+    let known = typ.version().expect("payloads of this kind have a version");
+    newer["version"] = (known + 1).into();
+    newer["added_in_that_version"] = "anything".into();
     Jws::sign(typ, key, &newer)
 }
 
 /// Returns a fixture with one agent and a join ticket. Only the owner may sign the ticket's grant.
 pub fn join_fixture() -> ClusterFixture {
+    fixture_with_token(Token::generate(TokenKind::Join), 900)
+}
+
+/// Returns a cluster of one host, whose token is that of a replacement policy.
+pub fn policy_fixture() -> ClusterFixture {
+    let mut world = fixture_with_token(Token::generate(TokenKind::Heal), 86_400);
+    world.grant.replacement =
+        Some(ReplacementLimits { after_seconds: 600, at_most: 3, per_seconds: 86_400 });
+    world
+}
+
+fn fixture_with_token(token: Token, seconds: u64) -> ClusterFixture {
     let mut world = ClusterFixture::new(1);
-    let token = Token::generate(TokenKind::Join);
     world.grant.id = token.id();
-    world.grant.kind = TokenKind::Join;
+    world.grant.version = token.kind().grant_version();
+    world.grant.kind = token.kind();
     world.grant.key = *token.public();
-    world.grant.expires_at = world.grant.issued_at + 900;
+    world.grant.expires_at = world.grant.issued_at + seconds;
     world.records[0].grant = token.id();
     world.token = token;
     world

@@ -2,6 +2,7 @@
 //! redeem the token.
 
 use std::fmt;
+use std::ops::RangeInclusive;
 use std::str::FromStr;
 
 use ipnet::IpNet;
@@ -24,6 +25,8 @@ pub const MAX_BOOT_SECONDS: u64 = 86_400;
 pub const DEFAULT_BOOT_SECONDS: u64 = 3_600;
 /// Longest lifetime of a join ticket, in seconds: 15 minutes.
 pub const MAX_JOIN_SECONDS: u64 = 900;
+/// Longest lifetime of a replacement policy, in seconds: 366 days.
+pub const MAX_POLICY_SECONDS: u64 = 366 * 86_400;
 /// Largest number of CIDR blocks in one grant.
 pub const MAX_CIDRS: usize = 8;
 
@@ -40,14 +43,30 @@ pub enum TokenKind {
     Boot,
     /// The token adds one member to a running cluster.
     Join,
+    /// The token of a replacement policy. It gives a seat in a cluster that forms, and later the
+    /// place of a member that nobody can reach.
+    Heal,
 }
 
 impl TokenKind {
+    /// Every kind, in the order of declaration.
+    pub const ALL: [TokenKind; 3] = [TokenKind::Boot, TokenKind::Join, TokenKind::Heal];
+
     /// Returns the kind's name, as in the token.
     pub fn as_str(self) -> &'static str {
         match self {
             TokenKind::Boot => "boot",
             TokenKind::Join => "join",
+            TokenKind::Heal => "heal",
+        }
+    }
+
+    /// Returns the version of the grants of such tokens. A program that knows no such tokens thereby
+    /// says that it is too old.
+    pub fn grant_version(self) -> u32 {
+        match self {
+            TokenKind::Boot | TokenKind::Join => 1,
+            TokenKind::Heal => 2,
         }
     }
 
@@ -56,6 +75,7 @@ impl TokenKind {
         match self {
             TokenKind::Boot => Action::PutBootGrant,
             TokenKind::Join => Action::PutJoinGrant,
+            TokenKind::Heal => Action::PutPolicy,
         }
     }
 
@@ -64,6 +84,7 @@ impl TokenKind {
         match self {
             TokenKind::Boot => MAX_BOOT_SECONDS,
             TokenKind::Join => MAX_JOIN_SECONDS,
+            TokenKind::Heal => MAX_POLICY_SECONDS,
         }
     }
 }
@@ -119,7 +140,7 @@ wire_text!(GrantId, "^[a-z2-7]{16}$");
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Grant {
-    /// Version of the format, always 1.
+    /// Version of the format: 2 for a replacement policy, else 1.
     pub version: u32,
     /// Id of the grant and its token.
     pub id: GrantId,
@@ -149,6 +170,36 @@ pub struct Grant {
     /// Member that the new one replaces; only in join tickets.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub replaces: Option<MemberId>,
+    /// When a member may be replaced, and how often; only in replacement policies.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub replacement: Option<ReplacementLimits>,
+}
+
+/// Limits of a replacement policy.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct ReplacementLimits {
+    /// Time for which nobody can have reached a member before it is replaced, in seconds.
+    pub after_seconds: u64,
+    /// Largest number of replacements that may begin within `per_seconds`.
+    pub at_most: u8,
+    /// Length of the time in which `at_most` counts, in seconds.
+    pub per_seconds: u64,
+}
+
+impl ReplacementLimits {
+    /// Shortest and longest time that a member must have been unreachable, in seconds.
+    pub const AFTER: RangeInclusive<u64> = 30..=7 * 86_400;
+    /// Smallest and largest number of replacements within [`ReplacementLimits::per_seconds`].
+    pub const AT_MOST: RangeInclusive<u8> = 1..=16;
+    /// Shortest and longest time in which replacements are counted, in seconds.
+    pub const PER: RangeInclusive<u64> = 3_600..=30 * 86_400;
+
+    fn are_valid(&self) -> bool {
+        Self::AFTER.contains(&self.after_seconds)
+            && Self::AT_MOST.contains(&self.at_most)
+            && Self::PER.contains(&self.per_seconds)
+    }
 }
 
 /// Reason why a grant is refused.
@@ -185,6 +236,7 @@ pub enum GrantTimeError {
 pub struct VerifiedGrant {
     jws: Jws,
     grant: Grant,
+    gives_seats: bool,
 }
 
 impl Grant {
@@ -197,10 +249,24 @@ impl Grant {
         let bad = |what| Err(GrantError::Invalid(what));
         let life = self.expires_at.checked_sub(self.issued_at);
         if !life.is_some_and(|life| (1..=self.kind.max_seconds()).contains(&life)) {
-            return bad("it lives longer than its kind may (24 h to boot, 15 min to join)");
+            return bad(
+                "it lives longer than its kind may (24 h to boot, 15 min to join, 366 days to heal)",
+            );
+        }
+        if self.version != self.kind.grant_version() {
+            return bad("its version is another than its kind's");
+        }
+        if self.replacement.is_some() != (self.kind == TokenKind::Heal) {
+            return bad("a replacement policy has limits, and nothing else has");
+        }
+        if self.replacement.is_some_and(|limits| !limits.are_valid()) {
+            return bad(
+                "a replacement policy waits from 30 s to 7 days, and allows 1 to 16 replacements in \
+                 1 hour to 30 days",
+            );
         }
         let most = match self.kind {
-            TokenKind::Boot => size,
+            TokenKind::Boot | TokenKind::Heal => size,
             TokenKind::Join => 1,
         };
         if !(1..=most).contains(&self.uses) {
@@ -225,8 +291,8 @@ impl VerifiedGrant {
             // Only an issuer's signature proves that a newer program made the grant. Its kind can't
             // be read, so the issuers of either kind are looked up.
             Err(newer @ JwsError::Newer { .. }) => {
-                let kinds = [TokenKind::Boot, TokenKind::Join];
-                let issuers = kinds.into_iter().flat_map(|kind| newest.keys_for(kind.action()));
+                let issuers =
+                    TokenKind::ALL.into_iter().flat_map(|kind| newest.keys_for(kind.action()));
                 let IgnoredAny = jws.verify_any(JwsType::Grant, issuers)?;
                 return Err(newer.into());
             }
@@ -241,7 +307,14 @@ impl VerifiedGrant {
             return Err(GrantError::OtherStatement);
         }
         grant.check(newest.size)?;
-        Ok(Self { jws: jws.clone(), grant })
+        let may_form =
+            newest.keys_for(TokenKind::Boot.action()).any(|key| key.key_id() == *jws.kid());
+        let gives_seats = match grant.kind {
+            TokenKind::Boot => true,
+            TokenKind::Join => false,
+            TokenKind::Heal => may_form,
+        };
+        Ok(Self { jws: jws.clone(), grant, gives_seats })
     }
 
     /// Verifies a grant as [`VerifiedGrant::verify`] does, and accepts a signer whom any statement of
@@ -272,6 +345,17 @@ impl VerifiedGrant {
         } else {
             None
         }
+    }
+
+    /// Whether the token gives a seat in a cluster that forms. That of a replacement policy does if
+    /// its signer may also mint boot tokens.
+    pub fn gives_seats(&self) -> bool {
+        self.gives_seats
+    }
+
+    /// Whether the token can make a host a member of a running cluster.
+    pub fn admits_newcomers(&self) -> bool {
+        matches!(self.kind, TokenKind::Join | TokenKind::Heal)
     }
 
     /// Returns the signed grant.

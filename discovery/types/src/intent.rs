@@ -101,6 +101,12 @@ impl OperationId {
         Self::derive(authority, verb.as_str())
     }
 
+    /// Derives the operation id of the replacement by one newcomer under a replacement policy, which
+    /// many newcomers may use. `record` is the hash of the newcomer's record.
+    pub fn of_newcomer(policy: &Jws, record: &Digest) -> Self {
+        Self::derive_for_newcomer(policy, record, Verb::Replace.as_str())
+    }
+
     /// Derives the operation id of one step of a change. The node gets it in the call that makes
     /// the step.
     pub fn of_step(authority: &Jws, step: IntentStep) -> Self {
@@ -109,7 +115,18 @@ impl OperationId {
 
     fn derive(authority: &Jws, what: &str) -> Self {
         let hash = authority.hash();
-        let digest = Digest::of_parts(&[b"muster-operation-1", hash.as_bytes(), what.as_bytes()]);
+        Self::of_parts(&[b"muster-operation-1", hash.as_bytes(), what.as_bytes()])
+    }
+
+    fn derive_for_newcomer(policy: &Jws, record: &Digest, what: &str) -> Self {
+        let hash = policy.hash();
+        let parts =
+            [b"muster-operation-2", &hash.as_bytes()[..], record.as_bytes(), what.as_bytes()];
+        Self::of_parts(&parts)
+    }
+
+    fn of_parts(parts: &[&[u8]]) -> Self {
+        let digest = Digest::of_parts(parts);
         let mut id = [0; 16];
         id.copy_from_slice(&digest.as_bytes()[..16]);
         Self(id)
@@ -126,9 +143,9 @@ pub struct Intent {
     pub verb: Verb,
     /// Operation id of the change.
     pub operation: OperationId,
-    /// Signed request for the change: the grant of a join ticket, or an order.
+    /// Signed request for the change: the grant of a join ticket, a replacement policy, or an order.
     pub authority: Jws,
-    /// Redeem envelope of the newcomer, if the change comes from a ticket.
+    /// Redeem envelope of the newcomer, if the change comes from a ticket or a policy.
     pub redeem: Option<Jws>,
     /// Raft index of the configuration that the change was planned on, if known. An order names
     /// this index itself, and is stale in any other configuration. For a newcomer, the service
@@ -218,6 +235,8 @@ pub struct VerifiedIntent {
     intent: Intent,
     change: IntentChange,
     issued_at: u64,
+    /// Replacement policy by which the newcomer wants a place, if it has no ticket of its own.
+    policy: Option<Box<VerifiedGrant>>,
 }
 
 impl VerifiedIntent {
@@ -232,11 +251,15 @@ impl VerifiedIntent {
         if intent.cluster != chain.newest().cluster {
             return Err(IntentError::OtherCluster);
         }
+        let mut policy = None;
+        let mut operation = None;
         let (verb, errand, issued_at, latest) = match (intent.authority.typ(), &intent.redeem) {
             (JwsType::Grant, Some(redeem)) => {
                 let grant = verify_ticket(&intent.authority, chain)?;
                 let record = Box::new(verify_newcomer(redeem, &grant, chain)?);
                 let verb = verb_of(&grant);
+                operation = Some(operation_of(&grant, &record.hash()));
+                policy = (grant.kind == TokenKind::Heal).then(|| Box::new(grant.clone()));
                 let latest = grant.expires_at.saturating_add(MAX_INTENT_SECONDS);
                 (
                     verb,
@@ -268,13 +291,31 @@ impl VerifiedIntent {
         if intent.verb != verb {
             return Err(IntentError::Mismatch("another change was signed"));
         }
-        if intent.operation != OperationId::of(&intent.authority, verb) {
+        let operation = operation.unwrap_or_else(|| OperationId::of(&intent.authority, verb));
+        if intent.operation != operation {
             return Err(IntentError::OtherOperation);
         }
         if intent.expires_at > latest {
             return Err(IntentError::TooLong);
         }
-        Ok(Self { intent: intent.clone(), change: errand, issued_at })
+        Ok(Self { intent: intent.clone(), change: errand, issued_at, policy })
+    }
+
+    /// Returns the replacement policy by which the newcomer wants a place. `None` if a ticket or an
+    /// order asks for the change.
+    pub fn policy(&self) -> Option<&VerifiedGrant> {
+        self.policy.as_deref()
+    }
+
+    /// Returns the intent of a newcomer under a policy, with the member that it replaces. The policy
+    /// names no member: the cluster's agents decide which one is dead.
+    pub fn replacing(mut self, member: MemberId) -> Self {
+        if let IntentChange::Add { replaces, .. } = &mut self.change
+            && self.policy.is_some()
+        {
+            *replaces = Some(member);
+        }
+        self
     }
 
     /// Returns the reason why the intent must not be begun now, if there is one. `service` is the
@@ -300,7 +341,12 @@ impl VerifiedIntent {
 
     /// Returns the operation id of one step of the intent, for the request to the node.
     pub fn step_operation(&self, step: IntentStep) -> OperationId {
-        OperationId::of_step(&self.intent.authority, step)
+        match (&self.policy, &self.change) {
+            (Some(policy), IntentChange::Add { record, .. }) => {
+                OperationId::derive_for_newcomer(policy.jws(), &record.hash(), step.as_str())
+            }
+            _ => OperationId::of_step(&self.intent.authority, step),
+        }
     }
 
     /// Returns the member that the intent removes from the cluster, if any.
@@ -321,21 +367,30 @@ impl std::ops::Deref for VerifiedIntent {
     }
 }
 
-/// Returns the verb for this ticket: `Replace` if the ticket names a member to replace, otherwise
-/// `Join`.
+/// Returns the verb for this ticket: `Replace` if it is a replacement policy or names a member to
+/// replace, otherwise `Join`.
 pub fn verb_of(ticket: &VerifiedGrant) -> Verb {
-    match ticket.replaces {
-        None => Verb::Join,
-        Some(_) => Verb::Replace,
+    match (ticket.kind, ticket.replaces) {
+        (TokenKind::Heal, _) | (_, Some(_)) => Verb::Replace,
+        (TokenKind::Boot | TokenKind::Join, None) => Verb::Join,
     }
 }
 
-/// Verifies the grant of a join ticket.
+/// Returns the operation id of the change by which the newcomer with the record of this hash becomes
+/// a member. A ticket is for one newcomer, a policy for many.
+pub fn operation_of(ticket: &VerifiedGrant, record: &Digest) -> OperationId {
+    match ticket.kind {
+        TokenKind::Heal => OperationId::of_newcomer(ticket.jws(), record),
+        TokenKind::Boot | TokenKind::Join => OperationId::of(ticket.jws(), verb_of(ticket)),
+    }
+}
+
+/// Verifies the grant of a join ticket or of a replacement policy.
 fn verify_ticket(grant: &Jws, chain: &StatementChain) -> Result<VerifiedGrant, IntentError> {
     let grant = VerifiedGrant::verify(grant, chain)?;
-    match grant.kind {
-        TokenKind::Join => Ok(grant),
-        TokenKind::Boot => Err(IntentError::Mismatch("a boot token is no join ticket")),
+    match grant.admits_newcomers() {
+        true => Ok(grant),
+        false => Err(IntentError::Mismatch("a boot token is no join ticket")),
     }
 }
 

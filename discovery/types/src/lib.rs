@@ -16,6 +16,7 @@
 //! | the statement hash in a [`bundle::Bundle`] | [`statement::StatementChain`] | the same admins, for an agent |
 //! | a statement | [`grant::VerifiedGrant`] → [`record::VerifiedRecord`] | one seat's keys and addresses |
 //! | a statement | [`grant::VerifiedGrant`] or [`order::VerifiedOrder`] → [`intent::VerifiedIntent`] | one change of a running cluster |
+//! | a statement's CA | [`observation::SignedObservation`] | what one member's agent can't reach |
 //! | a statement | [`service::VerifiedService`] | the service's URLs and TLS keys |
 //! | records | [`proposal::VerifiedProposal`] → [`document::VerifiedDocument`] | the committed list |
 //!
@@ -40,7 +41,9 @@ pub mod jws;
 pub mod key;
 pub mod leaves;
 pub mod machine;
+pub mod member_proof;
 pub mod name;
+pub mod observation;
 pub mod order;
 pub mod problem;
 pub mod proposal;

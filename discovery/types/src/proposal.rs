@@ -5,7 +5,7 @@ use utoipa::ToSchema;
 use uuid::Uuid;
 
 use crate::digest::Digest;
-use crate::grant::{GrantError, GrantId, GrantTimeError, TokenKind, VerifiedGrant};
+use crate::grant::{GrantError, GrantId, GrantTimeError, VerifiedGrant};
 use crate::jws::{Jws, JwsError, JwsType};
 use crate::key::{PublicKey, SigningKey};
 use crate::record::{RecordError, SignedRecord, VerifiedRecord};
@@ -138,8 +138,8 @@ impl VerifiedProposal {
             .collect::<Result<Vec<_>, _>>()?;
         // Join tickets give no seat in a list that forms, and admins of another role may issue
         // them.
-        if grants.iter().any(|grant| grant.kind != TokenKind::Boot) {
-            return Err(GrantError::Invalid("it is no boot token's").into());
+        if grants.iter().any(|grant| !grant.gives_seats()) {
+            return Err(GrantError::Invalid("it gives no seat in a list that forms").into());
         }
         let mut records = Vec::with_capacity(proposal.seats.len());
         for (seat, signed) in (1..).zip(&proposal.seats) {

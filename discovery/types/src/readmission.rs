@@ -11,26 +11,18 @@
 //!
 //! Whether that member still is one, its cluster says.
 
-use data_encoding::BASE64URL_NOPAD;
-use rcgen::{PublicKeyData, SigningKey as _};
-use ring::signature::{ECDSA_P256_SHA256_ASN1, UnparsedPublicKey};
-use rustls::pki_types::{CertificateDer, pem::PemObject};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
-use uuid::Uuid;
-use x509_parser::prelude::{FromDer, GeneralName, X509Certificate};
 
 use crate::digest::MemberId;
-use crate::grant::{GrantError, TokenKind, VerifiedGrant};
+use crate::grant::{GrantError, VerifiedGrant};
 use crate::jws::{Jws, JwsError, JwsType};
 use crate::key::PublicKey;
-use crate::leaves::{LeafError, verify_leaf};
+use crate::leaves::LeafError;
+use crate::member_proof::{CertifiedMember, MemberProof, MemberProofError};
 use crate::record::{RecordError, VerifiedRecord};
 use crate::redeem::Redeem;
 use crate::statement::StatementChain;
-
-/// Start of the text that the node key signs, so that no other signature of that key fits.
-const SIGNED_PREFIX: &str = "muster readmission 1";
 
 /// Body of `POST /v1/clusters/{id}/readmit`: how a member joined, for a service that has lost it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
@@ -76,29 +68,9 @@ pub enum ReadmissionError {
     /// The record or the redeem names another cluster or agent.
     #[error("the record is of another cluster or agent")]
     OtherRecord,
-    /// The certificate isn't one of the cluster's CA for the record's node key.
+    /// The certificate and the node key's signature don't prove a member that was added.
     #[error("{0}")]
-    Leaf(#[from] LeafError),
-    /// The certificate names no member of this cluster that was added by a ticket.
-    #[error("the peer certificate names no added member of the cluster")]
-    NoMember,
-    /// The signature by the node key isn't valid.
-    #[error("the signature by the node key is wrong")]
-    Signature,
-}
-
-/// Returns the text that the node key signs.
-fn signed_text(cluster: Uuid, agent: &PublicKey) -> Vec<u8> {
-    format!("{SIGNED_PREFIX}\n{cluster}\n{agent}\n").into_bytes()
-}
-
-/// Signs that the node with this key (PEM PKCS#8) belongs to `agent`'s member. Returns `None` if the
-/// text holds no P-256 key.
-pub fn sign_as_node(node_key: &str, cluster: Uuid, agent: &PublicKey) -> Option<String> {
-    let algorithm = &rcgen::PKCS_ECDSA_P256_SHA256;
-    let pair = rcgen::KeyPair::from_pkcs8_pem_and_sign_algo(node_key, algorithm).ok()?;
-    let signature = pair.sign(&signed_text(cluster, agent)).ok()?;
-    Some(BASE64URL_NOPAD.encode(&signature))
+    Member(#[from] MemberProofError),
 }
 
 impl ReadmitRequest {
@@ -111,7 +83,7 @@ impl ReadmitRequest {
     ) -> Result<VerifiedReadmission, ReadmissionError> {
         let newest = chain.newest();
         let ticket = VerifiedGrant::verify_kept(&self.ticket, chain)?;
-        if ticket.kind != TokenKind::Join {
+        if !ticket.admits_newcomers() {
             return Err(ReadmissionError::NoTicket);
         }
         let redeem: Redeem = self.redeem.verify(JwsType::Redeem, agent)?;
@@ -120,32 +92,17 @@ impl ReadmitRequest {
         if !is_own || redeem.cluster != newest.cluster {
             return Err(ReadmissionError::OtherRecord);
         }
-        verify_leaf("peer", &self.certificate, record.node_key(), &newest.peer_ca)?;
-        let member = certified_member(&self.certificate, newest.cluster);
-        let member = member.ok_or(ReadmissionError::NoMember)?;
-        let signature = BASE64URL_NOPAD.decode(self.signature.as_bytes());
-        let signature = signature.map_err(|_| ReadmissionError::Signature)?;
-        let node = record.csr.verify().map_err(|_| ReadmissionError::Signature)?.public_key;
-        UnparsedPublicKey::new(&ECDSA_P256_SHA256_ASN1, node.der_bytes())
-            .verify(&signed_text(newest.cluster, agent), &signature)
-            .map_err(|_| ReadmissionError::Signature)?;
+        let proof = MemberProof {
+            certificate: self.certificate.clone(),
+            signature: self.signature.clone(),
+        };
+        let proven = proof.verify(newest.cluster, agent, &newest.peer_ca)?;
+        if proven.node_key != *record.node_key() {
+            return Err(MemberProofError::Leaf(LeafError::OtherKey("peer")).into());
+        }
+        let CertifiedMember::Added(member) = proven.member else {
+            return Err(MemberProofError::NoMember.into());
+        };
         Ok(VerifiedReadmission { ticket, record, member })
     }
-}
-
-/// Returns the id in the SPIFFE name of an added member's certificate. A founder's certificate has
-/// the number of its seat there.
-fn certified_member(pem: &str, cluster: Uuid) -> Option<MemberId> {
-    let leaf = CertificateDer::from_pem_slice(pem.as_bytes()).ok()?;
-    let (_, parsed) = X509Certificate::from_der(&leaf).ok()?;
-    let names = parsed.subject_alternative_name().ok()??;
-    let uris = names.value.general_names.iter().filter_map(|name| match name {
-        GeneralName::URI(uri) => Some(*uri),
-        _ => None,
-    });
-    let [uri] = uris.collect::<Vec<_>>()[..] else { return None };
-    let (domain, path) = uri.strip_prefix("spiffe://")?.split_once('/')?;
-    let id = path.strip_prefix(&format!("cluster/{cluster}/member/"))?;
-    let number = u64::from_str_radix(id, 16).ok()?;
-    (!domain.is_empty() && id.len() == 16).then_some(MemberId::new(number))
 }

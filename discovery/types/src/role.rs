@@ -109,6 +109,10 @@ pub enum Action {
     RevokeBootGrant,
     /// Revoke a join ticket.
     RevokeJoinGrant,
+    /// Store a replacement policy.
+    PutPolicy,
+    /// Revoke a replacement policy.
+    RevokePolicy,
     /// Order the removal of a member, or a change of its peer URLs.
     PutOrder,
     /// Withdraw an intent that no agent has begun.
@@ -144,7 +148,7 @@ pub enum Action {
 
 impl Action {
     /// Every action, in the order of declaration.
-    pub const ALL: [Action; 31] = [
+    pub const ALL: [Action; 33] = [
         Action::CreateDraft,
         Action::PutStatement,
         Action::ListClusters,
@@ -161,6 +165,8 @@ impl Action {
         Action::ReadGrants,
         Action::RevokeBootGrant,
         Action::RevokeJoinGrant,
+        Action::PutPolicy,
+        Action::RevokePolicy,
         Action::PutOrder,
         Action::WithdrawIntent,
         Action::ReadIntents,
@@ -194,6 +200,8 @@ impl Action {
             Action::AbandonCluster
             | Action::IssueCredentials
             | Action::PutJoinGrant
+            | Action::PutPolicy
+            | Action::RevokePolicy
             | Action::PutOrder
             | Action::WithdrawIntent
             | Action::RevokeJoinGrant => Some(&[Operator]),
@@ -244,6 +252,8 @@ impl Action {
             | Action::ReadGrants
             | Action::RevokeBootGrant
             | Action::RevokeJoinGrant
+            | Action::PutPolicy
+            | Action::RevokePolicy
             | Action::PutOrder
             | Action::WithdrawIntent
             | Action::ExportCluster

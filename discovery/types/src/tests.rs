@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use crate::admin::{Admin, AdminChain, AdminOperation};
 use crate::digest::{Incarnation, MemberId, Nonce};
 use crate::document::VerifiedDocument;
-use crate::fixtures::{ClusterFixture, sign_version_2};
+use crate::fixtures::{ClusterFixture, sign_newer_version};
 use crate::grant::VerifiedGrant;
 use crate::jws::{Jws, JwsError, JwsType, newer_version};
 use crate::key::SigningKey;
@@ -148,21 +148,24 @@ fn readers(world: &ClusterFixture) -> Vec<Reader<'_>> {
 }
 
 #[test]
-fn a_payload_of_version_2_is_refused_by_its_version_and_not_by_its_new_member() {
+fn a_payload_of_a_newer_version_is_refused_by_its_version_and_not_by_its_new_member() {
     let world = ClusterFixture::new(1);
     for reader in readers(&world) {
         let name = reader.name;
-        assert_eq!(reader.typ.version(), Some(1), "{name}");
+        let known = reader.typ.version().unwrap();
+        let found = known + 1;
         assert!(reader.read(&reader.payload).is_ok(), "{name}");
-        let newer = sign_version_2(reader.typ, reader.signer, &reader.payload);
+        let newer = sign_newer_version(reader.typ, reader.signer, &reader.payload);
         let kept: Jws = newer.as_str().parse().unwrap();
         assert_eq!(kept, newer, "the bytes are kept");
         let refused = (reader.read)(&newer).expect_err(name);
-        let versions = JwsError::Newer { found: 2, known: 1 };
+        let versions = JwsError::Newer { found, known };
         assert_eq!(newer_version(&*refused), Some(&versions), "{name}: {refused}");
-        let told = "made by a newer Muster (version 2); this program knows 1: upgrade it";
-        assert!(refused.to_string().ends_with(told), "{name}: {refused}");
-        let known_members = Value::from_iter([("version", 2)]);
+        let told = format!(
+            "made by a newer Muster (version {found}); this program knows {known}: upgrade it"
+        );
+        assert!(refused.to_string().ends_with(&told), "{name}: {refused}");
+        let known_members = Value::from_iter([("version", found)]);
         let refused = reader.read(&known_members).expect_err(name);
         assert_eq!(newer_version(&*refused), Some(&versions), "{name}: {refused}");
     }
@@ -202,7 +205,7 @@ fn a_later_statement_is_of_a_newer_program_only_if_an_owner_signed_it() {
         previous: Some(world.chain().newest_hash()),
         ..world.statement.clone()
     };
-    let newer = |signer| sign_version_2(JwsType::Statement, signer, &next);
+    let newer = |signer| sign_newer_version(JwsType::Statement, signer, &next);
     let chain = world.chain();
     assert!(chain.is_continued_by(newer(&world.owner).as_str()));
     for stranger in [&world.issuer, &SigningKey::generate()] {
@@ -211,7 +214,7 @@ fn a_later_statement_is_of_a_newer_program_only_if_an_owner_signed_it() {
         let refused = chain.clone().append(&jws).unwrap_err();
         assert_eq!(newer_version(&refused), None, "{refused}");
     }
-    let grant = sign_version_2(JwsType::Grant, &world.owner, &world.grant);
+    let grant = sign_newer_version(JwsType::Grant, &world.owner, &world.grant);
     assert!(!chain.is_continued_by(grant.as_str()), "an owner's, and no statement");
     let mut long = serde_json::to_value(&next).unwrap();
     long["version"] = json!(2);
@@ -230,7 +233,7 @@ fn a_newer_statement_of_another_cluster_or_position_continues_no_chain() {
     let elsewhere = Statement { cluster: other.statement.cluster, ..next.clone() };
     let again = Statement { previous: None, ..next };
     for statement in [elsewhere, again] {
-        let newer = sign_version_2(JwsType::Statement, &world.owner, &statement);
+        let newer = sign_newer_version(JwsType::Statement, &world.owner, &statement);
         assert!(!chain.is_continued_by(newer.as_str()), "{statement:?}");
     }
 }
@@ -243,13 +246,13 @@ fn a_newer_grant_needs_an_issuers_signature_and_a_newer_record_its_tokens() {
         if !["a grant", "a record"].contains(&reader.name) {
             continue;
         }
-        let newer = sign_version_2(reader.typ, &stranger, &reader.payload);
+        let newer = sign_newer_version(reader.typ, &stranger, &reader.payload);
         let refused = (reader.read)(&newer);
         // The test's token endorses any record, so that only the record's own key is unknown.
         let is_newer = refused.is_err_and(|refused| newer_version(&*refused).is_some());
         assert_eq!(is_newer, reader.name == "a record", "{}", reader.name);
     }
-    let record = sign_version_2(JwsType::Record, &stranger, &world.records[0]);
+    let record = sign_newer_version(JwsType::Record, &stranger, &world.records[0]);
     let endorsement = world.signed(0).endorsement;
     let signed = SignedRecord { record, endorsement };
     let (grant, permissions) = (world.verified_grant(), &world.statement.permissions);

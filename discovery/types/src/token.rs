@@ -1,4 +1,4 @@
-//! Tokens: `mst_<boot|join>_<id>_<seed>_<crc>`, lower-case base32.
+//! Tokens: `mst_<boot|join|heal>_<id>_<seed>_<crc>`, lower-case base32.
 //!
 //! The seed is an Ed25519 private key. It goes only from the issuer's machine to the host; the
 //! service knows the public key only. The prefix lets secret scanners find a token. The CRC detects
@@ -29,8 +29,7 @@ pub fn holds_secret(text: &str) -> bool {
     };
     // The second is how a private key of the program `age` begins.
     ["PRIVATE KEY-----", "AGE-SECRET-KEY-"].iter().any(|start| text.contains(start))
-        || begins_one(TokenKind::Boot)
-        || begins_one(TokenKind::Join)
+        || TokenKind::ALL.into_iter().any(begins_one)
 }
 
 /// Reason why a text is no token. No error message repeats the text, because it may contain most of
@@ -45,7 +44,7 @@ pub enum TokenError {
     #[error("a token has {TOKEN_LENGTH} characters, this has {0}: was all of it copied?")]
     Length(usize),
     /// The parts of the token don't have the right form.
-    #[error("the token is mangled: it reads mst_boot_… or mst_join_…, in a-z and 2-7")]
+    #[error("the token is mangled: it reads mst_boot_…, mst_join_… or mst_heal_…, in a-z and 2-7")]
     Form,
     /// The CRC at the end doesn't match the rest.
     #[error("the token's checksum is wrong: a character was changed on the way, copy it again")]
@@ -111,6 +110,7 @@ impl FromStr for Token {
         let kind = match kind {
             "boot" => TokenKind::Boot,
             "join" => TokenKind::Join,
+            "heal" => TokenKind::Heal,
             _ => return Err(TokenError::Form),
         };
         let body = text.strip_suffix(crc).and_then(|b| b.strip_suffix('_'));
@@ -160,7 +160,7 @@ mod tests {
 
     #[test]
     fn a_token_survives_a_round_trip_through_its_text() {
-        for kind in [TokenKind::Boot, TokenKind::Join] {
+        for kind in TokenKind::ALL {
             let token = Token::generate(kind);
             let again: Token = exposed(&token).parse().unwrap();
             assert_eq!((again.kind(), again.id()), (kind, token.id()));

@@ -258,6 +258,7 @@ impl BenchService {
             name: None,
             zone: None,
             replaces: None,
+            replacement: None,
         };
         (token, grant)
     }

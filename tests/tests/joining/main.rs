@@ -10,6 +10,7 @@ mod moved_house;
 mod moved_service;
 mod newer_records;
 mod orders;
+mod policies;
 mod retirement;
 mod running_cluster;
 mod tickets;

@@ -33,12 +33,8 @@ impl FormedCluster {
 
     /// Forms a cluster in a running test bed.
     pub(crate) fn form(testbed: Testbed, size: usize, node: Option<&Path>) -> Result<Self> {
-        let args = match node {
-            Some(node) => vec!["--node-binary".to_owned(), path_text(node)?.to_owned()],
-            None => Vec::new(),
-        };
         let bundle = testbed.create_cluster_with_token("demo", size)?;
-        let mut running = Self { testbed, agents: Vec::new(), args };
+        let mut running = Self::with_agents(testbed, node)?;
         for host in 0..size {
             let mut agent = running.agent(host, &bundle, &[]);
             agent.start()?;
@@ -46,6 +42,15 @@ impl FormedCluster {
         }
         running.testbed.wait_cluster_state("demo", "formed", LIMIT)?;
         Ok(running)
+    }
+
+    /// Returns a cluster in which no agent has been started. Its agents will run `node`.
+    pub(crate) fn with_agents(testbed: Testbed, node: Option<&Path>) -> Result<Self> {
+        let args = match node {
+            Some(node) => vec!["--node-binary".to_owned(), path_text(node)?.to_owned()],
+            None => Vec::new(),
+        };
+        Ok(Self { testbed, agents: Vec::new(), args })
     }
 
     pub(crate) fn agent(&self, host: usize, bundle: &Path, env: &[(&str, &str)]) -> AgentProcess {
@@ -87,6 +92,34 @@ impl FormedCluster {
             let last = self.agents.iter().map(|agent| last_lines(&agent.output(), 25));
             let last = last.collect::<Vec<_>>().join("\n\n");
             format!("{:?} {:?}\n{last}", self.members(), self.intents())
+        })
+    }
+
+    /// Waits until `done` is true. Meanwhile each agent that died at `MUSTER_CRASH_AT` is restarted
+    /// without that variable, after a pause in which another agent may take over. Nodes go on.
+    pub(crate) fn revive_agents_until(
+        &mut self,
+        what: &str,
+        done: impl Fn(&Self) -> bool,
+    ) -> Result<()> {
+        let revived = poll_slowly(what, 2 * LIMIT, || {
+            let dead = self.agents.iter_mut().position(|agent| !agent.is_running());
+            if let Some(dead) = dead {
+                let dead = &mut self.agents[dead];
+                std::thread::sleep(ELECTION);
+                dead.options.env.retain(|(name, _)| name != "MUSTER_CRASH_AT");
+                dead.start().ok()?;
+            }
+            done(self).then_some(())
+        });
+        revived.with_context(|| {
+            let last = self.agents.iter().map(|agent| last_lines(&agent.output(), 25));
+            format!(
+                "{:?} {:?}\n{}",
+                self.members(),
+                self.intents(),
+                last.collect::<Vec<_>>().join("\n\n")
+            )
         })
     }
 

@@ -189,10 +189,15 @@ impl<'a> Bootstrap<'a> {
         let actions = self.protocol.step(AgentEvent::RecordReady(record))?;
         self.carry_out_actions(actions).await?;
         let (contact, board) = (self.client.contact(), self.context.board.clone());
-        tokio::select! {
+        let outcome = tokio::select! {
             outcome = self.run_until_outcome() => outcome,
             never = contact::show(contact, board) => match never {},
+        };
+        // Free the peer address: this host may go on as a newcomer to a running cluster.
+        if let Some(listener) = self.listener.take() {
+            listener.close().await;
         }
+        outcome
     }
 
     /// Listens on the node's peer address, and checks that its client address is free.

@@ -135,6 +135,7 @@ mod tests {
             about: None,
             about_name: None,
             waits: None,
+            policy: None,
         }
     }
 
@@ -144,7 +145,7 @@ mod tests {
         let member = MemberId::new(9);
         let of = |state, outcome| join_state(&view(&world, state, outcome));
         assert!(matches!(of(IntentState::Open, None), JoinState::Waiting(_)));
-        let added = Outcome::Added { member, initial_cluster: Vec::new() };
+        let added = Outcome::Added { member, initial_cluster: Vec::new(), replaces: None };
         assert_eq!(of(IntentState::Added, Some(added)), JoinState::Added(member));
         let reason = "Peer URLs already exists".to_owned();
         for (state, outcome) in [

@@ -100,6 +100,7 @@ fn sight<'a>(
         newcomer_state: MemberState::Answers { behind: Some(0) },
         refused_addition: None,
         removal_origin: RemovalOrigin::Unknown,
+        given_up: None,
     }
 }
 
@@ -181,7 +182,7 @@ fn a_newcomer_that_a_failed_leader_has_added_is_recognised() {
     // With stock etcd, a learner at the newcomer's URL is the newcomer.
     let members = with_newcomer(two_voters(None), &world, true);
     let act = sight(&intent, Open, &members).decide();
-    let StewardAction::Report(Outcome::Added { member, initial_cluster }) = act else {
+    let StewardAction::Report(Outcome::Added { member, initial_cluster, .. }) = act else {
         panic!("{act:?}")
     };
     assert_eq!((member.get(), initial_cluster.len()), (9, 3));

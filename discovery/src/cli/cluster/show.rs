@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use discovery_types::api::{
     AskingHost, ClusterQuery, ClusterState, ClusterStates, ClusterSummary, ClusterView,
-    DirectoryView, IntentView, MemberView, MembersView, SeatView,
+    DirectoryView, IntentState, IntentView, MemberView, MembersView, SeatView,
 };
 
 use super::ListArgs;
@@ -157,6 +157,20 @@ fn write_asking_hosts(out: &mut TextOutput<'_>, hosts: &[AskingHost]) {
     out.table(["ASKING", "FROM", "KEY ID", "FIRST", "LAST", "ASKED"], rows);
 }
 
+/// Writes the hosts that wait under a replacement policy.
+fn write_standbys(out: &mut TextOutput<'_>, standbys: &[&IntentView]) {
+    if standbys.is_empty() {
+        return;
+    }
+    out.line("");
+    let rows = standbys.iter().map(|view| {
+        let since = view.made_at_ms;
+        let waits = view.waits.as_ref().map(|waits| waits.reason.clone());
+        [view.subject.clone(), or_dash(view.policy), time(since), or_dash(waits)]
+    });
+    out.table(["STANDBY", "POLICY", "WAITS SINCE", "FOR"], rows);
+}
+
 fn write_seats(out: &mut TextOutput<'_>, view: &ClusterView) {
     out.line("");
     out.table(
@@ -187,9 +201,14 @@ pub(super) async fn show(
             false => write_members(out, &view.present),
         }
         write_asking_hosts(out, &view.asking);
-        if !shown.intents.is_empty() {
+        let is_standby =
+            |view: &&IntentView| view.policy.is_some() && view.state == IntentState::Open;
+        let (standbys, changes): (Vec<&IntentView>, Vec<&IntentView>) =
+            shown.intents.iter().partition(is_standby);
+        write_standbys(out, &standbys);
+        if !changes.is_empty() {
             out.line("");
-            intent::table(out, &shown.intents);
+            intent::table(out, changes);
         }
         if !view.timeline.is_empty() {
             out.line("");

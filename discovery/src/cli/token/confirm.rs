@@ -93,7 +93,7 @@ pub(super) async fn confirm(
 }
 
 fn is_confirmable(view: &GrantView) -> bool {
-    view.grant.kind == TokenKind::Boot && view.state == GrantState::Void
+    view.grant.kind != TokenKind::Join && view.state == GrantState::Void
 }
 
 /// Signs a confirmation for each token, after verifying that an issuer of its cluster signed it.
@@ -109,7 +109,7 @@ async fn sign_confirmations(
             Entry::Occupied(known) => known.into_mut(),
             Entry::Vacant(place) => {
                 let (chain, _) = session.statements(cluster).await?;
-                session.check_role_in_statement(&chain, TokenKind::Boot.action())?;
+                session.check_role_in_statement(&chain, view.grant.kind.action())?;
                 place.insert(chain)
             }
         };

@@ -45,7 +45,7 @@ pub(super) enum HostFiles {
 /// Flags that choose a form.
 #[derive(Clone, Copy, Debug, Default, clap::Args)]
 #[group(multiple = false)]
-pub(super) struct HostFilesArgs {
+pub(in crate::cli) struct HostFilesArgs {
     /// Print cloud-init user data that writes the bundle (mode 0600) and starts the agent
     #[arg(long)]
     print_cloud_init: bool,

@@ -1,11 +1,13 @@
 use clap::Parser;
 use discovery_types::admin::Admin;
+use discovery_types::digest::Digest;
 use discovery_types::grant::VerifiedGrant;
 use discovery_types::key::SigningKey;
 use discovery_types::role::Role;
-use discovery_types::service::ServiceStatement;
+use discovery_types::service::{ServiceStatement, VerifiedService};
 use discovery_types::statement::{Permissions, Statement};
 
+use super::issue::{clock_warning, pin_warning};
 use super::*;
 
 #[derive(Parser)]

@@ -53,7 +53,8 @@ async fn only_members_agents_can_report_and_no_newcomer_about_itself() {
     assert_eq!(code(stranger.client.export_cluster(id).await), Code::Forbidden);
 
     // Outcomes that don't fit the intent, or arrive too late, are refused.
-    let founders_own = Outcome::Added { member: cluster.id(founder), initial_cluster: initial() };
+    let founders_own =
+        Outcome::Added { member: cluster.id(founder), initial_cluster: initial(), replaces: None };
     assert_eq!(
         code(cluster.report_outcome(founder, &intent, founders_own, 20).await),
         Code::Conflict

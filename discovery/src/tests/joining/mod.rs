@@ -3,6 +3,7 @@
 mod announced;
 mod members;
 mod orders;
+mod policies;
 mod present;
 mod readmitted;
 mod recovered;
@@ -165,7 +166,7 @@ impl CommittedCluster {
 pub(super) fn added(id: u64) -> Outcome {
     let peer_url = "https://127.0.0.1:2001".parse().unwrap();
     let initial_cluster = vec![InitialMember { name: "node-1".into(), peer_url }];
-    Outcome::Added { member: MemberId::new(id), initial_cluster }
+    Outcome::Added { member: MemberId::new(id), initial_cluster, replaces: None }
 }
 
 fn remove(member: MemberId) -> OrderedChange {

@@ -7,8 +7,9 @@ use discovery_types::digest::MemberId;
 use discovery_types::jws::Jws;
 use discovery_types::key::SigningKey;
 use discovery_types::leaves::Leaves;
+use discovery_types::member_proof::sign_as_node;
 use discovery_types::problem::Code;
-use discovery_types::readmission::{ReadmitRequest, sign_as_node};
+use discovery_types::readmission::ReadmitRequest;
 
 use super::{CommittedCluster, added, code};
 use crate::tests::agent::TestAgent;

@@ -8,6 +8,7 @@ use super::access::{Jwks, TokenResponse};
 use super::clusters::{ClusterState, Explanation};
 use crate::csr::Csr;
 use crate::digest::{Digest, MemberId};
+use crate::grant::GrantId;
 use crate::intent::Intent;
 use crate::jws::Jws;
 use crate::url::NodeUrl;
@@ -120,6 +121,10 @@ pub enum Outcome {
         member: MemberId,
         /// Members that the newcomer starts with, itself among them.
         initial_cluster: Vec<InitialMember>,
+        /// Member that the cluster's agents let the newcomer replace by a replacement policy. None if
+        /// a ticket says it.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        replaces: Option<MemberId>,
     },
     /// The newcomer is a voter, and the member that it replaces was removed.
     Promoted {
@@ -219,6 +224,9 @@ pub struct IntentView {
     /// Reason why the agent on the leader's host waits.
     #[serde(default)]
     pub waits: Option<WaitView>,
+    /// Replacement policy by which the newcomer waits for a place.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub policy: Option<GrantId>,
 }
 
 /// Reason why an intent waits, as the agent on the leader's host reported it last.
@@ -258,6 +266,18 @@ pub struct IntentList {
     /// Intents on which an agent must act, oldest first. With `all`, the list also holds the other
     /// intents of the last day.
     pub intents: Vec<IntentView>,
+    /// Replacement policies that the service holds, as far as they have not expired.
+    #[serde(default)]
+    pub policies: Vec<PolicyView>,
+}
+
+/// A replacement policy, as the service hands it to the cluster's agents.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct PolicyView {
+    /// Grant that an operator signed.
+    pub grant: Jws,
+    /// Whether an admin has revoked the policy. The agents then end it in the cluster's own store.
+    pub is_revoked: bool,
 }
 
 /// Program that a host runs as its node. `muster-node` and etcd can't be members of one cluster,

@@ -81,8 +81,8 @@ pub use grants::{GrantList, GrantQuery, GrantState, GrantView};
 pub use intents::{
     ClusterExport, DirectoryResponse, DirectoryView, InitialMember, IntentList, IntentState,
     IntentView, JoinResponse, LeavesRequest, ListedMember, MAX_MEMBER_NAME, MAX_MEMBERS,
-    Membership, NodeProgram, Outcome, OutcomeRequest, RecoveriesRequest, RecoveriesResponse,
-    WaitRequest, WaitView,
+    Membership, NodeProgram, Outcome, OutcomeRequest, PolicyView, RecoveriesRequest,
+    RecoveriesResponse, WaitRequest, WaitView,
 };
 pub use processes::{ProcessList, ProcessView};
 

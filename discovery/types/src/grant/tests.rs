@@ -1,5 +1,6 @@
 use super::*;
-use crate::fixtures::ClusterFixture;
+use crate::admin::Admin;
+use crate::fixtures::{ClusterFixture, policy_fixture};
 use crate::role::Role;
 
 fn verify(
@@ -75,4 +76,53 @@ fn lifetime_and_uses_of_a_grant_are_limited() {
     let backwards = Grant { issued_at: 10, expires_at: 5, ..world.grant.clone() };
     let refused = verify(&world, &backwards, &world.issuer);
     assert!(matches!(refused, Err(GrantError::Invalid(_))));
+}
+
+#[test]
+fn a_replacement_policy_has_limits_within_bounds_and_the_version_of_its_kind() {
+    let world = policy_fixture();
+    let policy = verify(&world, &world.grant, &world.owner).unwrap();
+    assert!(policy.gives_seats() && policy.admits_newcomers());
+    let limits = world.grant.replacement.unwrap();
+    let with = |replacement| Grant { replacement, ..world.grant.clone() };
+    let join = ClusterFixture::new(1).grant;
+    for grant in [
+        with(None),
+        with(Some(ReplacementLimits { after_seconds: 29, ..limits })),
+        with(Some(ReplacementLimits { after_seconds: 7 * 86_400 + 1, ..limits })),
+        with(Some(ReplacementLimits { at_most: 0, ..limits })),
+        with(Some(ReplacementLimits { at_most: 17, ..limits })),
+        with(Some(ReplacementLimits { per_seconds: 3_599, ..limits })),
+        with(Some(ReplacementLimits { per_seconds: 30 * 86_400 + 1, ..limits })),
+        Grant { version: 1, ..world.grant.clone() },
+        Grant { uses: 2, ..world.grant.clone() },
+        Grant { expires_at: world.grant.issued_at + MAX_POLICY_SECONDS + 1, ..world.grant.clone() },
+        Grant { replaces: Some(MemberId::new(1)), ..world.grant.clone() },
+        Grant { kind: TokenKind::Boot, ..world.grant.clone() },
+        Grant {
+            version: 2,
+            cluster: world.grant.cluster,
+            statement: world.grant.statement,
+            ..join
+        },
+    ] {
+        let refused = verify(&world, &grant, &world.owner);
+        assert!(matches!(refused, Err(GrantError::Invalid(_))), "{grant:?}");
+    }
+    assert!(matches!(verify(&world, &world.grant, &world.issuer), Err(GrantError::Jws(_))));
+}
+
+#[test]
+fn an_operators_policy_gives_seats_only_if_the_operator_is_an_issuer_too() {
+    for (roles, gives_seats) in
+        [(vec![Role::Operator], false), (vec![Role::Operator, Role::Issuer], true)]
+    {
+        let mut world = policy_fixture();
+        let operator = SigningKey::generate();
+        let name = "operator".parse().unwrap();
+        world.statement.admins.push(Admin { key: *operator.public(), name, roles });
+        world.grant.statement = world.statement.sign(&world.owner).hash();
+        let policy = verify(&world, &world.grant, &operator).unwrap();
+        assert_eq!(policy.gives_seats(), gives_seats);
+    }
 }

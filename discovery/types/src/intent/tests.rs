@@ -1,6 +1,6 @@
 use super::*;
 use crate::digest::Nonce;
-use crate::fixtures::{ClusterFixture, join_fixture, sign_version_2};
+use crate::fixtures::{ClusterFixture, join_fixture, policy_fixture, sign_newer_version};
 use crate::jws::newer_version;
 use crate::key::SigningKey;
 use crate::order::Order;
@@ -302,8 +302,44 @@ fn an_order_of_a_newer_program_is_distinguished_from_a_forbidden_one() {
         Intent { authority, operation, ..intent.clone() }
     };
     let refused = |intent: &Intent| VerifiedIntent::verify(intent, &world.chain()).unwrap_err();
-    let newer = refused(&with(sign_version_2(JwsType::Order, &world.owner, &order)));
+    let newer = refused(&with(sign_newer_version(JwsType::Order, &world.owner, &order)));
     assert!(newer_version(&newer).is_some(), "{newer}");
-    let forged = refused(&with(sign_version_2(JwsType::Order, &SigningKey::generate(), &order)));
+    let forged =
+        refused(&with(sign_newer_version(JwsType::Order, &SigningKey::generate(), &order)));
     assert_eq!(newer_version(&forged), None, "{forged}");
+}
+
+#[test]
+fn each_newcomer_under_a_policy_has_a_change_of_its_own_and_names_no_member() {
+    let world = policy_fixture();
+    let authority = world.grant.sign(&world.owner);
+    let record = world.signed(0).record.hash();
+    let intent = Intent {
+        verb: Verb::Replace,
+        operation: OperationId::of_newcomer(&authority, &record),
+        ..joining(&world)
+    };
+    let verified = VerifiedIntent::verify(&intent, &world.chain()).unwrap();
+    assert_eq!(verified.policy().unwrap().id, world.grant.id);
+    assert_eq!(verified.leaving_member(), None);
+    let steps = [IntentStep::Add, IntentStep::Promote, IntentStep::Remove];
+    for step in steps {
+        let by_policy_alone = OperationId::of_step(&authority, step);
+        assert_ne!(verified.step_operation(step), by_policy_alone, "another newcomer has it too");
+    }
+    let dead = MemberId::new(7);
+    assert_eq!(verified.replacing(dead).leaving_member(), Some(dead));
+
+    for operation in [
+        OperationId::of(&authority, Verb::Replace),
+        OperationId::of_newcomer(&authority, &Digest::of(b"another record")),
+    ] {
+        let renamed = Intent { operation, ..intent.clone() };
+        let refused = VerifiedIntent::verify(&renamed, &world.chain()).unwrap_err();
+        assert_eq!(refused, IntentError::OtherOperation);
+    }
+    // A ticket's own member can't be changed.
+    let ticket = join_fixture();
+    let verified = VerifiedIntent::verify(&joining(&ticket), &ticket.chain()).unwrap();
+    assert_eq!(verified.replacing(dead).leaving_member(), None);
 }

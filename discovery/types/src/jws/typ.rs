@@ -53,6 +53,9 @@ pub enum JwsType {
     /// Statement of where the discovery service is; signed by an owner.
     #[serde(rename = "muster-service+jwt")]
     Service,
+    /// Observation of which members of a cluster can't be reached; signed by an agent.
+    #[serde(rename = "muster-observation+jwt")]
+    Observation,
     /// RFC 7523 client assertion; signed by an admin or agent.
     #[serde(rename = "muster-assertion+jwt")]
     Assertion,
@@ -80,6 +83,7 @@ impl JwsType {
             JwsType::Order => "muster-order+jwt",
             JwsType::Recovery => "muster-recovery+jwt",
             JwsType::Service => "muster-service+jwt",
+            JwsType::Observation => "muster-observation+jwt",
             JwsType::Assertion => "muster-assertion+jwt",
             JwsType::Access => "at+jwt",
         }
@@ -89,8 +93,9 @@ impl JwsType {
     /// (`None`): if their payload changes, they get a new `typ`.
     pub fn version(self) -> Option<u32> {
         match self {
+            // Version 2 is that of replacement policies.
+            JwsType::Grant => Some(2),
             JwsType::Statement
-            | JwsType::Grant
             | JwsType::Record
             | JwsType::Document
             | JwsType::Admin
@@ -104,6 +109,7 @@ impl JwsType {
             | JwsType::Release
             | JwsType::Retire
             | JwsType::Unretire
+            | JwsType::Observation
             | JwsType::Assertion
             | JwsType::Access => None,
         }
@@ -127,6 +133,7 @@ impl JwsType {
             | JwsType::Unretire
             | JwsType::Order
             | JwsType::Recovery
+            | JwsType::Observation
             | JwsType::Assertion
             | JwsType::Access => 2 * 1024,
         }

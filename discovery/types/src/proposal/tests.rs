@@ -1,5 +1,6 @@
 use super::*;
 use crate::fixtures::ClusterFixture;
+use crate::grant::TokenKind;
 
 fn verify(world: &ClusterFixture, proposal: &Proposal) -> Result<VerifiedProposal, ProposalError> {
     VerifiedProposal::verify(proposal, &world.chain())

@@ -1,0 +1,332 @@
+//! Decides whether a newcomer takes the place of a dead member by a replacement policy. Pure.
+//!
+//! The decision to begin needs a person's signature and facts from several sides: the policy stands
+//! in the cluster's own store; exactly one voter is unreachable for this host's node and for a quorum
+//! of the voters' agents; all other voters are in sync; no other change is under way; and the
+//! policy's limits are kept. A replacement that has begun goes on only while the member stays
+//! unreachable and the policy isn't revoked, until the newcomer votes.
+
+use std::time::Duration;
+
+use discovery_types::digest::OperationId;
+use discovery_types::grant::{GrantId, ReplacementLimits};
+
+use super::uses::{PolicyUse, UseLog};
+use crate::cluster::{ClusterMember, MemberId, MemberList};
+
+/// State of a policy in the cluster's own store.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum PolicyStanding {
+    /// The store doesn't have the policy yet.
+    Missing,
+    /// The store has the policy.
+    InForce,
+    /// The policy was revoked. That is never undone.
+    Revoked,
+}
+
+/// A policy with its state in the store.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct PolicyFacts {
+    /// Id of the policy.
+    pub id: GrantId,
+    /// Limits that the operator signed.
+    pub limits: ReplacementLimits,
+    /// End of the policy, in seconds since 1970.
+    pub expires_at: u64,
+    /// State of the policy in the cluster's own store.
+    pub standing: PolicyStanding,
+}
+
+/// A host that waits for a place.
+#[derive(Clone, Debug)]
+pub(crate) struct Candidate {
+    /// Operation by which the host becomes a member.
+    pub operation: OperationId,
+    /// Name of the host.
+    pub name: String,
+    /// Peer URLs of the host.
+    pub peer_urls: Vec<String>,
+}
+
+/// Facts about the voters.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct VoterFacts {
+    /// Voters that this host's agent and node can't reach, and for how long.
+    pub unreachable: Vec<(MemberId, Duration)>,
+    /// Whether this host has looked at every other voter lately.
+    pub are_known: bool,
+    /// Voters, this host's included, whose agents have observed for the policy's time that the
+    /// unreachable voter is unreachable.
+    pub observers: Vec<MemberId>,
+    /// Voters that don't answer, have not started, or lack entries of the log. The unreachable one
+    /// needn't be among them.
+    pub not_in_sync: Vec<MemberId>,
+}
+
+/// Facts on which the beginning of a replacement depends.
+#[derive(Clone, Debug)]
+pub(crate) struct ReplacementFactsByPolicy<'a> {
+    pub policy: PolicyFacts,
+    pub candidate: &'a Candidate,
+    pub uses: &'a UseLog,
+    /// Members of the cluster, by a linearizable read.
+    pub members: &'a MemberList,
+    /// Member of this host, which leads.
+    pub own: MemberId,
+    pub voters: &'a VoterFacts,
+    /// Another change of members that is under way, if any.
+    pub other_change: Option<&'a str>,
+    /// Time by this host's clock, in seconds since 1970.
+    pub own_now: u64,
+    /// Time by the service's clock, in seconds since 1970. Limits and expiry are judged by both
+    /// clocks, so that neither alone can widen them.
+    pub service_now: u64,
+}
+
+/// Decision about a newcomer that waits under a policy.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum PolicyDecision {
+    /// All voters are reachable: the newcomer is a standby.
+    StandBy,
+    /// Something else is missing, for this reason.
+    Wait(String),
+    /// The policy allows no more replacements now. A person may have to act.
+    Exhausted(String),
+    /// The newcomer can never take a place by this policy.
+    Refuse(String),
+    /// Count this use; then the newcomer takes the member's place.
+    Begin(PolicyUse),
+}
+
+impl ReplacementFactsByPolicy<'_> {
+    /// Decides whether the newcomer takes a member's place now.
+    pub(crate) fn decide(&self) -> PolicyDecision {
+        let id = self.policy.id;
+        if self.policy.standing == PolicyStanding::Revoked {
+            return PolicyDecision::Refuse(format!("the policy {id} was revoked"));
+        }
+        if self.own_now.max(self.service_now) >= self.policy.expires_at {
+            return PolicyDecision::Refuse(format!("the policy {id} has expired"));
+        }
+        if let Some(earlier) = self.uses.of(&self.candidate.operation) {
+            let how = earlier.ended.as_deref().unwrap_or("it is under way");
+            return PolicyDecision::Refuse(format!("this host was in a replacement before: {how}"));
+        }
+        if self.policy.standing == PolicyStanding::Missing {
+            return wait(format!("the policy {id} is not in the cluster's own store yet"));
+        }
+        if !self.voters.are_known {
+            return wait("this host has yet to see which voters can be reached".to_owned());
+        }
+        let (dead, time) = match self.voters.unreachable[..] {
+            [] => return self.decide_vacancy(),
+            [one] => one,
+            _ => return wait(self.several_unreachable()),
+        };
+        match self.members.of_id(dead).filter(|member| !member.is_learner && dead != self.own) {
+            Some(dead) => self.decide_for(dead, time),
+            None => wait("the members have just changed".to_owned()),
+        }
+    }
+
+    /// Decides about the place that an earlier replacement has freed and not filled. All voters are
+    /// reachable.
+    fn decide_vacancy(&self) -> PolicyDecision {
+        let Some(vacancy) = self.uses.vacancy(self.voter_ids().len()) else {
+            return PolicyDecision::StandBy;
+        };
+        if let Some(why) = self.exhausted() {
+            let name = &vacancy.member_name;
+            return PolicyDecision::Exhausted(format!("the place of {name} is free, and {why}"));
+        }
+        if let Some(decision) = self.obstacle(None) {
+            return decision;
+        }
+        PolicyDecision::Begin(PolicyUse {
+            fills_vacancy: true,
+            voters: vacancy.voters,
+            ..self.new_use(vacancy.member, vacancy.member_name.clone())
+        })
+    }
+
+    /// Decides about the replacement of `dead`, the only voter that this host can't reach.
+    fn decide_for(&self, dead: &ClusterMember, time: Duration) -> PolicyDecision {
+        let (name, limits) = (label(dead), &self.policy.limits);
+        if let Some(why) = self.exhausted() {
+            return PolicyDecision::Exhausted(format!("{name} is unreachable, and {why}"));
+        }
+        if time.as_secs() < limits.after_seconds {
+            return wait(format!(
+                "{name} has been unreachable for {} s; it is replaced after {} s",
+                time.as_secs() / 10 * 10,
+                limits.after_seconds
+            ));
+        }
+        let ids = self.voter_ids();
+        let quorum = ids.len() / 2 + 1;
+        let observers =
+            self.voters.observers.iter().filter(|id| **id != dead.id && ids.contains(id)).count();
+        if observers < quorum {
+            return wait(format!(
+                "{observers} of {} voters' agents have observed for {} s that {name} is unreachable: \
+                 {quorum} are needed",
+                ids.len(),
+                limits.after_seconds
+            ));
+        }
+        if let Some(decision) = self.obstacle(Some(dead.id)) {
+            return decision;
+        }
+        PolicyDecision::Begin(self.new_use(dead.id, dead.name.clone()))
+    }
+
+    fn voter_ids(&self) -> Vec<MemberId> {
+        let voters = self.members.list.iter().filter(|member| !member.is_learner);
+        voters.map(|member| member.id).collect()
+    }
+
+    fn new_use(&self, member: MemberId, member_name: String) -> PolicyUse {
+        PolicyUse {
+            policy: self.policy.id,
+            operation: self.candidate.operation,
+            member,
+            member_name,
+            newcomer: self.candidate.name.clone(),
+            voters: self.voter_ids().len(),
+            fills_vacancy: false,
+            began_at: self.own_now,
+            intent: None,
+            ended: None,
+            left_vacancy: false,
+        }
+    }
+
+    /// Returns what stands against any change of members now, or against this newcomer. `dead` is
+    /// the member that the newcomer replaces.
+    fn obstacle(&self, dead: Option<MemberId>) -> Option<PolicyDecision> {
+        if let Some(running) = self.uses.under_way() {
+            let (newcomer, old) = (&running.newcomer, &running.member_name);
+            return Some(wait(format!("{newcomer} takes the place of {old} now")));
+        }
+        if let Some(change) = self.other_change {
+            return Some(wait(format!("another change is under way: {change}")));
+        }
+        if let Some(learner) = self.members.list.iter().find(|member| member.is_learner) {
+            return Some(wait(format!("{} is a learner already", label(learner))));
+        }
+        let ids = self.voter_ids();
+        let is_late = |id: &&MemberId| Some(**id) != dead && ids.contains(id);
+        if let Some(late) = self.voters.not_in_sync.iter().find(is_late) {
+            let late = self.members.of_id(*late).map(label).unwrap_or_default();
+            return Some(wait(format!("{late}, which has to stay, is not in sync")));
+        }
+        self.misfit(dead).map(PolicyDecision::Refuse)
+    }
+
+    /// Returns why the policy allows no more replacements now.
+    fn exhausted(&self) -> Option<String> {
+        let PolicyFacts { id, limits, .. } = &self.policy;
+        // The earlier of two clocks: with it, uses count for longer.
+        let now = self.own_now.min(self.service_now);
+        let used = self.uses.count(id, limits, now);
+        if used < usize::from(limits.at_most) {
+            return None;
+        }
+        let free = self.uses.next_free(id, limits, now).unwrap_or(now);
+        Some(format!(
+            "the policy {id} has reached its limit: {used} replacements in {} h. The next is allowed \
+             in {} min; an operator can replace the member sooner, with a join ticket",
+            limits.per_seconds / 3_600,
+            free.saturating_sub(now).div_ceil(60)
+        ))
+    }
+
+    fn several_unreachable(&self) -> String {
+        let name = |(id, _): &(MemberId, Duration)| {
+            self.members.of_id(*id).map_or_else(|| id.to_string(), label)
+        };
+        let names: Vec<String> = self.voters.unreachable.iter().map(name).collect();
+        format!(
+            "{} are unreachable, and a policy replaces one member at a time: look for what they have \
+             in common",
+            names.join(" and ")
+        )
+    }
+
+    /// Returns why the candidate can't be a member beside those that stay.
+    fn misfit(&self, dead: Option<MemberId>) -> Option<String> {
+        let Candidate { name, peer_urls, .. } = self.candidate;
+        let others = || self.members.list.iter().filter(|member| Some(member.id) != dead);
+        if let Some(other) = others().find(|other| other.name == *name) {
+            return Some(format!("member {} is called {name} already", other.id));
+        }
+        let shares =
+            |other: &&ClusterMember| other.peer_urls.iter().any(|url| peer_urls.contains(url));
+        let other = others().find(shares)?;
+        Some(format!("member {} has this host's peer URL already", label(other)))
+    }
+}
+
+fn wait(why: String) -> PolicyDecision {
+    PolicyDecision::Wait(why)
+}
+
+fn label(member: &ClusterMember) -> String {
+    if member.is_started() {
+        format!("{} ({})", member.name, member.id)
+    } else {
+        format!("member {}", member.id)
+    }
+}
+
+/// Whether the dead member is reachable again, as this host sees it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum DeadMemberState {
+    /// This host has not looked lately.
+    Unknown,
+    /// The member is still unreachable.
+    Unreachable,
+    /// The member is reachable again.
+    Back,
+}
+
+/// Decision about a replacement that has begun, and whose newcomer doesn't vote yet.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Continuation {
+    /// The next step may be taken.
+    GoOn,
+    /// No step is taken now, for this reason.
+    Pause(String),
+    /// The replacement ends, for this reason. A newcomer that is a learner is removed again.
+    GiveUp(String),
+}
+
+/// Decides whether a replacement goes on. Its newcomer doesn't vote yet. `old` is the state of the
+/// member that it replaces, or `None` if this replacement has removed that member already.
+pub(crate) fn continuation(
+    of: &PolicyUse,
+    standing: PolicyStanding,
+    old: Option<DeadMemberState>,
+) -> Continuation {
+    let name = &of.member_name;
+    match (old, standing) {
+        // The member's place is free: without the newcomer, the cluster would have a vote less.
+        (None, _) => Continuation::GoOn,
+        (Some(_), PolicyStanding::Revoked) => {
+            Continuation::GiveUp(format!("the policy {} was revoked", of.policy))
+        }
+        (Some(DeadMemberState::Back), _) => {
+            Continuation::GiveUp(format!("{name}, which was to be replaced, is reachable again"))
+        }
+        (Some(DeadMemberState::Unknown), _) => {
+            Continuation::Pause(format!("this host has yet to see whether {name} can be reached"))
+        }
+        (Some(DeadMemberState::Unreachable), PolicyStanding::InForce | PolicyStanding::Missing) => {
+            Continuation::GoOn
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,193 @@
+//! Observations in the cluster's own store: each voter's agent signs which voters it can't reach, and
+//! the leader's agent counts those who agree.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::Duration;
+
+use discovery_types::digest;
+use discovery_types::document::VerifiedDocument;
+use discovery_types::key::SigningKey;
+use discovery_types::member_proof::{CertifiedMember, MemberProof};
+use discovery_types::observation::{Observation, SignedObservation, UnreachableMember};
+use discovery_types::raft_id;
+use discovery_types::statement::StatementChain;
+use tokio::time::Instant;
+use uuid::Uuid;
+
+use crate::cluster::{ClusterApiClient, MemberId, MemberList};
+use crate::exit::error_chain;
+
+/// How often an agent repeats its observation, while it counts.
+const OBSERVATION_INTERVAL: Duration = Duration::from_secs(15);
+/// Time until an agent repeats its first observation. Others count an agent's observations from the
+/// second on.
+const FIRST_INTERVAL: Duration = Duration::from_secs(2);
+/// Time without an observation after which the next one is a first one again.
+const PAUSE_BEFORE_FIRST: Duration = Duration::from_secs(60);
+/// How long an observation counts after this agent has seen that it is new.
+const OBSERVATION_LIFETIME: Duration = Duration::from_secs(45);
+
+/// This host's part in observing: it signs with the agent's key.
+#[derive(Clone)]
+pub(crate) struct VoterObserver {
+    /// The cluster's id at discovery.
+    pub cluster: Uuid,
+    /// The agent's private key.
+    pub key: Arc<SigningKey>,
+    /// Proof that the agent belongs to this host's member.
+    pub proof: MemberProof,
+    /// Document with which the cluster was founded.
+    pub document: VerifiedDocument,
+    /// Whether the cluster was recovered. Its founders then have other ids than the document says.
+    pub is_recovered: bool,
+}
+
+impl VoterObserver {
+    /// Returns whether the member that a certificate names can be the member `id`.
+    fn is_of(&self, certified: CertifiedMember, id: MemberId) -> bool {
+        match certified {
+            CertifiedMember::Added(certified) => certified.get() == id.0,
+            CertifiedMember::Founder(_) if self.is_recovered => true,
+            CertifiedMember::Founder(seat) => {
+                let index = usize::from(seat).checked_sub(1);
+                let record = index.and_then(|index| self.document.records().get(index));
+                let founder = record
+                    .map(|record| raft_id::of_founder(&self.document.hash(), &record.peer_urls));
+                founder.is_some_and(|founder: digest::MemberId| founder.get() == id.0)
+            }
+        }
+    }
+}
+
+/// A member's newest observation, as this agent has seen it.
+#[derive(Debug)]
+struct SeenObservation {
+    /// Number of the observation.
+    number: u64,
+    /// When this agent saw that the number had grown. `None` for the first observation that it saw:
+    /// that one may be old.
+    renewed: Option<Instant>,
+}
+
+/// Observations that this agent has written and seen.
+#[derive(Debug, Default)]
+pub(super) struct Observations {
+    /// When the last observation was written, and whether it was a first one.
+    written: Option<(Instant, bool)>,
+    seen: BTreeMap<MemberId, SeenObservation>,
+}
+
+/// Returns the key of a member's observation in the cluster's own store.
+fn key_of(member: MemberId) -> String {
+    format!("muster/v1/observations/{member}")
+}
+
+impl Observations {
+    /// Writes this host's observation, unless the last one is recent.
+    pub(super) async fn write_if_due(
+        &mut self,
+        observer: &VoterObserver,
+        node: &ClusterApiClient,
+        own: MemberId,
+        unreachable: &[(MemberId, Duration)],
+    ) -> Result<(), String> {
+        let is_early = |(written, is_first): (Instant, bool)| {
+            let interval = if is_first { FIRST_INTERVAL } else { OBSERVATION_INTERVAL };
+            written.elapsed() < interval
+        };
+        if self.written.is_some_and(is_early) {
+            return Ok(());
+        }
+        let is_first =
+            self.written.is_none_or(|(written, _)| written.elapsed() > PAUSE_BEFORE_FIRST);
+        let key = key_of(own);
+        let stored = node.read_key(&key).await.map_err(|error| error_chain(&error))?;
+        let listed = unreachable.iter().map(|(member, time)| UnreachableMember {
+            member: digest::MemberId::new(member.0),
+            for_seconds: time.as_secs(),
+        });
+        let observation = Observation {
+            cluster: observer.cluster,
+            agent: *observer.key.public(),
+            observer: digest::MemberId::new(own.0),
+            // A revision of the store: it grows, and restarts of the agent don't set it back.
+            number: stored.revision().unsigned_abs(),
+            unreachable: listed.collect(),
+        };
+        let signed = observation.sign(&observer.key, observer.proof.clone());
+        let text = serde_json::to_vec(&signed).expect("texts always serialise");
+        let written = node.replace_key_if_unchanged(&key, &stored, &text).await;
+        if written.map_err(|error| error_chain(&error))? {
+            self.written = Some((Instant::now(), is_first));
+        }
+        Ok(())
+    }
+
+    /// Returns the voters other than `own` whose agents say that `dead` has been unreachable for
+    /// `after`.
+    pub(super) async fn agreeing(
+        &mut self,
+        observer: &VoterObserver,
+        node: &ClusterApiClient,
+        (members, statements): (&MemberList, &StatementChain),
+        (own, dead): (MemberId, MemberId),
+        after: Duration,
+    ) -> Result<Vec<MemberId>, String> {
+        let (mut agreeing, mut certified) = (Vec::new(), BTreeSet::new());
+        let others = members.list.iter().filter(|member| !member.is_learner);
+        for member in others.filter(|member| member.id != own && member.id != dead) {
+            let key = key_of(member.id);
+            let stored = node.read_key(&key).await.map_err(|error| error_chain(&error))?;
+            let Some(value) = stored.value else { continue };
+            let Ok(signed) = serde_json::from_slice::<SignedObservation>(&value) else { continue };
+            let verified = signed.verify(observer.cluster, &statements.newest().peer_ca);
+            let Ok((observation, proven)) = verified.inspect_err(|error| {
+                tracing::debug!("{key} doesn't count: {}", error_chain(error));
+            }) else {
+                continue;
+            };
+            let is_own_word = observation.observer.get() == member.id.0;
+            if !is_own_word || !observer.is_of(proven.member, member.id) {
+                continue;
+            }
+            let is_fresh = self.is_fresh(member.id, observation.number, Instant::now());
+            let agrees = observation.unreachable.iter().any(|each| {
+                each.member.get() == dead.0 && Duration::from_secs(each.for_seconds) >= after
+            });
+            // One certificate speaks for one voter.
+            if is_fresh && agrees && certified.insert(proven.member) {
+                agreeing.push(member.id);
+            }
+        }
+        Ok(agreeing)
+    }
+
+    /// Notes an observation's number. Returns whether it counts now.
+    fn is_fresh(&mut self, of: MemberId, number: u64, now: Instant) -> bool {
+        let seen = self.seen.entry(of).or_insert(SeenObservation { number, renewed: None });
+        if number > seen.number {
+            *seen = SeenObservation { number, renewed: Some(now) };
+        }
+        seen.renewed.is_some_and(|renewed| now.duration_since(renewed) < OBSERVATION_LIFETIME)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn an_observation_counts_once_a_newer_one_was_seen_and_until_it_is_old() {
+        let mut seen = Observations::default();
+        let (start, of) = (Instant::now(), MemberId(7));
+        let at = |seconds| start + Duration::from_secs(seconds);
+        assert!(!seen.is_fresh(of, 10, at(0)), "it may be of last week");
+        assert!(!seen.is_fresh(of, 10, at(10)));
+        assert!(seen.is_fresh(of, 11, at(15)));
+        assert!(seen.is_fresh(of, 11, at(59)));
+        assert!(!seen.is_fresh(of, 11, at(60)));
+        assert!(!seen.is_fresh(of, 10, at(61)), "an older one is shown again");
+        assert!(seen.is_fresh(of, 12, at(62)));
+    }
+}

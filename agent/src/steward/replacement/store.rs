@@ -1,0 +1,227 @@
+//! Replacement policies in the cluster's own store, where discovery can neither withhold nor revive
+//! them.
+//!
+//! The leader's agent copies policies from discovery to the store, after it has verified their
+//! signatures. A revocation is kept until the policy would have expired. It needs no signature:
+//! whoever can write to the store can end a policy, which only makes the cluster wait for a person.
+
+use std::collections::BTreeMap;
+
+use discovery_types::api::PolicyView;
+use discovery_types::grant::{GrantId, TokenKind, VerifiedGrant};
+use discovery_types::jws::Jws;
+use discovery_types::statement::StatementChain;
+use serde::{Deserialize, Serialize};
+
+use super::decide::PolicyStanding;
+use crate::cluster::ClusterApiClient;
+use crate::exit::error_chain;
+
+/// Key of the policies. Keys that begin with `muster/` are Muster's own.
+pub(crate) const POLICIES: &str = "muster/v1/policies";
+/// Version of the value's format.
+const VERSION: u32 = 1;
+/// Maximum number of policies in the store.
+const MAX_POLICIES: usize = 64;
+/// Time after its expiry for which a policy is kept, in seconds: an hour. A clock may be wrong.
+const KEPT_AFTER_EXPIRY_SECONDS: u64 = 3_600;
+
+/// A policy in the store.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+struct StoredPolicy {
+    /// Grant that an operator signed. Missing if the policy was revoked before the store had it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    grant: Option<Jws>,
+    /// Whether the policy was revoked.
+    revoked: bool,
+}
+
+/// All policies in the store.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct StoredPolicies {
+    version: u32,
+    policies: BTreeMap<GrantId, StoredPolicy>,
+}
+
+impl Default for StoredPolicies {
+    fn default() -> Self {
+        Self { version: VERSION, policies: BTreeMap::new() }
+    }
+}
+
+impl StoredPolicies {
+    /// Parses the stored value; a missing one holds no policy.
+    pub(crate) fn parse(stored: Option<&[u8]>) -> Result<Self, String> {
+        let Some(bytes) = stored else { return Ok(Self::default()) };
+        let found: Self = serde_json::from_slice(bytes)
+            .map_err(|error| format!("{POLICIES} can't be read: {error}"))?;
+        match found.version {
+            VERSION => Ok(found),
+            other => Err(format!("{POLICIES} is of version {other}, not {VERSION}")),
+        }
+    }
+
+    /// Returns a policy's state in the store.
+    pub(crate) fn standing(&self, policy: &VerifiedGrant) -> PolicyStanding {
+        match self.policies.get(&policy.id) {
+            Some(StoredPolicy { revoked: true, .. }) => PolicyStanding::Revoked,
+            Some(stored) if stored.grant.as_ref() == Some(policy.jws()) => PolicyStanding::InForce,
+            _ => PolicyStanding::Missing,
+        }
+    }
+
+    /// Returns the ids of all policies in the store, each with whether it was revoked.
+    pub(crate) fn ids(&self) -> impl Iterator<Item = (GrantId, bool)> {
+        self.policies.iter().map(|(id, stored)| (*id, stored.revoked))
+    }
+
+    /// Revokes a policy. Returns whether that changes anything.
+    pub(crate) fn revoke(&mut self, id: GrantId) -> bool {
+        let stored =
+            self.policies.entry(id).or_insert(StoredPolicy { grant: None, revoked: false });
+        !std::mem::replace(&mut stored.revoked, true)
+    }
+
+    /// Takes a policy that an operator signed, and its revocation. Returns whether that changes
+    /// anything. A revoked policy stays revoked.
+    fn take(&mut self, policy: &VerifiedGrant, is_revoked: bool) -> bool {
+        let new = StoredPolicy { grant: Some(policy.jws().clone()), revoked: is_revoked };
+        let is_full = self.policies.len() >= MAX_POLICIES;
+        match self.policies.get_mut(&policy.id) {
+            Some(known) => {
+                let before = known.clone();
+                known.revoked |= is_revoked;
+                known.grant = new.grant;
+                *known != before
+            }
+            None if is_full => false,
+            None => {
+                self.policies.insert(policy.id, new);
+                true
+            }
+        }
+    }
+
+    /// Forgets policies that ended long ago by their own expiry. Returns whether there was one.
+    fn forget_expired(&mut self, chain: &StatementChain, now: u64) -> bool {
+        let before = self.policies.len();
+        self.policies.retain(|_, stored| {
+            let grant =
+                stored.grant.as_ref().and_then(|jws| VerifiedGrant::verify_kept(jws, chain).ok());
+            let end = grant.map(|grant| grant.expires_at.saturating_add(KEPT_AFTER_EXPIRY_SECONDS));
+            end.is_none_or(|end| end > now)
+        });
+        self.policies.len() != before
+    }
+}
+
+/// Verifies the policies that discovery hands out, under the newest statement.
+pub(super) fn verified(views: &[PolicyView], chain: &StatementChain) -> Vec<(VerifiedGrant, bool)> {
+    let verify = |view: &PolicyView| {
+        let grant = VerifiedGrant::verify(&view.grant, chain).ok()?;
+        (grant.kind == TokenKind::Heal).then_some((grant, view.is_revoked))
+    };
+    views.iter().filter_map(verify).collect()
+}
+
+/// Reads the policies from the store.
+pub(crate) async fn read(node: &ClusterApiClient) -> Result<StoredPolicies, String> {
+    let stored = node.read_key(POLICIES).await.map_err(|error| error_chain(&error))?;
+    StoredPolicies::parse(stored.value.as_deref())
+}
+
+/// Writes policies from discovery to the store, if it lacks any, and returns all that are there then.
+pub(super) async fn sync(
+    node: &ClusterApiClient,
+    known: &[(VerifiedGrant, bool)],
+    chain: &StatementChain,
+    now: u64,
+) -> Result<StoredPolicies, String> {
+    let stored = node.read_key(POLICIES).await.map_err(|error| error_chain(&error))?;
+    let mut policies = StoredPolicies::parse(stored.value.as_deref())?;
+    let mut is_changed = policies.forget_expired(chain, now);
+    for (policy, is_revoked) in known {
+        is_changed |= policies.take(policy, *is_revoked);
+    }
+    if is_changed {
+        replace(node, &stored, &policies).await?;
+    }
+    Ok(policies)
+}
+
+async fn replace(
+    node: &ClusterApiClient,
+    stored: &crate::cluster::StoredValue,
+    policies: &StoredPolicies,
+) -> Result<(), String> {
+    let text = serde_json::to_vec(policies).expect("texts always serialise");
+    let written = node.replace_key_if_unchanged(POLICIES, stored, &text).await;
+    match written.map_err(|error| error_chain(&error))? {
+        true => Ok(()),
+        false => Err("another agent has just written the policies".to_owned()),
+    }
+}
+
+/// Revokes a policy in the store, for ever. Returns `false` if it was revoked before.
+pub(crate) async fn revoke(node: &ClusterApiClient, id: GrantId) -> Result<bool, String> {
+    let stored = node.read_key(POLICIES).await.map_err(|error| error_chain(&error))?;
+    let mut policies = StoredPolicies::parse(stored.value.as_deref())?;
+    if !policies.revoke(id) {
+        return Ok(false);
+    }
+    replace(node, &stored, &policies).await?;
+    Ok(true)
+}
+
+#[cfg(test)]
+mod tests {
+    use discovery_types::fixtures::{ClusterFixture, policy_fixture};
+
+    use super::*;
+
+    /// Returns the fixture's policy, which an owner has signed.
+    fn policy_of(world: &ClusterFixture) -> VerifiedGrant {
+        VerifiedGrant::verify(&world.grant.sign(&world.owner), &world.chain()).unwrap()
+    }
+
+    #[test]
+    fn a_revoked_policy_never_comes_back() {
+        let world = policy_fixture();
+        let (policy, mut stored) = (policy_of(&world), StoredPolicies::default());
+        assert_eq!(stored.standing(&policy), PolicyStanding::Missing);
+        assert!(stored.take(&policy, false) && !stored.take(&policy, false));
+        assert_eq!(stored.standing(&policy), PolicyStanding::InForce);
+        assert!(stored.take(&policy, true));
+        assert!(!stored.take(&policy, false), "discovery says that it is not revoked");
+        assert_eq!(stored.standing(&policy), PolicyStanding::Revoked);
+        let text = serde_json::to_vec(&stored).unwrap();
+        assert_eq!(StoredPolicies::parse(Some(&text)).unwrap(), stored);
+    }
+
+    #[test]
+    fn a_policy_can_be_revoked_before_the_store_has_it() {
+        let world = policy_fixture();
+        let (policy, mut stored) = (policy_of(&world), StoredPolicies::default());
+        assert!(stored.revoke(policy.id) && !stored.revoke(policy.id));
+        stored.take(&policy, false);
+        assert_eq!(stored.standing(&policy), PolicyStanding::Revoked);
+    }
+
+    #[test]
+    fn a_policy_is_forgotten_an_hour_after_its_end() {
+        let world = policy_fixture();
+        let (policy, chain) = (policy_of(&world), world.chain());
+        let mut stored = StoredPolicies::default();
+        stored.take(&policy, true);
+        assert!(!stored.forget_expired(&chain, policy.expires_at + 3_599));
+        assert!(stored.forget_expired(&chain, policy.expires_at + 3_600));
+        assert_eq!(stored, StoredPolicies::default());
+    }
+
+    #[test]
+    fn junk_is_no_empty_list_of_policies() {
+        assert!(StoredPolicies::parse(Some(b"junk")).is_err());
+        assert!(StoredPolicies::parse(Some(br#"{"version":2,"policies":{}}"#)).is_err());
+        assert_eq!(StoredPolicies::parse(None).unwrap(), StoredPolicies::default());
+    }
+}

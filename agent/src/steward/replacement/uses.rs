@@ -1,0 +1,297 @@
+//! The uses of replacement policies, as the cluster's own store counts them. Pure.
+//!
+//! A use is one replacement that was begun. It is written before the first step, so a replacement
+//! that fails has used the policy, too. Only one replacement is under way at a time: the log has at
+//! most one use that has not ended.
+
+use discovery_types::digest::OperationId;
+use discovery_types::grant::{GrantId, ReplacementLimits};
+use discovery_types::intent::Intent;
+use serde::{Deserialize, Serialize};
+
+use crate::cluster::MemberId;
+
+/// Version of the log's format.
+const VERSION: u32 = 1;
+/// Maximum number of uses in the log. A log that is full of uses that still count allows no more.
+const MAX_USES: usize = 256;
+/// Time for which an ended use is kept, in seconds: the longest in which a policy counts its uses.
+const KEPT_SECONDS: u64 = *ReplacementLimits::PER.end();
+
+/// One replacement that was begun by a policy.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct PolicyUse {
+    /// Id of the policy.
+    pub policy: GrantId,
+    /// Operation by which the newcomer becomes a member. It stands for the newcomer's record.
+    pub operation: OperationId,
+    /// Id of the dead member.
+    #[serde(with = "hexadecimal")]
+    pub member: MemberId,
+    /// Name of the dead member.
+    pub member_name: String,
+    /// Name of the newcomer.
+    pub newcomer: String,
+    /// Number of voters before the dead member is removed.
+    pub voters: usize,
+    /// Whether an earlier replacement has removed the dead member already, and its newcomer failed.
+    #[serde(default)]
+    pub fills_vacancy: bool,
+    /// When the replacement began, in seconds since 1970 by the clock of the agent that began it.
+    pub began_at: u64,
+    /// The newcomer's intent, while the replacement is under way. With it, the replacement can be
+    /// finished even if discovery has lost the intent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub intent: Option<Box<Intent>>,
+    /// How the replacement ended; `None` while it is under way.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ended: Option<String>,
+    /// Whether the replacement has removed the dead member and then failed.
+    #[serde(default)]
+    pub left_vacancy: bool,
+}
+
+/// All uses of a cluster's policies, oldest first.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct UseLog {
+    version: u32,
+    uses: Vec<PolicyUse>,
+}
+
+impl Default for UseLog {
+    fn default() -> Self {
+        Self { version: VERSION, uses: Vec::new() }
+    }
+}
+
+/// Why a log in the store can't be used. Replacements wait until a person has looked at it.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("the count of replacements in the cluster's store can't be read: {0}")]
+pub(crate) struct UnreadableLog(String);
+
+/// Why no use can be added to the log.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum UseError {
+    /// Another replacement is under way.
+    #[error("another replacement is under way")]
+    UnderWay,
+    /// The newcomer was in a replacement before.
+    #[error("this host was in a replacement before")]
+    UsedBefore,
+    /// The log is full of uses that still count.
+    #[error("too many replacements have begun in the last 30 days")]
+    Full,
+}
+
+impl UseLog {
+    /// Parses the stored value; a missing one is an empty log.
+    pub(crate) fn parse(stored: Option<&[u8]>) -> Result<Self, UnreadableLog> {
+        let Some(bytes) = stored else { return Ok(Self::default()) };
+        let log: Self =
+            serde_json::from_slice(bytes).map_err(|error| UnreadableLog(error.to_string()))?;
+        match log.version {
+            VERSION => Ok(log),
+            other => Err(UnreadableLog(format!("it is of version {other}, not {VERSION}"))),
+        }
+    }
+
+    /// Returns the value to be stored.
+    pub(crate) fn encode(&self) -> Vec<u8> {
+        serde_json::to_vec(self).expect("texts always serialise")
+    }
+
+    /// Returns all uses, oldest first.
+    pub(crate) fn into_uses(self) -> Vec<PolicyUse> {
+        self.uses
+    }
+
+    /// Returns the use of this operation.
+    pub(crate) fn of(&self, operation: &OperationId) -> Option<&PolicyUse> {
+        self.uses.iter().find(|each| each.operation == *operation)
+    }
+
+    /// Returns the use that is under way.
+    pub(crate) fn under_way(&self) -> Option<&PolicyUse> {
+        self.uses.iter().find(|each| each.ended.is_none())
+    }
+
+    /// Returns the number of a policy's uses that began after `now - limits.per_seconds`. A use from
+    /// the future counts, too: a clock was set back since.
+    pub(crate) fn count(&self, policy: &GrantId, limits: &ReplacementLimits, now: u64) -> usize {
+        let counts = |each: &&PolicyUse| {
+            each.policy == *policy && each.began_at.saturating_add(limits.per_seconds) > now
+        };
+        self.uses.iter().filter(counts).count()
+    }
+
+    /// Returns when the oldest of a policy's uses that count now counts no more, in seconds since
+    /// 1970.
+    pub(crate) fn next_free(
+        &self,
+        policy: &GrantId,
+        limits: &ReplacementLimits,
+        now: u64,
+    ) -> Option<u64> {
+        let of = self.uses.iter().filter(|each| each.policy == *policy);
+        let ends = of.map(|each| each.began_at.saturating_add(limits.per_seconds));
+        ends.filter(|end| *end > now).min()
+    }
+
+    /// Returns a use that removed its dead member and whose newcomer failed, if nobody has filled
+    /// that place since. `voters` is the number of voters today.
+    pub(crate) fn vacancy(&self, voters: usize) -> Option<&PolicyUse> {
+        let is_last = |at: usize, member: MemberId| {
+            !self.uses[at + 1..].iter().any(|later| later.member == member)
+        };
+        let each = self.uses.iter().enumerate();
+        let mut open = each.filter(|(at, each)| {
+            each.left_vacancy && is_last(*at, each.member) && voters < each.voters
+        });
+        open.next().map(|(_, each)| each)
+    }
+
+    /// Adds a use, which is under way from now on.
+    pub(crate) fn begin(&mut self, new: PolicyUse, now: u64) -> Result<(), UseError> {
+        if self.under_way().is_some() {
+            return Err(UseError::UnderWay);
+        }
+        if self.of(&new.operation).is_some() {
+            return Err(UseError::UsedBefore);
+        }
+        if self.uses.len() >= MAX_USES {
+            self.uses.retain(|each| each.began_at.saturating_add(KEPT_SECONDS) > now);
+        }
+        if self.uses.len() >= MAX_USES {
+            return Err(UseError::Full);
+        }
+        self.uses.push(new);
+        Ok(())
+    }
+
+    /// Notes how an operation's use has ended, and whether the dead member was removed without a
+    /// newcomer in its place. Returns `false` if there is nothing to note.
+    pub(crate) fn end(&mut self, operation: &OperationId, how: &str, leaves_vacancy: bool) -> bool {
+        let open = |each: &&mut PolicyUse| each.operation == *operation && each.ended.is_none();
+        match self.uses.iter_mut().find(open) {
+            Some(each) => {
+                each.ended = Some(how.to_owned());
+                each.left_vacancy = leaves_vacancy;
+                each.intent = None;
+                true
+            }
+            None => false,
+        }
+    }
+}
+
+/// A member's id as hexadecimal digits.
+mod hexadecimal {
+    use serde::de::Error as _;
+    use serde::{Deserialize, Deserializer, Serializer};
+
+    use crate::cluster::MemberId;
+
+    pub(super) fn serialize<S: Serializer>(
+        id: &MemberId,
+        serializer: S,
+    ) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(id)
+    }
+
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<MemberId, D::Error> {
+        String::deserialize(from)?.parse().map_err(D::Error::custom)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LIMITS: ReplacementLimits =
+        ReplacementLimits { after_seconds: 60, at_most: 2, per_seconds: 3_600 };
+
+    fn one(number: u8, policy: GrantId, began_at: u64) -> PolicyUse {
+        PolicyUse {
+            policy,
+            operation: OperationId([number; 16]),
+            member: MemberId(0xab),
+            member_name: "db-2".to_owned(),
+            newcomer: format!("db-{number}"),
+            voters: 3,
+            fills_vacancy: false,
+            began_at,
+            intent: None,
+            ended: None,
+            left_vacancy: false,
+        }
+    }
+
+    #[test]
+    fn one_replacement_is_under_way_at_a_time_and_a_newcomer_has_one_chance() {
+        let (mut log, policy) = (UseLog::default(), GrantId::random());
+        log.begin(one(1, policy, 100), 100).unwrap();
+        assert_eq!(log.begin(one(2, policy, 101), 101), Err(UseError::UnderWay));
+        let first = OperationId([1; 16]);
+        assert!(log.end(&first, "stalled", false) && !log.end(&first, "promoted", false));
+        assert_eq!(log.of(&first).unwrap().ended.as_deref(), Some("stalled"));
+        assert_eq!(log.begin(one(1, policy, 102), 102), Err(UseError::UsedBefore));
+        log.begin(one(2, policy, 102), 102).unwrap();
+        let stored = log.encode();
+        assert_eq!(UseLog::parse(Some(&stored)).unwrap(), log);
+    }
+
+    #[test]
+    fn uses_count_for_their_policy_and_time_even_if_they_failed_or_come_from_the_future() {
+        let (mut log, policy, other) = (UseLog::default(), GrantId::random(), GrantId::random());
+        for (number, of, at) in [(1, policy, 1_000), (2, other, 2_000), (3, policy, 9_000)] {
+            log.begin(one(number, of, at), at).unwrap();
+            log.end(&OperationId([number; 16]), "stalled", false);
+        }
+        assert_eq!(log.count(&policy, &LIMITS, 4_599), 2, "one of them is in the future");
+        assert_eq!(log.next_free(&policy, &LIMITS, 4_599), Some(4_600));
+        assert_eq!(log.count(&policy, &LIMITS, 4_600), 1);
+        assert_eq!(log.count(&policy, &LIMITS, 12_600), 0);
+        assert_eq!(log.next_free(&policy, &LIMITS, 12_600), None);
+    }
+
+    #[test]
+    fn a_place_is_vacant_after_a_removal_whose_newcomer_failed_until_somebody_fills_it() {
+        let (mut log, policy) = (UseLog::default(), GrantId::random());
+        log.begin(one(1, policy, 100), 100).unwrap();
+        assert_eq!(log.vacancy(2), None, "it is under way");
+        log.end(&OperationId([1; 16]), "stalled", true);
+        assert_eq!(log.vacancy(2).map(|each| each.member), Some(MemberId(0xab)));
+        assert_eq!(log.vacancy(3), None, "somebody filled it by hand");
+        log.begin(one(2, policy, 200), 200).unwrap();
+        log.end(&OperationId([2; 16]), "promoted", false);
+        assert_eq!(log.vacancy(2), None, "the second newcomer filled it");
+    }
+
+    #[test]
+    fn a_full_log_makes_room_of_uses_that_count_no_more_and_of_no_others() {
+        let (mut log, policy) = (UseLog::default(), GrantId::random());
+        let mut number = 0_u16;
+        let mut begin = |log: &mut UseLog, at: u64| {
+            number += 1;
+            let mut id = [0; 16];
+            id[..2].copy_from_slice(&number.to_be_bytes());
+            let operation = OperationId(id);
+            let begun = log.begin(PolicyUse { operation, ..one(0, policy, at) }, at);
+            log.end(&operation, "promoted", false);
+            begun
+        };
+        for _ in 0..MAX_USES {
+            begin(&mut log, 1_000).unwrap();
+        }
+        assert_eq!(begin(&mut log, 1_000 + KEPT_SECONDS - 1), Err(UseError::Full));
+        begin(&mut log, 1_000 + KEPT_SECONDS).unwrap();
+        assert_eq!(log.uses.len(), 1);
+    }
+
+    #[test]
+    fn junk_and_newer_logs_are_no_empty_logs() {
+        assert_eq!(UseLog::parse(None).unwrap(), UseLog::default());
+        assert!(UseLog::parse(Some(b"junk")).is_err());
+        assert!(UseLog::parse(Some(br#"{"version":2,"uses":[]}"#)).is_err());
+    }
+}

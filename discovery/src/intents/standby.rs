@@ -1,0 +1,94 @@
+//! Hosts that wait under a replacement policy, without a vote, for the place of a dead member.
+//!
+//! A standby keeps its place by asking for its intent. One that hasn't asked for
+//! [`STANDBY_LEASE_US`] doesn't count as waiting, and the cluster's agents aren't told of it. It
+//! waits again as soon as it asks.
+
+use discovery_types::api::IntentState;
+use discovery_types::jws::Jws;
+use discovery_types::problem::Code;
+
+use crate::app::App;
+use crate::error::ApiError;
+use crate::store::UnixMicros;
+use crate::store::changes::{MembershipChanges, StoredIntent};
+use crate::store::cluster::ClusterTransaction;
+use crate::store::intents;
+
+/// How long a standby that doesn't ask counts as waiting, in microseconds. It is longer than a long
+/// poll and the pause after a failed one.
+pub(crate) const STANDBY_LEASE_US: UnixMicros = 120 * 1_000_000;
+/// Maximum number of hosts of one cluster that wait under policies at the same time.
+const MAX_STANDBYS: usize = 8;
+/// A standby that asks again sooner than this after the last time isn't noted anew.
+const MIN_NOTE_INTERVAL_US: UnixMicros = 15 * 1_000_000;
+
+impl StoredIntent {
+    /// Whether the host waits, or waited, under a replacement policy.
+    pub(super) fn is_standby(&self) -> bool {
+        self.seen_us.is_some() && self.state == IntentState::Open
+    }
+
+    /// Whether the host is a standby that was not heard of for too long.
+    pub(super) fn is_standby_gone(&self, now: UnixMicros) -> bool {
+        self.is_standby()
+            && self.seen_us.is_some_and(|seen| now.saturating_sub(seen) > STANDBY_LEASE_US)
+    }
+
+    /// Whether a request of the standby has to be noted.
+    fn is_note_due(&self, now: UnixMicros) -> bool {
+        self.is_standby()
+            && self.seen_us.is_some_and(|seen| now.saturating_sub(seen) > MIN_NOTE_INTERVAL_US)
+    }
+}
+
+/// Returns an error if too many hosts of the cluster wait already.
+pub(super) fn check_limit(changes: &MembershipChanges, now: UnixMicros) -> Result<(), ApiError> {
+    let waits = |known: &&StoredIntent| known.is_standby() && !known.is_standby_gone(now);
+    let waiting = changes.intents.iter().filter(waits).count();
+    if waiting < MAX_STANDBYS {
+        return Ok(());
+    }
+    let detail =
+        format!("{waiting} hosts wait under replacement policies of this cluster already.");
+    let next = "Stop this host, or some of the others. This host's agent tries again by itself.";
+    Err(ApiError::new(Code::Conflict, detail, next).mark_retryable())
+}
+
+impl App {
+    /// Notes in `transaction` that a standby has asked. Every other intent stays as it is.
+    pub(super) async fn note_standby(
+        &self,
+        transaction: &mut ClusterTransaction,
+        known: &StoredIntent,
+    ) -> Result<StoredIntent, ApiError> {
+        let now = transaction.now.0 as UnixMicros;
+        if !known.is_note_due(now) {
+            return Ok(known.clone());
+        }
+        let was_gone = known.is_standby_gone(now);
+        Ok(intents::note_standby(transaction.connection(), now, known, was_gone).await?)
+    }
+
+    /// Notes that a standby has asked for its intent, if that is due.
+    pub(super) async fn keep_standby(
+        &self,
+        known: &StoredIntent,
+        now: UnixMicros,
+    ) -> Result<(), ApiError> {
+        if !known.is_note_due(now) {
+            return Ok(());
+        }
+        let was_gone = known.is_standby_gone(now);
+        self.store.note_standby(known, now, was_gone).await?;
+        if was_gone {
+            self.notifier.wake(known.intent.cluster);
+        }
+        Ok(())
+    }
+}
+
+/// Returns the policy under which the host waits, if it is a standby or was one.
+pub(super) fn policy_of(known: &StoredIntent) -> Option<&Jws> {
+    known.seen_us.map(|_| &known.intent.authority)
+}

@@ -1,0 +1,227 @@
+//! Tests of replacement policies: who may make them, and the hosts that wait under them.
+
+use discovery_types::admin::Admin;
+use discovery_types::api::{GrantState, IntentState, Outcome};
+use discovery_types::client::DiscoveryClient;
+use discovery_types::digest::MemberId;
+use discovery_types::grant::{Grant, ReplacementLimits, TokenKind};
+use discovery_types::intent::{IntentChange, Verb, VerifiedIntent};
+use discovery_types::key::SigningKey;
+use discovery_types::problem::Code;
+use discovery_types::role::Role;
+use discovery_types::statement::Statement;
+use discovery_types::token::Token;
+
+use super::{CommittedCluster, added, code};
+use crate::tests::agent::{TestAgent, form};
+use crate::tests::support::TestInstallation;
+
+/// Makes a policy without sending it.
+fn policy_grant(
+    world: &TestInstallation,
+    admin: &DiscoveryClient,
+    statement: &Statement,
+) -> (Token, Grant) {
+    let token = Token::generate(TokenKind::Heal);
+    let (_, grant) = world.grant(admin, statement);
+    let limits = ReplacementLimits { after_seconds: 600, at_most: 3, per_seconds: 86_400 };
+    let grant = Grant {
+        version: 2,
+        id: token.id(),
+        kind: TokenKind::Heal,
+        key: *token.public(),
+        expires_at: grant.issued_at + 90 * 86_400,
+        replacement: Some(limits),
+        ..grant
+    };
+    (token, grant)
+}
+
+/// Makes a policy whose token can be redeemed.
+async fn policy(cluster: &CommittedCluster) -> (Token, Grant) {
+    let (token, grant) = policy_grant(&cluster.world, &cluster.admin, &cluster.statement);
+    cluster.admin.put_grant(&grant.sign(&cluster.world.owner)).await.unwrap();
+    (token, grant)
+}
+
+impl CommittedCluster {
+    fn standby(&self, token: &Token, number: u16) -> TestAgent {
+        TestAgent::new(&self.world, &self.service, &self.statement, token, number)
+    }
+
+    /// Moves the time at which all standbys were last heard of back by `seconds`.
+    async fn age_standbys(&self, seconds: i64) {
+        sqlx::query("UPDATE intents SET seen_us = seen_us - $1")
+            .bind(seconds * 1_000_000)
+            .execute(&mut self.world.database.connect().await)
+            .await
+            .unwrap();
+    }
+}
+
+#[tokio::test]
+async fn one_bundle_forms_a_cluster_and_later_lets_hosts_wait_for_a_place() {
+    let world = TestInstallation::new().await;
+    let service = world.serve().await;
+    let admin = world.owner(&service);
+    let statement = world.cluster(&admin, "demo", 2).await;
+    let (token, grant) = policy_grant(&world, &admin, &statement);
+    admin.put_grant(&grant.sign(&world.owner)).await.unwrap();
+    let agent = |number| TestAgent::new(&world, &service, &statement, &token, number);
+    let mut founders = vec![agent(1), agent(2)];
+    form(&mut founders).await;
+
+    let late = agent(9);
+    assert_eq!(code(late.redeem().await), Code::BootClosed);
+    let shown = admin.show_cluster(statement.cluster).await.unwrap();
+    assert!(shown.asking.is_empty(), "it needs no ticket: {:?}", shown.asking);
+    let joined = late.join().await.unwrap();
+    assert_eq!((joined.intent.state, joined.intent.policy), (IntentState::Open, Some(grant.id)));
+
+    let list = founders[0].client.intents(statement.cluster, None, false).await.unwrap();
+    let [policy] = &list.policies[..] else { panic!("{:?}", list.policies) };
+    assert!(policy.grant == grant.sign(&world.owner) && !policy.is_revoked);
+    let [view] = &list.intents[..] else { panic!("{:?}", list.intents) };
+    let chain = joined.statements;
+    let chain =
+        discovery_types::statement::StatementChain::verify_from_pin(&chain, &late.statement)
+            .unwrap();
+    let intent = VerifiedIntent::verify(&view.intent, &chain).unwrap();
+    let IntentChange::Add { record, replaces } = intent.change() else { panic!("{intent:?}") };
+    assert_eq!((record.agent_key, *replaces), (late.record.agent_key, None));
+    assert_eq!((intent.verb, intent.policy().unwrap().id), (Verb::Replace, grant.id));
+    let member = MemberId::new(5);
+    assert_eq!(intent.replacing(member).leaving_member(), Some(member));
+    assert_eq!(late.join().await.unwrap().intent, *view, "the same key, the same answer");
+    service.stop().await;
+}
+
+#[tokio::test]
+async fn hosts_under_one_policy_have_changes_of_their_own_up_to_a_limit() {
+    let cluster = CommittedCluster::of(1).await;
+    let (token, _) = policy(&cluster).await;
+    let mut operations = Vec::new();
+    for number in 10..18 {
+        let joined = cluster.standby(&token, number).join().await.unwrap();
+        operations.push(joined.intent.intent.operation);
+    }
+    operations.sort_unstable();
+    operations.dedup();
+    assert_eq!(operations.len(), 8);
+    let ninth = cluster.standby(&token, 18);
+    let refused = ninth.join().await.unwrap_err();
+    assert!(refused.code() == Some(Code::Conflict) && refused.is_retryable(), "{refused}");
+    // Tickets don't wait for standbys.
+    cluster.newcomer(30).await.join().await.unwrap();
+    cluster.age_standbys(121).await;
+    ninth.join().await.unwrap();
+    cluster.service.stop().await;
+}
+
+#[tokio::test]
+async fn a_standby_that_asks_no_more_is_shown_to_no_agent_until_it_asks_again() {
+    let cluster = CommittedCluster::of(1).await;
+    let id = cluster.statement.cluster;
+    let (token, _) = policy(&cluster).await;
+    let standby = cluster.standby(&token, 9);
+    let operation = standby.join().await.unwrap().intent.intent.operation;
+    let listed = async || {
+        let list = cluster.agents[0].client.intents(id, None, false).await.unwrap();
+        (list.rev, list.intents.len())
+    };
+    cluster.age_standbys(119).await;
+    assert_eq!(listed().await.1, 1);
+    cluster.age_standbys(2).await;
+    let (rev, count) = listed().await;
+    assert_eq!(count, 0);
+    let gone = cluster.admin.intent(id, operation, None).await.unwrap();
+    assert_eq!((gone.state, gone.explain[0].code.as_str()), (IntentState::Expired, "standby_gone"));
+    standby.client.intent(id, operation, None).await.unwrap();
+    assert_eq!(listed().await.1, 1);
+    assert!(listed().await.0 > rev, "agents that poll learn of it");
+
+    // One that was gone for more than a day is forgotten when the next one comes.
+    cluster.age_standbys(86_401).await;
+    cluster.standby(&token, 10).join().await.unwrap();
+    assert_eq!(code(cluster.admin.intent(id, operation, None).await), Code::NotFound);
+    cluster.service.stop().await;
+}
+
+#[tokio::test]
+async fn the_replaced_member_is_known_by_what_the_clusters_agents_report() {
+    let cluster = CommittedCluster::of(1).await;
+    let id = cluster.statement.cluster;
+    let (token, _) = policy(&cluster).await;
+    let standby = cluster.standby(&token, 9);
+    let view = standby.join().await.unwrap().intent;
+    assert_eq!(view.about, None);
+    let Outcome::Added { member, initial_cluster, .. } = added(77) else { unreachable!() };
+    let dead = MemberId::new(5);
+    let outcome = Outcome::Added { member, initial_cluster, replaces: Some(dead) };
+    let founder = &cluster.agents[0];
+    let said = cluster.report_outcome(founder, &view, outcome, 20).await.unwrap();
+    assert_eq!(said.about, Some(dead));
+    let promoted = Outcome::Promoted { member };
+    let said = cluster.report_outcome(founder, &view, promoted, 30).await.unwrap();
+    assert_eq!((said.state, said.about), (IntentState::Promoted, Some(dead)));
+    // The new member may read intents, and doesn't count as a standby.
+    assert!(standby.client.intents(id, None, false).await.is_ok());
+    cluster.service.stop().await;
+}
+
+#[tokio::test]
+async fn a_revoked_policy_admits_nobody_and_the_agents_are_told() {
+    let cluster = CommittedCluster::of(1).await;
+    let id = cluster.statement.cluster;
+    let (token, grant) = policy(&cluster).await;
+    let before = cluster.agents[0].client.intents(id, None, false).await.unwrap();
+    let view = cluster.admin.revoke_grant(grant.id).await.unwrap();
+    assert_eq!(view.state, GrantState::Revoked);
+    let after = cluster.agents[0].client.intents(id, None, false).await.unwrap();
+    assert!(after.rev > before.rev && after.policies[0].is_revoked, "{:?}", after.policies);
+    assert_eq!(code(cluster.standby(&token, 9).join().await), Code::GrantRevoked);
+    cluster.service.stop().await;
+}
+
+#[tokio::test]
+async fn a_cluster_has_at_most_eight_policies() {
+    let cluster = CommittedCluster::of(1).await;
+    let mut first = None;
+    for _ in 0..8 {
+        let (_, grant) = policy(&cluster).await;
+        first.get_or_insert(grant);
+    }
+    let (_, ninth) = policy_grant(&cluster.world, &cluster.admin, &cluster.statement);
+    let ninth = ninth.sign(&cluster.world.owner);
+    assert_eq!(code(cluster.admin.put_grant(&ninth).await), Code::Conflict);
+    cluster.admin.revoke_grant(first.unwrap().id).await.unwrap();
+    cluster.admin.put_grant(&ninth).await.unwrap();
+    cluster.service.stop().await;
+}
+
+/// An operator may say who replaces the dead, and not who founds a cluster.
+#[tokio::test]
+async fn an_operators_policy_gives_no_seat_and_an_issuer_makes_none() {
+    let world = TestInstallation::new().await;
+    let service = world.serve().await;
+    let owner = world.owner(&service);
+    let (operator, issuer) = (SigningKey::generate(), SigningKey::generate());
+    let mut statement = world.draft(&owner, "demo", 1).await;
+    for (key, name, role) in
+        [(&operator, "operator", Role::Operator), (&issuer, "issuer", Role::Issuer)]
+    {
+        let name = name.parse().unwrap();
+        statement.admins.push(Admin { key: *key.public(), name, roles: vec![role] });
+    }
+    owner.put_statement(statement.cluster, &statement.sign(&world.owner)).await.unwrap();
+    let (token, grant) = policy_grant(&world, &owner, &statement);
+    assert!(owner.put_grant(&grant.sign(&issuer)).await.is_err());
+    owner.put_grant(&grant.sign(&operator)).await.unwrap();
+    let host = TestAgent::new(&world, &service, &statement, &token, 1);
+    assert_eq!(code(host.redeem().await), Code::GrantUnknown);
+
+    let boot = world.token(&owner, &statement).await;
+    form(&mut [TestAgent::new(&world, &service, &statement, &boot, 2)]).await;
+    host.join().await.unwrap();
+    service.stop().await;
+}

@@ -1,0 +1,15 @@
+-- Replacement policies: an operator signs beforehand when a member that nobody can reach may be
+-- replaced. A policy is a grant of the kind 'heal', whose token many hosts redeem.
+
+ALTER TABLE grants DROP CONSTRAINT grants_kind_check;
+ALTER TABLE grants ADD CONSTRAINT grants_kind_check CHECK (kind IN ('boot', 'join', 'heal'));
+CREATE INDEX grants_of_policies ON grants (cluster_id, stored_us) WHERE kind = 'heal';
+
+-- The operation id already ties a ticket to one intent. A policy's grant has an intent for each host.
+ALTER TABLE intents DROP CONSTRAINT intents_grant_id_key;
+CREATE INDEX intents_by_grant ON intents (grant_id) WHERE grant_id IS NOT NULL;
+
+-- When a host that waits under a policy was last heard of. NULL for every other intent.
+ALTER TABLE intents ADD COLUMN seen_us bigint;
+-- The member that the cluster's agents let such a host replace.
+ALTER TABLE intents ADD COLUMN replaces bytea CHECK (octet_length(replaces) = 8);

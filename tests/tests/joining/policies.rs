@@ -1,0 +1,335 @@
+//! Replacement policies: a host with a policy's bundle takes the place of a dead member at night, and
+//! never more than the operator signed.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use muster_tests::harness::process::{last_lines, send_signal};
+use muster_tests::harness::testbed::{TestbedOptions, path_text};
+use muster_tests::harness::{AgentProcess, Network, Testbed, poll_slowly, skip, wait_for};
+use muster_tests::stock_etcd;
+use rustix::process::Signal;
+use serde_json::Value;
+
+use crate::running_cluster::{FormedCluster, LIMIT, peer_url};
+
+/// Time after which the agents of these tests call a member dead.
+const AFTER: (&str, &str) = ("MUSTER_UNREACHABLE_AFTER", "4");
+/// Longest time for a replacement: the member is called dead, two observations, and the steps.
+const REPLACED: Duration = Duration::from_secs(120);
+
+/// Makes a policy, and returns its bundle and its id.
+fn policy(testbed: &Testbed, name: &str, more: &[&str]) -> Result<(PathBuf, String)> {
+    let file = testbed.path(&format!("{name}.bundle"));
+    let create = ["policy", "create", "--cluster", "demo", "--replace-dead", "--out"];
+    let made = testbed.admin_json(&[&create[..], &[path_text(&file)?], more].concat())?;
+    let id = made["id"].as_str().context("an id")?.to_owned();
+    Ok((file, id))
+}
+
+/// Forms a cluster of three hosts with the bundle of a replacement policy alone.
+fn form_by_policy(
+    network: Network,
+    at_most: &str,
+    node: Option<&Path>,
+) -> Result<(FormedCluster, PathBuf, String)> {
+    let testbed = Testbed::start(network, TestbedOptions::default())?;
+    testbed.create_cluster("demo", 3, &[])?;
+    let (bundle, id) = policy(&testbed, "group", &["--at-most", at_most])?;
+    let mut running = FormedCluster::with_agents(testbed, node)?;
+    for host in 0..3 {
+        let mut agent = running.agent(host, &bundle, &[AFTER]);
+        agent.start()?;
+        running.agents.push(agent);
+    }
+    running.testbed.wait_cluster_state("demo", "formed", LIMIT)?;
+    Ok((running, bundle, id))
+}
+
+impl FormedCluster {
+    /// Waits until `agent`'s host votes, and the member at `gone` is no member any more.
+    fn wait_replaced(&self, agent: &AgentProcess, gone: &str) -> Result<()> {
+        poll_slowly("the newcomer to take the dead member's place", REPLACED, || {
+            let members = self.members().ok()?;
+            let is_done = members.len() == 3 && !members.contains_key(gone) && self.is_voter(agent);
+            is_done.then_some(())
+        })
+        .with_context(|| {
+            format!(
+                "members: {:?}\nwaits: {:?}\nthe newcomer:\n{}\nthe founders:\n{}",
+                self.members(),
+                self.waits(),
+                last_lines(&agent.output(), 25),
+                self.agents
+                    .iter()
+                    .map(|each| last_lines(&each.output(), 20))
+                    .collect::<Vec<_>>()
+                    .join("\n---\n"),
+            )
+        })
+    }
+
+    /// Returns why newcomers wait, as agents told discovery.
+    fn waits(&self) -> Result<Vec<String>> {
+        let list = self.testbed.admin_json(&["intent", "list", "demo", "--all"])?;
+        let views = list["intents"].as_array().context("a list of intents")?;
+        let reason = |view: &Value| view["waits"]["reason"].as_str().unwrap_or_default().to_owned();
+        Ok(views.iter().map(reason).collect())
+    }
+
+    /// Waits until an agent has told discovery that a newcomer waits for this reason.
+    fn wait_reason(&self, part: &str) -> Result<()> {
+        poll_slowly(part, LIMIT, || {
+            self.waits().ok()?.iter().any(|reason| reason.contains(part)).then_some(())
+        })
+        .with_context(|| format!("{:?}", self.waits()))
+    }
+
+    /// Starts an agent on `host` with a policy's bundle, and waits until it is a standby.
+    fn standby(&self, host: usize, bundle: &Path) -> Result<AgentProcess> {
+        let mut agent = self.agent(host, bundle, &[AFTER]);
+        agent.start()?;
+        agent.wait_for_output("waiting for the cluster to add this host", LIMIT)?;
+        Ok(agent)
+    }
+
+    /// Returns the replacements that the cluster's own store counts.
+    fn replacements(&self) -> Result<Vec<Value>> {
+        let mut command = self.policy_command(&["list", "--json"])?;
+        let output = command.output()?;
+        ensure!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        let listing: Value = serde_json::from_slice(&output.stdout)?;
+        Ok(listing["replacements"].as_array().context("replacements")?.clone())
+    }
+
+    /// Returns a command `muster-agent policy` on the first founder's host.
+    fn policy_command(&self, args: &[&str]) -> Result<std::process::Command> {
+        let agent = &self.agents[0];
+        let program = muster_tests::harness::programs::program_path("muster-agent")?;
+        let mut command = agent.host.command(program);
+        command.arg("policy").args(args).arg("--data-dir").arg(&agent.data_dir);
+        Ok(command)
+    }
+}
+
+fn check_replacement(network: Network, node: Option<&Path>) -> Result<()> {
+    let (mut running, bundle, id) = form_by_policy(network, "2", node)?;
+    let mut standby = running.standby(3, &bundle)?;
+    let shown = running.testbed.admin_command(&["cluster", "show", "demo"])?;
+    ensure!(shown.contains("STANDBY") && shown.contains(&id), "{shown}");
+    ensure!(running.members()?.len() == 3, "a standby is no member: {:?}", running.members());
+
+    let mut dead = running.agents.pop().context("a third agent")?;
+    let gone = peer_url(&dead);
+    running.etcdctl()?.run(&["put", "before", "the death"])?;
+    dead.kill();
+    dead.kill_node()?;
+    running.wait_replaced(&standby, &gone)?;
+    running.wait_intents("replace", "promoted", 1)?;
+    let used = running.replacements()?;
+    ensure!(used.len() == 1 && used[0]["ended"] == "promoted", "{used:?}");
+    ensure!(used[0].get("intent").is_none(), "the newcomer's intent is kept no longer: {used:?}");
+    let own = running.etcdctl()?.with_endpoint(&standby.host);
+    ensure!(own.run(&["get", "before", "--print-value-only"])?.trim() == "the death");
+
+    // The dead one comes back, and is a removed member for ever.
+    dead.start()?;
+    ensure!(dead.exit_code(LIMIT)? == 3, "{}", dead.output());
+    ensure!(running.members()?.len() == 3, "{:?}", running.members());
+    // The new member restarts without discovery's help.
+    ensure!(standby.terminate(LIMIT)? == 0, "{}", standby.output());
+    standby.start()?;
+    wait_for("the new member to serve again", LIMIT, || own.run(&["get", "before"]).ok())?;
+    Ok(())
+}
+
+#[test]
+fn a_standby_takes_the_place_of_a_dead_member() -> Result<()> {
+    check_replacement(Network::loopback(4), None)
+}
+
+#[test]
+fn a_standby_takes_the_place_of_a_dead_machine() -> Result<()> {
+    match Network::namespaces(4) {
+        Ok(network) => check_replacement(network, None),
+        Err(error) => {
+            skip::report_skip(format_args!("no network namespaces here: {error:#}"));
+            Ok(())
+        }
+    }
+}
+
+#[test]
+fn a_standby_takes_the_place_of_a_dead_member_of_the_newest_etcd() -> Result<()> {
+    let Some(etcd) = stock_etcd::newest(Path::new(env!("CARGO_TARGET_TMPDIR"))) else {
+        return Ok(());
+    };
+    check_replacement(Network::loopback(4), Some(&etcd))
+}
+
+/// Forms a cluster of three by a policy that allows `at_most` replacements.
+fn form(hosts: u8, at_most: &str) -> Result<(FormedCluster, PathBuf, String)> {
+    form_by_policy(Network::loopback(hosts), at_most, None)
+}
+
+/// Kills the last founder's agent and node, and returns its peer URL.
+fn kill_last(running: &mut FormedCluster) -> Result<String> {
+    let mut dead = running.agents.pop().context("a founder")?;
+    dead.kill();
+    dead.kill_node()?;
+    Ok(peer_url(&dead))
+}
+
+/// Two hosts wait when a member dies: one takes its place, and the other goes on waiting. When
+/// another member dies, the policy has reached its limit.
+#[test]
+fn one_of_two_standbys_takes_the_place_and_the_limit_stops_the_other() -> Result<()> {
+    let (mut running, bundle, id) = form(5, "1")?;
+    let standbys = [running.standby(3, &bundle)?, running.standby(4, &bundle)?];
+    let gone = kill_last(&mut running)?;
+    poll_slowly("one of the two to take the place", REPLACED, || {
+        let members = running.members().ok()?;
+        let come = standbys.iter().filter(|each| running.is_voter(each)).count();
+        (members.len() == 3 && !members.contains_key(&gone) && come == 1).then_some(())
+    })
+    .with_context(|| format!("{:?} {:?}", running.members(), running.waits()))?;
+    running.wait_intents("replace", "promoted", 1)?;
+    running.wait_reason("all voters can be reached")?;
+
+    let newcomer = standbys.iter().find(|each| running.is_voter(each)).context("a newcomer")?;
+    newcomer.kill_node()?;
+    let pid = newcomer.process_id().context("an agent")?;
+    send_signal(pid, Signal::KILL);
+    running.wait_reason("has reached its limit: 1 replacements in 24 h")?;
+    let explained = running.testbed.admin_command(&["cluster", "show", "demo"])?;
+    ensure!(explained.contains("reached its limit") && explained.contains(&id), "{explained}");
+    let reached = |agent: &AgentProcess| {
+        agent.status().is_ok_and(|status| status["replacement_limit_reached"] == true)
+    };
+    wait_for("the leader's agent to raise an alarm", LIMIT, || {
+        running.agents.iter().any(reached).then_some(())
+    })?;
+    ensure!(running.replacements()?.len() == 1, "{:?}", running.replacements());
+    ensure!(running.members()?.len() == 3, "{:?}", running.members());
+    Ok(())
+}
+
+/// A member that is away for less than the policy's time stays, and so does one that only the leader
+/// can't reach.
+#[test]
+fn a_member_that_comes_back_in_time_stays() -> Result<()> {
+    let (mut running, bundle, _) = form(4, "2")?;
+    let standby = running.standby(3, &bundle)?;
+    let before = running.members()?;
+    for _ in 0..2 {
+        let flapping = running.agents.last_mut().context("a founder")?;
+        flapping.kill();
+        flapping.kill_node()?;
+        running.wait_reason("has been unreachable for")?;
+        let flapping = running.agents.last_mut().context("a founder")?;
+        flapping.start()?;
+        running.wait_reason("all voters can be reached")?;
+    }
+    ensure!(running.members()? == before, "{:?}", running.members());
+    ensure!(running.replacements()?.is_empty(), "{:?}", running.replacements());
+    drop(standby);
+    Ok(())
+}
+
+/// The operator ends the policy on a member's host, because discovery can't be trusted any more. It
+/// still hands the policy out as valid.
+#[test]
+fn a_policy_that_was_revoked_in_the_cluster_replaces_nobody() -> Result<()> {
+    let (mut running, bundle, id) = form(4, "2")?;
+    let mut standby = running.standby(3, &bundle)?;
+    let status = running.policy_command(&["revoke", &id])?.status()?;
+    ensure!(status.success(), "{status}");
+    kill_last(&mut running)?;
+    let code = standby.exit_code(REPLACED)?;
+    ensure!(code == 3 && standby.output().contains("was revoked"), "{code} {}", standby.output());
+    ensure!(running.replacements()?.is_empty(), "{:?}", running.replacements());
+    let shown = running.testbed.admin_json(&["policy", "show", &id])?;
+    ensure!(shown["state"] == "valid", "discovery knows nothing of it: {shown}");
+    Ok(())
+}
+
+#[test]
+fn a_policy_that_was_revoked_at_discovery_ends_in_the_cluster_for_ever() -> Result<()> {
+    let (running, bundle, id) = form(4, "2")?;
+    running.testbed.admin_command(&["policy", "revoke", &id, "--yes"])?;
+    poll_slowly("the cluster's own store to know it", LIMIT, || {
+        let output = running.policy_command(&["list"]).ok()?.output().ok()?;
+        let text = String::from_utf8_lossy(&output.stdout).into_owned();
+        text.contains(&format!("policy {id} is revoked")).then_some(())
+    })?;
+    let mut late = running.agent(3, &bundle, &[AFTER]);
+    late.start()?;
+    let code = late.exit_code(LIMIT)?;
+    ensure!(code == 3 && late.output().contains("was revoked"), "{code} {}", late.output());
+    Ok(())
+}
+
+/// The agent beside the leader dies after each step of a replacement: the next agent goes on, and
+/// the use is counted once.
+#[test]
+fn a_replacement_completes_though_the_leaders_agent_dies_after_each_step() -> Result<()> {
+    for step in ["policy-used", "changed"] {
+        let (mut running, bundle, _) = form(4, "2")?;
+        running.restart_agents(&[AFTER, ("MUSTER_CRASH_AT", step)])?;
+        let standby = running.standby(3, &bundle)?;
+        let gone = kill_last(&mut running)?;
+        let is_done = |running: &FormedCluster| {
+            let members = running.members().unwrap_or_default();
+            members.len() == 3 && !members.contains_key(&gone) && running.is_voter(&standby)
+        };
+        running.revive_agents_until(step, is_done)?;
+        let used = running.replacements()?;
+        ensure!(used.len() == 1, "{step}: {used:?}");
+    }
+    Ok(())
+}
+
+/// The first newcomer dies after the dead member was removed for it. The next one fills the place,
+/// and uses the policy again.
+#[test]
+fn a_place_that_a_dead_newcomer_left_is_filled_by_the_next_one() -> Result<()> {
+    let (mut running, bundle, _) = form(5, "2")?;
+    running.restart_agents(&[AFTER, ("MUSTER_STALLED_AFTER", "3")])?;
+    let mut first = running.agent(3, &bundle, &[AFTER, ("MUSTER_CRASH_AT", "added")]);
+    first.start()?;
+    first.wait_for_output("waiting for the cluster to add this host", LIMIT)?;
+    let gone = kill_last(&mut running)?;
+    first.exit_code(REPLACED)?;
+    running.wait_intents("replace", "stalled", 1)?;
+    ensure!(running.members()?.len() == 2, "{:?}", running.members());
+    let second = running.standby(4, &bundle)?;
+    running.wait_replaced(&second, &gone)?;
+    running.wait_intents("replace", "promoted", 1)?;
+    let used = running.replacements()?;
+    let ended: Vec<&Value> = used.iter().map(|each| &each["ended"]).collect();
+    ensure!(ended == ["stalled", "promoted"], "{used:?}");
+    Ok(())
+}
+
+/// A member that hangs is dead for the others. When it goes on, it is removed.
+#[test]
+fn a_hanging_member_is_replaced_and_ends_when_it_goes_on() -> Result<()> {
+    let (mut running, bundle, _) = form(4, "2")?;
+    let mut hung = running.agents.pop().context("a third agent")?;
+    let (agent, node) =
+        (hung.process_id().context("an agent")?, hung.node_pid().context("a node")?);
+    for pid in [agent, node] {
+        send_signal(pid, Signal::STOP);
+    }
+    // The fresh host comes after the death, as in an auto-scaling group.
+    let mut fresh = running.agent(3, &bundle, &[AFTER]);
+    fresh.start()?;
+    running.wait_replaced(&fresh, &peer_url(&hung))?;
+    for pid in [node, agent] {
+        send_signal(pid, Signal::CONT);
+    }
+    ensure!(hung.exit_code(LIMIT)? == 3, "{}", hung.output());
+    ensure!(running.members()?.len() == 3, "{:?}", running.members());
+    Ok(())
+}
