@@ -312,10 +312,7 @@ impl Steward {
         let split = self.split_by_policy(verified).await?;
         let (mut verified, waiting) = (split.begun, split.waiting);
         let lost = match &split.lost {
-            Some(policy_use) if leads => {
-                let members = self.node.list_members().await.map_err(|error| causes(&error))?;
-                self.lost_intent(policy_use, &members)
-            }
+            Some(policy_use) if leads => self.recover_intent(policy_use).await?,
             _ => None,
         };
         verified.extend(lost.as_ref().map(|(intent, view)| (intent.clone(), view)));

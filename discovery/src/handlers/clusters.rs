@@ -240,6 +240,8 @@ pub(crate) async fn show_one(
     let origins = store.origins(*path).await?;
     let present = app.present_members((&cluster, &chain), &origins, now.0 as UnixMicros).await?;
     let asking = app.asking_hosts(&cluster).await?;
+    let name = chain.newest().name.as_str();
+    let standbys = app.standby_explanations(&cluster, &present, name, now.0 as UnixMicros).await?;
     let events = store.events(*path, show::TIMELINE_EVENTS).await?;
     let generation = store.watch().generation.borrow().clone();
     let decided = matches!(cluster.phase, Phase::Committed | Phase::Formed | Phase::Retired);
@@ -254,8 +256,9 @@ pub(crate) async fn show_one(
         explain: add_member_explanations(
             explanations(&cluster, &chain, settings, now, generation.as_ref()),
             &cluster,
-            chain.newest().name.as_str(),
+            name,
             (&present, &asking),
+            standbys,
         ),
         document: cluster
             .frozen
@@ -302,6 +305,8 @@ pub(crate) async fn explain(
     let origins = app.store.origins(*path).await?;
     let present = app.present_members((&cluster, &chain), &origins, now.0 as UnixMicros).await?;
     let asking = app.asking_hosts(&cluster).await?;
+    let name = chain.newest().name.as_str();
+    let standbys = app.standby_explanations(&cluster, &present, name, now.0 as UnixMicros).await?;
     Ok(Json(ExplainResponse {
         state: convert::state(cluster.phase),
         epoch: cluster.epoch,
@@ -309,8 +314,9 @@ pub(crate) async fn explain(
         explain: add_member_explanations(
             explanations(&cluster, &chain, &app.settings, now, Some(&generation)),
             &cluster,
-            chain.newest().name.as_str(),
+            name,
             (&present, &asking),
+            standbys,
         ),
         present,
         asking,
@@ -324,9 +330,13 @@ fn add_member_explanations(
     cluster: &Cluster,
     name: &str,
     (present, asking): (&MembersView, &[AskingHost]),
+    standbys: Vec<Explanation>,
 ) -> Vec<Explanation> {
     match cluster.phase {
-        Phase::Formed => lines.extend(intents::explain(present, asking, name)),
+        Phase::Formed => {
+            lines.extend(intents::explain(present, asking, name));
+            lines.extend(standbys);
+        }
         Phase::Committed => {
             lines.extend(intents::explain(&MembersView::default(), asking, name));
         }

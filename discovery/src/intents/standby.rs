@@ -4,7 +4,7 @@
 //! [`STANDBY_LEASE_US`] doesn't count as waiting, and the cluster's agents aren't told of it. It
 //! waits again as soon as it asks.
 
-use discovery_types::api::IntentState;
+use discovery_types::api::{Explanation, IntentState, MembersView};
 use discovery_types::jws::Jws;
 use discovery_types::problem::Code;
 
@@ -85,6 +85,46 @@ impl App {
             self.notifier.wake(known.intent.cluster);
         }
         Ok(())
+    }
+}
+
+/// Explains what the cluster's standbys wait for, and what its policies lack while a member is silent.
+pub(crate) fn explain(
+    changes: &MembershipChanges,
+    view: &MembersView,
+    name: &str,
+    now: UnixMicros,
+) -> Vec<Explanation> {
+    let waits = |known: &&StoredIntent| known.is_standby() && !known.is_standby_gone(now);
+    let lines: Vec<Explanation> = changes
+        .intents
+        .iter()
+        .filter(waits)
+        .map(|known| {
+            let reason = known.wait_reason.as_ref().map(|waits| waits.reason.clone());
+            let reason = reason.unwrap_or_else(|| "nobody is known to be dead".to_owned());
+            line("standby", format!("{} is a standby: {reason}", known.subject), None)
+        })
+        .collect();
+    let in_force = changes.policies.iter().any(|policy| !policy.is_revoked);
+    let is_silent = view.members.iter().any(|member| member.is_silent);
+    if lines.is_empty() && in_force && is_silent {
+        let missing = "a replacement policy lets a host with its bundle take the place of a dead \
+                       member, and no such host waits";
+        let command = Some(format!("muster-discovery policy list --cluster {name}"));
+        return vec![line("no_standby", missing.to_owned(), command)];
+    }
+    lines
+}
+
+fn line(code: &str, missing: String, command: Option<String>) -> Explanation {
+    Explanation {
+        code: code.into(),
+        missing,
+        held_by: vec!["admin".into()],
+        last_error: None,
+        next_retry_ms: None,
+        command,
     }
 }
 

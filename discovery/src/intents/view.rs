@@ -8,6 +8,7 @@ use discovery_types::key::PublicKey;
 use discovery_types::statement::StatementChain;
 use uuid::Uuid;
 
+use super::standby;
 use crate::app::App;
 use crate::error::ApiError;
 use crate::members::present::{self, RedeemSource};
@@ -41,6 +42,21 @@ impl App {
             silence_times(cluster, now, self.clock.listening_for()),
             source,
         ))
+    }
+
+    /// Explains what a formed cluster's standbys wait for.
+    pub(crate) async fn standby_explanations(
+        &self,
+        cluster: &Cluster,
+        present: &MembersView,
+        name: &str,
+        now: UnixMicros,
+    ) -> Result<Vec<Explanation>, ApiError> {
+        if cluster.phase != Phase::Formed {
+            return Ok(Vec::new());
+        }
+        let changes = self.store.membership_changes(Uuid::from_u128(cluster.id.0)).await?;
+        Ok(standby::explain(&changes, present, name, now))
     }
 
     /// Returns the hosts that hold a boot token and have no seat.

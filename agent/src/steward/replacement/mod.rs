@@ -17,6 +17,8 @@
 
 pub(crate) mod decide;
 mod observations;
+#[cfg(test)]
+mod simulation;
 pub(crate) mod store;
 pub(crate) mod uses;
 mod voters;
@@ -287,9 +289,26 @@ impl Steward {
         Ok(SplitIntents { begun, waiting, lost })
     }
 
+    /// Returns the intent of a use that discovery doesn't show. Ends a use whose intent can't be
+    /// verified any more: the operator who signed the policy was removed since.
+    pub(super) async fn recover_intent(
+        &mut self,
+        policy_use: &PolicyUse,
+    ) -> Result<Option<(VerifiedIntent, IntentView)>, String> {
+        let members = self.node.list_members().await.map_err(|error| causes(&error))?;
+        let found = self.lost_intent(policy_use, &members);
+        if found.is_none() {
+            let how = "its policy's signer may not sign it any more";
+            let is_removed = members.of_id(policy_use.member).is_none();
+            self.end_use(&policy_use.operation, how, is_removed).await?;
+            tracing::warn!(operation = %policy_use.operation, "a replacement has ended: {how}");
+        }
+        Ok(found)
+    }
+
     /// Returns the intent of a use that discovery doesn't show, with a view made of the cluster's own
     /// list of members.
-    pub(super) fn lost_intent(
+    fn lost_intent(
         &self,
         policy_use: &PolicyUse,
         members: &MemberList,

@@ -26,7 +26,7 @@ const FIRST_INTERVAL: Duration = Duration::from_secs(2);
 /// Time without an observation after which the next one is a first one again.
 const PAUSE_BEFORE_FIRST: Duration = Duration::from_secs(60);
 /// How long an observation counts after this agent has seen that it is new.
-const OBSERVATION_LIFETIME: Duration = Duration::from_secs(45);
+pub(super) const OBSERVATION_LIFETIME: Duration = Duration::from_secs(45);
 
 /// This host's part in observing: it signs with the agent's key.
 #[derive(Clone)]
@@ -65,8 +65,10 @@ impl VoterObserver {
 struct SeenObservation {
     /// Number of the observation.
     number: u64,
-    /// When this agent saw that the number had grown. `None` for the first observation that it saw:
-    /// that one may be old.
+    /// When this agent looked last.
+    looked: Instant,
+    /// When this agent saw that the number had grown. `None` for the first observation that it saw
+    /// after a break: that one may be old.
     renewed: Option<Instant>,
 }
 
@@ -164,10 +166,16 @@ impl Observations {
     }
 
     /// Notes an observation's number. Returns whether it counts now.
-    fn is_fresh(&mut self, of: MemberId, number: u64, now: Instant) -> bool {
-        let seen = self.seen.entry(of).or_insert(SeenObservation { number, renewed: None });
+    pub(super) fn is_fresh(&mut self, of: MemberId, number: u64, now: Instant) -> bool {
+        let first = SeenObservation { number, looked: now, renewed: None };
+        let seen = self.seen.entry(of).or_insert(first);
+        // After a break, nobody knows when the number has grown.
+        if now.duration_since(seen.looked) >= OBSERVATION_LIFETIME {
+            *seen = SeenObservation { number, looked: now, renewed: None };
+        }
+        seen.looked = now;
         if number > seen.number {
-            *seen = SeenObservation { number, renewed: Some(now) };
+            (seen.number, seen.renewed) = (number, Some(now));
         }
         seen.renewed.is_some_and(|renewed| now.duration_since(renewed) < OBSERVATION_LIFETIME)
     }
@@ -189,5 +197,7 @@ mod tests {
         assert!(!seen.is_fresh(of, 11, at(60)));
         assert!(!seen.is_fresh(of, 10, at(61)), "an older one is shown again");
         assert!(seen.is_fresh(of, 12, at(62)));
+        assert!(!seen.is_fresh(of, 13, at(107)), "it may have been written at any time meanwhile");
+        assert!(seen.is_fresh(of, 14, at(108)));
     }
 }

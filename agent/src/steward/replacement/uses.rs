@@ -204,6 +204,17 @@ mod hexadecimal {
 }
 
 #[cfg(test)]
+impl UseLog {
+    /// Returns the log as if no vacant place were ever filled, for the search of what follows.
+    pub(super) fn with_vacancies_for_ever(mut self) -> Self {
+        for each in &mut self.uses {
+            each.voters = usize::MAX;
+        }
+        self
+    }
+}
+
+#[cfg(test)]
 mod tests {
     use super::*;
 

@@ -31,7 +31,7 @@ pub(crate) struct Reachability {
 
 impl Reachability {
     /// Notes the result of a look at all other voters: whether each was reached.
-    fn record(&mut self, reached: &BTreeMap<MemberId, bool>, now: Instant) {
+    pub(super) fn record(&mut self, reached: &BTreeMap<MemberId, bool>, now: Instant) {
         let broken = self.last_look.is_none_or(|last| now.duration_since(last) > MAX_BREAK);
         let before = if broken { BTreeMap::new() } else { std::mem::take(&mut self.voters) };
         let since = |(id, is_reached): (&MemberId, &bool)| {

@@ -1,0 +1,797 @@
+//! A seeded simulation of replacements by a policy.
+//!
+//! Agents, whose hosts die, come back and lose sight of each other, run the code that decides:
+//! [`Reachability`], [`Observations`], [`UseLog`], [`ReplacementFactsByPolicy`], [`continuation`] and
+//! the steps of [`ReplacementFacts`]. Around it, the simulation has a store with compare-and-swap, a
+//! cluster that judges changes as etcd does, hosts that wait for a place, a discovery service that
+//! lies about its clock and hands out hosts that are gone, and leaders that change between an agent's
+//! decision and its write. After each change it compares what was done with the true history of the
+//! hosts, which no agent sees.
+//!
+//! Each guard is switched off in a test of its own: the simulation has to find what follows.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use discovery_types::digest::OperationId;
+use discovery_types::grant::{GrantId, ReplacementLimits};
+use tokio::time::Instant;
+
+use super::decide::{
+    Candidate, Continuation, DeadMemberState, PolicyDecision, PolicyFacts, PolicyStanding,
+    ReplacementFactsByPolicy, VoterFacts, continuation,
+};
+use super::observations::{OBSERVATION_LIFETIME, Observations};
+use super::uses::{PolicyUse, UseLog};
+use super::voters::Reachability;
+use crate::cluster::{ClusterMember, MemberId, MemberList, RemovalOrigin};
+use crate::plan::{
+    MemberState, ObservedCluster, ObservedMember, ReplacementFacts, ReplacementStep,
+};
+
+/// Number of seconds between two steps of the simulation.
+const TICK: u64 = 5;
+/// Number of steps in one history.
+const TICKS: u64 = 1_200;
+/// Number of histories in a run that expects no violation. `POLICY_HISTORIES` overrides it.
+const HISTORIES: u64 = 300;
+/// Number of histories in which a switched-off guard has to be noticed.
+const HISTORIES_TO_FIND: u64 = 400;
+/// Largest difference of an agent's clock from the true time, in seconds.
+const MAX_SKEW: u64 = 60;
+/// Largest number of steps between an agent's decision and its write.
+const MAX_DELAY: u64 = 4;
+/// Time after which a newcomer that doesn't catch up is taken out, in seconds.
+const STALLED_AFTER: u64 = 300;
+const LIMITS: ReplacementLimits =
+    ReplacementLimits { after_seconds: 60, at_most: 2, per_seconds: 3_600 };
+
+/// A guard that a test switches off.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Guard {
+    /// A quorum of the voters' agents has to observe the dead member.
+    Quorum,
+    /// An observation counts only while it is new.
+    Freshness,
+    /// Exactly one voter is unreachable.
+    OneDead,
+    /// The member has been unreachable for the policy's time.
+    Patience,
+    /// All other voters are in sync.
+    InSync,
+    /// The use is written only if nobody else has written meanwhile.
+    CompareAndSwap,
+    /// The policy's uses are counted.
+    Limit,
+    /// A revoked policy begins nothing.
+    Revocation,
+    /// A replacement is given up when its member comes back.
+    Continuation,
+    /// A vacant place is filled only if there is a voter less.
+    Vacancy,
+}
+
+/// Guards that are switched off together. A voter that is unreachable, too, is not in sync either, so
+/// one of these two guards stands in for the other.
+const GUARDS: [&[Guard]; 9] = [
+    &[Guard::Quorum],
+    &[Guard::Freshness],
+    &[Guard::OneDead, Guard::InSync],
+    &[Guard::Patience],
+    &[Guard::CompareAndSwap],
+    &[Guard::Limit],
+    &[Guard::Revocation],
+    &[Guard::Continuation],
+    &[Guard::Vacancy],
+];
+
+/// A pseudorandom generator (splitmix64, Steele and others, 2014).
+struct Random(u64);
+
+impl Random {
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+
+    fn below(&mut self, limit: u64) -> u64 {
+        self.next() % limit
+    }
+
+    fn one_in(&mut self, chances: u64) -> bool {
+        self.below(chances) == 0
+    }
+
+    fn pick<T: Copy>(&mut self, from: &[T]) -> Option<T> {
+        let count = u64::try_from(from.len()).unwrap_or(0);
+        let at = if count == 0 { return None } else { self.below(count) };
+        from.get(usize::try_from(at).unwrap_or(0)).copied()
+    }
+}
+
+/// A host, with its agent and its node.
+struct SimulatedHost {
+    is_alive: bool,
+    /// Difference of the agent's clock from the true time, in seconds.
+    skew: i64,
+    reach: Reachability,
+    observations: Observations,
+    /// Change that the agent has decided on and not yet made.
+    pending: Option<(u64, Pending)>,
+    /// Whether the cluster has refused to add the newcomer of the use under way.
+    is_addition_refused: bool,
+}
+
+/// A decision that an agent carries out later.
+enum Pending {
+    Begin { new: PolicyUse, revision: u64, was_revoked: bool },
+    Step { operation: OperationId, step: ReplacementStep },
+    GiveUp { operation: OperationId },
+}
+
+/// An observation in the store.
+struct StoredObservation {
+    number: u64,
+    unreachable: Vec<(MemberId, Duration)>,
+}
+
+/// True history of one host's connection to another.
+#[derive(Clone, Copy, Default)]
+struct TruePath {
+    /// Since when the path has been cut, if it is.
+    cut_since: Option<u64>,
+    /// End and length of the longest recent cut that has ended.
+    last: Option<(u64, u64)>,
+}
+
+struct Simulation {
+    random: Random,
+    off: &'static [Guard],
+    start: Instant,
+    now: u64,
+    size: usize,
+    policy: GrantId,
+    is_revoked: bool,
+    hosts: BTreeMap<MemberId, SimulatedHost>,
+    cut: BTreeSet<(MemberId, MemberId)>,
+    paths: BTreeMap<(MemberId, MemberId), TruePath>,
+    members: MemberList,
+    started: BTreeSet<MemberId>,
+    leader: Option<MemberId>,
+    uses: (UseLog, u64),
+    writes: u64,
+    stored: BTreeMap<MemberId, StoredObservation>,
+    /// Hosts that wait, with their operations, in the order in which discovery hands them out.
+    waiting: Vec<(OperationId, MemberId)>,
+    removed_by: BTreeMap<MemberId, OperationId>,
+    learner_since: BTreeMap<MemberId, u64>,
+    next_host: u64,
+    begun: Vec<u64>,
+    finished: u64,
+    violation: Option<String>,
+}
+
+fn operation_of(host: MemberId) -> OperationId {
+    let mut id = [0; 16];
+    id[..8].copy_from_slice(&host.0.to_be_bytes());
+    OperationId(id)
+}
+
+fn url_of(host: MemberId) -> String {
+    format!("https://{host}:2380")
+}
+
+fn member(host: MemberId, is_learner: bool) -> ClusterMember {
+    ClusterMember {
+        id: host,
+        name: if is_learner { String::new() } else { format!("db-{host}") },
+        peer_urls: vec![url_of(host)],
+        is_learner,
+        ..ClusterMember::default()
+    }
+}
+
+impl Simulation {
+    fn new(seed: u64, off: &'static [Guard]) -> Self {
+        let mut random = Random(seed);
+        let size = if random.one_in(3) { 5 } else { 3 };
+        let mut simulation = Self {
+            random,
+            off,
+            start: Instant::now(),
+            now: 100_000,
+            size,
+            policy: GrantId::random(),
+            is_revoked: false,
+            hosts: BTreeMap::new(),
+            cut: BTreeSet::new(),
+            paths: BTreeMap::new(),
+            members: MemberList::default(),
+            started: BTreeSet::new(),
+            leader: None,
+            uses: (UseLog::default(), 0),
+            writes: 0,
+            stored: BTreeMap::new(),
+            waiting: Vec::new(),
+            removed_by: BTreeMap::new(),
+            learner_since: BTreeMap::new(),
+            next_host: 1,
+            begun: Vec::new(),
+            finished: 0,
+            violation: None,
+        };
+        for _ in 0..size {
+            let host = simulation.add_host();
+            simulation.members.list.push(member(host, false));
+            simulation.started.insert(host);
+        }
+        simulation
+    }
+
+    fn add_host(&mut self) -> MemberId {
+        let id = MemberId(self.next_host);
+        self.next_host += 1;
+        let skew = self.random.below(2 * MAX_SKEW + 1) as i64 - MAX_SKEW as i64;
+        self.hosts.insert(
+            id,
+            SimulatedHost {
+                is_alive: true,
+                skew,
+                reach: Reachability::default(),
+                observations: Observations::default(),
+                pending: None,
+                is_addition_refused: false,
+            },
+        );
+        id
+    }
+
+    fn instant(&self) -> Instant {
+        self.start + Duration::from_secs(self.now)
+    }
+
+    fn is_off(&self, guard: Guard) -> bool {
+        self.off.contains(&guard)
+    }
+
+    fn voters(&self) -> Vec<MemberId> {
+        self.members.list.iter().filter(|each| !each.is_learner).map(|each| each.id).collect()
+    }
+
+    fn is_alive(&self, host: MemberId) -> bool {
+        self.hosts.get(&host).is_some_and(|host| host.is_alive)
+    }
+
+    fn reaches(&self, from: MemberId, to: MemberId) -> bool {
+        let pair = (from.min(to), from.max(to));
+        self.is_alive(from) && self.is_alive(to) && (from == to || !self.cut.contains(&pair))
+    }
+
+    /// Whether the host reaches a quorum of the voters, so that it can lead and use the store.
+    fn has_quorum(&self, host: MemberId) -> bool {
+        let voters = self.voters();
+        let reached = voters.iter().filter(|to| self.reaches(host, **to)).count();
+        voters.contains(&host) && reached > voters.len() / 2
+    }
+
+    /// Lets hosts die and come back, and paths break and heal.
+    fn disturb(&mut self) {
+        let all: Vec<MemberId> = self.hosts.keys().copied().collect();
+        let voters = self.voters();
+        if self.random.one_in(60)
+            && let Some(host) = self.random.pick(&voters)
+        {
+            self.hosts.get_mut(&host).expect("a host").is_alive = false;
+        }
+        let dead: Vec<MemberId> =
+            all.iter().copied().filter(|host| !self.is_alive(*host)).collect();
+        if self.random.one_in(80)
+            && let Some(host) = self.random.pick(&dead)
+        {
+            let host = self.hosts.get_mut(&host).expect("a host");
+            // A restarted agent remembers nothing.
+            (host.is_alive, host.reach) = (true, Reachability::default());
+            (host.observations, host.pending) = (Observations::default(), None);
+        }
+        if self.random.one_in(40)
+            && let (Some(one), Some(other)) = (self.random.pick(&voters), self.random.pick(&voters))
+            && one != other
+        {
+            self.cut.insert((one.min(other), one.max(other)));
+        }
+        if self.random.one_in(30) {
+            let cut: Vec<_> = self.cut.iter().copied().collect();
+            if let Some(path) = self.random.pick(&cut) {
+                self.cut.remove(&path);
+            }
+        }
+        // Newcomers come and go. Discovery hands out those that are gone, too.
+        if self.random.one_in(40) && self.waiting.len() < 3 {
+            let host = self.add_host();
+            self.waiting.push((operation_of(host), host));
+        }
+        if self.random.one_in(200)
+            && let Some((_, host)) = self.random.pick(&self.waiting.clone())
+        {
+            self.hosts.get_mut(&host).expect("a host").is_alive = false;
+        }
+        if self.random.one_in(1_000) {
+            self.is_revoked = true;
+        }
+        if self.random.one_in(400) {
+            self.change_by_hand();
+        }
+    }
+
+    /// An operator fills a vacant place by hand.
+    fn change_by_hand(&mut self) {
+        if self.voters().len() < self.size && self.uses.0.under_way().is_none() {
+            let host = self.add_host();
+            self.members.list.push(member(host, false));
+            self.started.insert(host);
+        }
+    }
+
+    /// Writes down the true state of all paths.
+    fn note_paths(&mut self) {
+        let all: Vec<MemberId> = self.hosts.keys().copied().collect();
+        for from in &all {
+            for to in &all {
+                let is_cut = !self.reaches(*from, *to);
+                let now = self.now;
+                let path = self.paths.entry((*from, *to)).or_default();
+                match (is_cut, path.cut_since) {
+                    (true, None) => path.cut_since = Some(now),
+                    (false, Some(since)) => {
+                        (path.cut_since, path.last) = (None, Some((now, now - since)));
+                    }
+                    _ => {}
+                }
+            }
+        }
+    }
+
+    /// Whether the path was cut for nearly the policy's time, until now or a short time ago.
+    fn was_cut_for_long(&self, from: MemberId, to: MemberId) -> bool {
+        let slack = 3 * TICK;
+        let enough = LIMITS.after_seconds - slack;
+        let recent = OBSERVATION_LIFETIME.as_secs() + (MAX_DELAY + 3) * TICK;
+        let path = self.paths.get(&(from, to)).copied().unwrap_or_default();
+        let is_cut = path.cut_since.is_some_and(|since| self.now - since >= enough);
+        let was_cut =
+            path.last.is_some_and(|(end, length)| self.now - end <= recent && length >= enough);
+        is_cut || was_cut
+    }
+
+    fn look(&mut self, host: MemberId) {
+        if self.random.one_in(10) {
+            return;
+        }
+        let voters = self.voters();
+        let others = voters.iter().filter(|to| **to != host);
+        let reached: BTreeMap<MemberId, bool> =
+            others.map(|to| (*to, self.reaches(host, *to))).collect();
+        let now = self.instant();
+        self.hosts.get_mut(&host).expect("a host").reach.record(&reached, now);
+    }
+
+    fn observe(&mut self, host: MemberId) {
+        let unreachable = self.hosts[&host].reach.unreachable(self.instant());
+        let [(_, time)] = unreachable[..] else { return };
+        if time.as_secs() < LIMITS.after_seconds && !self.is_off(Guard::Patience) {
+            return;
+        }
+        if self.has_quorum(host) && self.random.one_in(2) {
+            self.writes += 1;
+            self.stored.insert(host, StoredObservation { number: self.writes, unreachable });
+        }
+    }
+
+    /// Returns the voters whose observations count for this agent.
+    fn agreeing(&mut self, own: MemberId, dead: MemberId) -> Vec<MemberId> {
+        let (now, voters) = (self.instant(), self.voters());
+        if self.is_off(Guard::Quorum) {
+            return voters;
+        }
+        let is_any_age = self.is_off(Guard::Freshness);
+        let host = self.hosts.get_mut(&own).expect("a host");
+        let mut agreeing = vec![own];
+        for (observer, stored) in &self.stored {
+            let is_fresh = host.observations.is_fresh(*observer, stored.number, now);
+            let agrees = stored
+                .unreachable
+                .iter()
+                .any(|(member, time)| *member == dead && time.as_secs() >= LIMITS.after_seconds);
+            let is_other = *observer != own && *observer != dead && voters.contains(observer);
+            if is_other && agrees && (is_fresh || is_any_age) {
+                agreeing.push(*observer);
+            }
+        }
+        agreeing
+    }
+
+    /// The leader's agent looks at the store and decides on one thing.
+    fn decide(&mut self, own: MemberId) {
+        if self.hosts[&own].pending.is_some() || !self.has_quorum(own) {
+            return;
+        }
+        let decision = match self.uses.0.under_way().cloned() {
+            Some(policy_use) => self.decide_step(own, &policy_use),
+            None => self.decide_beginning(own),
+        };
+        let delay = self.random.below(MAX_DELAY);
+        let host = self.hosts.get_mut(&own).expect("a host");
+        host.pending = decision.map(|decision| (self.now + delay * TICK, decision));
+    }
+
+    fn decide_beginning(&mut self, own: MemberId) -> Option<Pending> {
+        let now = self.instant();
+        let mut unreachable = self.hosts[&own].reach.unreachable(now);
+        if self.is_off(Guard::OneDead) {
+            unreachable.truncate(1);
+        }
+        if self.is_off(Guard::Patience) {
+            for (_, time) in &mut unreachable {
+                *time = Duration::from_secs(LIMITS.after_seconds);
+            }
+        }
+        let voters = self.voters();
+        let others: Vec<MemberId> = voters.iter().copied().filter(|id| *id != own).collect();
+        let are_known = others.iter().all(|id| self.hosts[&own].reach.is_known(*id, now));
+        let observers = match unreachable[..] {
+            [(dead, _)] if self.is_off(Guard::Patience) => {
+                let mut all = voters.clone();
+                all.retain(|id| *id != dead);
+                all
+            }
+            [(dead, _)] => self.agreeing(own, dead),
+            _ => Vec::new(),
+        };
+        let mut not_in_sync: Vec<MemberId> =
+            others.iter().copied().filter(|id| !self.reaches(own, *id)).collect();
+        if self.is_off(Guard::InSync) {
+            not_in_sync.clear();
+        }
+        let facts = VoterFacts { unreachable, are_known, observers, not_in_sync };
+        // Discovery hands the hosts out in any order, and says any time.
+        let (operation, host) = self.random.pick(&self.waiting.clone())?;
+        let lie = self.random.below(3) * 10_000;
+        let candidate =
+            Candidate { operation, name: format!("db-{host}"), peer_urls: vec![url_of(host)] };
+        let own_now = self.now.saturating_add_signed(self.hosts[&own].skew);
+        let mut uses = self.uses.0.clone();
+        let mut limits = LIMITS;
+        if self.is_off(Guard::Limit) {
+            limits.at_most = u8::MAX;
+        }
+        if self.is_off(Guard::Vacancy) {
+            uses = uses.with_vacancies_for_ever();
+        }
+        let is_revoked = self.is_revoked;
+        let standing = match is_revoked && !self.is_off(Guard::Revocation) {
+            true => PolicyStanding::Revoked,
+            false => PolicyStanding::InForce,
+        };
+        let policy = PolicyFacts { id: self.policy, limits, expires_at: u64::MAX, standing };
+        let decision = ReplacementFactsByPolicy {
+            policy,
+            candidate: &candidate,
+            uses: &uses,
+            members: &self.members,
+            own,
+            voters: &facts,
+            other_change: None,
+            own_now,
+            service_now: self.now.saturating_sub(10_000).saturating_add(lie),
+        }
+        .decide();
+        match decision {
+            PolicyDecision::Begin(new) => {
+                let revision = self.uses.1;
+                Some(Pending::Begin { new, revision, was_revoked: is_revoked })
+            }
+            _ => None,
+        }
+    }
+
+    fn decide_step(&mut self, own: MemberId, policy_use: &PolicyUse) -> Option<Pending> {
+        let operation = policy_use.operation;
+        let host = MemberId(u64::from_be_bytes(operation.0[..8].try_into().expect("8 bytes")));
+        let newcomer = self.members.of_id(host).cloned();
+        let is_voter = newcomer.as_ref().is_some_and(|found| !found.is_learner);
+        let now = self.instant();
+        let old = self.members.of_id(policy_use.member).filter(|_| !policy_use.fills_vacancy);
+        if !is_voter {
+            let reach = &self.hosts[&own].reach;
+            let state = old.map(|old| {
+                match (reach.is_known(old.id, now), reach.unreachable_for(old.id, now)) {
+                    (false, _) => DeadMemberState::Unknown,
+                    (true, Some(_)) => DeadMemberState::Unreachable,
+                    (true, None) => DeadMemberState::Back,
+                }
+            });
+            let standing =
+                if self.is_revoked { PolicyStanding::Revoked } else { PolicyStanding::InForce };
+            let goes_on = match self.is_off(Guard::Continuation) {
+                true => Continuation::GoOn,
+                false => continuation(policy_use, standing, state),
+            };
+            match goes_on {
+                Continuation::GoOn => {}
+                Continuation::Pause(_) => return None,
+                Continuation::GiveUp(_) => return Some(Pending::GiveUp { operation }),
+            }
+            let stalled = self.learner_since.get(&host);
+            if stalled.is_some_and(|since| self.now - since > STALLED_AFTER) {
+                return Some(Pending::GiveUp { operation });
+            }
+        }
+        let old = (!policy_use.fills_vacancy).then_some(policy_use.member);
+        let refused = self.hosts[&own].is_addition_refused;
+        let state = |each: &ClusterMember| match () {
+            () if !self.started.contains(&each.id) => MemberState::NotStarted,
+            () if refused && !self.reaches(own, each.id) => MemberState::Silent,
+            () if each.id == host && !self.reaches(own, host) => MemberState::Silent,
+            () => MemberState::Answers { behind: Some(0) },
+        };
+        let members = self.members.list.iter();
+        let members =
+            members.map(|each| ObservedMember { member: each.clone(), state: state(each) });
+        let sight = ObservedCluster { members: members.collect(), leader: Some(own) };
+        let origin = match self.removed_by.get(&policy_use.member) {
+            Some(by) if *by == operation => RemovalOrigin::Own,
+            _ => RemovalOrigin::Foreign,
+        };
+        let step = ReplacementFacts {
+            sight: &sight,
+            old,
+            peer_urls: &[url_of(host)],
+            removal_origin: origin,
+            is_addition_refused: refused,
+        }
+        .next_step();
+        Some(Pending::Step { operation, step })
+    }
+
+    /// Carries out what an agent decided on, perhaps some time ago.
+    fn act(&mut self, own: MemberId) {
+        let host = self.hosts.get_mut(&own).expect("a host");
+        let Some((due, _)) = &host.pending else { return };
+        if *due > self.now {
+            return;
+        }
+        let (_, pending) = host.pending.take().expect("just seen");
+        if !self.has_quorum(own) {
+            return;
+        }
+        match pending {
+            Pending::Begin { new, revision, was_revoked } => {
+                self.begin(own, new, revision, was_revoked);
+            }
+            Pending::GiveUp { operation } => self.give_up(operation),
+            Pending::Step { operation, step } => self.take(own, operation, step),
+        }
+    }
+
+    fn begin(&mut self, own: MemberId, new: PolicyUse, revision: u64, was_revoked: bool) {
+        if revision != self.uses.1 && !self.is_off(Guard::CompareAndSwap) {
+            return;
+        }
+        let (began_at, dead, fills_vacancy) = (new.began_at, new.member, new.fills_vacancy);
+        let running = self.uses.0.under_way().is_some();
+        if self.is_off(Guard::CompareAndSwap) && running {
+            self.violation = Some("two replacements are under way".to_owned());
+            return;
+        }
+        if self.uses.0.begin(new, began_at).is_err() {
+            return;
+        }
+        self.uses.1 += 1;
+        self.begun.push(self.now);
+        self.check_beginning(own, dead, fills_vacancy, was_revoked);
+    }
+
+    fn check_beginning(
+        &mut self,
+        own: MemberId,
+        dead: MemberId,
+        fills_vacancy: bool,
+        was_revoked: bool,
+    ) {
+        let voters = self.voters();
+        let mut faults = Vec::new();
+        if was_revoked {
+            faults.push("a revoked policy has begun a replacement".to_owned());
+        }
+        let window = LIMITS.per_seconds - 2 * MAX_SKEW - (MAX_DELAY + 1) * TICK;
+        let recent = self.begun.iter().filter(|at| **at + window > self.now).count();
+        if recent > usize::from(LIMITS.at_most) {
+            faults.push(format!("{recent} replacements have begun within the policy's time"));
+        }
+        if fills_vacancy {
+            if voters.len() >= self.size {
+                faults.push("a place is filled that isn't vacant".to_owned());
+            }
+        } else {
+            let saw = voters.iter().filter(|from| self.was_cut_for_long(**from, dead)).count();
+            if saw < voters.len() / 2 + 1 {
+                faults.push(format!("{saw} of {} voters have missed the member", voters.len()));
+            }
+            // Its host didn't reach the leader for that time either.
+            if !self.was_cut_for_long(own, dead) {
+                faults.push("the leader has not missed the member".to_owned());
+            }
+        }
+        let slack = (MAX_DELAY + 3) * TICK;
+        let was_away = |id: &&MemberId| {
+            let path = self.paths.get(&(own, **id)).copied().unwrap_or_default();
+            path.cut_since.is_some_and(|since| self.now - since > slack)
+        };
+        let away = voters.iter().filter(|id| **id != dead).filter(was_away).count();
+        if away > 0 {
+            faults.push(format!("{away} voters that stay were away, too"));
+        }
+        self.violation = self.violation.take().or_else(|| faults.into_iter().next());
+    }
+
+    fn end(&mut self, operation: OperationId, how: &str) {
+        let policy_use = self.uses.0.of(&operation).cloned();
+        let vacant = policy_use.is_some_and(|each| {
+            how != "promoted" && self.removed_by.get(&each.member) == Some(&operation)
+        });
+        self.uses.0.end(&operation, how, vacant);
+        self.uses.1 += 1;
+        self.finished += u64::from(how == "promoted");
+        for host in self.hosts.values_mut() {
+            host.is_addition_refused = false;
+        }
+        self.waiting.retain(|(waits, _)| *waits != operation);
+    }
+
+    fn give_up(&mut self, operation: OperationId) {
+        if self.uses.0.of(&operation).is_none_or(|each| each.ended.is_some()) {
+            return;
+        }
+        let host = MemberId(u64::from_be_bytes(operation.0[..8].try_into().expect("8 bytes")));
+        if self.members.of_id(host).is_some_and(|found| !found.is_learner) {
+            return;
+        }
+        self.members.list.retain(|each| each.id != host);
+        self.end(operation, "stalled");
+    }
+
+    /// The cluster judges a step as etcd does, and makes it.
+    fn take(&mut self, own: MemberId, operation: OperationId, step: ReplacementStep) {
+        let host = MemberId(u64::from_be_bytes(operation.0[..8].try_into().expect("8 bytes")));
+        if self.uses.0.of(&operation).is_none_or(|each| each.ended.is_some()) {
+            return;
+        }
+        let voters = self.voters();
+        let connected = voters.iter().filter(|id| self.reaches(own, **id)).count();
+        match step {
+            ReplacementStep::Add if self.members.of_id(host).is_some() => {}
+            ReplacementStep::Add if connected < voters.len() => {
+                self.hosts.get_mut(&own).expect("a host").is_addition_refused = true;
+            }
+            ReplacementStep::Add => {
+                self.members.list.push(member(host, true));
+                self.learner_since.insert(host, self.now);
+            }
+            ReplacementStep::Promote(id) if self.reaches(own, id) => {
+                if let Some(old) = self.uses.0.under_way().map(|each| each.member) {
+                    self.check_still_dead(own, old, "replaced");
+                }
+                if let Some(found) = self.members.list.iter_mut().find(|each| each.id == id) {
+                    found.is_learner = false;
+                    found.name = format!("db-{id}");
+                }
+            }
+            ReplacementStep::Remove(id) => {
+                let stay = voters.iter().filter(|each| **each != id);
+                let connected = stay.clone().filter(|each| self.reaches(own, **each)).count();
+                if connected <= stay.count() / 2 || self.members.of_id(id).is_none() {
+                    return;
+                }
+                if self.members.of_id(host).is_none_or(|found| found.is_learner) {
+                    self.check_still_dead(own, id, "removed");
+                }
+                self.members.list.retain(|each| each.id != id);
+                self.removed_by.insert(id, operation);
+            }
+            ReplacementStep::GiveUp { .. } => self.give_up(operation),
+            ReplacementStep::Done(_) => self.end(operation, "promoted"),
+            _ => {}
+        }
+    }
+
+    /// Notes a violation if a member is `lost` to a newcomer that doesn't vote, long after it has come
+    /// back.
+    fn check_still_dead(&mut self, own: MemberId, old: MemberId, lost: &str) {
+        if self.members.of_id(old).is_none() {
+            return;
+        }
+        let slack = (MAX_DELAY + 4) * TICK;
+        let path = self.paths.get(&(own, old)).copied().unwrap_or_default();
+        let is_back =
+            path.cut_since.is_none() && path.last.is_none_or(|(end, _)| self.now - end > slack);
+        if is_back {
+            self.violation = Some(format!("{old} was {lost} although it had come back"));
+        }
+    }
+
+    fn start_newcomers(&mut self) {
+        let learners: Vec<MemberId> =
+            self.members.list.iter().filter(|each| each.is_learner).map(|each| each.id).collect();
+        for host in learners {
+            if self.is_alive(host) && self.random.one_in(3) {
+                self.started.insert(host);
+            }
+        }
+    }
+
+    /// Runs one step of the whole system.
+    fn tick(&mut self) {
+        self.now += TICK;
+        self.disturb();
+        self.note_paths();
+        self.start_newcomers();
+        let able: Vec<MemberId> =
+            self.voters().into_iter().filter(|host| self.has_quorum(*host)).collect();
+        if self.leader.is_none_or(|leader| !able.contains(&leader)) || self.random.one_in(20) {
+            self.leader = self.random.pick(&able);
+        }
+        for host in self.voters() {
+            if self.is_alive(host) {
+                self.look(host);
+                self.observe(host);
+                self.act(host);
+            }
+        }
+        if let Some(leader) = self.leader {
+            self.decide(leader);
+        }
+        let voters = self.voters().len();
+        let extra = usize::from(self.uses.0.under_way().is_some());
+        if voters > self.size + extra {
+            self.violation.get_or_insert(format!("{voters} voters of {}", self.size));
+        }
+    }
+
+    /// Runs one history. Returns the violation, if there was one.
+    fn run(mut self) -> Result<(u64, u64), String> {
+        for _ in 0..TICKS {
+            self.tick();
+            if let Some(violation) = self.violation.take() {
+                return Err(violation);
+            }
+        }
+        Ok((u64::try_from(self.begun.len()).unwrap_or(0), self.finished))
+    }
+}
+
+#[test]
+fn no_history_replaces_a_member_against_the_policy() {
+    let asked = std::env::var("POLICY_HISTORIES").ok().and_then(|text| text.parse().ok());
+    let histories: u64 = asked.unwrap_or(HISTORIES);
+    let (mut begun, mut finished) = (0, 0);
+    for seed in 0..histories {
+        match Simulation::new(seed, &[]).run() {
+            Ok((began, done)) => (begun, finished) = (begun + began, finished + done),
+            Err(violation) => panic!("seed {seed}: {violation}"),
+        }
+    }
+    // The simulation reaches what it is about.
+    assert!(begun > histories && finished > histories / 2, "{begun} begun, {finished} finished");
+}
+
+#[test]
+fn each_guard_that_is_switched_off_is_missed() {
+    for off in GUARDS {
+        let found = (0..HISTORIES_TO_FIND)
+            .find_map(|seed| Some((seed, Simulation::new(seed, off).run().err()?)));
+        assert!(found.is_some(), "nothing happens without {off:?}");
+    }
+}
