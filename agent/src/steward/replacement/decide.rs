@@ -303,14 +303,19 @@ pub(crate) enum Continuation {
 }
 
 /// Decides whether a replacement goes on. Its newcomer doesn't vote yet. `old` is the state of the
-/// member that it replaces, or `None` if this replacement has removed that member already.
+/// member that it replaces, or `None` if that member's place is free. `voters` is the number of
+/// voters.
 pub(crate) fn continuation(
     of: &PolicyUse,
     standing: PolicyStanding,
     old: Option<DeadMemberState>,
+    voters: usize,
 ) -> Continuation {
     let name = &of.member_name;
     match (old, standing) {
+        (None, _) if voters >= of.voters => {
+            Continuation::GiveUp(format!("somebody else has taken the place of {name}"))
+        }
         // The member's place is free: without the newcomer, the cluster would have a vote less.
         (None, _) => Continuation::GoOn,
         (Some(_), PolicyStanding::Revoked) => {

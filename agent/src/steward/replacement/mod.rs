@@ -544,7 +544,8 @@ impl Steward {
             Ok(stored) => self.replacement.stored = stored,
             Err(why) => return Some(Continuation::Pause(why)),
         }
-        Some(continuation(&policy_use, self.replacement.stored.standing(policy), state))
+        let voters = members.list.iter().filter(|member| !member.is_learner).count();
+        Some(continuation(&policy_use, self.replacement.stored.standing(policy), state, voters))
     }
 
     /// Whether this agent could begin a replacement for a newcomer that waits, as far as it alone can

@@ -38,7 +38,7 @@ fn policy_grant(
 }
 
 /// Makes a policy whose token can be redeemed.
-async fn policy(cluster: &CommittedCluster) -> (Token, Grant) {
+pub(super) async fn policy(cluster: &CommittedCluster) -> (Token, Grant) {
     let (token, grant) = policy_grant(&cluster.world, &cluster.admin, &cluster.statement);
     cluster.admin.put_grant(&grant.sign(&cluster.world.owner)).await.unwrap();
     (token, grant)

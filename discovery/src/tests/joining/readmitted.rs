@@ -11,6 +11,7 @@ use discovery_types::member_proof::sign_as_node;
 use discovery_types::problem::Code;
 use discovery_types::readmission::ReadmitRequest;
 
+use super::policies::policy;
 use super::{CommittedCluster, added, code};
 use crate::tests::agent::TestAgent;
 
@@ -27,7 +28,12 @@ struct ForgottenMember {
 impl ForgottenMember {
     async fn new() -> Self {
         let cluster = CommittedCluster::of(3).await;
-        let mut agent = cluster.newcomer(9).await;
+        let agent = cluster.newcomer(9).await;
+        Self::of(cluster, agent).await
+    }
+
+    /// Lets `agent` join, and the database forget it.
+    async fn of(cluster: CommittedCluster, mut agent: TestAgent) -> Self {
         let intent = cluster.join_as(&agent, MEMBER).await;
         let id = cluster.statement.cluster;
         let leaves = agent.client.renew_leaves(id, &agent.record.csr).await.unwrap();
@@ -97,6 +103,24 @@ async fn a_member_that_the_database_has_forgotten_proves_how_it_joined() {
     assert!(own.is_some_and(|own| own.last_heard_ms.is_some()), "{:?}", shown.present.members);
     // Its ticket stays used.
     assert_eq!(agent.join().await.unwrap().intent.state, IntentState::Added);
+    forgotten.cluster.service.stop().await;
+}
+
+/// The database has forgotten the policy, too. Another host under it is a standby as before.
+#[tokio::test]
+async fn a_member_that_came_by_a_forgotten_policy_proves_how_it_joined() {
+    let cluster = CommittedCluster::of(3).await;
+    let (token, _) = policy(&cluster).await;
+    let newcomer = |number| {
+        TestAgent::new(&cluster.world, &cluster.service, &cluster.statement, &token, number)
+    };
+    let (agent, other) = (newcomer(9), newcomer(10));
+    let forgotten = ForgottenMember::of(cluster, agent).await;
+    forgotten.confirm(&[(MEMBER, false)], 30).await;
+    let said = forgotten.send(&forgotten.agent, &forgotten.request()).await.unwrap();
+    assert_eq!(said, IntentState::Promoted);
+    let joined = other.join().await.unwrap().intent;
+    assert_eq!((joined.state, joined.policy.is_some()), (IntentState::Open, true));
     forgotten.cluster.service.stop().await;
 }
 
@@ -187,7 +211,7 @@ impl CommittedCluster {
 
     /// Removes from the database what a backup before the join wouldn't have.
     async fn forget_joins(&self) {
-        sqlx::raw_sql("DELETE FROM intents; DELETE FROM grants WHERE kind = 'join'")
+        sqlx::raw_sql("DELETE FROM intents; DELETE FROM grants WHERE kind <> 'boot'")
             .execute(&mut self.world.database.connect().await)
             .await
             .unwrap();

@@ -224,7 +224,7 @@ fn a_replacement_that_has_begun_goes_on_only_while_the_member_is_dead_and_the_po
     use DeadMemberState::{Back, Unknown, Unreachable};
     use PolicyStanding::{InForce, Missing, Revoked};
     let of = Scene::new().use_of(2, NOW);
-    let name = |standing, old| match continuation(&of, standing, old) {
+    let of_voters = |standing, old, voters| match continuation(&of, standing, old, voters) {
         Continuation::GoOn => "go on",
         Continuation::Pause(_) => "pause",
         Continuation::GiveUp(_) => "give up",
@@ -240,6 +240,8 @@ fn a_replacement_that_has_begun_goes_on_only_while_the_member_is_dead_and_the_po
         (InForce, None, "go on"),
         (Revoked, None, "go on"),
     ] {
-        assert_eq!(name(standing, old), expected, "{standing:?} {old:?}");
+        let voters = if old.is_some() { 3 } else { 2 };
+        assert_eq!(of_voters(standing, old, voters), expected, "{standing:?} {old:?}");
     }
+    assert_eq!(of_voters(InForce, None, 3), "give up", "somebody else has taken the place");
 }
