@@ -24,6 +24,7 @@ mod random;
 mod refusals;
 mod reopened;
 mod restore;
+mod rights;
 mod round_trips;
 mod schema;
 mod set_back;

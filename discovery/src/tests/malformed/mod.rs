@@ -2,7 +2,7 @@
 //! may change what other clients rely on.
 
 mod random;
-mod requests;
+pub(in crate::tests) mod requests;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -28,30 +28,30 @@ const REQUESTS: u64 = 50_000;
 /// Number of connections of each kind of caller. More would take the processors from other tests.
 const CONNECTIONS: u64 = 1;
 
-type Connection = tokio_rustls::client::TlsStream<tokio::net::TcpStream>;
+pub(in crate::tests) type Connection = tokio_rustls::client::TlsStream<tokio::net::TcpStream>;
 
 /// An answer of the service.
-struct RawAnswer {
-    status: u16,
+pub(in crate::tests) struct RawAnswer {
+    pub(in crate::tests) status: u16,
     head: String,
-    body: String,
+    pub(in crate::tests) body: String,
 }
 
 impl RawAnswer {
     /// Returns the value of a header.
-    fn header(&self, name: &str) -> Option<&str> {
+    pub(in crate::tests) fn header(&self, name: &str) -> Option<&str> {
         let mut lines = self.head.lines().filter_map(|line| line.split_once(':'));
         lines.find(|(found, _)| found.eq_ignore_ascii_case(name)).map(|(_, value)| value.trim())
     }
 }
 
 /// One kind of caller: its TLS key, and its access token.
-struct CallerKind {
-    key: Option<Arc<SigningKey>>,
-    authorization: Option<String>,
+pub(in crate::tests) struct CallerKind {
+    pub(in crate::tests) key: Option<Arc<SigningKey>>,
+    pub(in crate::tests) authorization: Option<String>,
 }
 
-async fn connect(
+pub(in crate::tests) async fn connect(
     world: &TestInstallation,
     service: &RunningService,
     caller: &CallerKind,
@@ -64,7 +64,10 @@ async fn connect(
 }
 
 /// Reads one answer. Returns `None` if the connection ends before the answer does.
-async fn read_answer(connection: &mut Connection, with_body: bool) -> Option<RawAnswer> {
+pub(in crate::tests) async fn read_answer(
+    connection: &mut Connection,
+    with_body: bool,
+) -> Option<RawAnswer> {
     let mut received = Vec::new();
     loop {
         let mut part = [0; 16_384];

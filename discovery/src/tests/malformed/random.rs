@@ -90,8 +90,28 @@ pub(super) fn fitting_value(
         "array" => (0..random.below(4)).map(|_| inner(&schema["items"], random)).collect(),
         "integer" | "number" => json!(random.below(10)),
         "boolean" => json!(random.once_in(2)),
-        "string" if !known.is_empty() && !random.once_in(8) => json!(random.pick(known)),
+        "string" if !known.is_empty() && !random.once_in(8) => {
+            let fitting: Vec<&String> = known.iter().filter(|text| may_fit(schema, text)).collect();
+            match fitting.is_empty() {
+                true => json!(random.pick(known)),
+                false => json!(random.pick(&fitting)),
+            }
+        }
         _ => odd_value(random),
+    }
+}
+
+/// Whether a text may fit a schema's pattern: its length does, and it has as many dots.
+fn may_fit(schema: &Value, text: &str) -> bool {
+    let Some(pattern) = schema["pattern"].as_str() else {
+        return schema["format"] != "uuid" || uuid::Uuid::try_parse(text).is_ok();
+    };
+    let length = pattern
+        .rsplit_once('{')
+        .and_then(|(_, rest)| rest.strip_suffix("}$")?.parse::<usize>().ok());
+    match length {
+        Some(length) => text.len() == length,
+        None => text.matches('.').count() == pattern.matches("\\.").count(),
     }
 }
 

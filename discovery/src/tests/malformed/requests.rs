@@ -24,18 +24,18 @@ struct Operation {
 }
 
 /// Makes requests that nearly fit the operations of an OpenAPI description.
-pub(super) struct RequestMaker {
+pub(in crate::tests) struct RequestMaker {
     operations: Vec<Operation>,
     components: Value,
     /// Ids, keys and signed texts that the service knows.
-    pub(super) known: Vec<String>,
+    pub(in crate::tests) known: Vec<String>,
     /// Ids of clusters that requests may change.
-    pub(super) clusters: Vec<String>,
+    pub(in crate::tests) clusters: Vec<String>,
 }
 
 impl RequestMaker {
     /// Makes requests for each operation of an OpenAPI description, except for those in `without`.
-    pub(super) fn new(description: &Value, without: &[&str]) -> Self {
+    pub(in crate::tests) fn new(description: &Value, without: &[&str]) -> Self {
         let mut operations = Vec::new();
         for (path, methods) in description["paths"].as_object().unwrap() {
             if without.contains(&path.as_str()) {
@@ -60,6 +60,29 @@ impl RequestMaker {
         assert!(operations.len() > 40, "the description lacks operations");
         let components = description["components"]["schemas"].clone();
         RequestMaker { operations, components, known: Vec::new(), clusters: Vec::new() }
+    }
+
+    /// Returns method and path of each operation.
+    pub(in crate::tests) fn operations(&self) -> Vec<(String, String)> {
+        let operation = |each: &Operation| (each.method.clone(), each.path.clone());
+        self.operations.iter().map(operation).collect()
+    }
+
+    /// Makes a body that fits an operation's schema, and returns it with its media type.
+    pub(in crate::tests) fn fitting_body(
+        &self,
+        number: usize,
+        random: &mut Random,
+    ) -> (Option<String>, String) {
+        let operation = &self.operations[number];
+        let body = match &operation.media_type {
+            None => String::new(),
+            Some(_) => {
+                let (schema, components) = (&operation.schema, &self.components);
+                fitting_value(schema, components, &self.known, random, 0).to_string()
+            }
+        };
+        (operation.media_type.clone(), body)
     }
 
     /// Makes a request with the header `authorization`, if there is one.

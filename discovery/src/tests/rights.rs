@@ -1,0 +1,256 @@
+//! Every route with every kind of caller: who may do what, as the running service answers.
+//!
+//! In the table, `-` is a refusal because of the caller, `yes` a request that was judged by what it
+//! asks for, and `?` one whose body was never fit to be judged. An agent of another cluster has the
+//! column `foreign`. A route whose rights depend on the body shows the most that a caller may do.
+
+use std::sync::Arc;
+
+use discovery_types::access::ClientKind;
+use discovery_types::admin::{Admin, AdminChain, AdminOperation};
+use discovery_types::client::DiscoveryClient;
+use discovery_types::digest::{MemberId, Nonce};
+use discovery_types::jws::Jws;
+use discovery_types::key::SigningKey;
+use discovery_types::order::{Order, OrderedChange};
+use discovery_types::problem::{Code, Problem};
+use discovery_types::role::Role;
+use discovery_types::statement::Statement;
+use serde_json::Value;
+use tokio::io::AsyncWriteExt;
+use uuid::Uuid;
+
+use super::agent::{TestAgent, form};
+use super::malformed::requests::RequestMaker;
+use super::malformed::{CallerKind, connect, read_answer};
+use super::random::Random;
+use super::support::TestInstallation;
+use crate::server::RunningService;
+
+/// Number of requests with random bodies that fit the schema, for each route and caller. A request
+/// whose body is refused tells nothing about rights.
+const ATTEMPTS: u64 = 40;
+
+/// Answer to the question whether a caller may use a route.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Right {
+    /// No request got as far as the check.
+    Unknown,
+    /// Requests were refused only because of what was signed in them.
+    Judged,
+    /// A request was refused because of the caller. Some routes read what was signed before they
+    /// know the caller, so this outweighs [`Right::Judged`].
+    Refused,
+    /// A request passed the check.
+    Allowed,
+}
+
+/// A caller with its TLS key and access token.
+struct RightsCaller {
+    name: &'static str,
+    kind: CallerKind,
+}
+
+/// The world of this test: a running cluster, another one, and an admin of each role.
+struct RightsWorld {
+    world: TestInstallation,
+    service: RunningService,
+    statement: Statement,
+    callers: Vec<RightsCaller>,
+    maker: RequestMaker,
+    grant: String,
+    operation: String,
+    process: Uuid,
+}
+
+/// Adds admins of the three lower roles, and returns their keys.
+async fn add_admins(
+    world: &TestInstallation,
+    admin: &DiscoveryClient,
+) -> Vec<(Role, Arc<SigningKey>)> {
+    let mut chain = AdminChain::root(world.owner.public());
+    let mut keys = Vec::new();
+    for role in [Role::Auditor, Role::Issuer, Role::Operator] {
+        let key = Arc::new(SigningKey::generate());
+        let name = role.as_str().parse().unwrap();
+        let named = Admin { key: *key.public(), name, roles: vec![role] };
+        let add = chain.sign_next(&world.owner, AdminOperation::Add(named));
+        admin.put_admin(&add).await.unwrap();
+        chain.append(&add).unwrap();
+        keys.push((role, key));
+    }
+    keys
+}
+
+/// Forms a cluster of one host, and returns its agent.
+async fn formed(
+    world: &TestInstallation,
+    service: &RunningService,
+    admin: &DiscoveryClient,
+    statement: &Statement,
+    number: u16,
+) -> TestAgent {
+    let token = world.token(admin, statement).await;
+    let mut agents = [TestAgent::new(world, service, statement, &token, number)];
+    form(&mut agents).await;
+    let [agent] = agents;
+    agent
+}
+
+/// Returns an order to remove a member that the cluster doesn't have.
+fn order(world: &TestInstallation, statement: &Statement) -> Jws {
+    let order = Order {
+        version: 1,
+        id: Nonce::random(),
+        cluster: statement.cluster,
+        statement: statement.sign(&world.owner).hash(),
+        change: OrderedChange::Remove { member: MemberId::new(7) },
+        planned_at: None,
+        issued_at: 1,
+        expires_at: 2,
+        reason: String::new(),
+    };
+    order.sign(&world.owner)
+}
+
+impl RightsWorld {
+    async fn new() -> Self {
+        let world = TestInstallation::new().await;
+        let mut args = world.args("ledger");
+        args.times.poll = std::time::Duration::from_millis(5);
+        (args.limits.rate, args.limits.burst) = (1_000_000, 1_000_000);
+        let service = crate::server::start(args).await.unwrap();
+        let admin = world.owner(&service);
+        let keys = add_admins(&world, &admin).await;
+        let mut statement = world.draft(&admin, "demo", 1).await;
+        for (role, key) in &keys {
+            let name = role.as_str().parse().unwrap();
+            statement.admins.push(Admin { key: *key.public(), name, roles: vec![*role] });
+        }
+        admin.put_statement(statement.cluster, &statement.sign(&world.owner)).await.unwrap();
+        let other = world.cluster(&admin, "other", 1).await;
+        let own = formed(&world, &service, &admin, &statement, 1).await;
+        let foreign = formed(&world, &service, &admin, &other, 2).await;
+        let ticket = world.ticket(&admin, &statement).await;
+        let newcomer = TestAgent::new(&world, &service, &statement, &ticket, 3);
+        let intent = newcomer.join().await.unwrap().intent.intent;
+        let grants = admin.list_grants(None, &Default::default()).await.unwrap().grants;
+        let mut maker = RequestMaker::new(
+            &serde_json::from_str::<Value>(crate::openapi::openapi_text()).unwrap(),
+            &[],
+        );
+        maker.clusters = vec![statement.cluster.to_string()];
+        maker.known = grants.iter().map(|view| view.jws.to_string()).collect();
+        maker.known.extend([
+            statement.sign(&world.owner).to_string(),
+            own.envelope().to_string(),
+            own.record.csr.to_string(),
+            own.record.agent_key.to_string(),
+            own.nonce.to_string(),
+            intent.operation.to_string(),
+            statement.sign(&world.owner).hash().to_string(),
+            order(&world, &statement).to_string(),
+            statement.cluster.to_string(),
+        ]);
+        let caller = |name, key: &Arc<SigningKey>, kind| {
+            let token = service.app().issue_access_token(key.public(), kind).access_token;
+            let authorization = Some(format!("Bearer {token}"));
+            RightsCaller { name, kind: CallerKind { key: Some(key.clone()), authorization } }
+        };
+        let mut callers = vec![
+            RightsCaller { name: "nobody", kind: CallerKind { key: None, authorization: None } },
+            caller("foreign", &foreign.key, ClientKind::Agent(other.cluster)),
+            caller("agent", &own.key, ClientKind::Agent(statement.cluster)),
+        ];
+        callers
+            .extend(keys.iter().map(|(role, key)| caller(role.as_str(), key, ClientKind::Admin)));
+        callers.push(caller("owner", &world.owner, ClientKind::Admin));
+        Self {
+            grant: ticket.id().to_string(),
+            operation: intent.operation.to_string(),
+            process: Uuid::now_v7(),
+            world,
+            service,
+            statement,
+            callers,
+            maker,
+        }
+    }
+
+    /// Sends requests of one caller to one route.
+    async fn right(&self, number: usize, caller: &RightsCaller, random: &mut Random) -> Right {
+        let (method, path) = &self.maker.operations()[number];
+        let id = match path.split('/').nth(2) {
+            Some("grants") => self.grant.clone(),
+            Some("processes") => self.process.to_string(),
+            _ => self.statement.cluster.to_string(),
+        };
+        let path = path.replace("{id}", &id).replace("{operation}", &self.operation);
+        let mut connection = connect(&self.world, &self.service, &caller.kind).await;
+        let mut right = Right::Unknown;
+        for _ in 0..ATTEMPTS {
+            let (media_type, body) = self.maker.fitting_body(number, random);
+            let mut head = format!("{method} {path} HTTP/1.1\r\nhost: x\r\n");
+            let named =
+                [("authorization", &caller.kind.authorization), ("content-type", &media_type)];
+            for (name, value) in named {
+                if let Some(value) = value {
+                    head.push_str(&format!("{name}: {value}\r\n"));
+                }
+            }
+            let request = format!("{head}content-length: {}\r\n\r\n{body}", body.len());
+            connection.write_all(request.as_bytes()).await.unwrap();
+            let answer = read_answer(&mut connection, true).await.unwrap();
+            if answer.header("connection") == Some("close") {
+                connection = connect(&self.world, &self.service, &caller.kind).await;
+            }
+            let code =
+                serde_json::from_str::<Problem>(&answer.body).ok().map(|problem| problem.code);
+            match (answer.status, code) {
+                (401, _) | (_, Some(Code::Forbidden | Code::UnknownKey)) => {
+                    right = right.max(Right::Refused);
+                }
+                (400 | 413 | 415 | 422, _) => {}
+                (403, _) if media_type.is_some() => right = right.max(Right::Judged),
+                (status, _) => {
+                    assert!(status < 500, "{method} {path}: {status} {}", answer.body);
+                    return Right::Allowed;
+                }
+            }
+            if media_type.is_none() {
+                break;
+            }
+        }
+        right
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn each_route_serves_the_callers_that_it_is_for() {
+    let rights = RightsWorld::new().await;
+    let mut random = Random(1);
+    let names: Vec<&str> = rights.callers.iter().map(|caller| caller.name).collect();
+    let mut table = format!("{:62}{}\n", "", names.join(" "));
+    let mut operations: Vec<(usize, (String, String))> =
+        rights.maker.operations().into_iter().enumerate().collect();
+    // Accepting the database ends clusters, and retiring ends this one.
+    let is_last = |path: &str| path.ends_with("/accept") || path.contains("retire");
+    operations.sort_by_key(|(_, (_, path))| is_last(path));
+    let mut lines = Vec::new();
+    for (number, (method, path)) in operations {
+        let mut cells = Vec::new();
+        for caller in &rights.callers {
+            let cell = match rights.right(number, caller, &mut random).await {
+                Right::Allowed | Right::Judged => "yes",
+                Right::Refused => "-",
+                Right::Unknown => "?",
+            };
+            cells.push(format!("{cell:width$}", width = caller.name.len()));
+        }
+        lines.push(format!("{method:6} {path:54} {}", cells.join(" ").trim_end()));
+    }
+    lines.sort_by_key(|line| line[7..].to_owned());
+    table.push_str(&lines.join("\n"));
+    rights.service.stop().await;
+    insta::assert_snapshot!(table);
+}
