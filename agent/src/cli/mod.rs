@@ -171,6 +171,11 @@ pub(crate) struct RunArguments {
     #[arg(long)]
     pub name: Option<String>,
 
+    /// The zone that this host is in, such as a cloud's availability zone: a-z, 0-9 and -. Tokens can
+    /// be bound to one, and discovery shows it.
+    #[arg(long, value_name = "NAME", env = "MUSTER_ZONE")]
+    pub zone: Option<String>,
+
     /// Host name or address at which the other members reach this host (default: the source address
     /// of packets to discovery; later: the previous one).
     #[arg(long, value_name = "HOST")]

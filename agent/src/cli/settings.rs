@@ -64,6 +64,8 @@ pub(crate) struct RunSettings {
     pub wait_for_ticket: bool,
     /// The member's name, if `--name` was given.
     pub name: Option<Name>,
+    /// The host's zone, if `--zone` was given.
+    pub zone: Option<Name>,
     /// The address flags of this start.
     pub addressing: AddressFlags,
     /// Addresses at which a newcomer tries to reach the cluster, besides those from discovery.
@@ -101,6 +103,7 @@ impl RunSettings {
                 _ => BundleSource::File(file.clone()),
             }),
             name: typed.name.as_deref().map(|name| parse("--name", name)).transpose()?,
+            zone: typed.zone.as_deref().map(|zone| parse("--zone", zone)).transpose()?,
             node_binary: node_binary(typed.node_binary.as_deref(), own_program, search_path)?,
             node_flags: typed.node_flags.clone(),
             metrics_listen: typed.metrics_listen,

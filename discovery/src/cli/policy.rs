@@ -96,6 +96,9 @@ struct PolicyCreateArgs {
     /// Only name that the new member may have
     #[arg(long, value_name = "NAME")]
     name: Option<Name>,
+    /// Only zone that the new member may be in, as its agent says (muster-agent run --zone)
+    #[arg(long, value_name = "ZONE")]
+    zone: Option<Name>,
     #[command(flatten)]
     delivery: DeliveryArgs,
 }
@@ -139,8 +142,7 @@ async fn create(
         expires_at: issuance.now.saturating_add(args.expires.as_secs()),
         cidrs: args.cidr.clone(),
         name: args.name.clone(),
-        // Agents report no zone, so a token bound to one could never be redeemed.
-        zone: None,
+        zone: args.zone.clone(),
         replaces: None,
         replacement: Some(limits),
     };
@@ -270,6 +272,7 @@ fn show(printer: &mut Printer, view: &GrantView) -> Result<(), CliError> {
             ("hosts seen", view.keys.to_string()),
             ("addresses", if cidrs.is_empty() { "any".into() } else { cidrs }),
             ("name", or_dash(grant.name.as_ref())),
+            ("zone", or_dash(grant.zone.as_ref())),
         ]);
     })
 }

@@ -114,6 +114,9 @@ struct CreateArgs {
     /// Only name that the member may have
     #[arg(long, value_name = "NAME")]
     name: Option<Name>,
+    /// Only zone that the member may be in, as its agent says (muster-agent run --zone)
+    #[arg(long, value_name = "ZONE")]
+    zone: Option<Name>,
     /// Number of seats that the token is worth [default: the cluster's size; 1 with --name or
     /// --kind join]
     #[arg(long, value_name = "N")]
@@ -273,8 +276,7 @@ fn grant(
         expires_at: now.saturating_add(ttl),
         cidrs: args.cidr.clone(),
         name: args.name.clone(),
-        // Agents report no zone, so a token bound to one could never be redeemed.
-        zone: None,
+        zone: args.zone.clone(),
         replaces: None,
         replacement: None,
     })

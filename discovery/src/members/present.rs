@@ -82,6 +82,7 @@ pub(crate) fn present_members(
             last_error: is_newest.map(|trouble| trouble.text.clone()),
             source: source.address,
             bound_to: source.bound_to,
+            zone: known.and_then(|known| known.record.zone.clone()),
         }
     };
     let mut members: Vec<MemberView> = listed.into_iter().map(view).collect();
@@ -328,6 +329,7 @@ mod tests {
             last_error: None,
             source: None,
             bound_to: Vec::new(),
+            zone: None,
         }
     }
 

@@ -16,6 +16,8 @@ use crate::running_cluster::{FormedCluster, LIMIT, peer_url};
 
 /// Time after which the agents of these tests call a member dead.
 const AFTER: (&str, &str) = ("MUSTER_UNREACHABLE_AFTER", "6");
+/// Zone of the hosts, to which the policy is bound.
+const ZONE: (&str, &str) = ("MUSTER_ZONE", "room-1");
 /// Longest time for a replacement: the member is called dead, two observations, and the steps.
 const REPLACED: Duration = Duration::from_secs(120);
 
@@ -36,10 +38,10 @@ fn form_by_policy(
 ) -> Result<(FormedCluster, PathBuf, String)> {
     let testbed = Testbed::start(network, TestbedOptions::default())?;
     testbed.create_cluster("demo", 3, &[])?;
-    let (bundle, id) = policy(&testbed, "group", &["--at-most", at_most])?;
+    let (bundle, id) = policy(&testbed, "group", &["--at-most", at_most, "--zone", ZONE.1])?;
     let mut running = FormedCluster::with_agents(testbed, node)?;
     for host in 0..3 {
-        let mut agent = running.agent(host, &bundle, &[AFTER]);
+        let mut agent = running.agent(host, &bundle, &[AFTER, ZONE]);
         agent.start()?;
         running.agents.push(agent);
     }
@@ -88,7 +90,7 @@ impl FormedCluster {
 
     /// Starts an agent on `host` with a policy's bundle, and waits until it is a standby.
     fn standby(&self, host: usize, bundle: &Path) -> Result<AgentProcess> {
-        let mut agent = self.agent(host, bundle, &[AFTER]);
+        let mut agent = self.agent(host, bundle, &[AFTER, ZONE]);
         agent.start()?;
         agent.wait_for_output("waiting for the cluster to add this host", LIMIT)?;
         Ok(agent)
@@ -262,14 +264,22 @@ fn a_policy_that_was_revoked_in_the_cluster_replaces_nobody() -> Result<()> {
 
 #[test]
 fn a_policy_that_was_revoked_at_discovery_ends_in_the_cluster_for_ever() -> Result<()> {
-    let (running, bundle, id) = form(4, "2")?;
+    let (running, bundle, id) = form(5, "2")?;
+    let shown = running.testbed.admin_json(&["cluster", "show", "demo"])?;
+    let members = shown["present"]["members"].as_array().context("members")?;
+    ensure!(members.iter().all(|member| member["zone"] == ZONE.1), "{shown}");
+    let mut elsewhere = running.agent(3, &bundle, &[AFTER, ("MUSTER_ZONE", "room-2")]);
+    elsewhere.start()?;
+    let code = elsewhere.exit_code(LIMIT)?;
+    ensure!(code == 3 && elsewhere.output().contains("for the zone"), "{}", elsewhere.output());
+
     running.testbed.admin_command(&["policy", "revoke", &id, "--yes"])?;
     poll_slowly("the cluster's own store to know it", LIMIT, || {
         let output = running.policy_command(&["list"]).ok()?.output().ok()?;
         let text = String::from_utf8_lossy(&output.stdout).into_owned();
         text.contains(&format!("policy {id} is revoked")).then_some(())
     })?;
-    let mut late = running.agent(3, &bundle, &[AFTER]);
+    let mut late = running.agent(4, &bundle, &[AFTER, ZONE]);
     late.start()?;
     let code = late.exit_code(LIMIT)?;
     ensure!(code == 3 && late.output().contains("was revoked"), "{code} {}", late.output());
@@ -282,7 +292,7 @@ fn a_policy_that_was_revoked_at_discovery_ends_in_the_cluster_for_ever() -> Resu
 fn a_replacement_completes_though_the_leaders_agent_dies_after_each_step() -> Result<()> {
     for step in ["policy-used", "changed"] {
         let (mut running, bundle, _) = form(4, "2")?;
-        running.restart_agents(&[AFTER, ("MUSTER_CRASH_AT", step)])?;
+        running.restart_agents(&[AFTER, ZONE, ("MUSTER_CRASH_AT", step)])?;
         let standby = running.standby(3, &bundle)?;
         let gone = kill_last(&mut running)?;
         let is_done = |running: &FormedCluster| {
@@ -301,8 +311,8 @@ fn a_replacement_completes_though_the_leaders_agent_dies_after_each_step() -> Re
 #[test]
 fn a_place_that_a_dead_newcomer_left_is_filled_by_the_next_one() -> Result<()> {
     let (mut running, bundle, _) = form(5, "2")?;
-    running.restart_agents(&[AFTER, ("MUSTER_STALLED_AFTER", "3")])?;
-    let mut first = running.agent(3, &bundle, &[AFTER, ("MUSTER_CRASH_AT", "added")]);
+    running.restart_agents(&[AFTER, ZONE, ("MUSTER_STALLED_AFTER", "3")])?;
+    let mut first = running.agent(3, &bundle, &[AFTER, ZONE, ("MUSTER_CRASH_AT", "added")]);
     first.start()?;
     first.wait_for_output("waiting for the cluster to add this host", LIMIT)?;
     let gone = kill_last(&mut running)?;
@@ -329,7 +339,7 @@ fn a_hanging_member_is_replaced_and_ends_when_it_goes_on() -> Result<()> {
         send_signal(pid, Signal::STOP);
     }
     // The fresh host comes after the death, as in an auto-scaling group.
-    let mut fresh = running.agent(3, &bundle, &[AFTER]);
+    let mut fresh = running.agent(3, &bundle, &[AFTER, ZONE]);
     fresh.start()?;
     running.wait_replaced(&fresh, &peer_url(&hung))?;
     for pid in [node, agent] {

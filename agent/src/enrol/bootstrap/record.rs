@@ -83,7 +83,7 @@ pub(crate) fn choose_record(
         client_urls: vec![addresses.client_url.clone()],
         csr,
         machine: convert::machine_facts(&journal.machine),
-        zone: None,
+        zone: settings.zone.clone(),
     };
     if let (Some(signed), Some(claims)) = (known, claims) {
         let same_key =
@@ -95,7 +95,7 @@ pub(crate) fn choose_record(
         }
         if !journal.may_change_record() {
             tracing::warn!(
-                "name, address or token differ from what this host has signed in a list that may \
+                "name, zone, address or token differ from what this host has signed in a list that may \
                  still be committed: it stays with what it signed"
             );
             return Ok(signed);

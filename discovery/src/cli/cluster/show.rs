@@ -116,13 +116,23 @@ fn write_members(out: &mut TextOutput<'_>, present: &MembersView) {
             role.to_owned(),
             peers,
             clients,
+            or_dash(member.zone.as_ref()),
             or_dash(member.source.as_ref()),
             or_dash(member.last_heard_ms.map(time)),
             health(member).to_owned(),
         ]
     });
-    let header =
-        ["MEMBER", "NAME", "ROLE", "PEER URLS", "CLIENT URLS", "FROM", "LAST HEARD", "SAYS"];
+    let header = [
+        "MEMBER",
+        "NAME",
+        "ROLE",
+        "PEER URLS",
+        "CLIENT URLS",
+        "ZONE",
+        "FROM",
+        "LAST HEARD",
+        "SAYS",
+    ];
     out.table(header, rows);
 }
 

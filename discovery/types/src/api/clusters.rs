@@ -311,6 +311,9 @@ pub struct MemberView {
     /// Address blocks that the member's token was bound to; empty without a binding.
     #[schema(value_type = Vec<String>)]
     pub bound_to: Vec<IpNet>,
+    /// Zone of the member's host, as its agent said when it redeemed its token.
+    #[serde(default)]
+    pub zone: Option<Name>,
 }
 
 impl MemberView {
