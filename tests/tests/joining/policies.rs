@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use muster_tests::harness::process::{last_lines, send_signal};
+use muster_tests::harness::programs::program_path;
 use muster_tests::harness::testbed::{TestbedOptions, path_text};
 use muster_tests::harness::{AgentProcess, Network, Testbed, poll_slowly, skip, wait_for};
 use muster_tests::stock_etcd;
@@ -108,8 +109,7 @@ impl FormedCluster {
     /// Returns a command `muster-agent policy` on the first founder's host.
     fn policy_command(&self, args: &[&str]) -> Result<std::process::Command> {
         let agent = &self.agents[0];
-        let program = muster_tests::harness::programs::program_path("muster-agent")?;
-        let mut command = agent.host.command(program);
+        let mut command = agent.host.command(program_path("muster-agent")?);
         command.arg("policy").args(args).arg("--data-dir").arg(&agent.data_dir);
         Ok(command)
     }
@@ -143,6 +143,13 @@ fn check_replacement(network: Network, node: Option<&Path>) -> Result<()> {
     // The dead one comes back, and is a removed member for ever.
     dead.start()?;
     ensure!(dead.exit_code(LIMIT)? == 3, "{}", dead.output());
+    ensure!(running.members()?.len() == 3, "{:?}", running.members());
+    // Its host begins as new, and waits for the next death.
+    let mut command = dead.host.command(program_path("muster-agent")?);
+    let reset = command.args(["reset", "--yes", "--data-dir"]).arg(&dead.data_dir).output()?;
+    ensure!(reset.status.success(), "{}", String::from_utf8_lossy(&reset.stderr));
+    dead.start()?;
+    dead.wait_for_output("waiting for the cluster to add this host", LIMIT)?;
     ensure!(running.members()?.len() == 3, "{:?}", running.members());
     // The new member restarts without discovery's help.
     ensure!(standby.terminate(LIMIT)? == 0, "{}", standby.output());
@@ -242,6 +249,37 @@ fn a_member_that_comes_back_in_time_stays() -> Result<()> {
     ensure!(running.members()? == before, "{:?}", running.members());
     ensure!(running.replacements()?.is_empty(), "{:?}", running.replacements());
     drop(standby);
+    Ok(())
+}
+
+/// First only the leader loses sight of a member, which stays; then nobody reaches it. It lives on
+/// without the others, and ends when it hears of its removal.
+#[test]
+fn a_member_that_only_the_leader_misses_stays_and_an_isolated_one_is_replaced() -> Result<()> {
+    if !Network::can_be_cut() {
+        return Ok(());
+    }
+    let (mut running, bundle, _) = form_by_policy(Network::namespaces(4)?, "2", None)?;
+    let standby = running.standby(3, &bundle)?;
+    let etcdctl = running.etcdctl()?;
+    let leader = wait_for("a leader", LIMIT, || etcdctl.leader(&running.founders()))?;
+    let missed = (leader + 1) % 3;
+    let network = &running.testbed.network;
+    network.cut(leader, missed)?;
+    network.cut(missed, leader)?;
+    running.wait_reason("1 of 3 voters' agents have observed")?;
+    std::thread::sleep(Duration::from_secs(10));
+    ensure!(running.replacements()?.is_empty(), "{:?}", running.replacements());
+    ensure!(!running.is_voter(&standby), "{:?}", running.members());
+    network.heal()?;
+    running.wait_reason("all voters can be reached")?;
+
+    network.set_link(missed, false)?;
+    let mut isolated = running.agents.remove(missed);
+    running.wait_replaced(&standby, &peer_url(&isolated))?;
+    running.testbed.network.set_link(missed, true)?;
+    ensure!(isolated.exit_code(LIMIT)? == 3, "{}", isolated.output());
+    ensure!(running.members()?.len() == 3, "{:?}", running.members());
     Ok(())
 }
 
