@@ -49,6 +49,7 @@ pub(crate) async fn openapi() -> HttpResponse {
         grants::list_all,
         grants::list,
         grants::show,
+        grants::redemptions,
         grants::confirm,
         grants::revoke,
         forming::redeem,

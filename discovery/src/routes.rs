@@ -67,6 +67,11 @@ pub(crate) fn configure(config: &mut ServiceConfig) {
                 .route(get().to(grants::show))
                 .route(head().to(grants::show)),
         )
+        .service(
+            resource_at("/v1/grants/{id}/redemptions", "GET, HEAD")
+                .route(get().to(grants::redemptions))
+                .route(head().to(grants::redemptions)),
+        )
         .service(resource_at("/v1/grants/{id}/confirm", "POST").route(post().to(grants::confirm)))
         .service(resource_at("/v1/grants/{id}/revoke", "POST").route(post().to(grants::revoke)))
         // Forming.

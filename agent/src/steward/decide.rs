@@ -96,7 +96,7 @@ impl IntentFacts<'_> {
         let old = replaces.map(|id| MemberId(id.get()));
         let found = self.members.of_peer_urls(&urls).filter(|found| Some(found.id) != old);
         match (self.state, found) {
-            (_, None) if let Some(why) = self.given_up => refusal(why.to_owned()),
+            (IntentState::Open, None) if let Some(why) = self.given_up => refusal(why.to_owned()),
             (IntentState::Added, Some(member)) if member.is_learner && self.given_up.is_some() => {
                 removal_of_learner(member.id)
             }

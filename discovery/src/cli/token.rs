@@ -1,5 +1,6 @@
 //! `token`: makes tokens on the admin's machine. A token's secret is sent to nobody but the host.
 
+mod compromised;
 mod confirm;
 mod host_files;
 pub(super) mod issue;
@@ -8,7 +9,7 @@ use std::num::NonZeroUsize;
 use std::time::Duration;
 
 use clap::Subcommand;
-use discovery_types::api::{GrantState, GrantView};
+use discovery_types::api::{GrantState, GrantView, Redemption};
 use discovery_types::grant::{
     DEFAULT_BOOT_SECONDS, Grant, GrantId, MAX_CIDRS, MAX_JOIN_SECONDS, TokenKind,
 };
@@ -22,7 +23,7 @@ use self::issue::{DeliveryArgs, Issuance};
 use super::confirm::IrreversibleAct;
 use super::members::MemberDirectory;
 use super::pages;
-use super::printer::{Printer, duration, or_dash, time_of_seconds};
+use super::printer::{Printer, TextOutput, duration, or_dash, time, time_of_seconds};
 use super::session::AdminSession;
 use super::{CliError, RemoteArgs};
 use crate::server::parse_duration;
@@ -67,7 +68,7 @@ it with `token revoke` if it went astray.")]
         #[arg(long, value_name = "N")]
         limit: Option<NonZeroUsize>,
     },
-    /// Show a token's grant
+    /// Show a token's grant, and the hosts that have redeemed it
     Show {
         /// The token's id, as `token list` prints it
         id: GrantId,
@@ -83,6 +84,22 @@ tokens were revoked in what was lost. So all earlier tokens are void, and hosts 
 wait. The issuer knows: what is confirmed here admits hosts again, until the next such change. A join
 ticket isn't confirmed; make another one.")]
     Confirm(confirm::ConfirmArgs),
+    /// Revoke a token that somebody else may have, and say what to do about the hosts that used it
+    #[command(after_help = "\
+Examples:
+  muster-discovery token compromised 2zqkq3s5vdyfa6ai
+
+The token is revoked first. Then this lists every host that has redeemed it: name, key, address, zone,
+time, seat or member. For those that are not yours, it prints the commands that take back what they
+have: a seat, a change that waits, a membership and the certificates with it. It does none of that by
+itself, for only you know which hosts are yours.")]
+    Compromised {
+        /// The token's id, as `token list` prints it
+        id: GrantId,
+        /// Skip the confirmation prompt
+        #[arg(long)]
+        yes: bool,
+    },
     /// Revoke a token: no new host can redeem it, and taken seats stay
     Revoke {
         /// The token's id, as `token list` prints it
@@ -167,10 +184,12 @@ pub(super) async fn run(args: TokenArgs, printer: &mut Printer) -> Result<(), Cl
         }
         TokenCommand::Show { id } => {
             let view = session.client.show_grant(id).await?;
-            show(printer, &view)?;
+            let hosts = session.client.redemptions(id).await?.redemptions;
+            show_with_hosts(printer, &view, &hosts)?;
             note_void(&[view], printer);
             Ok(())
         }
+        TokenCommand::Compromised { id, yes } => compromised::run(&session, id, yes, printer).await,
         TokenCommand::Confirm(args) => confirm::confirm(&session, args, printer).await,
         TokenCommand::Revoke { id, yes } => {
             let ends = format!("Token {id} admits no further host. Seats that are taken stay.");
@@ -304,25 +323,62 @@ fn row(view: &GrantView, cluster: String) -> [String; 8] {
 }
 
 fn show(printer: &mut Printer, view: &GrantView) -> Result<(), CliError> {
-    let grant = &view.grant;
-    printer.print_value(view, |out| {
-        let cidrs = grant.cidrs.iter().map(ToString::to_string).collect::<Vec<_>>().join(",");
-        out.fields(&[
-            ("id", grant.id.to_string()),
-            ("kind", grant.kind.to_string()),
-            ("state", state(view.state).into()),
-            ("cluster", grant.cluster.to_string()),
-            ("uses", grant.uses.to_string()),
-            ("keys seen", view.keys.to_string()),
-            ("issued", time_of_seconds(grant.issued_at)),
-            ("expires", time_of_seconds(grant.expires_at)),
-            ("issuer", view.issuer.to_string()),
-            ("addresses", if cidrs.is_empty() { "any".into() } else { cidrs }),
-            ("name", or_dash(grant.name.as_ref())),
-            ("zone", or_dash(grant.zone.as_ref())),
-            ("replaces", or_dash(grant.replaces)),
-        ]);
+    printer.print_value(view, |out| write_grant(out, view))
+}
+
+fn show_with_hosts(
+    printer: &mut Printer,
+    view: &GrantView,
+    hosts: &[Redemption],
+) -> Result<(), CliError> {
+    let mut value = json!(view);
+    value["redemptions"] = json!(hosts);
+    printer.print_value(&value, |out| {
+        write_grant(out, view);
+        write_hosts(out, hosts);
     })
+}
+
+fn write_grant(out: &mut TextOutput<'_>, view: &GrantView) {
+    let grant = &view.grant;
+    let cidrs = grant.cidrs.iter().map(ToString::to_string).collect::<Vec<_>>().join(",");
+    out.fields(&[
+        ("id", grant.id.to_string()),
+        ("kind", grant.kind.to_string()),
+        ("state", state(view.state).into()),
+        ("cluster", grant.cluster.to_string()),
+        ("uses", grant.uses.to_string()),
+        ("keys seen", view.keys.to_string()),
+        ("issued", time_of_seconds(grant.issued_at)),
+        ("expires", time_of_seconds(grant.expires_at)),
+        ("issuer", view.issuer.to_string()),
+        ("addresses", if cidrs.is_empty() { "any".into() } else { cidrs }),
+        ("name", or_dash(grant.name.as_ref())),
+        ("zone", or_dash(grant.zone.as_ref())),
+        ("replaces", or_dash(grant.replaces)),
+    ]);
+}
+
+/// Writes the hosts that have redeemed a token.
+fn write_hosts(out: &mut TextOutput<'_>, hosts: &[Redemption]) {
+    if hosts.is_empty() {
+        return;
+    }
+    out.line("");
+    let rows = hosts.iter().map(|host| {
+        [
+            host.name.to_string(),
+            host.agent.to_string(),
+            or_dash(host.address.as_ref()),
+            or_dash(host.zone.as_ref()),
+            time(host.at_ms),
+            or_dash(host.seat),
+            or_dash(host.change),
+            or_dash(host.member),
+        ]
+    });
+    let header = ["HOST", "KEY ID", "FROM", "ZONE", "FIRST", "SEAT", "CHANGE", "MEMBER"];
+    out.table(header, rows);
 }
 
 pub(super) fn state(state: GrantState) -> &'static str {

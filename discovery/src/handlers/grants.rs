@@ -3,7 +3,9 @@
 use actix_web::HttpRequest;
 use actix_web::web::{Data, Json, Path, Query};
 use discovery_formation::service::Phase;
-use discovery_types::api::{GrantList, GrantQuery, GrantState, GrantView, SignedBody};
+use discovery_types::api::{
+    GrantList, GrantQuery, GrantState, GrantView, MAX_REDEMPTIONS, RedemptionList, SignedBody,
+};
 use discovery_types::confirmation::GrantConfirmation;
 use discovery_types::grant::{Grant, GrantId, ISSUER_SKEW_SECONDS, TokenKind, VerifiedGrant};
 use discovery_types::jws::{Jws, JwsType};
@@ -19,7 +21,7 @@ use crate::error::ApiError;
 use crate::forming::ClusterRequest;
 use crate::redeem::{is_void, unsettled_error};
 use crate::store::changes::StoredPolicy;
-use crate::store::grants::GrantUse;
+use crate::store::grants::{GrantUse, RedemptionRow};
 use crate::store::{ListPosition, StoreError};
 
 /// Stores the signed grant of a token.
@@ -157,6 +159,25 @@ pub(crate) async fn show(
 ) -> Result<Json<GrantView>, ApiError> {
     authorise(&request, &app, Action::ReadGrants, None).await?;
     view(&app, *path).await
+}
+
+/// Lists the hosts that have redeemed a token, the newest first.
+#[utoipa::path(get, path = "/v1/grants/{id}/redemptions", tag = "grants",
+    params(("id" = String, Path,)),
+    responses((status = 200, body = RedemptionList), (status = "default", body = Problem)))]
+pub(crate) async fn redemptions(
+    request: HttpRequest,
+    app: Data<App>,
+    path: Path<GrantId>,
+) -> Result<Json<RedemptionList>, ApiError> {
+    authorise(&request, &app, Action::ReadGrants, None).await?;
+    let id = path.to_string();
+    app.store.grant(&id).await?.ok_or_else(|| ApiError::not_found("such token"))?;
+    let rows = app.store.redemptions(&id, MAX_REDEMPTIONS as i64).await?;
+    let damaged = || StoreError::damaged(format!("a host that redeemed token {id}"));
+    let redemption = |row: RedemptionRow| row.parse().ok_or_else(damaged);
+    let redemptions = rows.into_iter().map(redemption).collect::<Result<_, _>>()?;
+    Ok(Json(RedemptionList { redemptions }))
 }
 
 /// Revokes a grant: no new key can redeem it, and taken seats stay.

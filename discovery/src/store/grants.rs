@@ -1,8 +1,13 @@
 //! Queries on grants: insert a grant, read one, list the newest.
 
 use discovery_formation as formation;
+use discovery_types::api::Redemption;
+use discovery_types::digest::{MemberId, OperationId};
 use discovery_types::grant::{TokenKind, VerifiedGrant};
-use discovery_types::jws::Jws;
+use discovery_types::jws::{Jws, JwsType};
+use discovery_types::key::PublicKey;
+use discovery_types::record::Record;
+use discovery_types::redeem::Redeem;
 use sqlx::PgConnection;
 use uuid::Uuid;
 
@@ -24,6 +29,48 @@ pub(crate) struct GrantUse {
     pub phase: String,
     /// Tokens issued before this time are void.
     pub void_before_us: UnixMicros,
+}
+
+/// A host that redeemed a token: a row of `agents`, or of `intents`.
+#[derive(Clone, Debug, sqlx::FromRow)]
+pub(crate) struct RedemptionRow {
+    agent_key: Vec<u8>,
+    /// Record of a host that asked for a seat.
+    record: Option<String>,
+    /// Redeem envelope of a host that joins a running cluster; the record is in it.
+    redeem: Option<String>,
+    address: Option<String>,
+    at_us: UnixMicros,
+    seat: Option<i16>,
+    state: Option<String>,
+    operation: Option<Vec<u8>>,
+    member_id: Option<Vec<u8>>,
+}
+
+impl RedemptionRow {
+    /// Parses the row. Returns `None` if the row is damaged.
+    pub(crate) fn parse(self) -> Option<Redemption> {
+        let record: Jws = match (self.record, self.redeem) {
+            (Some(record), _) => record.parse().ok()?,
+            (None, redeem) => {
+                let redeem: Jws = redeem?.parse().ok()?;
+                redeem.claims_unverified::<Redeem>(JwsType::Redeem).ok()?.signed.record
+            }
+        };
+        let record: Record = record.claims_unverified(JwsType::Record).ok()?;
+        let change = |state: String| serde_json::from_value(serde_json::Value::from(state)).ok();
+        Some(Redemption {
+            name: record.name,
+            agent: PublicKey::from_bytes(self.agent_key.try_into().ok()?).key_id(),
+            address: self.address,
+            zone: record.zone,
+            at_ms: self.at_us / 1_000,
+            seat: self.seat.and_then(|seat| u8::try_from(seat).ok()),
+            change: self.state.and_then(change),
+            operation: self.operation.and_then(|id| id.try_into().ok()).map(OperationId),
+            member: self.member_id.and_then(|id| id.try_into().ok()).map(MemberId),
+        })
+    }
 }
 
 /// Inserts a verified grant. Returns `false` if it was stored already.
@@ -141,6 +188,28 @@ impl Store {
                 .fetch_optional(&mut *self.acquire().await?)
                 .await?;
         Ok(row)
+    }
+
+    /// Returns the newest `limit` hosts that have redeemed a token.
+    pub(crate) async fn redemptions(
+        &self,
+        grant: &str,
+        limit: i64,
+    ) -> Result<Vec<RedemptionRow>, StoreError> {
+        let rows = sqlx::query_as(
+            "SELECT key AS agent_key, record, NULL AS redeem, address, redeemed_us AS at_us, seat,
+                 NULL AS state, NULL::bytea AS operation, NULL::bytea AS member_id
+             FROM agents WHERE grant_id = $1
+             UNION ALL
+             SELECT agent_key, NULL, redeem, address, made_us, NULL, state, operation, member_id
+             FROM intents WHERE grant_id = $1
+             ORDER BY at_us DESC LIMIT $2",
+        )
+        .bind(grant)
+        .bind(limit)
+        .fetch_all(&mut *self.acquire().await?)
+        .await?;
+        Ok(rows)
     }
 
     /// Returns the first `limit` grants after `position` in the list, newest first: those of one

@@ -132,6 +132,27 @@ fn a_ticket_serves_one_host_and_a_wiped_host_counts_as_another() -> Result<()> {
     Ok(())
 }
 
+/// The ticket went astray after it was used: the admin is told which hosts used it, and what to do.
+#[test]
+fn a_compromised_ticket_names_the_member_that_came_by_it() -> Result<()> {
+    let running = FormedCluster::start(Network::loopback(2), 1, None)?;
+    let newcomer = running.newcomer(1, &[])?;
+    running.wait_voter(&newcomer, 2)?;
+    running.wait_intent("join", "promoted")?;
+    let list = running.testbed.admin_json(&["token", "list", "--cluster", "demo"])?;
+    let id = list["grants"][0]["grant"]["id"].as_str().context("a ticket")?;
+    let said = running.testbed.admin_command(&["token", "compromised", id, "--yes"])?;
+    let member = running.id(&newcomer)?;
+    ensure!(said.contains(&format!("intent remove demo {member:0>16}")), "{said}");
+    ensure!(said.contains("127.0.0.1"), "the address that it came from: {said}");
+    let shown = running.testbed.admin_json(&["token", "show", id])?;
+    ensure!(
+        shown["state"] == "revoked" && shown["redemptions"][0]["change"] == "promoted",
+        "{shown}"
+    );
+    Ok(())
+}
+
 #[test]
 fn a_newcomer_that_makes_no_progress_is_removed_again() -> Result<()> {
     let mut running = FormedCluster::start(Network::loopback(4), 3, None)?;

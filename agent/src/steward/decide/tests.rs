@@ -240,6 +240,34 @@ fn a_stalled_learner_is_removed_and_a_voter_is_reported_as_promoted() {
 }
 
 #[test]
+fn a_replacement_that_is_given_up_takes_a_learner_out_and_leaves_a_voter() {
+    let world = join_fixture();
+    let intent = joining(&world, None);
+    let why = Some("the dead member is reachable again");
+    let members = two_voters(Some(7));
+    let before = IntentFacts { given_up: why, ..sight(&intent, Open, &members) };
+    let StewardAction::Report(Outcome::Refused { reason }) = before.decide() else { panic!() };
+    assert_eq!(Some(reason.as_str()), why);
+    let learner = with_newcomer(two_voters(Some(7)), &world, true);
+    let added = IntentFacts { given_up: why, ..sight(&intent, Added, &learner) };
+    let out =
+        StewardAction::Change(ClusterMemberChange::Remove(MemberId(9)), IntentStep::RemoveLearner);
+    assert_eq!(added.decide(), out);
+    // Discovery has not heard of the learner's removal yet.
+    let member = digest::MemberId::new(9);
+    let removed = IntentFacts {
+        given_up: why,
+        reported_member: Some(member),
+        ..sight(&intent, Added, &members)
+    };
+    let act = removed.decide();
+    assert!(matches!(act, StewardAction::Report(Outcome::Stalled { .. })), "{act:?}");
+    let voter = with_newcomer(two_voters(Some(7)), &world, false);
+    let done = IntentFacts { given_up: why, ..sight(&intent, Added, &voter) };
+    assert_eq!(done.decide(), StewardAction::Report(Outcome::Promoted { member }));
+}
+
+#[test]
 fn another_members_agent_reports_a_newcomer_that_leads() {
     let world = join_fixture();
     let (intent, members) = (joining(&world, None), two_voters(Some(7)));

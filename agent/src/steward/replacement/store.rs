@@ -208,6 +208,15 @@ mod tests {
     }
 
     #[test]
+    fn another_policy_with_the_same_id_is_not_in_force() {
+        let mut world = policy_fixture();
+        let (policy, mut stored) = (policy_of(&world), StoredPolicies::default());
+        stored.take(&policy, false);
+        world.grant.expires_at += 1;
+        assert_eq!(stored.standing(&policy_of(&world)), PolicyStanding::Missing);
+    }
+
+    #[test]
     fn a_policy_is_forgotten_an_hour_after_its_end() {
         let world = policy_fixture();
         let (policy, chain) = (policy_of(&world), world.chain());

@@ -151,7 +151,7 @@ async fn a_standby_that_asks_no_more_is_shown_to_no_agent_until_it_asks_again() 
 async fn the_replaced_member_is_known_by_what_the_clusters_agents_report() {
     let cluster = CommittedCluster::of(1).await;
     let id = cluster.statement.cluster;
-    let (token, _) = policy(&cluster).await;
+    let (token, grant) = policy(&cluster).await;
     let standby = cluster.standby(&token, 9);
     let view = standby.join().await.unwrap().intent;
     assert_eq!(view.about, None);
@@ -164,6 +164,13 @@ async fn the_replaced_member_is_known_by_what_the_clusters_agents_report() {
     let promoted = Outcome::Promoted { member };
     let said = cluster.report_outcome(founder, &view, promoted, 30).await.unwrap();
     assert_eq!((said.state, said.about), (IntentState::Promoted, Some(dead)));
+    let used = cluster.admin.redemptions(grant.id).await.unwrap().redemptions;
+    let [host] = &used[..] else { panic!("{used:?}") };
+    assert_eq!((host.name.as_str(), host.member), ("node-9", Some(member)));
+    assert_eq!(host.address.as_deref(), Some("127.0.0.1"));
+    assert_eq!((host.seat, host.change), (None, Some(IntentState::Promoted)));
+    let boot = cluster.admin.redemptions(cluster.token.id()).await.unwrap().redemptions;
+    assert_eq!(boot.iter().map(|host| host.seat).collect::<Vec<_>>(), [Some(1)]);
     // The new member may read intents, and doesn't count as a standby.
     assert!(standby.client.intents(id, None, false).await.is_ok());
     cluster.service.stop().await;

@@ -3,6 +3,8 @@
 use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
 
+use super::intents::IntentState;
+use crate::digest::{MemberId, OperationId};
 use crate::grant::Grant;
 use crate::jws::Jws;
 use crate::key::KeyId;
@@ -45,6 +47,39 @@ pub struct GrantView {
     /// in the state [`GrantState::Void`]. A confirmation repeats it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub void_before_us: Option<u64>,
+}
+
+/// Largest number of redemptions in one answer; the newest ones are shown.
+pub const MAX_REDEMPTIONS: usize = 1_000;
+
+/// A host that has redeemed a token.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct Redemption {
+    /// Name of the host's member.
+    pub name: Name,
+    /// Id of the agent's key.
+    pub agent: KeyId,
+    /// Source address of the first redeem.
+    pub address: Option<String>,
+    /// Zone of the host, as its agent said.
+    pub zone: Option<Name>,
+    /// Time of the first redeem, in milliseconds since 1970.
+    pub at_ms: i64,
+    /// Seat of the host, if it took one while the cluster formed.
+    pub seat: Option<u8>,
+    /// State of the change by which the host joins or joined a running cluster.
+    pub change: Option<IntentState>,
+    /// Operation id of that change.
+    pub operation: Option<OperationId>,
+    /// Member that the host became in a running cluster.
+    pub member: Option<MemberId>,
+}
+
+/// Answer of `GET /v1/grants/{id}/redemptions`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct RedemptionList {
+    /// Hosts that have redeemed the token, newest first: at most [`MAX_REDEMPTIONS`].
+    pub redemptions: Vec<Redemption>,
 }
 
 /// Query of `GET /v1/grants` and `GET /v1/clusters/{id}/grants`: which page of the list.

@@ -18,6 +18,7 @@
 //! | `PUT /v1/grants` | [`SignedBody`] | [`GrantView`] |
 //! | `GET /v1/clusters/{id}/grants` | [`GrantQuery`] | [`GrantList`] |
 //! | `GET /v1/grants/{id}` | – | [`GrantView`] |
+//! | `GET /v1/grants/{id}/redemptions` | – | [`RedemptionList`] |
 //! | `POST /v1/grants/{id}/confirm` | [`SignedBody`] | [`GrantView`] |
 //! | `POST /v1/grants/{id}/revoke` | – | [`GrantView`] |
 //! | `GET /v1/admins` | – | [`AdminList`] |
@@ -77,7 +78,9 @@ pub use formation::{
     ProbeResult, ProbesRequest, RETURN_MINIMAL, RedeemResponse, ReportRequest, ReportResponse,
     Session, Standing, TroubleRequest,
 };
-pub use grants::{GrantList, GrantQuery, GrantState, GrantView};
+pub use grants::{
+    GrantList, GrantQuery, GrantState, GrantView, MAX_REDEMPTIONS, Redemption, RedemptionList,
+};
 pub use intents::{
     ClusterExport, DirectoryResponse, DirectoryView, InitialMember, IntentList, IntentState,
     IntentView, JoinResponse, LeavesRequest, ListedMember, MAX_MEMBER_NAME, MAX_MEMBERS,

@@ -9,8 +9,8 @@ use crate::api::{
     AbandonRequest, AcceptRequest, AcceptResponse, AdminList, ClusterExport, ClusterList,
     ClusterQuery, ClusterSummary, ClusterView, CommitDocument, CredentialsRequest,
     CredentialsResponse, DirectoryResponse, DraftRequest, DraftResponse, ExplainResponse,
-    GrantList, GrantQuery, GrantView, IntentList, IntentView, ProcessList, SignedBody,
-    StatementList,
+    GrantList, GrantQuery, GrantView, IntentList, IntentView, ProcessList, RedemptionList,
+    SignedBody, StatementList,
 };
 use crate::csr::Csr;
 use crate::digest::OperationId;
@@ -130,6 +130,11 @@ impl DiscoveryClient {
     /// Fetches one grant by its id.
     pub async fn show_grant(&self, grant: GrantId) -> Result<GrantView, ClientError> {
         self.get(format!("/v1/grants/{grant}")).await
+    }
+
+    /// Lists the hosts that have redeemed a grant's token.
+    pub async fn redemptions(&self, grant: GrantId) -> Result<RedemptionList, ClientError> {
+        self.get(format!("/v1/grants/{grant}/redemptions")).await
     }
 
     /// Confirms a void grant, so that its token counts again.

@@ -1,0 +1,156 @@
+//! `token compromised`: revokes a token that somebody else may have, and says what to do about the
+//! hosts that used it.
+
+use discovery_types::api::{ClusterState, ClusterSummary, IntentState, Redemption};
+use discovery_types::grant::{GrantId, TokenKind};
+use serde_json::json;
+
+use super::{write_grant, write_hosts};
+use crate::cli::CliError;
+use crate::cli::confirm::IrreversibleAct;
+use crate::cli::printer::Printer;
+use crate::cli::session::AdminSession;
+
+/// Runs the command `token compromised`.
+pub(super) async fn run(
+    session: &AdminSession,
+    id: GrantId,
+    yes: bool,
+    printer: &mut Printer,
+) -> Result<(), CliError> {
+    let grant = session.client.show_grant(id).await?.grant;
+    let ends = format!("Token {id} admits no further host. Hosts that have used it are listed.");
+    IrreversibleAct { consequences: vec![ends], name: &id.to_string() }.confirm(yes, printer)?;
+    // Revoke first: a host that comes meanwhile is then in the list or refused.
+    let view = session.client.revoke_grant(id).await?;
+    let hosts = session.client.redemptions(id).await?.redemptions;
+    let cluster = session.cluster(&grant.cluster.to_string()).await?;
+    let steps = steps(&cluster, grant.kind, &hosts);
+    let mut value = json!(view);
+    value["redemptions"] = json!(hosts);
+    value["steps"] = json!(steps);
+    printer.print_value(&value, |out| {
+        write_grant(out, &view);
+        write_hosts(out, &hosts);
+        out.line("");
+        for step in &steps {
+            out.line(step);
+        }
+    })
+}
+
+/// Returns what to do about the hosts that have used the token.
+fn steps(cluster: &ClusterSummary, kind: TokenKind, hosts: &[Redemption]) -> Vec<String> {
+    let name = &cluster.name;
+    if hosts.is_empty() {
+        return vec!["no host has used the token: mint another one".to_owned()];
+    }
+    let mut steps = Vec::new();
+    let is_forming = matches!(cluster.state, ClusterState::Open | ClusterState::Preparing);
+    if is_forming {
+        steps.push(format!(
+            "the cluster has not committed: if one of these hosts isn't yours, abandon it, which frees \
+             all seats, and create it again: muster-discovery cluster abandon {name}"
+        ));
+    }
+    let is_running = matches!(cluster.state, ClusterState::Committed | ClusterState::Formed);
+    if is_running {
+        steps.push("for each of these hosts that isn't yours:".to_owned());
+    }
+    for host in hosts.iter().filter(|_| is_running) {
+        let step = match (host.change, host.operation) {
+            (Some(IntentState::Open), Some(operation)) => Some(format!(
+                "{} waits for a place: muster-discovery intent withdraw {name} {operation}",
+                host.name
+            )),
+            (Some(IntentState::Added | IntentState::Promoted), _) => Some(format!(
+                "{} is a member: muster-discovery intent remove {name} {}",
+                host.name,
+                host.member.map_or_else(|| host.name.to_string(), |id| id.to_string())
+            )),
+            (None, _) if host.seat.is_some() => Some(format!(
+                "{} is a founder: muster-discovery intent remove {name} {}, after another host has \
+                 joined",
+                host.name, host.name
+            )),
+            _ => None,
+        };
+        steps.extend(step);
+    }
+    if is_running {
+        steps.push(format!(
+            "a removed member keeps its client certificate until that ends, and reads and writes with \
+             it: turn on users and roles, or move the data to a new cluster. Members as they are: \
+             muster-discovery cluster show {name}"
+        ));
+    }
+    if kind == TokenKind::Heal {
+        steps.push(
+            "if the service may be in other hands, too, end the policy on a member's host: \
+             muster-agent policy revoke"
+                .to_owned(),
+        );
+    }
+    steps
+}
+
+#[cfg(test)]
+mod tests {
+    use discovery_types::digest::{MemberId, OperationId};
+    use discovery_types::key::SigningKey;
+
+    use super::*;
+
+    fn host(name: &str) -> Redemption {
+        Redemption {
+            name: name.parse().unwrap(),
+            agent: SigningKey::generate().public().key_id(),
+            address: Some("192.0.2.1".to_owned()),
+            zone: None,
+            at_ms: 0,
+            seat: None,
+            change: None,
+            operation: None,
+            member: None,
+        }
+    }
+
+    fn cluster(state: &str) -> ClusterSummary {
+        serde_json::from_value(json!({
+            "cluster": "00000000-0000-0000-0000-000000000001", "name": "demo", "size": 3,
+            "state": state, "epoch": 1, "seated": 3, "standbys": 0, "created_at_ms": 0,
+        }))
+        .unwrap()
+    }
+
+    #[test]
+    fn each_host_that_has_something_gets_the_command_that_takes_it_back() {
+        let waiting = Redemption {
+            change: Some(IntentState::Open),
+            operation: Some(OperationId([7; 16])),
+            ..host("waits")
+        };
+        let member = Redemption {
+            change: Some(IntentState::Promoted),
+            member: Some(MemberId::new(5)),
+            ..host("votes")
+        };
+        let refused = Redemption { change: Some(IntentState::Refused), ..host("refused") };
+        let founder = Redemption { seat: Some(2), ..host("founder") };
+        let hosts = [waiting, member, refused, founder];
+        let steps = super::steps(&cluster("formed"), TokenKind::Heal, &hosts).join("\n");
+        for part in [
+            "intent withdraw demo 07070707070707070707070707070707",
+            "intent remove demo 0000000000000005",
+            "founder is a founder",
+            "muster-agent policy revoke",
+        ] {
+            assert!(steps.contains(part), "{part}: {steps}");
+        }
+        assert!(!steps.contains("refused"), "{steps}");
+        let steps = super::steps(&cluster("open"), TokenKind::Boot, &hosts[3..]);
+        assert!(steps.len() == 1 && steps[0].contains("cluster abandon demo"), "{steps:?}");
+        let none = super::steps(&cluster("formed"), TokenKind::Join, &[]);
+        assert!(none[0].contains("no host has used"), "{none:?}");
+    }
+}
