@@ -8,7 +8,7 @@ use utoipa::openapi::RefOr;
 use utoipa::openapi::security::{HttpAuthScheme, HttpBuilder, SecurityRequirement, SecurityScheme};
 use utoipa::{Modify, OpenApi};
 
-use crate::handlers::{access, admins, clusters, database, forming, grants, intents, ops};
+use crate::handlers::{access, admins, clusters, database, events, forming, grants, intents, ops};
 
 const JSON: &str = "application/json";
 
@@ -45,6 +45,7 @@ pub(crate) async fn openapi() -> HttpResponse {
         clusters::unretire,
         clusters::reopen,
         clusters::credentials,
+        events::list,
         grants::put,
         grants::list_all,
         grants::list,

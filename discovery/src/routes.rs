@@ -10,7 +10,7 @@ use actix_web::{Error, Resource, Scope};
 use crate::app::App;
 use crate::error::ApiError;
 use crate::handlers::body::unreadable_request;
-use crate::handlers::{access, admins, clusters, database, forming, grants, intents, ops};
+use crate::handlers::{access, admins, clusters, database, events, forming, grants, intents, ops};
 use crate::metrics::RequestLabels;
 use crate::openapi;
 use crate::server::ConnectionPeer;
@@ -88,6 +88,12 @@ pub(crate) fn configure(config: &mut ServiceConfig) {
         )
         .service(
             resource_at("/v1/processes/{id}/forget", "POST").route(post().to(database::forget)),
+        )
+        // Audit.
+        .service(
+            resource_at("/v1/events", "GET, HEAD")
+                .route(get().to(events::list))
+                .route(head().to(events::list)),
         )
         // Operations.
         .service(

@@ -12,6 +12,7 @@ use discovery_types::problem::Code;
 use discovery_types::service::ServiceStatementError;
 use discovery_types::statement::StatementError;
 
+use super::audit::AuditError;
 use crate::server::ServerError;
 
 /// Why a command failed.
@@ -68,6 +69,9 @@ pub enum CliError {
     /// The key file doesn't exist.
     #[error("there is no key at {}", .0.display())]
     NoKey(PathBuf),
+    /// An event chain isn't what it was, or what it claims to be.
+    #[error(transparent)]
+    Audit(#[from] AuditError),
     /// No cluster has this name or id.
     #[error("there is no cluster `{0}`")]
     NoCluster(String),

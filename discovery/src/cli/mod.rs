@@ -7,6 +7,7 @@
 //! Exit codes: 0 done, 1 failed, 2 usage, 3 do not restart.
 
 mod admin;
+mod audit;
 mod backup;
 mod ca;
 mod cluster;
@@ -128,6 +129,8 @@ enum DiscoveryCommand {
     Ca(ca::CaArgs),
     /// Add, list and revoke admins
     Admin(admin::AdminArgs),
+    /// Read and verify the history of the service and of its clusters
+    Audit(audit::AuditArgs),
     /// Accept a database that was restored or replaced
     Db(db::DbArgs),
     /// List the processes that share the database, and forget lost ones
@@ -279,6 +282,7 @@ impl DiscoveryCommand {
             DiscoveryCommand::Service(args) => args.remote.common.json,
             DiscoveryCommand::Ca(args) => args.json,
             DiscoveryCommand::Admin(args) => args.remote.common.json,
+            DiscoveryCommand::Audit(args) => args.remote.common.json,
             DiscoveryCommand::Db(args) => args.remote.common.json,
             DiscoveryCommand::Process(args) => args.remote.common.json,
         }
@@ -304,6 +308,7 @@ impl DiscoveryCommand {
             DiscoveryCommand::Service(args) => session::block_on(service::run(args, printer)),
             DiscoveryCommand::Ca(args) => ca::run(args, printer),
             DiscoveryCommand::Admin(args) => session::block_on(admin::run(args, printer)),
+            DiscoveryCommand::Audit(args) => session::block_on(audit::run(args, printer)),
             DiscoveryCommand::Db(args) => session::block_on(db::run(args, printer)),
             DiscoveryCommand::Process(args) => session::block_on(process::run(args, printer)),
         }

@@ -59,6 +59,15 @@ impl Printer {
         }
     }
 
+    /// Prints lines that have their form already, such as JSON lines.
+    pub(super) fn print_lines(&mut self, lines: &str) -> Result<(), CliError> {
+        match self.out.write_all(lines.as_bytes()).and_then(|()| self.out.flush()) {
+            // The reader has closed the pipe (`| head`), which is no error.
+            Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => Ok(()),
+            other => other.map_err(|source| CliError::io("writing the answer", source)),
+        }
+    }
+
     /// Prints additional information, as one line on stderr.
     pub(super) fn note(&mut self, text: &str) {
         self.say(&printable(text));

@@ -1,5 +1,7 @@
 //! Queries on the admin chain, used assertions, agents' clusters and event chains.
 
+use discovery_types::api::EventView;
+use discovery_types::digest::Digest;
 use discovery_types::jws::Jws;
 use sqlx::types::Json;
 use uuid::Uuid;
@@ -99,6 +101,48 @@ impl Store {
             body: Json(serde_json::from_str(&body).unwrap_or_default()),
         };
         Ok(rows.into_iter().map(event).collect())
+    }
+}
+
+impl Store {
+    /// Returns at most `limit` events of a chain after the event with the number `after`, and the
+    /// number of the chain's last event.
+    pub(crate) async fn event_chain(
+        &self,
+        stream: Uuid,
+        after: i64,
+        limit: i64,
+    ) -> Result<(u64, Vec<EventView>), StoreError> {
+        type Row = (i64, i64, String, String, Vec<u8>, Vec<u8>);
+        let mut connection = self.acquire().await?;
+        let rows: Vec<Row> = sqlx::query_as(
+            "SELECT number, at_us, kind, body, previous, hash FROM events
+             WHERE stream = $1 AND number > $2 ORDER BY number LIMIT $3",
+        )
+        .bind(stream)
+        .bind(after)
+        .bind(limit)
+        .fetch_all(&mut *connection)
+        .await?;
+        let last: Option<i64> = sqlx::query_scalar(
+            "SELECT number FROM events WHERE stream = $1 ORDER BY number DESC LIMIT 1",
+        )
+        .bind(stream)
+        .fetch_optional(&mut *connection)
+        .await?;
+        let damaged = |_| StoreError::damaged(format!("the events of {stream}"));
+        let view = |(number, at_us, kind, body, previous, hash): Row| {
+            Ok(EventView {
+                number: number.unsigned_abs(),
+                at_us,
+                kind,
+                body,
+                previous: Digest(previous.try_into().map_err(damaged)?),
+                hash: Digest(hash.try_into().map_err(damaged)?),
+            })
+        };
+        let events = rows.into_iter().map(view).collect::<Result<_, StoreError>>()?;
+        Ok((last.unwrap_or(0).unsigned_abs(), events))
     }
 }
 

@@ -2,6 +2,7 @@
 
 mod access;
 mod agent;
+mod audit;
 mod confirmed;
 mod database;
 mod faults;

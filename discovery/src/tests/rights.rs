@@ -185,7 +185,10 @@ impl RightsWorld {
             Some("processes") => self.process.to_string(),
             _ => self.statement.cluster.to_string(),
         };
-        let path = path.replace("{id}", &id).replace("{operation}", &self.operation);
+        let mut path = path.replace("{id}", &id).replace("{operation}", &self.operation);
+        if path == "/v1/events" {
+            path.push_str(&format!("?stream={id}"));
+        }
         let mut connection = connect(&self.world, &self.service, &caller.kind).await;
         let mut right = Right::Unknown;
         for _ in 0..ATTEMPTS {

@@ -127,6 +127,8 @@ pub enum Action {
     ChangeAdmins,
     /// Read the list of processes that share the database.
     ReadProcesses,
+    /// Read the event chains of clusters and of the service.
+    ReadEvents,
     /// Accept a database that was restored or swapped.
     AcceptDatabase,
     /// Take part in forming a cluster, as an agent: poll, ack, nack, probes, release.
@@ -148,7 +150,7 @@ pub enum Action {
 
 impl Action {
     /// Every action, in the order of declaration.
-    pub const ALL: [Action; 33] = [
+    pub const ALL: [Action; 34] = [
         Action::CreateDraft,
         Action::PutStatement,
         Action::ListClusters,
@@ -174,6 +176,7 @@ impl Action {
         Action::ReadAdmins,
         Action::ChangeAdmins,
         Action::ReadProcesses,
+        Action::ReadEvents,
         Action::AcceptDatabase,
         Action::TakePart,
         Action::Report,
@@ -205,6 +208,7 @@ impl Action {
             | Action::PutOrder
             | Action::WithdrawIntent
             | Action::RevokeJoinGrant => Some(&[Operator]),
+            Action::ReadEvents => Some(&[Operator, Auditor]),
             Action::PutBootGrant => Some(&[Issuer]),
             Action::RevokeBootGrant => Some(&[Issuer, Operator]),
             Action::ListClusters
@@ -259,6 +263,7 @@ impl Action {
             | Action::ExportCluster
             | Action::ReadAdmins
             | Action::ReadProcesses
+            | Action::ReadEvents
             | Action::ChangeAdmins
             | Action::AcceptDatabase => false,
         }

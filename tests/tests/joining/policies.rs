@@ -159,17 +159,12 @@ fn check_replacement(network: Network, node: Option<&Path>) -> Result<()> {
 }
 
 #[test]
-fn a_standby_takes_the_place_of_a_dead_member() -> Result<()> {
-    check_replacement(Network::loopback(4), None)
-}
-
-#[test]
 fn a_standby_takes_the_place_of_a_dead_machine() -> Result<()> {
     match Network::namespaces(4) {
         Ok(network) => check_replacement(network, None),
         Err(error) => {
             skip::report_skip(format_args!("no network namespaces here: {error:#}"));
-            Ok(())
+            check_replacement(Network::loopback(4), None)
         }
     }
 }

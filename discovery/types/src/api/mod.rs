@@ -21,6 +21,7 @@
 //! | `GET /v1/grants/{id}/redemptions` | – | [`RedemptionList`] |
 //! | `POST /v1/grants/{id}/confirm` | [`SignedBody`] | [`GrantView`] |
 //! | `POST /v1/grants/{id}/revoke` | – | [`GrantView`] |
+//! | `GET /v1/events?stream=` | [`EventQuery`] | [`EventList`] |
 //! | `GET /v1/admins` | – | [`AdminList`] |
 //! | `PUT /v1/admins` | [`SignedBody`] | [`AdminList`] |
 //! | `POST /v1/token` | [`TokenRequest`] (a form) | [`TokenResponse`] |
@@ -57,6 +58,7 @@
 
 mod access;
 mod clusters;
+mod events;
 mod formation;
 mod grants;
 mod intents;
@@ -73,6 +75,7 @@ pub use clusters::{
     MAX_PAGE, MIN_REPORT_INTERVAL, MemberView, MembersView, Moment, SILENT_AFTER, SeatView,
     StatementList,
 };
+pub use events::{EventList, EventQuery, EventView};
 pub use formation::{
     AdoptRequest, MatrixRow, NackReason, NackRequest, PREFER, PollRequest, PollResponse,
     ProbeResult, ProbesRequest, RETURN_MINIMAL, RedeemResponse, ReportRequest, ReportResponse,

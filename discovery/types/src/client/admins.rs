@@ -8,9 +8,9 @@ use super::{ClientError, DiscoveryClient};
 use crate::api::{
     AbandonRequest, AcceptRequest, AcceptResponse, AdminList, ClusterExport, ClusterList,
     ClusterQuery, ClusterSummary, ClusterView, CommitDocument, CredentialsRequest,
-    CredentialsResponse, DirectoryResponse, DraftRequest, DraftResponse, ExplainResponse,
-    GrantList, GrantQuery, GrantView, IntentList, IntentView, ProcessList, RedemptionList,
-    SignedBody, StatementList,
+    CredentialsResponse, DirectoryResponse, DraftRequest, DraftResponse, EventList, EventQuery,
+    ExplainResponse, GrantList, GrantQuery, GrantView, IntentList, IntentView, ProcessList,
+    RedemptionList, SignedBody, StatementList,
 };
 use crate::csr::Csr;
 use crate::digest::OperationId;
@@ -125,6 +125,11 @@ impl DiscoveryClient {
             None => "/v1/grants".to_owned(),
         };
         self.get(path_with_query(&path, query)).await
+    }
+
+    /// Fetches events of a cluster's chain or of the service's own, unverified.
+    pub async fn events(&self, query: &EventQuery) -> Result<EventList, ClientError> {
+        self.get(path_with_query("/v1/events", query)).await
     }
 
     /// Fetches one grant by its id.

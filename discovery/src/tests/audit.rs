@@ -1,0 +1,49 @@
+//! Tests of the event chains, as an auditor reads them.
+
+use discovery_types::api::{EventList, EventQuery};
+use discovery_types::client::DiscoveryClient;
+use discovery_types::digest::Digest;
+use discovery_types::problem::Code;
+use uuid::Uuid;
+
+use super::agent::{TestAgent, form};
+use super::support::TestInstallation;
+
+async fn read(admin: &DiscoveryClient, stream: Uuid, after: u64, limit: u16) -> EventList {
+    let query = EventQuery { stream, after: Some(after), limit: Some(limit) };
+    admin.events(&query).await.unwrap()
+}
+
+#[tokio::test]
+async fn each_event_of_a_cluster_is_read_in_order_and_has_the_hash_of_its_content() {
+    let world = TestInstallation::new().await;
+    let service = world.serve().await;
+    let admin = world.owner(&service);
+    let statement = world.cluster(&admin, "demo", 1).await;
+    let token = world.token(&admin, &statement).await;
+    form(&mut [TestAgent::new(&world, &service, &statement, &token, 1)]).await;
+    let all = read(&admin, statement.cluster, 0, 1_000).await;
+    assert_eq!(all.last, all.events.len() as u64);
+    let kinds: Vec<&str> = all.events.iter().map(|event| event.kind.as_str()).collect();
+    assert!(kinds.contains(&"granted") && kinds.contains(&"committed"), "{kinds:?}");
+    let mut previous = Digest([0; 32]);
+    for (event, number) in all.events.iter().zip(1..) {
+        assert_eq!((event.number, event.previous), (number, previous));
+        assert_eq!(event.hash, event.computed_hash(&statement.cluster));
+        previous = event.hash;
+    }
+    // The same in parts.
+    let (first, rest) = (
+        read(&admin, statement.cluster, 0, 2).await,
+        read(&admin, statement.cluster, 2, 1_000).await,
+    );
+    assert_eq!([first.events, rest.events].concat(), all.events);
+    let beyond = read(&admin, statement.cluster, u64::MAX, 10).await;
+    assert_eq!((beyond.last, beyond.events.len()), (all.last, 0));
+    // The service has a chain of its own, and an unknown cluster has an empty one.
+    assert!(read(&admin, Uuid::nil(), 0, 10).await.last > 0);
+    assert_eq!(read(&admin, Uuid::now_v7(), 0, 10).await.last, 0);
+    let query = EventQuery { stream: Uuid::nil(), after: None, limit: Some(0) };
+    assert_eq!(admin.events(&query).await.unwrap_err().code(), Some(Code::InvalidRequest));
+    service.stop().await;
+}
