@@ -4,6 +4,8 @@
 ALTER TABLE grants DROP CONSTRAINT grants_kind_check;
 ALTER TABLE grants ADD CONSTRAINT grants_kind_check CHECK (kind IN ('boot', 'join', 'heal'));
 CREATE INDEX grants_of_policies ON grants (cluster_id, stored_us) WHERE kind = 'heal';
+-- The list of all policies, newest first.
+CREATE INDEX policies_by_age ON grants (stored_us DESC, id DESC) WHERE kind = 'heal';
 
 -- The operation id already ties a ticket to one intent. A policy's grant has an intent for each host.
 ALTER TABLE intents DROP CONSTRAINT intents_grant_id_key;

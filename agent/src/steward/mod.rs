@@ -23,7 +23,9 @@ use std::convert::Infallible;
 use std::sync::Arc;
 use std::time::Duration;
 
-use discovery_types::api::{IntentState, IntentView, Outcome, OutcomeRequest, WaitRequest};
+use discovery_types::api::{
+    IntentList, IntentState, IntentView, Outcome, OutcomeRequest, WaitRequest,
+};
 use discovery_types::client::{ClientError, DiscoveryClient};
 use discovery_types::digest::{self, OperationId};
 use discovery_types::intent::{IntentChange, IntentError, VerifiedIntent};
@@ -184,18 +186,7 @@ impl Steward {
                 }
             };
             self.retry.reset();
-            self.announced.send_if_modified(|shown| {
-                let is_news = list.service.is_some() && *shown != list.service;
-                if is_news {
-                    shown.clone_from(&list.service);
-                }
-                is_news
-            });
-            let each = list.intents.iter().map(|view| (view.intent.operation, view.state));
-            let before = std::mem::replace(&mut self.intent_states, each.collect());
-            if before != self.intent_states {
-                self.hint.notify_one();
-            }
+            self.pass_on_news(&list);
             // An owner may have removed an admin. So every agent fetches a newer chain at once, and
             // the leader's agent writes it to the store.
             let learnt =
@@ -206,9 +197,14 @@ impl Steward {
             self.take_policies(&list.policies, leads).await;
             // With intents pending, ask again soon instead of waiting for a change: this node may
             // become the leader.
-            let is_busy = self.is_busy(&list.intents).await;
+            let is_busy = self.is_busy(&list.intents, leads).await;
             known = (!is_busy).then_some(list.rev);
-            self.observations.retain(|id, _| self.intent_states.contains_key(id));
+            let under_way = self.operation_under_way();
+            self.observations
+                .retain(|id, _| self.intent_states.contains_key(id) || Some(*id) == under_way);
+            if !is_busy || !leads {
+                self.show_no_replacement();
+            }
             if !is_busy {
                 self.leader_watch.reset();
                 continue;
@@ -223,6 +219,22 @@ impl Steward {
                 false => INTENT_CHECK_INTERVAL,
             })
             .await;
+        }
+    }
+
+    /// Tells the agent's other tasks what is new in discovery's answer.
+    fn pass_on_news(&mut self, list: &IntentList) {
+        self.announced.send_if_modified(|shown| {
+            let is_news = list.service.is_some() && *shown != list.service;
+            if is_news {
+                shown.clone_from(&list.service);
+            }
+            is_news
+        });
+        let each = list.intents.iter().map(|view| (view.intent.operation, view.state));
+        let before = std::mem::replace(&mut self.intent_states, each.collect());
+        if before != self.intent_states {
+            self.hint.notify_one();
         }
     }
 
@@ -288,12 +300,12 @@ impl Steward {
             leader == status.member_id || newcomer_id(view).is_some_and(|id| id.get() == leader.0)
         };
         let intents: Vec<&IntentView> = intents.iter().filter(concern).collect();
-        if intents.is_empty() {
+        let leads = leader == status.member_id;
+        if intents.is_empty() && !(leads && self.operation_under_way().is_some()) {
             return Ok(());
         }
         // The chain in the cluster's store may be newer than discovery's, so read it first.
         self.statements.sync_store(&self.node).await?;
-        let leads = leader == status.member_id;
         let (mut verified, mut reads_all) = (Vec::new(), true);
         for view in intents {
             match VerifiedIntent::verify(&view.intent, self.statements.chain()) {

@@ -6,8 +6,11 @@
 
 mod chain;
 
-use std::collections::BTreeMap;
+use std::fs::{File, OpenOptions};
+use std::io::{BufWriter, Write};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 use clap::Subcommand;
 use discovery_types::api::{ClusterQuery, EventQuery, EventView, MAX_PAGE};
@@ -20,6 +23,9 @@ use self::chain::{ChainHead, ChainVerifier, Checkpoint};
 use super::printer::{Printer, time};
 use super::session::{AdminSession, repeat_while_busy};
 use super::{CliError, RemoteArgs, pages};
+
+/// Interval between two lines that report how many chains are done.
+const PROGRESS_INTERVAL: Duration = Duration::from_secs(2);
 
 #[derive(Debug, clap::Args)]
 pub(super) struct AuditArgs {
@@ -193,7 +199,9 @@ async fn verify(
         return Err(AuditError::Gone { stream: gone }.into());
     }
     let mut verified = Vec::new();
+    let mut progress = Progress::new(chains.len());
     for chain in chains {
+        progress.note(verified.len(), printer);
         let head = read_chain(session, &chain, checkpoint.head(chain.stream), |_| {}).await?;
         checkpoint.set_head(chain.stream, head);
         verified.push(VerifiedChain { stream: chain.stream, name: chain.name, head });
@@ -221,28 +229,64 @@ async fn export(
         // Check this before any request.
         return Err(muster_files::Error::Exists(out.to_owned()).into());
     }
-    let mut lines = String::new();
-    let mut counts = BTreeMap::new();
-    for chain in chains(session, cluster, printer).await? {
-        let head = read_chain(session, &chain, None, |event| {
+    let chains = chains(session, cluster, printer).await?;
+    let mut file = match out {
+        Some(out) => Some(new_file(out)?),
+        None => None,
+    };
+    let (mut total, mut progress) = (0, Progress::new(chains.len()));
+    for (done, chain) in chains.iter().enumerate() {
+        progress.note(done, printer);
+        // The lines of one chain at a time: the history of all clusters may be larger than memory.
+        let mut lines = String::new();
+        let head = read_chain(session, chain, None, |event| {
             let mut line = json!(event);
             line["stream"] = json!(chain.stream);
             line["cluster"] = json!((!chain.stream.is_nil()).then_some(&chain.name));
             lines.push_str(&line.to_string());
             lines.push('\n');
         });
-        counts.insert(chain.stream, head.await?.number);
-    }
-    let total: u64 = counts.values().sum();
-    match out {
-        Some(out) => {
-            muster_files::create(out, lines.as_bytes(), 0o600)?;
-            printer.print_value(&json!({ "file": out, "events": total }), |text| {
-                text.line(&out.display().to_string());
-            })?;
+        total += head.await?.number;
+        match (&mut file, out) {
+            (Some(file), Some(out)) => file
+                .write_all(lines.as_bytes())
+                .map_err(|source| CliError::file("writing", out, source))?,
+            _ => printer.print_lines(&lines)?,
         }
-        None => printer.print_lines(&lines)?,
     }
-    printer.note(&format!("{total} events of {} chains", counts.len()));
+    if let (Some(mut file), Some(out)) = (file, out) {
+        let synced = file.flush().and_then(|()| file.get_ref().sync_all());
+        synced.map_err(|source| CliError::file("writing", out, source))?;
+        printer.print_value(&json!({ "file": out, "events": total }), |text| {
+            text.line(&out.display().to_string());
+        })?;
+    }
+    printer.note(&format!("{total} events of {} chains", chains.len()));
     Ok(())
+}
+
+/// Makes a new file that only this user can read.
+fn new_file(path: &Path) -> Result<BufWriter<File>, CliError> {
+    let made = OpenOptions::new().write(true).create_new(true).mode(0o600).open(path);
+    made.map(BufWriter::new).map_err(|source| CliError::file("creating", path, source))
+}
+
+/// Tells a person how far a run over many chains is.
+struct Progress {
+    total: usize,
+    told: Instant,
+}
+
+impl Progress {
+    fn new(total: usize) -> Self {
+        Self { total, told: Instant::now() }
+    }
+
+    /// Prints a line, unless the last one is recent.
+    fn note(&mut self, done: usize, printer: &mut Printer) {
+        if self.told.elapsed() >= PROGRESS_INTERVAL {
+            self.told = Instant::now();
+            printer.note(&format!("{done} of {} chains so far", self.total));
+        }
+    }
 }

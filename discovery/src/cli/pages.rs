@@ -57,12 +57,32 @@ pub(super) async fn grants(
     limit: Option<usize>,
     printer: &mut Printer,
 ) -> Result<ListedItems<GrantView>, CliError> {
+    grants_of_kind(session, cluster, None, limit, printer).await
+}
+
+/// Fetches the replacement policies of a cluster or of all clusters, newest first.
+pub(super) async fn policies(
+    session: &AdminSession,
+    cluster: Option<Uuid>,
+    printer: &mut Printer,
+) -> Result<ListedItems<GrantView>, CliError> {
+    grants_of_kind(session, cluster, Some(true), None, printer).await
+}
+
+async fn grants_of_kind(
+    session: &AdminSession,
+    cluster: Option<Uuid>,
+    policies: Option<bool>,
+    limit: Option<usize>,
+    printer: &mut Printer,
+) -> Result<ListedItems<GrantView>, CliError> {
     let page = async |after: Option<String>, limit| {
-        let query = GrantQuery { after, limit: Some(limit) };
+        let query = GrantQuery { after, limit: Some(limit), policies };
         let page = session.client.list_grants(cluster, &query).await?;
         Ok((page.grants, page.next))
     };
-    collect(page, limit, "tokens", printer).await
+    let what = if policies.is_some() { "policies" } else { "tokens" };
+    collect(page, limit, what, printer).await
 }
 
 /// Fetches page after page, until the last page or `limit` items.

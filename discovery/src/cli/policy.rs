@@ -232,8 +232,7 @@ async fn list(
         Some(cluster) => Some(session.cluster(cluster).await?.cluster),
         None => None,
     };
-    let mut list = pages::grants(session, cluster, None, printer).await?.items;
-    list.retain(|view| view.grant.kind == TokenKind::Heal);
+    let list = pages::policies(session, cluster, printer).await?.items;
     printer.print_value(&json!({ "policies": list }), |out| {
         let header = ["ID", "CLUSTER", "STATE", "AFTER", "AT MOST", "PER", "EXPIRES", "HOSTS"];
         out.table(header, list.iter().map(row));

@@ -138,7 +138,9 @@ async fn grant_list(
     let limit = page_limit(query.limit)?;
     let position = parse_position::<GrantId>(query.after.as_deref(), ListPosition::start(""))?;
     // One more than asked for tells whether there is another page.
-    let mut rows = app.store.grants(cluster, &position, i64::from(limit) + 1).await?;
+    let only_policies = query.policies.unwrap_or(false);
+    let mut rows =
+        app.store.grants((cluster, only_policies), &position, i64::from(limit) + 1).await?;
     let more = has_next_page(&mut rows, limit);
     let next = rows.last().filter(|_| more).map(|row| {
         ListPosition { at_us: row.grant.stored_us, id: row.grant.id.clone() }.to_string()

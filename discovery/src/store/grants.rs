@@ -213,17 +213,18 @@ impl Store {
     }
 
     /// Returns the first `limit` grants after `position` in the list, newest first: those of one
-    /// cluster or of all.
+    /// cluster or of all, and perhaps only replacement policies.
     pub(crate) async fn grants(
         &self,
-        cluster: Option<Uuid>,
+        (cluster, only_policies): (Option<Uuid>, bool),
         position: &ListPosition,
         limit: i64,
     ) -> Result<Vec<GrantUse>, StoreError> {
         let of = if cluster.is_some() { "g.cluster_id = $3" } else { "$3::uuid IS NULL" };
+        let kind = if only_policies { "AND g.kind = 'heal'" } else { "" };
         // The limit is a part of the text: a plan for any limit would read and sort all grants.
         let sql = format!(
-            "SELECT {GRANT_USE} WHERE (g.stored_us, g.id) < ($1, $2) AND {of}
+            "SELECT {GRANT_USE} WHERE (g.stored_us, g.id) < ($1, $2) AND {of} {kind}
              ORDER BY g.stored_us DESC, g.id DESC LIMIT {limit}"
         );
         let rows = sqlx::query_as(sqlx::AssertSqlSafe(sql))

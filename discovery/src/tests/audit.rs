@@ -32,7 +32,7 @@ async fn each_event_of_a_cluster_is_read_in_order_and_has_the_hash_of_its_conten
         assert_eq!(event.hash, event.computed_hash(&statement.cluster));
         previous = event.hash;
     }
-    // The same in parts.
+    // Two parts of the chain are the whole.
     let (first, rest) = (
         read(&admin, statement.cluster, 0, 2).await,
         read(&admin, statement.cluster, 2, 1_000).await,

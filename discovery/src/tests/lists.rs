@@ -85,7 +85,7 @@ async fn the_pages_of_a_list_hold_each_token_once() {
     for (cluster, tokens) in all {
         let (mut listed, mut after) = (Vec::new(), None);
         loop {
-            let query = GrantQuery { after, limit: Some(2) };
+            let query = GrantQuery { after, limit: Some(2), policies: None };
             let page = admin.list_grants(cluster, &query).await.unwrap();
             for view in &page.grants {
                 let name = view.cluster_name.as_ref().map(ToString::to_string);

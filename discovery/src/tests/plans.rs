@@ -136,7 +136,7 @@ async fn list_everything(world: &TestInstallation, service: &RunningService) {
             ..page()
         },
     ];
-    let tokens = GrantQuery { limit: Some(PAGE), after: None };
+    let tokens = GrantQuery { limit: Some(PAGE), after: None, policies: None };
     let cluster = newest.clusters[0].cluster;
     for _ in 0..REPEATS {
         for query in &queries {
@@ -147,6 +147,9 @@ async fn list_everything(world: &TestInstallation, service: &RunningService) {
         assert!(next.after.is_some());
         admin.list_grants(None, &next).await.unwrap();
         admin.list_grants(Some(cluster), &tokens).await.unwrap();
+        let policies = GrantQuery { policies: Some(true), ..tokens.clone() };
+        admin.list_grants(None, &policies).await.unwrap();
+        admin.list_grants(Some(cluster), &policies).await.unwrap();
         admin.show_grant(list.grants[0].grant.id).await.unwrap_err();
     }
 }

@@ -241,7 +241,7 @@ async fn measure_admin(
         ClusterQuery { name: Some(format!("made-{}", clusters / 2).parse()?), ..page.clone() };
     let retired =
         ClusterQuery { state: Some(ClusterStates::new([ClusterState::Retired])), ..page.clone() };
-    let tokens = GrantQuery { limit: Some(PAGE), after: None };
+    let tokens = GrantQuery { limit: Some(PAGE), after: None, policies: None };
     let mut figures = Vec::new();
     for (name, query) in [
         ("cluster list, a page of 100", &page),

@@ -339,6 +339,37 @@ fn a_replacement_completes_though_the_leaders_agent_dies_after_each_step() -> Re
     Ok(())
 }
 
+/// A use is counted, then the leader's agent and the newcomer die, and discovery forgets the
+/// newcomer. The next agent finishes the replacement from what the cluster's own store holds: without
+/// that, the use would stay under way and block all others.
+#[test]
+fn a_replacement_that_discovery_has_forgotten_comes_to_an_end() -> Result<()> {
+    let (mut running, bundle, _) = form(5, "2")?;
+    running.restart_agents(&[
+        AFTER,
+        ("MUSTER_STALLED_AFTER", "3"),
+        ("MUSTER_CRASH_AT", "policy-used"),
+    ])?;
+    let mut first = running.standby(3, &bundle)?;
+    let gone = kill_last(&mut running)?;
+    let crashed = poll_slowly("the leader's agent to count a use and die", REPLACED, || {
+        running.agents.iter_mut().position(|agent| !agent.is_running())
+    })?;
+    first.kill();
+    running.testbed.psql("DELETE FROM intents")?;
+    running.agents[crashed].options.env.retain(|(name, _)| name != "MUSTER_CRASH_AT");
+    running.agents[crashed].start()?;
+    poll_slowly("the forgotten replacement to end", REPLACED, || {
+        running.replacements().ok()?.first()?["ended"].as_str().map(drop)
+    })
+    .with_context(|| {
+        let last = running.agents.iter().map(|agent| last_lines(&agent.output(), 25));
+        format!("{:?}\n{}", running.replacements(), last.collect::<Vec<_>>().join("\n---\n"))
+    })?;
+    let second = running.standby(4, &bundle)?;
+    running.wait_replaced(&second, &gone)
+}
+
 /// The first newcomer dies after the dead member was removed for it. The next one fills the place,
 /// and uses the policy again.
 #[test]

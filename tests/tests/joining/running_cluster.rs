@@ -75,11 +75,30 @@ impl FormedCluster {
     /// without that variable. Before the restart its node is killed, and another leader gets time
     /// to be elected.
     pub(crate) fn revive_until(&mut self, what: &str, done: impl Fn(&Self) -> bool) -> Result<()> {
-        let revived = poll_slowly(what, LIMIT, || {
+        self.revive(what, LIMIT, true, done)
+    }
+
+    /// Works as [`FormedCluster::revive_until`], and leaves the nodes running.
+    pub(crate) fn revive_agents_until(
+        &mut self,
+        what: &str,
+        done: impl Fn(&Self) -> bool,
+    ) -> Result<()> {
+        self.revive(what, 2 * LIMIT, false, done)
+    }
+
+    fn revive(
+        &mut self,
+        what: &str,
+        limit: Duration,
+        kills_nodes: bool,
+        done: impl Fn(&Self) -> bool,
+    ) -> Result<()> {
+        let revived = poll_slowly(what, limit, || {
             let dead = self.agents.iter_mut().position(|agent| !agent.is_running());
             if let Some(dead) = dead {
                 let dead = &mut self.agents[dead];
-                if dead.node_pid().is_some() {
+                if kills_nodes && dead.node_pid().is_some() {
                     dead.kill_node().ok()?;
                 }
                 std::thread::sleep(ELECTION);
@@ -92,34 +111,6 @@ impl FormedCluster {
             let last = self.agents.iter().map(|agent| last_lines(&agent.output(), 25));
             let last = last.collect::<Vec<_>>().join("\n\n");
             format!("{:?} {:?}\n{last}", self.members(), self.intents())
-        })
-    }
-
-    /// Waits until `done` is true. Meanwhile each agent that died at `MUSTER_CRASH_AT` is restarted
-    /// without that variable, after a pause in which another agent may take over. Nodes go on.
-    pub(crate) fn revive_agents_until(
-        &mut self,
-        what: &str,
-        done: impl Fn(&Self) -> bool,
-    ) -> Result<()> {
-        let revived = poll_slowly(what, 2 * LIMIT, || {
-            let dead = self.agents.iter_mut().position(|agent| !agent.is_running());
-            if let Some(dead) = dead {
-                let dead = &mut self.agents[dead];
-                std::thread::sleep(ELECTION);
-                dead.options.env.retain(|(name, _)| name != "MUSTER_CRASH_AT");
-                dead.start().ok()?;
-            }
-            done(self).then_some(())
-        });
-        revived.with_context(|| {
-            let last = self.agents.iter().map(|agent| last_lines(&agent.output(), 25));
-            format!(
-                "{:?} {:?}\n{}",
-                self.members(),
-                self.intents(),
-                last.collect::<Vec<_>>().join("\n\n")
-            )
         })
     }
 

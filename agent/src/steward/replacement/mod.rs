@@ -30,6 +30,7 @@ use discovery_types::api::{IntentState, IntentView, Outcome, PolicyView};
 use discovery_types::digest::OperationId;
 use discovery_types::grant::{ReplacementLimits, VerifiedGrant};
 use discovery_types::intent::{IntentChange, VerifiedIntent};
+use discovery_types::jws::newer_version;
 use discovery_types::record::VerifiedRecord;
 use discovery_types::url::NodeUrl;
 use futures_util::future::join_all;
@@ -185,18 +186,22 @@ impl Steward {
         }
     }
 
-    /// Whether the intents need more than the next answer of discovery. Newcomers that wait under a
-    /// policy while all voters live need nothing.
-    pub(super) async fn is_busy(&mut self, intents: &[IntentView]) -> bool {
+    /// Whether more has to be done than to wait for the next answer of discovery. Newcomers that wait
+    /// under a policy while all voters live need nothing. A replacement under way does, although
+    /// discovery may have forgotten it.
+    pub(super) async fn is_busy(&mut self, intents: &[IntentView], leads: bool) -> bool {
         if intents.iter().any(|view| !is_waiting(view)) {
             return true;
         }
-        if intents.is_empty() {
+        if intents.is_empty() && !leads {
             return false;
         }
         if let Err(why) = self.read_uses().await {
             self.warn_once(&why);
-            return true;
+            return !intents.is_empty();
+        }
+        if intents.is_empty() {
+            return self.operation_under_way().is_some();
         }
         let is_vacant = match self.replacement.uses.vacancy(0) {
             None => false,
@@ -213,6 +218,16 @@ impl Steward {
             || replacement.uses.under_way().is_some()
             || is_vacant
             || intents.iter().any(is_stale)
+    }
+
+    /// Returns the operation of the replacement that is under way, when the uses were last read.
+    pub(super) fn operation_under_way(&self) -> Option<OperationId> {
+        self.replacement.uses.under_way().map(|each| each.operation)
+    }
+
+    /// Shows that this agent has nothing to say of newcomers: another one decides, or nobody waits.
+    pub(super) fn show_no_replacement(&self) {
+        self.replacement.show(None, false);
     }
 
     /// Whether nothing has to be done soon, although there are intents.
@@ -269,7 +284,8 @@ impl Steward {
     ) -> Result<SplitIntents<'v>, String> {
         let (by_policy, mut begun): (Vec<_>, Vec<_>) =
             verified.into_iter().partition(|(intent, _)| intent.policy().is_some());
-        if by_policy.is_empty() && self.replacement.known.is_empty() {
+        let is_idle = self.operation_under_way().is_none();
+        if by_policy.is_empty() && self.replacement.known.is_empty() && is_idle {
             return Ok(SplitIntents { begun, waiting: Vec::new(), lost: None });
         }
         self.read_uses().await?;
@@ -296,7 +312,18 @@ impl Steward {
         policy_use: &PolicyUse,
     ) -> Result<Option<(VerifiedIntent, IntentView)>, String> {
         let members = self.node.list_members().await.map_err(|error| causes(&error))?;
-        let found = self.lost_intent(policy_use, &members);
+        let verified = policy_use
+            .intent
+            .as_deref()
+            .map(|intent| VerifiedIntent::verify(intent, self.statements.chain()));
+        if let Some(Err(error)) = &verified
+            && newer_version(error).is_some()
+        {
+            // An agent of the program that signed it goes on with it.
+            return Err(causes(error));
+        }
+        let verified = verified.and_then(Result::ok);
+        let found = verified.and_then(|verified| lost_intent(verified, policy_use, &members));
         if found.is_none() {
             let how = "its policy's signer may not sign it any more";
             let is_removed = members.of_id(policy_use.member).is_none();
@@ -304,41 +331,6 @@ impl Steward {
             tracing::warn!(operation = %policy_use.operation, "a replacement has ended: {how}");
         }
         Ok(found)
-    }
-
-    /// Returns the intent of a use that discovery doesn't show, with a view made of the cluster's own
-    /// list of members.
-    fn lost_intent(
-        &self,
-        policy_use: &PolicyUse,
-        members: &MemberList,
-    ) -> Option<(VerifiedIntent, IntentView)> {
-        let intent = policy_use.intent.as_deref()?;
-        let verified = VerifiedIntent::verify(intent, self.statements.chain()).ok()?;
-        let IntentChange::Add { record, .. } = verified.change() else { return None };
-        let found = members.of_peer_urls(&texts(&record.peer_urls));
-        let found = found.filter(|member| member.id != policy_use.member);
-        let outcome = found.map(|member| Outcome::Added {
-            member: discovery_types::digest::MemberId::new(member.id.0),
-            initial_cluster: Vec::new(),
-            replaces: None,
-        });
-        let view = IntentView {
-            intent: intent.clone(),
-            state: outcome.as_ref().map_or(IntentState::Open, Outcome::state),
-            rev: 0,
-            subject: policy_use.newcomer.clone(),
-            by: String::new(),
-            made_at_ms: 0,
-            outcome,
-            reported_by: None,
-            explain: Vec::new(),
-            about: None,
-            about_name: None,
-            waits: None,
-            policy: Some(policy_use.policy),
-        };
-        Some((resolve(verified, policy_use), view))
     }
 
     /// Decides about the newcomers that wait, the longest-waiting first. Begins at most one
@@ -350,8 +342,14 @@ impl Steward {
         status: &NodeStatus,
     ) -> Result<(), String> {
         if waiting.is_empty() {
+            if begun.is_empty() {
+                self.replacement.show(None, false);
+            }
             return Ok(());
         }
+        // Read the uses before everything else: a use that anybody begins or ends after this makes the
+        // write of this pass fail, so that a decision never rests on an older count.
+        let uses = self.read_uses().await?;
         self.replacement.stored = store::read(&self.node).await?;
         let members = self.node.list_members().await.map_err(|error| causes(&error))?;
         let (own_now, service_now) = self.clocks();
@@ -377,7 +375,7 @@ impl Steward {
                     self.report_outcome(intent, Outcome::Refused { reason }).await;
                 }
                 PolicyDecision::Begin(new) => {
-                    self.begin_use(intent, new).await?;
+                    self.begin_use(intent, new, &uses).await?;
                     // The next pass takes the first step, and tells the others why they wait.
                     return Ok(());
                 }
@@ -472,10 +470,14 @@ impl Steward {
         Ok(facts)
     }
 
-    /// Counts a use in the store. Another agent's use at the same moment makes this one fail, and the
-    /// next pass decides anew.
-    async fn begin_use(&mut self, intent: &VerifiedIntent, new: PolicyUse) -> Result<(), String> {
-        let stored = self.read_uses().await?;
+    /// Counts a use in the store, if nobody has written there since `read`. Otherwise the next pass
+    /// decides anew.
+    async fn begin_use(
+        &mut self,
+        intent: &VerifiedIntent,
+        new: PolicyUse,
+        read: &StoredValue,
+    ) -> Result<(), String> {
         let text = format!(
             "by the policy {}, {} takes the place of {} ({})",
             new.policy, new.newcomer, new.member_name, new.member
@@ -484,7 +486,7 @@ impl Steward {
         let now = new.began_at;
         self.replacement.uses.begin(new, now).map_err(|error| error.to_string())?;
         let value = self.replacement.uses.encode();
-        let written = self.node.replace_key_if_unchanged(USES, &stored, &value).await;
+        let written = self.node.replace_key_if_unchanged(USES, read, &value).await;
         if !written.map_err(|error| causes(&error))? {
             return Err("another agent has just counted a replacement".to_owned());
         }
@@ -581,6 +583,39 @@ pub(super) struct SplitIntents<'v> {
     pub waiting: Vec<(VerifiedIntent, &'v IntentView)>,
     /// A replacement under way whose intent discovery doesn't show.
     pub lost: Option<PolicyUse>,
+}
+
+/// Returns the intent of a use that discovery doesn't show, with a view made of the cluster's own list
+/// of members.
+fn lost_intent(
+    verified: VerifiedIntent,
+    policy_use: &PolicyUse,
+    members: &MemberList,
+) -> Option<(VerifiedIntent, IntentView)> {
+    let IntentChange::Add { record, .. } = verified.change() else { return None };
+    let found = members.of_peer_urls(&texts(&record.peer_urls));
+    let found = found.filter(|member| member.id != policy_use.member);
+    let outcome = found.map(|member| Outcome::Added {
+        member: discovery_types::digest::MemberId::new(member.id.0),
+        initial_cluster: Vec::new(),
+        replaces: None,
+    });
+    let view = IntentView {
+        intent: (*verified).clone(),
+        state: outcome.as_ref().map_or(IntentState::Open, Outcome::state),
+        rev: 0,
+        subject: policy_use.newcomer.clone(),
+        by: String::new(),
+        made_at_ms: 0,
+        outcome,
+        reported_by: None,
+        explain: Vec::new(),
+        about: None,
+        about_name: None,
+        waits: None,
+        policy: Some(policy_use.policy),
+    };
+    Some((resolve(verified, policy_use), view))
 }
 
 fn resolve(intent: VerifiedIntent, policy_use: &PolicyUse) -> VerifiedIntent {

@@ -1,7 +1,7 @@
 //! Tests of replacement policies: who may make them, and the hosts that wait under them.
 
 use discovery_types::admin::Admin;
-use discovery_types::api::{GrantState, IntentState, Outcome};
+use discovery_types::api::{GrantQuery, GrantState, IntentState, Outcome};
 use discovery_types::client::DiscoveryClient;
 use discovery_types::digest::MemberId;
 use discovery_types::grant::{Grant, ReplacementLimits, TokenKind};
@@ -200,6 +200,9 @@ async fn a_cluster_has_at_most_eight_policies() {
     }
     let (_, ninth) = policy_grant(&cluster.world, &cluster.admin, &cluster.statement);
     let ninth = ninth.sign(&cluster.world.owner);
+    let query = GrantQuery { policies: Some(true), ..GrantQuery::default() };
+    let listed = cluster.admin.list_grants(None, &query).await.unwrap().grants;
+    assert!(listed.len() == 8 && listed.iter().all(|view| view.grant.kind == TokenKind::Heal));
     assert_eq!(code(cluster.admin.put_grant(&ninth).await), Code::Conflict);
     cluster.admin.revoke_grant(first.unwrap().id).await.unwrap();
     cluster.admin.put_grant(&ninth).await.unwrap();

@@ -91,6 +91,9 @@ pub struct GrantQuery {
     pub after: Option<String>,
     /// Maximum number of grants in the answer, at most [`MAX_PAGE`](super::MAX_PAGE).
     pub limit: Option<u16>,
+    /// Whether to list replacement policies alone.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub policies: Option<bool>,
 }
 
 /// Answer of `GET /v1/grants` and `GET /v1/clusters/{id}/grants`: one page of the list.
