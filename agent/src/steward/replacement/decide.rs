@@ -11,7 +11,7 @@ use std::time::Duration;
 use discovery_types::digest::OperationId;
 use discovery_types::grant::{GrantId, ReplacementLimits};
 
-use super::uses::{PolicyUse, UseLog};
+use super::uses::{PolicyUse, UseLog, raft_cluster_text};
 use crate::cluster::{ClusterMember, MemberId, MemberList};
 
 /// State of a policy in the cluster's own store.
@@ -133,7 +133,8 @@ impl ReplacementFactsByPolicy<'_> {
     /// Decides about the place that an earlier replacement has freed and not filled. All voters are
     /// reachable.
     fn decide_vacancy(&self) -> PolicyDecision {
-        let Some(vacancy) = self.uses.vacancy(self.voter_ids().len()) else {
+        let Some(vacancy) = self.uses.vacancy(self.voter_ids().len(), self.members.cluster_id)
+        else {
             return PolicyDecision::StandBy;
         };
         if let Some(why) = self.exhausted() {
@@ -194,6 +195,7 @@ impl ReplacementFactsByPolicy<'_> {
             member_name,
             newcomer: self.candidate.name.clone(),
             voters: self.voter_ids().len(),
+            raft_cluster: raft_cluster_text(self.members.cluster_id),
             fills_vacancy: false,
             began_at: self.own_now,
             intent: None,

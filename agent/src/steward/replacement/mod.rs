@@ -203,12 +203,12 @@ impl Steward {
         if intents.is_empty() {
             return self.operation_under_way().is_some();
         }
-        let is_vacant = match self.replacement.uses.vacancy(0) {
-            None => false,
-            Some(_) => {
+        let is_vacant = match self.replacement.uses.has_left_vacancy() {
+            false => false,
+            true => {
                 let members = self.node.list_members_serializable().await.unwrap_or_default();
                 let voters = members.list.iter().filter(|member| !member.is_learner).count();
-                self.replacement.uses.vacancy(voters).is_some()
+                self.replacement.uses.vacancy(voters, members.cluster_id).is_some()
             }
         };
         let replacement = &self.replacement;
@@ -312,6 +312,11 @@ impl Steward {
         policy_use: &PolicyUse,
     ) -> Result<Option<(VerifiedIntent, IntentView)>, String> {
         let members = self.node.list_members().await.map_err(|error| causes(&error))?;
+        if !policy_use.is_of(members.cluster_id) {
+            // The store was copied from a lost cluster, whose members this one doesn't have.
+            self.end_use(&policy_use.operation, "the cluster was recovered", false).await?;
+            return Ok(None);
+        }
         let verified = policy_use
             .intent
             .as_deref()
@@ -434,7 +439,14 @@ impl Steward {
         };
         let mut facts = VoterFacts { unreachable, are_known, ..VoterFacts::default() };
         let dead = match facts.unreachable[..] {
-            [] if self.replacement.uses.vacancy(voters().count()).is_some() => None,
+            [] if self
+                .replacement
+                .uses
+                .vacancy(voters().count(), pass.members.cluster_id)
+                .is_some() =>
+            {
+                None
+            }
             [(dead, time)] if time.as_secs() >= limits.after_seconds => Some(dead),
             _ => return Ok(facts),
         };

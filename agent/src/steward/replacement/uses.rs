@@ -34,6 +34,8 @@ pub(crate) struct PolicyUse {
     pub newcomer: String,
     /// Number of voters before the dead member is removed.
     pub voters: usize,
+    /// Id of the Raft cluster, 16 hexadecimal digits. A recovery makes another one, of the same store.
+    pub raft_cluster: String,
     /// Whether an earlier replacement has removed the dead member already, and its newcomer failed.
     #[serde(default)]
     pub fills_vacancy: bool,
@@ -49,6 +51,18 @@ pub(crate) struct PolicyUse {
     /// Whether the replacement has removed the dead member and then failed.
     #[serde(default)]
     pub left_vacancy: bool,
+}
+
+/// Returns the text of a Raft cluster's id in the log.
+pub(crate) fn raft_cluster_text(id: u64) -> String {
+    format!("{id:016x}")
+}
+
+impl PolicyUse {
+    /// Whether the replacement began in this Raft cluster.
+    pub(crate) fn is_of(&self, raft_cluster: u64) -> bool {
+        self.raft_cluster == raft_cluster_text(raft_cluster)
+    }
 }
 
 /// All uses of a cluster's policies, oldest first.
@@ -137,15 +151,22 @@ impl UseLog {
         ends.filter(|end| *end > now).min()
     }
 
+    /// Whether any replacement has left its dead member's place free. It may be filled since.
+    pub(crate) fn has_left_vacancy(&self) -> bool {
+        self.uses.iter().any(|each| each.left_vacancy)
+    }
+
     /// Returns a use that removed its dead member and whose newcomer failed, if nobody has filled
-    /// that place since. `voters` is the number of voters today.
-    pub(crate) fn vacancy(&self, voters: usize) -> Option<&PolicyUse> {
+    /// that place since. `voters` is the number of voters of `raft_cluster` today. A recovered cluster
+    /// has no vacant places: its operator lets the others in.
+    pub(crate) fn vacancy(&self, voters: usize, raft_cluster: u64) -> Option<&PolicyUse> {
         let is_last = |at: usize, member: MemberId| {
             !self.uses[at + 1..].iter().any(|later| later.member == member)
         };
         let each = self.uses.iter().enumerate();
         let mut open = each.filter(|(at, each)| {
-            each.left_vacancy && is_last(*at, each.member) && voters < each.voters
+            let is_open = each.left_vacancy && each.is_of(raft_cluster);
+            is_open && is_last(*at, each.member) && voters < each.voters
         });
         open.next().map(|(_, each)| each)
     }
@@ -229,6 +250,7 @@ mod tests {
             member_name: "db-2".to_owned(),
             newcomer: format!("db-{number}"),
             voters: 3,
+            raft_cluster: raft_cluster_text(5),
             fills_vacancy: false,
             began_at,
             intent: None,
@@ -270,13 +292,14 @@ mod tests {
     fn a_place_is_vacant_after_a_removal_whose_newcomer_failed_until_somebody_fills_it() {
         let (mut log, policy) = (UseLog::default(), GrantId::random());
         log.begin(one(1, policy, 100), 100).unwrap();
-        assert_eq!(log.vacancy(2), None, "it is under way");
+        assert_eq!(log.vacancy(2, 5), None, "it is under way");
         log.end(&OperationId([1; 16]), "stalled", true);
-        assert_eq!(log.vacancy(2).map(|each| each.member), Some(MemberId(0xab)));
-        assert_eq!(log.vacancy(3), None, "somebody filled it by hand");
+        assert_eq!(log.vacancy(2, 5).map(|each| each.member), Some(MemberId(0xab)));
+        assert_eq!(log.vacancy(3, 5), None, "somebody filled it by hand");
+        assert_eq!(log.vacancy(2, 6), None, "the cluster was recovered");
         log.begin(one(2, policy, 200), 200).unwrap();
         log.end(&OperationId([2; 16]), "promoted", false);
-        assert_eq!(log.vacancy(2), None, "the second newcomer filled it");
+        assert_eq!(log.vacancy(2, 5), None, "the second newcomer filled it");
     }
 
     #[test]

@@ -86,6 +86,7 @@ impl Scene {
             member_name: "c".to_owned(),
             newcomer: "e".to_owned(),
             voters: 3,
+            raft_cluster: raft_cluster_text(0),
             fills_vacancy: false,
             began_at,
             intent: None,
