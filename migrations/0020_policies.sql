@@ -15,3 +15,14 @@ CREATE INDEX intents_by_grant ON intents (grant_id) WHERE grant_id IS NOT NULL;
 ALTER TABLE intents ADD COLUMN seen_us bigint;
 -- The member that the cluster's agents let such a host replace.
 ALTER TABLE intents ADD COLUMN replaces bytea CHECK (octet_length(replaces) = 8);
+
+CREATE OR REPLACE FUNCTION is_whole() RETURNS boolean LANGUAGE sql STABLE AS $$
+    SELECT (SELECT count(*) FROM pg_constraint
+            WHERE connamespace = current_schema()::regnamespace AND contype IN ('p', 'u', 'f'))
+        + (SELECT count(*) FROM pg_index i JOIN pg_class c ON c.oid = i.indexrelid
+            WHERE c.relnamespace = current_schema()::regnamespace)
+        + (SELECT count(*) FROM pg_trigger t JOIN pg_class c ON c.oid = t.tgrelid
+            WHERE c.relnamespace = current_schema()::regnamespace
+                AND NOT t.tgisinternal AND t.tgenabled <> 'D')
+        >= 141
+$$;
