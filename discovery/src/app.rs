@@ -15,6 +15,7 @@ use tokio_util::sync::CancellationToken;
 use crate::admins::AdminCache;
 use crate::clock::Clock;
 use crate::error::ApiError;
+use crate::etcd_tokens::EtcdWaitSlots;
 use crate::forming::{LeaseRenewals, PendingHints};
 use crate::guesses::TokenGuesses;
 use crate::keydir::KeyDirectory;
@@ -59,6 +60,10 @@ pub(crate) struct App {
     pub connection_limit: Arc<AddressLimit>,
     /// Bounded slots for long polls. The key is the public key of the poller.
     pub poll_slots: SlotPool<[u8; 32]>,
+    /// Bounded slots for waits of stock etcd.
+    pub etcd_wait_slots: EtcdWaitSlots,
+    /// Addresses (`host:port`) at which this process serves etcd's discovery protocol v3.
+    pub etcd_v3_endpoints: Arc<[String]>,
     /// Maximum time that a long poll waits for a change.
     pub max_poll_wait: Duration,
     /// Time for which the draft of a cluster can be used after it was made.

@@ -25,6 +25,7 @@ mod clock;
 mod crash;
 mod domain;
 mod error;
+mod etcd_tokens;
 mod forming;
 mod gate;
 mod guesses;

@@ -8,7 +8,9 @@ use utoipa::openapi::RefOr;
 use utoipa::openapi::security::{HttpAuthScheme, HttpBuilder, SecurityRequirement, SecurityScheme};
 use utoipa::{Modify, OpenApi};
 
-use crate::handlers::{access, admins, clusters, database, events, forming, grants, intents, ops};
+use crate::handlers::{
+    access, admins, clusters, database, etcd_tokens, events, forming, grants, intents, ops,
+};
 
 const JSON: &str = "application/json";
 
@@ -45,6 +47,10 @@ pub(crate) async fn openapi() -> HttpResponse {
         clusters::unretire,
         clusters::reopen,
         clusters::credentials,
+        etcd_tokens::list,
+        etcd_tokens::put,
+        etcd_tokens::revoke,
+        etcd_tokens::show,
         events::list,
         grants::put,
         grants::list_all,

@@ -9,8 +9,11 @@ use actix_web::{Error, Resource, Scope};
 
 use crate::app::App;
 use crate::error::ApiError;
+use crate::etcd_tokens::v2;
 use crate::handlers::body::unreadable_request;
-use crate::handlers::{access, admins, clusters, database, events, forming, grants, intents, ops};
+use crate::handlers::{
+    access, admins, clusters, database, etcd_tokens, events, forming, grants, intents, ops,
+};
 use crate::metrics::RequestLabels;
 use crate::openapi;
 use crate::server::ConnectionPeer;
@@ -74,6 +77,24 @@ pub(crate) fn configure(config: &mut ServiceConfig) {
         )
         .service(resource_at("/v1/grants/{id}/confirm", "POST").route(post().to(grants::confirm)))
         .service(resource_at("/v1/grants/{id}/revoke", "POST").route(post().to(grants::revoke)))
+        // Stock etcd.
+        .service(
+            resource_at("/v1/etcd-tokens", "GET, HEAD, PUT")
+                .route(put().to(etcd_tokens::put))
+                .route(get().to(etcd_tokens::list))
+                .route(head().to(etcd_tokens::list)),
+        )
+        .service(
+            resource_at("/v1/etcd-tokens/{id}", "GET, HEAD")
+                .route(get().to(etcd_tokens::show))
+                .route(head().to(etcd_tokens::show)),
+        )
+        .service(
+            resource_at("/v1/etcd-tokens/{id}/revoke", "POST")
+                .route(post().to(etcd_tokens::revoke)),
+        )
+        .service(etcd_v2_resource("/v2/{token}"))
+        .service(etcd_v2_resource("/v2/{token}/{key:.*}"))
         // Forming.
         .service(resource_at("/v1/redeem", "POST").route(post().to(forming::redeem)))
         // Changes of a running cluster.
@@ -277,6 +298,15 @@ fn cluster_resource_at(path: &str, allow: &'static str) -> Resource {
     resource_at(path_in_cluster(path), allow)
 }
 
+/// A resource of etcd's discovery protocol v2.
+fn etcd_v2_resource(path: &str) -> Resource {
+    web::resource(path)
+        .route(get().to(v2::get))
+        .route(head().to(v2::get))
+        .route(put().to(v2::put))
+        .default_service(web::to(v2::method_not_allowed))
+}
+
 fn membership_resource(path: &str) -> Resource {
     web::resource(path_in_cluster(path)).default_service(web::to(ops::membership))
 }
@@ -301,7 +331,10 @@ pub(crate) async fn wrap_request(
         Ok(()) => next.call(request).await?.map_into_boxed_body(),
         Err(wait) => {
             let error = app.rate_limited(wait);
-            request.error_response(error).map_into_boxed_body()
+            match pattern.starts_with(v2::V2_PREFIX) {
+                true => request.into_response(v2::overloaded()),
+                false => request.error_response(error).map_into_boxed_body(),
+            }
         }
     };
     log_fault(&response, &pattern);
@@ -311,7 +344,7 @@ pub(crate) async fn wrap_request(
     }
     headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
     let metrics = &app.metrics;
-    let may_park = ["/poll", "/intents", "/intents/{operation}"];
+    let may_park = ["/poll", "/intents", "/intents/{operation}", "/v2/{token}"];
     if !may_park.iter().any(|end| pattern.ends_with(end)) {
         metrics.duration.observe(started.elapsed().as_secs_f64());
     }
@@ -323,7 +356,8 @@ pub(crate) async fn wrap_request(
 /// Logs each response of status 500 and above once, with its cause.
 fn log_fault(response: &ServiceResponse<impl MessageBody>, route: &str) {
     let status = response.status();
-    if !status.is_server_error() {
+    // The paths of stock etcd have tokens in them, and its module logs faults itself.
+    if !status.is_server_error() || route.starts_with(v2::V2_PREFIX) {
         return;
     }
     let method = response.request().method();

@@ -26,7 +26,7 @@ const PART: usize = 24;
 const HOMES: [&str; 7] =
     ["owner.pem", "tls.key", "signing-1.key", "kek-1.key", "agent.key", "node.key", "client.key"];
 /// Names of files with a token, which is a secret, too.
-const BUNDLES: [&str; 3] = ["demo.bundle", "late.ticket", "revoked.bundle"];
+const BUNDLES: [&str; 4] = ["demo.bundle", "late.ticket", "revoked.bundle", "etcd.env"];
 
 /// Secrets by file and form. Each is searched for in parts.
 type Secrets = BTreeMap<String, Vec<u8>>;
@@ -176,6 +176,9 @@ fn live(testbed: &Testbed) -> Result<Vec<AgentProcess>> {
         (members.len() == 4 && heard).then_some(())
     })?;
     agents.push(late);
+    let variables = testbed.path("etcd.env");
+    let arguments = ["etcd-token", "create", "stock", "--size", "3", "--protocol", "v2", "--out"];
+    testbed.admin_command(&[&arguments[..], &[path_text(&variables)?]].concat())?;
     // A ticket that is revoked before it is used.
     let revoked = create("join", "revoked.bundle")?;
     let listed = testbed.admin_json(&["token", "list", "--cluster", "demo"])?;
@@ -220,7 +223,17 @@ fn no_secret_is_in_what_an_installation_writes_or_shows() -> Result<()> {
     // Answers, while all programs run. The requests contain a secret.
     let seed = secrets.iter().find(|(what, _)| what.contains("demo.bundle")).context("a seed")?.1;
     let seed = String::from_utf8(seed.clone())?;
+    // Stock etcd sends its token in the path.
+    let variables = fs_err::read_to_string(testbed.path("etcd.env"))?;
+    let etcd_path = variables.split("/v2/").nth(1).and_then(|rest| rest.lines().next());
+    let etcd_path = format!("/v2/{}", etcd_path.context("a discovery URL")?);
     for (line, body) in [
+        (&*format!("GET {etcd_path}"), String::new()),
+        (&*format!("GET {etcd_path}/_config/size?wait={etcd_path}"), String::new()),
+        (&*format!("PUT {etcd_path}/1?prevExist=false"), "value=x".to_owned()),
+        (&*format!("DELETE {etcd_path}"), String::new()),
+        (&*format!("GET {etcd_path}x"), String::new()),
+        (&*format!("GET /v1{etcd_path}"), String::new()),
         ("GET /metrics", String::new()),
         ("POST /v1/redeem", format!(r#"{{"jws":"{seed}"}}"#)),
         ("POST /v1/join", format!(r#"{{"{seed}":1}}"#)),

@@ -15,6 +15,7 @@ mod confirm;
 mod context;
 mod db;
 mod error;
+mod etcd_token;
 mod home;
 mod intent;
 mod key;
@@ -121,6 +122,8 @@ enum DiscoveryCommand {
     Token(token::TokenArgs),
     /// Sign beforehand when a dead member may be replaced
     Policy(policy::PolicyArgs),
+    /// Let stock etcd form a cluster through the service
+    EtcdToken(etcd_token::EtcdTokenArgs),
     /// Order membership changes of a running cluster, and see their outcome
     Intent(intent::IntentArgs),
     /// Tell running clusters' agents where the service is and by which keys they know it
@@ -278,6 +281,7 @@ impl DiscoveryCommand {
             DiscoveryCommand::Cluster(args) => args.remote.common.json,
             DiscoveryCommand::Token(args) => args.remote.common.json,
             DiscoveryCommand::Policy(args) => args.remote.common.json,
+            DiscoveryCommand::EtcdToken(args) => args.remote.common.json,
             DiscoveryCommand::Intent(args) => args.remote.common.json,
             DiscoveryCommand::Service(args) => args.remote.common.json,
             DiscoveryCommand::Ca(args) => args.json,
@@ -304,6 +308,7 @@ impl DiscoveryCommand {
             DiscoveryCommand::Cluster(args) => session::block_on(cluster::run(args, printer)),
             DiscoveryCommand::Token(args) => session::block_on(token::run(args, printer)),
             DiscoveryCommand::Policy(args) => session::block_on(policy::run(args, printer)),
+            DiscoveryCommand::EtcdToken(args) => session::block_on(etcd_token::run(args, printer)),
             DiscoveryCommand::Intent(args) => session::block_on(intent::run(args, printer)),
             DiscoveryCommand::Service(args) => session::block_on(service::run(args, printer)),
             DiscoveryCommand::Ca(args) => ca::run(args, printer),

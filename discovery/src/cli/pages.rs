@@ -2,7 +2,9 @@
 
 use std::time::{Duration, Instant};
 
-use discovery_types::api::{ClusterQuery, ClusterSummary, GrantQuery, GrantView, MAX_PAGE};
+use discovery_types::api::{
+    ClusterQuery, ClusterSummary, EtcdTokenQuery, EtcdTokenView, GrantQuery, GrantView, MAX_PAGE,
+};
 use discovery_types::client::ClientError;
 use uuid::Uuid;
 
@@ -67,6 +69,19 @@ pub(super) async fn policies(
     printer: &mut Printer,
 ) -> Result<ListedItems<GrantView>, CliError> {
     grants_of_kind(session, cluster, Some(true), None, printer).await
+}
+
+/// Fetches the etcd tokens, newest first.
+pub(super) async fn etcd_tokens(
+    session: &AdminSession,
+    printer: &mut Printer,
+) -> Result<ListedItems<EtcdTokenView>, CliError> {
+    let page = async |after: Option<String>, limit| {
+        let query = EtcdTokenQuery { after, limit: Some(limit) };
+        let page = session.client.list_etcd_tokens(&query).await?;
+        Ok((page.tokens, page.next))
+    };
+    collect(page, None, "etcd tokens", printer).await
 }
 
 async fn grants_of_kind(

@@ -127,6 +127,7 @@ impl App {
         // could be used again then.
         if self.clock.steady_for() >= MIN_STEADY_FOR_DELETION {
             self.store.delete_expired().await?;
+            self.store.delete_old_etcd_tokens().await?;
         }
         Ok(())
     }

@@ -5,6 +5,7 @@ pub(crate) mod admins;
 pub(crate) mod body;
 pub(crate) mod clusters;
 pub(crate) mod database;
+pub(crate) mod etcd_tokens;
 pub(crate) mod events;
 pub(crate) mod forming;
 pub(crate) mod grants;

@@ -39,6 +39,10 @@ pub(crate) struct ServeArgs {
     /// Address to listen on; may be repeated
     #[arg(long, value_name = "ADDR:PORT", default_value = "0.0.0.0:8443")]
     pub listen: Vec<SocketAddr>,
+    /// Address on which stock etcd reaches its discovery protocol v3 (gRPC, etcd 3.6 and newer); may
+    /// be repeated. Without it, etcd tokens for v3 can't be made here
+    #[arg(long, value_name = "ADDR:PORT")]
+    pub etcd_listen: Vec<SocketAddr>,
     /// Directory of this process's ledger of commits: outside Postgres, not in the key directory,
     /// one per process, on a disk that outlives the database's. A ledger from a backup is
     /// recognised as a copy: together with a restored database it waits for an owner's `db accept`

@@ -6,7 +6,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use actix_server::ServerHandle;
+use actix_server::{ServerBuilder, ServerHandle};
 use discovery_formation::Millis;
 use discovery_formation::service::FormationSettings;
 use discovery_types::access::issuer;
@@ -31,6 +31,7 @@ use crate::admins::AdminCache;
 use crate::app::{ADOPTION_RATE_AND_BURST, App};
 use crate::background;
 use crate::clock::Clock;
+use crate::etcd_tokens::{v3, wait_slots};
 use crate::keydir::KeyDirectory;
 use crate::ledger::{LEDGER_USED_TWICE, Ledger, LedgerError};
 use crate::limits::AddressLimit;
@@ -131,6 +132,7 @@ pub(crate) async fn start(args: ServeArgs) -> Result<RunningService, ServerError
     // Bind before using the database: if a port is taken, this process must leave no row in the
     // database.
     let sockets = bind(&args.listen)?;
+    let etcd_sockets = bind(&args.etcd_listen)?;
     let (options, postgres) = open_database(&args.database).await?;
     let pool = PoolSettings { size: args.database.pool_size, wait: POOL_WAIT };
     let store = match connect(options, pool, ledger, &keys, Arc::default()).await {
@@ -147,9 +149,35 @@ pub(crate) async fn start(args: ServeArgs) -> Result<RunningService, ServerError
     tracing::info!(%process, ledger = %args.ledger.display(), "this process's ledger");
     let tls =
         server_config(&keys).map_err(|error| ServerError::failed("can't set up TLS", error))?;
-    let app = build_app(&args, keys, store);
+    let etcd_listeners = listen_for_etcd(etcd_sockets)?;
+    let app = build_app(&args, keys, store, &etcd_listeners)?;
 
-    let bounds = socket_limits(&args);
+    let (server, addresses) = build_server(&args, &app, &tls, sockets)?;
+    let server = server.run();
+    let handle = server.handle();
+    let (tracker, stop_background) = (TaskTracker::new(), CancellationToken::new());
+    background::start(&app, args.times.sweep, &tracker, &stop_background);
+    for listener in etcd_listeners {
+        tracker.spawn(v3::listener::serve(
+            app.clone(),
+            listener,
+            tls.clone(),
+            args.times.handshake,
+        ));
+    }
+    let server = tokio::spawn(server);
+    let drain = args.times.drain;
+    Ok(RunningService { addresses, handle, server, app, tracker, stop_background, postgres, drain })
+}
+
+/// Makes the HTTPS server, which listens on `sockets`.
+fn build_server(
+    args: &ServeArgs,
+    app: &App,
+    tls: &rustls::ServerConfig,
+    sockets: Vec<(SocketAddr, TcpSocket)>,
+) -> Result<(ServerBuilder, Vec<SocketAddr>), ServerError> {
+    let bounds = socket_limits(args);
     let door = ConnectionLimits::new(&bounds, app.connection_limit.clone(), app.metrics.clone());
     actix_tls::accept::max_concurrent_tls_connect(MAX_HANDSHAKES);
     let mut server = actix_server::Server::build()
@@ -170,13 +198,7 @@ pub(crate) async fn start(args: ServeArgs) -> Result<RunningService, ServerError
     for address in &addresses {
         tracing::info!(%address, "listening");
     }
-    let server = server.run();
-    let handle = server.handle();
-    let (tracker, stop_background) = (TaskTracker::new(), CancellationToken::new());
-    background::start(&app, args.times.sweep, &tracker, &stop_background);
-    let server = tokio::spawn(server);
-    let drain = args.times.drain;
-    Ok(RunningService { addresses, handle, server, app, tracker, stop_background, postgres, drain })
+    Ok((server, addresses))
 }
 
 fn socket_limits(args: &ServeArgs) -> SocketLimits {
@@ -206,6 +228,31 @@ fn bind(addresses: &[SocketAddr]) -> Result<Vec<(SocketAddr, TcpSocket)>, Server
             Err(error) => Err(cant_listen(address, error)),
         })
         .collect()
+}
+
+/// Listens for stock etcd.
+fn listen_for_etcd(sockets: Vec<(SocketAddr, TcpSocket)>) -> Result<Vec<TcpListener>, ServerError> {
+    let listen = |(address, socket): (SocketAddr, TcpSocket)| {
+        let listener = socket.listen(BACKLOG).map_err(|error| cant_listen(address, error))?;
+        tracing::info!(%address, "listening for stock etcd (v3)");
+        Ok(listener)
+    };
+    sockets.into_iter().map(listen).collect()
+}
+
+/// Returns where stock etcd reaches `listeners`: at the hosts of the service's URLs.
+fn v3_endpoints(keys: &KeyDirectory, listeners: &[TcpListener]) -> std::io::Result<Vec<String>> {
+    let mut endpoints = Vec::new();
+    for listener in listeners {
+        let port = listener.local_addr()?.port();
+        for url in &keys.settings.urls {
+            let endpoint = format!("{}:{port}", url.host());
+            if !endpoints.contains(&endpoint) {
+                endpoints.push(endpoint);
+            }
+        }
+    }
+    Ok(endpoints)
 }
 
 fn cant_listen(address: SocketAddr, error: std::io::Error) -> ServerError {
@@ -319,7 +366,14 @@ pub(super) async fn make_database(postgres: &ManagedPostgres) -> Result<(), sqlx
     connection.close().await
 }
 
-fn build_app(args: &ServeArgs, keys: KeyDirectory, store: crate::store::Store) -> App {
+fn build_app(
+    args: &ServeArgs,
+    keys: KeyDirectory,
+    store: crate::store::Store,
+    etcd_listeners: &[TcpListener],
+) -> Result<App, ServerError> {
+    let etcd_v3_endpoints = v3_endpoints(&keys, etcd_listeners)
+        .map_err(|error| ServerError::failed("can't read the address of a listener", error))?;
     let millis = |time: Duration| Millis(u64::try_from(time.as_millis()).unwrap_or(u64::MAX));
     let settings = FormationSettings {
         lease: millis(args.times.lease),
@@ -328,7 +382,7 @@ fn build_app(args: &ServeArgs, keys: KeyDirectory, store: crate::store::Store) -
         ..FormationSettings::DEFAULT
     };
     let clock = Arc::new(Clock::default());
-    App {
+    Ok(App {
         metrics: store.watch().metrics.clone(),
         issuer: issuer(&keys.owner).into(),
         admins: Arc::new(AdminCache::new(keys.owner, store.clone(), clock.clone())),
@@ -354,7 +408,9 @@ fn build_app(args: &ServeArgs, keys: KeyDirectory, store: crate::store::Store) -
         max_poll_wait: args.times.poll,
         draft_life: args.times.draft,
         draining: CancellationToken::new(),
-    }
+        etcd_wait_slots: wait_slots(args.limits.max_parked_polls),
+        etcd_v3_endpoints: etcd_v3_endpoints.into(),
+    })
 }
 
 impl RunningService {

@@ -12,6 +12,7 @@ pub(crate) mod cluster;
 pub(crate) mod clusters;
 mod connect;
 mod error;
+pub(crate) mod etcd_tokens;
 pub(crate) mod grants;
 pub(crate) mod intents;
 mod key_directory;

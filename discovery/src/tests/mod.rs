@@ -5,6 +5,7 @@ mod agent;
 mod audit;
 mod confirmed;
 mod database;
+mod etcd_tokens;
 mod faults;
 mod forged_rows;
 mod forming;

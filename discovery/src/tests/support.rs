@@ -335,6 +335,7 @@ impl TestInstallation {
 
     pub(super) fn args(&self, ledger: &str) -> ServeArgs {
         ServeArgs {
+            etcd_listen: Vec::new(),
             keys: self.folder.path().join("keys"),
             listen: vec!["127.0.0.1:0".parse().unwrap()],
             ledger: self.folder.path().join(ledger),

@@ -35,6 +35,7 @@ pub mod convert;
 pub mod csr;
 pub mod digest;
 pub mod document;
+pub mod etcd_token;
 pub mod grant;
 pub mod intent;
 pub mod jws;

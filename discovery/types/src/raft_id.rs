@@ -14,7 +14,8 @@ pub fn of_founder(document: &Digest, peer_urls: &[NodeUrl]) -> MemberId {
     member_id(&urls, &document.to_string())
 }
 
-fn member_id(sorted_urls: &[String], token: &str) -> MemberId {
+/// Computes the id of a member that begins with its cluster, from its sorted peer URLs.
+pub(crate) fn member_id(sorted_urls: &[String], token: &str) -> MemberId {
     let mut context = Context::new(&SHA1_FOR_LEGACY_USE_ONLY);
     for url in sorted_urls {
         context.update(url.as_bytes());

@@ -113,6 +113,12 @@ pub enum Action {
     PutPolicy,
     /// Revoke a replacement policy.
     RevokePolicy,
+    /// Make a token by which stock etcd forms a cluster.
+    PutEtcdToken,
+    /// Read the etcd tokens, and the members that registered with them.
+    ReadEtcdTokens,
+    /// Revoke an etcd token.
+    RevokeEtcdToken,
     /// Order the removal of a member, or a change of its peer URLs.
     PutOrder,
     /// Withdraw an intent that no agent has begun.
@@ -150,7 +156,7 @@ pub enum Action {
 
 impl Action {
     /// Every action, in the order of declaration.
-    pub const ALL: [Action; 34] = [
+    pub const ALL: [Action; 37] = [
         Action::CreateDraft,
         Action::PutStatement,
         Action::ListClusters,
@@ -169,6 +175,9 @@ impl Action {
         Action::RevokeJoinGrant,
         Action::PutPolicy,
         Action::RevokePolicy,
+        Action::PutEtcdToken,
+        Action::ReadEtcdTokens,
+        Action::RevokeEtcdToken,
         Action::PutOrder,
         Action::WithdrawIntent,
         Action::ReadIntents,
@@ -209,13 +218,14 @@ impl Action {
             | Action::WithdrawIntent
             | Action::RevokeJoinGrant => Some(&[Operator]),
             Action::ReadEvents => Some(&[Operator, Auditor]),
-            Action::PutBootGrant => Some(&[Issuer]),
-            Action::RevokeBootGrant => Some(&[Issuer, Operator]),
+            Action::PutBootGrant | Action::PutEtcdToken => Some(&[Issuer]),
+            Action::RevokeBootGrant | Action::RevokeEtcdToken => Some(&[Issuer, Operator]),
             Action::ListClusters
             | Action::ShowCluster
             | Action::ReadStatements
             | Action::ReadDocument
             | Action::ReadGrants
+            | Action::ReadEtcdTokens
             | Action::ReadIntents
             | Action::ReadProcesses
             | Action::ReadAdmins => Some(&[Issuer, Operator, Auditor]),
@@ -258,6 +268,9 @@ impl Action {
             | Action::RevokeJoinGrant
             | Action::PutPolicy
             | Action::RevokePolicy
+            | Action::PutEtcdToken
+            | Action::ReadEtcdTokens
+            | Action::RevokeEtcdToken
             | Action::PutOrder
             | Action::WithdrawIntent
             | Action::ExportCluster

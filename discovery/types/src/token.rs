@@ -11,6 +11,7 @@ use data_encoding::BASE32_NOPAD;
 use secrecy::{ExposeSecret, SecretString};
 use zeroize::Zeroizing;
 
+use crate::etcd_token::ETCD_TOKEN_PREFIX;
 use crate::grant::{GrantId, TokenKind};
 use crate::key::{PublicKey, SigningKey};
 
@@ -23,13 +24,14 @@ pub const TOKEN_LENGTH: usize = 4 + 4 + 1 + 16 + 1 + 52 + 1 + 7;
 /// text.
 pub fn holds_secret(text: &str) -> bool {
     let digit = |c: char| c.is_ascii_lowercase() || ('2'..='7').contains(&c);
-    let begins_one = |kind: TokenKind| {
-        let start = format!("{TOKEN_PREFIX}{kind}_");
-        text.split(&start).skip(1).any(|rest| rest.chars().take_while(|c| digit(*c)).count() >= 8)
+    let begins_one = |start: &str| {
+        text.split(start).skip(1).any(|rest| rest.chars().take_while(|c| digit(*c)).count() >= 8)
     };
+    let starts = TokenKind::ALL.map(|kind| format!("{TOKEN_PREFIX}{kind}_"));
     // The second is how a private key of the program `age` begins.
     ["PRIVATE KEY-----", "AGE-SECRET-KEY-"].iter().any(|start| text.contains(start))
-        || TokenKind::ALL.into_iter().any(begins_one)
+        || starts.iter().any(|start| begins_one(start))
+        || begins_one(ETCD_TOKEN_PREFIX)
 }
 
 /// Reason why a text is no token. No error message repeats the text, because it may contain most of
@@ -130,7 +132,7 @@ impl fmt::Debug for Token {
     }
 }
 
-fn checksum(body: &str) -> String {
+pub(crate) fn checksum(body: &str) -> String {
     encode_base32(&crc32c::crc32c(body.as_bytes()).to_be_bytes())
 }
 

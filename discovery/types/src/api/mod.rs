@@ -21,6 +21,10 @@
 //! | `GET /v1/grants/{id}/redemptions` | – | [`RedemptionList`] |
 //! | `POST /v1/grants/{id}/confirm` | [`SignedBody`] | [`GrantView`] |
 //! | `POST /v1/grants/{id}/revoke` | – | [`GrantView`] |
+//! | `PUT /v1/etcd-tokens` | [`EtcdTokenRequest`] | [`EtcdTokenResponse`] |
+//! | `GET /v1/etcd-tokens` | [`EtcdTokenQuery`] | [`EtcdTokenList`] |
+//! | `GET /v1/etcd-tokens/{id}` | – | [`EtcdTokenView`] |
+//! | `POST /v1/etcd-tokens/{id}/revoke` | – | [`EtcdTokenView`] |
 //! | `GET /v1/events?stream=` | [`EventQuery`] | [`EventList`] |
 //! | `GET /v1/admins` | – | [`AdminList`] |
 //! | `PUT /v1/admins` | [`SignedBody`] | [`AdminList`] |
@@ -58,6 +62,7 @@
 
 mod access;
 mod clusters;
+mod etcd_tokens;
 mod events;
 mod formation;
 mod grants;
@@ -74,6 +79,10 @@ pub use clusters::{
     CredentialsResponse, DraftRequest, DraftResponse, EndView, ExplainResponse, Explanation,
     MAX_PAGE, MIN_REPORT_INTERVAL, MemberView, MembersView, Moment, SILENT_AFTER, SeatView,
     StatementList,
+};
+pub use etcd_tokens::{
+    EtcdMember, EtcdTokenList, EtcdTokenQuery, EtcdTokenRequest, EtcdTokenResponse, EtcdTokenState,
+    EtcdTokenView,
 };
 pub use events::{EventList, EventQuery, EventView};
 pub use formation::{

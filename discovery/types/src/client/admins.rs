@@ -8,7 +8,8 @@ use super::{ClientError, DiscoveryClient};
 use crate::api::{
     AbandonRequest, AcceptRequest, AcceptResponse, AdminList, ClusterExport, ClusterList,
     ClusterQuery, ClusterSummary, ClusterView, CommitDocument, CredentialsRequest,
-    CredentialsResponse, DirectoryResponse, DraftRequest, DraftResponse, EventList, EventQuery,
+    CredentialsResponse, DirectoryResponse, DraftRequest, DraftResponse, EtcdTokenList,
+    EtcdTokenQuery, EtcdTokenRequest, EtcdTokenResponse, EtcdTokenView, EventList, EventQuery,
     ExplainResponse, GrantList, GrantQuery, GrantView, IntentList, IntentView, ProcessList,
     RedemptionList, SignedBody, StatementList,
 };
@@ -155,6 +156,32 @@ impl DiscoveryClient {
     /// Revokes a grant by its id.
     pub async fn revoke_grant(&self, grant: GrantId) -> Result<GrantView, ClientError> {
         self.send(Method::POST, format!("/v1/grants/{grant}/revoke"), &EmptyBody {}).await
+    }
+
+    /// Stores an etcd token, without its secret.
+    pub async fn put_etcd_token(
+        &self,
+        token: &EtcdTokenRequest,
+    ) -> Result<EtcdTokenResponse, ClientError> {
+        self.send(Method::PUT, "/v1/etcd-tokens".into(), token).await
+    }
+
+    /// Fetches a page of the list of etcd tokens.
+    pub async fn list_etcd_tokens(
+        &self,
+        query: &EtcdTokenQuery,
+    ) -> Result<EtcdTokenList, ClientError> {
+        self.get(path_with_query("/v1/etcd-tokens", query)).await
+    }
+
+    /// Fetches one etcd token, and the members that registered with it.
+    pub async fn show_etcd_token(&self, id: GrantId) -> Result<EtcdTokenView, ClientError> {
+        self.get(format!("/v1/etcd-tokens/{id}")).await
+    }
+
+    /// Revokes an etcd token.
+    pub async fn revoke_etcd_token(&self, id: GrantId) -> Result<EtcdTokenView, ClientError> {
+        self.send(Method::POST, format!("/v1/etcd-tokens/{id}/revoke"), &EmptyBody {}).await
     }
 
     /// Sends an order, which asks for a change of a running cluster.
