@@ -10,6 +10,8 @@ use std::path::PathBuf;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use discovery_types::grant::GrantId;
 
+use crate::host::cloud::{Cloud, METADATA_URL};
+
 pub(crate) use self::member::{
     AddArguments, ClusterAccess, MemberCommand, MemberSubcommand, MoveLeaderArguments, PlanCommand,
     PromoteArguments, RemoveArguments, ReplaceArguments, UpdateArguments,
@@ -175,6 +177,20 @@ pub(crate) struct RunArguments {
     /// be bound to one, and discovery shows it.
     #[arg(long, value_name = "NAME", env = "MUSTER_ZONE")]
     pub zone: Option<String>,
+
+    /// Ask the metadata service of this cloud for the zone, when the host gets a place in a cluster.
+    #[arg(
+        long,
+        value_enum,
+        value_name = "CLOUD",
+        env = "MUSTER_ZONE_FROM",
+        conflicts_with = "zone"
+    )]
+    pub zone_from: Option<Cloud>,
+
+    /// Address of the cloud's metadata service, for tests.
+    #[arg(long, value_name = "URL", env = "MUSTER_METADATA_URL", default_value = METADATA_URL, hide = true)]
+    pub metadata_url: String,
 
     /// Host name or address at which the other members reach this host (default: the source address
     /// of packets to discovery; later: the previous one).

@@ -9,6 +9,7 @@ use discovery_types::url::NodeUrl;
 use crate::cli;
 use crate::cli::addressing::{self, AddressFlags};
 use crate::exit::ExitError;
+use crate::host::cloud::Cloud;
 use crate::state::Layout;
 
 /// Node flags that the agent sets itself, because identity, transport security or supervision
@@ -66,6 +67,10 @@ pub(crate) struct RunSettings {
     pub name: Option<Name>,
     /// The host's zone, if `--zone` was given.
     pub zone: Option<Name>,
+    /// Cloud that is asked for the zone, if `--zone-from` was given.
+    pub zone_from: Option<Cloud>,
+    /// Address of that cloud's metadata service.
+    pub metadata_url: String,
     /// The address flags of this start.
     pub addressing: AddressFlags,
     /// Addresses at which a newcomer tries to reach the cluster, besides those from discovery.
@@ -104,6 +109,8 @@ impl RunSettings {
             }),
             name: typed.name.as_deref().map(|name| parse("--name", name)).transpose()?,
             zone: typed.zone.as_deref().map(|zone| parse("--zone", zone)).transpose()?,
+            zone_from: typed.zone_from,
+            metadata_url: typed.metadata_url.clone(),
             node_binary: node_binary(typed.node_binary.as_deref(), own_program, search_path)?,
             node_flags: typed.node_flags.clone(),
             metrics_listen: typed.metrics_listen,

@@ -12,6 +12,7 @@ use discovery_types::convert;
 use discovery_types::grant::TokenKind;
 use discovery_types::jws::JwsType;
 use discovery_types::key::SigningKey;
+use discovery_types::name::Name;
 use discovery_types::record::{Record, SignedRecord};
 use discovery_types::url::NodeUrl;
 use tokio_util::sync::CancellationToken;
@@ -359,9 +360,16 @@ impl Daemon<'_> {
         let layout = self.settings.layout.clone();
         let mut protocol = Protocol::new(layout, key, journal, keepsakes, document);
         let Some(addresses) = self.addresses(&join).await? else { return Ok(()) };
+        let zone = match &bundle {
+            Some(_) => self.stop.run_until_cancelled(self.zone()).await,
+            // The record of an earlier start is used, with the zone in it.
+            None => Some(Ok(None)),
+        };
+        let Some(zone) = zone.transpose()? else { return Ok(()) };
         let record = record::choose_record(
             &protocol,
             self.settings,
+            zone,
             &*self.host,
             &addresses,
             bundle.as_ref(),
@@ -384,6 +392,18 @@ impl Daemon<'_> {
             }
             formed => self.handle_formation_result(formed?, protocol).await,
         }
+    }
+
+    /// Returns the host's zone: typed, or asked of the cloud.
+    async fn zone(&self) -> Result<Option<Name>, ExitError> {
+        let settings = self.settings;
+        let Some(cloud) = settings.zone_from else { return Ok(settings.zone.clone()) };
+        let zone = cloud.zone(&settings.metadata_url).await.map_err(|error| {
+            let why = error_chain(&error);
+            ExitError::Failed(format!("{why}: say --zone ZONE, or correct --zone-from"))
+        })?;
+        tracing::info!(%zone, "the cloud has named this host's zone");
+        Ok(Some(zone))
     }
 
     /// Joins a running cluster with a join ticket.

@@ -1,6 +1,7 @@
 //! The machine behind one small trait: everything that the agent needs of it, apart from files in
 //! the data directory. There is a real implementation and one for tests.
 
+pub(crate) mod cloud;
 #[cfg(test)]
 pub(crate) mod fake;
 pub(crate) mod local;

@@ -194,6 +194,7 @@ impl Steward {
             if let Err(error) = &learnt {
                 self.warn_once(&format!("the newest statement can't be taken: {error}"));
             }
+            self.take_zones(list.zones.clone());
             self.take_policies(&list.policies, leads).await;
             // With intents pending, ask again soon instead of waiting for a change: this node may
             // become the leader.

@@ -4,7 +4,7 @@
 
 use std::net::IpAddr;
 
-use crate::values::{AgentRecord, Permissions};
+use crate::values::{AgentRecord, Permissions, quorum};
 
 /// Why no list of this cluster can contain a record.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -44,6 +44,50 @@ pub enum RecordConflict {
     /// Machine that both records run on, which the statement doesn't allow.
     #[error("one machine, and the cluster was not created with --allow-shared-host")]
     Machine,
+}
+
+/// Why a list whose members are spread over zones can't contain a record.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ZoneFault {
+    /// The record has no zone.
+    #[error("says no zone, and the cluster was created with --spread zone")]
+    Missing,
+    /// The zone would have a majority of the members.
+    #[error("is in the zone {zone}, which may have {most} of {size} members and has them")]
+    Crowded {
+        /// Name of the zone.
+        zone: String,
+        /// Largest number of members in one zone.
+        most: usize,
+        /// Number of members with the new one.
+        size: usize,
+    },
+}
+
+/// Returns the largest number of members in one zone if `size` members are spread over zones: less
+/// than a majority.
+#[must_use]
+pub fn most_in_one_zone(size: usize) -> usize {
+    quorum(size) - 1
+}
+
+/// Checks whether a member in `zone` may be in a cluster of `size` members that are spread over zones,
+/// together with members in the zones `others`.
+///
+/// # Errors
+/// The member has no zone, or the zone would have a majority.
+pub fn check_zone<'a>(
+    zone: Option<&str>,
+    others: impl IntoIterator<Item = Option<&'a str>>,
+    size: usize,
+) -> Result<(), ZoneFault> {
+    let zone = zone.ok_or(ZoneFault::Missing)?;
+    let neighbours = others.into_iter().filter(|other| *other == Some(zone)).count();
+    let most = most_in_one_zone(size);
+    match neighbours < most {
+        true => Ok(()),
+        false => Err(ZoneFault::Crowded { zone: zone.to_owned(), most, size }),
+    }
 }
 
 /// Checks whether a list of this cluster can contain `record`.
@@ -151,6 +195,30 @@ mod tests {
         let all =
             Permissions { allow_loopback: true, allow_low_ports: true, ..Permissions::default() };
         assert_eq!(judged("https://localhost:1", all), "fits");
+    }
+
+    #[test]
+    fn no_zone_has_a_majority() {
+        let zones = |names: &str| names.chars().map(|c| c.to_string()).collect::<Vec<_>>();
+        let judged = |zone: &str, others: &str, size| {
+            let others = zones(others);
+            let others = others.iter().map(|zone| Some(zone.as_str()));
+            let zone = (!zone.is_empty()).then_some(zone);
+            check_zone(zone, others, size).map_or_else(|why| variant(&why), |()| "fits".to_owned())
+        };
+        for (zone, others, size, answer) in [
+            ("a", "", 3, "fits"),
+            ("a", "bc", 3, "fits"),
+            ("a", "a", 3, "Crowded"),
+            ("a", "abb", 5, "fits"),
+            ("a", "aab", 5, "Crowded"),
+            ("a", "ab", 4, "fits"),
+            ("a", "aa", 4, "Crowded"),
+            ("a", "", 1, "Crowded"),
+            ("", "", 3, "Missing"),
+        ] {
+            assert_eq!(judged(zone, others, size), answer, "{zone} beside {others} of {size}");
+        }
     }
 
     #[test]

@@ -28,6 +28,7 @@ pub(crate) fn plain_record(host: u8) -> AgentRecord {
         machine: machine(host),
         incarnation: Incarnation(u128::from(host)),
         name: format!("host-{host}"),
+        zone: None,
         peer_urls: vec![format!("https://10.0.0.{host}:2380")],
         client_urls: vec![format!("https://10.0.0.{host}:2379")],
         cluster: CLUSTER,
@@ -48,6 +49,7 @@ pub(crate) fn statement(size: u8) -> Statement {
         cluster: CLUSTER,
         size,
         permissions: Permissions::default(),
+        spreads_zones: false,
     }
 }
 

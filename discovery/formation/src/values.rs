@@ -154,6 +154,8 @@ pub struct AgentRecord {
     pub incarnation: Incarnation,
     /// Name of the member in its cluster.
     pub name: String,
+    /// Zone of the host, as its agent says.
+    pub zone: Option<String>,
     /// Peer URLs, normalised: `https://host:port`, lower case, port always given, no path.
     pub peer_urls: Vec<String>,
     /// Client URLs, normalised like the peer URLs.
@@ -193,6 +195,8 @@ pub struct Statement {
     /// Number of members: 1 to 9. Never changes.
     pub size: u8,
     pub permissions: Permissions,
+    /// Whether the members are spread over zones, so that no zone has a majority of them.
+    pub spreads_zones: bool,
 }
 
 /// Returns the smallest majority of `size` members.

@@ -242,6 +242,7 @@ mod tests {
                 admins: vec![Admin { key: *owner.public(), name, roles: vec![Role::Owner] }],
                 permissions: Permissions::default(),
                 deadline_seconds: 60,
+                spread: None,
             };
             let export = ClusterExport {
                 version: 1,

@@ -91,6 +91,7 @@ impl App {
             false => check_intent_limit(&changes, transaction.now.0 as UnixMicros)?,
         }
         check_replaced_member(ticket, &roster)?;
+        check_spread(&transaction, record, ticket, &roster)?;
         let new = new_intent(&transaction, &changes, &verified, request);
         let now = transaction.now;
         if is_policy {
@@ -212,6 +213,21 @@ fn check_replaced_member(ticket: &VerifiedGrant, roster: &Roster) -> Result<(), 
         return Err(ApiError::new(Code::WrongState, detail, next));
     }
     Ok(())
+}
+
+/// Refuses a newcomer whose zone has no room, if the cluster's members are spread over zones. Whom a
+/// host under a policy replaces is decided later, by the cluster's agents: they judge its zone then.
+fn check_spread(
+    transaction: &ClusterTransaction,
+    record: &VerifiedRecord,
+    ticket: &VerifiedGrant,
+    roster: &Roster,
+) -> Result<(), ApiError> {
+    let is_ticket = ticket.kind == TokenKind::Join;
+    match transaction.chain.newest().spreads_zones() && (is_ticket || record.zone.is_none()) {
+        true => roster.check_zone(record, ticket.replaces),
+        false => Ok(()),
+    }
 }
 
 /// Refuses a newcomer whose node speaks another peer protocol than the members do. Members that run

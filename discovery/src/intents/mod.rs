@@ -300,9 +300,12 @@ impl App {
     ) -> Result<IntentList, ApiError> {
         let RunningCluster { cluster, chain, now, changes } =
             self.read_running(cluster, reader).await?;
+        let mut zones = None;
         if let IntentReader::Agent(key) = reader {
             check_running(&cluster)?;
-            Roster::of(&cluster, &chain, &changes)?.member(&key)?;
+            let roster = Roster::of(&cluster, &chain, &changes)?;
+            roster.member(&key)?;
+            zones = chain.newest().spreads_zones().then(|| roster.zones());
         }
         let now = now.0 as UnixMicros;
         let listed = |intent: &&StoredIntent| {
@@ -318,6 +321,7 @@ impl App {
             service: changes.service.clone(),
             intents: changes.intents.iter().filter(listed).map(shown).collect(),
             policies: changes.policies.iter().map(StoredPolicy::view).collect(),
+            zones,
         })
     }
 

@@ -2,14 +2,16 @@
 //! newcomers that its members have added. After a recovery the survivor is the only founder, and
 //! agents of the lost cluster's other members are refused. These functions are pure.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
+use discovery_formation::fitness;
 use discovery_formation::service::{Cluster, Phase};
 use discovery_types::api::{IntentState, ListedMember};
 use discovery_types::convert;
 use discovery_types::digest::{Digest, MemberId};
 use discovery_types::jws::{Jws, JwsType};
 use discovery_types::key::PublicKey;
+use discovery_types::name::Name;
 use discovery_types::problem::{Code, Removal};
 use discovery_types::raft_id;
 use discovery_types::record::{Record, VerifiedRecord};
@@ -207,6 +209,33 @@ impl Roster {
 
     pub(crate) fn is_removed(&self, id: MemberId) -> bool {
         self.removed.iter().any(|(_, removal)| removal.member == id)
+    }
+
+    /// Returns the zones of the present members, as their agents said when they joined.
+    pub(crate) fn zones(&self) -> BTreeMap<MemberId, Name> {
+        let present = self.all().filter(|member| !self.is_removed(member.id));
+        present.filter_map(|member| Some((member.id, member.record.zone.clone()?))).collect()
+    }
+
+    /// Checks that a newcomer's zone has room, in a cluster whose members are spread over zones.
+    pub(crate) fn check_zone(
+        &self,
+        newcomer: &VerifiedRecord,
+        replaces: Option<MemberId>,
+    ) -> Result<(), ApiError> {
+        let zones = self.zones();
+        let others: Vec<Option<&str>> = self
+            .all()
+            .filter(|member| !self.is_removed(member.id) && Some(member.id) != replaces)
+            .map(|member| zones.get(&member.id).map(Name::as_str))
+            .collect();
+        let (zone, size) = (newcomer.zone.as_ref().map(Name::as_str), others.len() + 1);
+        fitness::check_zone(zone, others, size).map_err(|fault| {
+            let detail = format!("The host can't be a member: it {fault}.");
+            let next = "Start the agent with the `--zone` that the host is in, or take a host in \
+                        another zone. The ticket was not used.";
+            ApiError::new(Code::RecordRefused, detail, next)
+        })
     }
 
     /// Returns another present member with the newcomer's name, except the member that the newcomer

@@ -405,6 +405,7 @@ impl TestInstallation {
                 low_ports: false,
             },
             deadline_seconds: 3_600,
+            spread: None,
         }
     }
 

@@ -93,6 +93,7 @@ pub fn statement(chain: &StatementChain) -> formation::Statement {
         cluster: cluster(newest.cluster),
         size: newest.size,
         permissions: permissions(&newest.permissions),
+        spreads_zones: newest.spreads_zones(),
     }
 }
 
@@ -140,7 +141,8 @@ pub fn nack_reason(objection: &ProposalObjection) -> NackReason {
         ProposalObjection::InvalidRecord { .. }
         | ProposalObjection::NotMyRecord
         | ProposalObjection::ForeignList
-        | ProposalObjection::Unfit { .. } => NackReason::Record,
+        | ProposalObjection::Unfit { .. }
+        | ProposalObjection::Zone { .. } => NackReason::Record,
         ProposalObjection::Duplicate { .. } => NackReason::Duplicate,
         ProposalObjection::Skew { .. } => NackReason::ClockSkew,
         ProposalObjection::OldEpoch { .. } | ProposalObjection::EpochTooFar { .. } => {
@@ -218,6 +220,7 @@ pub fn read_record(
         machine: machine(&record.machine),
         incarnation: incarnation(&record.incarnation),
         name: record.name.to_string(),
+        zone: record.zone.as_ref().map(ToString::to_string),
         peer_urls: urls(&record.peer_urls),
         client_urls: urls(&record.client_urls),
         cluster: cluster(record.cluster),

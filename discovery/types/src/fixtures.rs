@@ -91,6 +91,7 @@ impl ClusterFixture {
             admins: vec![admin(&owner, "ada", Role::Owner), admin(&issuer, "ian", Role::Issuer)],
             permissions: Permissions { even_size: true, ..Default::default() },
             deadline_seconds: 3600,
+            spread: None,
         };
         let token = Token::generate(TokenKind::Boot);
         let grant = Grant {

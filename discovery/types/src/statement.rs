@@ -6,6 +6,8 @@
 //! * An admin trusts the first statement, if one of the owner keys in the context signed it.
 //! * An agent trusts the statement whose hash is in the join bundle.
 
+use std::str::FromStr;
+
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 use uuid::Uuid;
@@ -65,6 +67,34 @@ pub struct Statement {
     /// Time in seconds that the cluster may take to form. The service counts from the time at which
     /// the cluster was opened.
     pub deadline_seconds: u64,
+    /// Places over which the members are spread; none if absent. Every statement of a chain has the
+    /// same ones. A program that doesn't know this field refuses a statement that has it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub spread: Option<Spread>,
+}
+
+/// Places over which the members of a cluster are spread, so that no single one can end the cluster.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum Spread {
+    /// No zone has a majority of the members.
+    Zone,
+}
+
+/// A text that names nothing over which members can be spread.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("members can be spread over zones alone: --spread zone")]
+pub struct UnknownSpread;
+
+impl FromStr for Spread {
+    type Err = UnknownSpread;
+
+    fn from_str(text: &str) -> Result<Self, UnknownSpread> {
+        match text {
+            "zone" => Ok(Spread::Zone),
+            _ => Err(UnknownSpread),
+        }
+    }
 }
 
 /// Reason why a statement or a chain is refused.
@@ -149,6 +179,9 @@ impl Statement {
                 "peers and clients need two CAs: with one, any client could pass for a peer",
             );
         }
+        if self.spreads_zones() && self.size == 1 {
+            return bad("a single member can't be spread over zones");
+        }
         if self.admins.len() > MAX_ADMINS || !self.admins.iter().any(Admin::is_owner) {
             return bad("there must be at least one owner, and at most 32 admins");
         }
@@ -159,6 +192,11 @@ impl Statement {
             }
         }
         Ok(())
+    }
+
+    /// Whether the members are spread over zones, so that no zone has a majority of them.
+    pub fn spreads_zones(&self) -> bool {
+        self.spread == Some(Spread::Zone)
     }
 
     /// Returns the admin whose key has this id, if there is one.
@@ -261,6 +299,7 @@ impl StatementChain {
             (statement.size == last.size, "the cluster's size"),
             (statement.peer_ca == last.peer_ca, "the peers' CA"),
             (statement.client_ca == last.client_ca, "the clients' CA"),
+            (statement.spread == last.spread, "the spread of its members"),
         ];
         if let Some((_, what)) = fixed.into_iter().find(|(same, _)| !same) {
             return Err(StatementError::Broken { seq, what });

@@ -232,6 +232,7 @@ impl BenchService {
                 low_ports: false,
             },
             deadline_seconds: 3_600,
+            spread: None,
         };
         let jws = statement.sign(&self.owner);
         admin.put_statement(statement.cluster, &jws).await?;

@@ -16,3 +16,4 @@ mod running_cluster;
 mod tickets;
 mod upgrade;
 mod users;
+mod zones;

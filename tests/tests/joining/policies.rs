@@ -16,14 +16,14 @@ use serde_json::Value;
 use crate::running_cluster::{FormedCluster, LIMIT, peer_url};
 
 /// Time after which the agents of these tests call a member dead.
-const AFTER: (&str, &str) = ("MUSTER_UNREACHABLE_AFTER", "6");
+pub(super) const AFTER: (&str, &str) = ("MUSTER_UNREACHABLE_AFTER", "6");
 /// Zone of the hosts, to which the policy is bound.
 const ZONE: (&str, &str) = ("MUSTER_ZONE", "room-1");
 /// Longest time for a replacement: the member is called dead, two observations, and the steps.
 const REPLACED: Duration = Duration::from_secs(120);
 
 /// Makes a policy, and returns its bundle and its id.
-fn policy(testbed: &Testbed, name: &str, more: &[&str]) -> Result<(PathBuf, String)> {
+pub(super) fn policy(testbed: &Testbed, name: &str, more: &[&str]) -> Result<(PathBuf, String)> {
     let file = testbed.path(&format!("{name}.bundle"));
     let create = ["policy", "create", "--cluster", "demo", "--replace-dead", "--out"];
     let made = testbed.admin_json(&[&create[..], &[path_text(&file)?], more].concat())?;
@@ -52,7 +52,7 @@ fn form_by_policy(
 
 impl FormedCluster {
     /// Waits until `agent`'s host votes, and the member at `gone` is no member any more.
-    fn wait_replaced(&self, agent: &AgentProcess, gone: &str) -> Result<()> {
+    pub(super) fn wait_replaced(&self, agent: &AgentProcess, gone: &str) -> Result<()> {
         poll_slowly("the newcomer to take the dead member's place", REPLACED, || {
             let members = self.members().ok()?;
             let is_done = members.len() == 3 && !members.contains_key(gone) && self.is_voter(agent);
@@ -82,7 +82,7 @@ impl FormedCluster {
     }
 
     /// Waits until an agent has told discovery that a newcomer waits for this reason.
-    fn wait_reason(&self, part: &str) -> Result<()> {
+    pub(super) fn wait_reason(&self, part: &str) -> Result<()> {
         poll_slowly(part, LIMIT, || {
             self.waits().ok()?.iter().any(|reason| reason.contains(part)).then_some(())
         })

@@ -178,6 +178,7 @@ impl Bootstrap<'_> {
         let offer = ExaminedProposal {
             proposal_hash: convert::hash(&h),
             permissions: convert::permissions(&statement.permissions),
+            spreads_zones: statement.spreads_zones(),
             statement: convert::hash(&chain.newest_hash()),
             size: statement.size,
             invalid_records: self.seats_with_time_errors(&verified),

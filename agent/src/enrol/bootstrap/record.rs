@@ -51,6 +51,7 @@ async fn resolve(url: &ServiceUrl) -> Result<SocketAddr, String> {
 pub(crate) fn choose_record(
     protocol: &Protocol,
     settings: &RunSettings,
+    zone: Option<Name>,
     host: &dyn Host,
     addresses: &Addresses,
     bundle: Option<&Bundle>,
@@ -83,7 +84,7 @@ pub(crate) fn choose_record(
         client_urls: vec![addresses.client_url.clone()],
         csr,
         machine: convert::machine_facts(&journal.machine),
-        zone: settings.zone.clone(),
+        zone,
     };
     if let (Some(signed), Some(claims)) = (known, claims) {
         let same_key =

@@ -6,8 +6,10 @@
 //! policy's limits are kept. A replacement that has begun goes on only while the member stays
 //! unreachable and the policy isn't revoked, until the newcomer votes.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
+use discovery_formation::fitness;
 use discovery_types::digest::OperationId;
 use discovery_types::grant::{GrantId, ReplacementLimits};
 
@@ -47,6 +49,8 @@ pub(crate) struct Candidate {
     pub name: String,
     /// Peer URLs of the host.
     pub peer_urls: Vec<String>,
+    /// Zone of the host, as its agent says.
+    pub zone: Option<String>,
 }
 
 /// Facts about the voters.
@@ -75,6 +79,9 @@ pub(crate) struct ReplacementFactsByPolicy<'a> {
     /// Member of this host, which leads.
     pub own: MemberId,
     pub voters: &'a VoterFacts,
+    /// Zones of the members, if they are spread over zones. Discovery says them, so they decide which
+    /// host comes first, and nothing else.
+    pub zones: Option<&'a BTreeMap<MemberId, String>>,
     /// Another change of members that is under way, if any.
     pub other_change: Option<&'a str>,
     /// Time by this host's clock, in seconds since 1970.
@@ -223,7 +230,24 @@ impl ReplacementFactsByPolicy<'_> {
             let late = self.members.of_id(*late).map(label).unwrap_or_default();
             return Some(wait(format!("{late}, which has to stay, is not in sync")));
         }
+        if let Some(why) = self.crowded(dead) {
+            return Some(wait(why));
+        }
         self.misfit(dead).map(PolicyDecision::Refuse)
+    }
+
+    /// Returns why the candidate's zone has no room beside the voters that stay.
+    fn crowded(&self, dead: Option<MemberId>) -> Option<String> {
+        let zones = self.zones?;
+        let others: Vec<Option<&str>> = self
+            .voter_ids()
+            .into_iter()
+            .filter(|id| Some(*id) != dead)
+            .map(|id| zones.get(&id).map(String::as_str))
+            .collect();
+        let size = others.len() + 1;
+        let fault = fitness::check_zone(self.candidate.zone.as_deref(), others, size).err()?;
+        Some(format!("this host {fault}; a host in another zone takes the place"))
     }
 
     /// Returns why the policy allows no more replacements now.

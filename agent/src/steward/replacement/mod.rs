@@ -23,6 +23,7 @@ pub(crate) mod store;
 pub(crate) mod uses;
 mod voters;
 
+use std::collections::BTreeMap;
 use std::convert::Infallible;
 use std::time::Duration;
 
@@ -31,6 +32,7 @@ use discovery_types::digest::OperationId;
 use discovery_types::grant::{ReplacementLimits, VerifiedGrant};
 use discovery_types::intent::{IntentChange, VerifiedIntent};
 use discovery_types::jws::newer_version;
+use discovery_types::name::Name;
 use discovery_types::record::VerifiedRecord;
 use discovery_types::url::NodeUrl;
 use futures_util::future::join_all;
@@ -84,6 +86,8 @@ pub(crate) struct ReplacementKeeper {
     known: Vec<(VerifiedGrant, bool)>,
     /// Policies in the cluster's own store, when they were last read.
     stored: StoredPolicies,
+    /// Zones of the members, as discovery said last, if they are spread over zones.
+    zones: Option<BTreeMap<MemberId, String>>,
     /// Uses in the cluster's own store, when they were last read.
     uses: UseLog,
 }
@@ -106,6 +110,7 @@ impl ReplacementKeeper {
             observations: Observations::default(),
             known: Vec::new(),
             stored: StoredPolicies::default(),
+            zones: None,
             uses: UseLog::default(),
         }
     }
@@ -157,6 +162,17 @@ fn is_waiting(view: &IntentView) -> bool {
 }
 
 impl Steward {
+    /// Takes what discovery has said of the members' zones.
+    pub(super) fn take_zones(
+        &mut self,
+        zones: Option<BTreeMap<discovery_types::digest::MemberId, Name>>,
+    ) {
+        let text = |(id, zone): (discovery_types::digest::MemberId, Name)| {
+            (MemberId(id.get()), zone.to_string())
+        };
+        self.replacement.zones = zones.map(|zones| zones.into_iter().map(text).collect());
+    }
+
     /// Takes the policies that discovery has handed out. The leader's agent also writes them to the
     /// cluster's own store.
     pub(super) async fn take_policies(&mut self, views: &[PolicyView], leads: bool) {
@@ -415,6 +431,7 @@ impl Steward {
             members: pass.members,
             own: pass.status.member_id,
             voters: &voters,
+            zones: self.replacement.zones.as_ref(),
             other_change: pass.other_change.as_deref(),
             own_now: pass.own_now,
             service_now: pass.service_now,
@@ -642,6 +659,7 @@ fn candidate(intent: &VerifiedIntent, record: &VerifiedRecord) -> Candidate {
         operation: intent.operation,
         name: record.name.to_string(),
         peer_urls: texts(&record.peer_urls),
+        zone: record.zone.as_ref().map(ToString::to_string),
     }
 }
 

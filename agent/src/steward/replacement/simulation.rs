@@ -463,8 +463,8 @@ impl Simulation {
         // Discovery hands the hosts out in any order, and says any time.
         let (operation, host) = self.random.pick(&self.waiting.clone())?;
         let lie = self.random.below(3) * 10_000;
-        let candidate =
-            Candidate { operation, name: format!("db-{host}"), peer_urls: vec![url_of(host)] };
+        let (name, peer_urls) = (format!("db-{host}"), vec![url_of(host)]);
+        let candidate = Candidate { operation, name, peer_urls, zone: None };
         let own_now = self.now.saturating_add_signed(self.hosts[&own].skew);
         let mut uses = self.uses.0.clone();
         let mut limits = LIMITS;
@@ -487,6 +487,7 @@ impl Simulation {
             members: &self.members,
             own,
             voters: &facts,
+            zones: None,
             other_change: None,
             own_now,
             service_now: self.now.saturating_sub(10_000).saturating_add(lie),

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use crate::agent::directory::DirectoryKind;
 use crate::agent::journal::Journal;
-use crate::fitness::{RecordConflict, RecordFault};
+use crate::fitness::{RecordConflict, RecordFault, ZoneFault};
 use crate::service::{Phase, ProbeResults, RefusalCode};
 use crate::values::{
     AgentKey, AgentRecord, CommitDocument, Epoch, Hash, Incarnation, MachineIdentity, Millis,
@@ -71,6 +71,8 @@ pub struct ExaminedProposal {
     pub proposal_hash: Hash,
     /// Permissions of the newest verified statement.
     pub permissions: Permissions,
+    /// Whether the newest verified statement spreads the members over zones.
+    pub spreads_zones: bool,
     /// Hash of the newest verified statement.
     pub statement: Hash,
     /// Number of members that the statement asks for.
@@ -191,6 +193,9 @@ pub enum ProposalObjection {
     /// Rule S2 of `sign.rs`: two seats share a value that must be unique.
     #[error("S2: seats {one} and {other} share {clash}")]
     Duplicate { one: Seat, other: Seat, clash: RecordConflict },
+    /// Rule S2 of `sign.rs`: the members are spread over zones, and the zone of `seat` has too many.
+    #[error("S2: seat {seat} {why}")]
+    Zone { seat: Seat, why: ZoneFault },
     /// Rule S4 of `sign.rs`: this host's clock is too far off the service's.
     #[error(
         "S4: this host's clock is {} {} the service's, and {allowed} are allowed: synchronise the \

@@ -58,13 +58,19 @@ fn check_s1_records(journal: &Journal, offer: &ExaminedProposal) -> Result<(), P
     Ok(())
 }
 
-/// S2: every record is fit for a list, and no two share a name, URL, key, incarnation or machine.
+/// S2: every record is fit for a list, and no two share a name, URL, key, incarnation or machine. If
+/// the statement spreads the members over zones, no zone has a majority.
 fn check_s2_duplicates(offer: &ExaminedProposal) -> Result<(), ProposalObjection> {
     let seats: Vec<(Seat, &AgentRecord)> =
         (1..).zip(offer.proposal.records.iter().map(AsRef::as_ref)).collect();
     for (place, &(seat, record)) in seats.iter().enumerate() {
         fitness::check_record(record, offer.permissions)
             .map_err(|why| ProposalObjection::Unfit { seat, why })?;
+        if offer.spreads_zones {
+            let before = seats[..place].iter().map(|(_, other)| other.zone.as_deref());
+            fitness::check_zone(record.zone.as_deref(), before, seats.len())
+                .map_err(|why| ProposalObjection::Zone { seat, why })?;
+        }
         for &(other, second) in &seats[place + 1..] {
             fitness::check_pair(record, second, offer.permissions)
                 .map_err(|clash| ProposalObjection::Duplicate { one: seat, other, clash })?;

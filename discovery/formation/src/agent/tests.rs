@@ -34,6 +34,7 @@ fn offer(epoch: u64, hosts: &[u8]) -> ExaminedProposal {
         proposal_hash: hash_of(&proposal),
         proposal,
         permissions: Permissions::default(),
+        spreads_zones: false,
         statement: statement(3).hash,
         size: u8::try_from(hosts.len()).expect("a short list"),
         invalid_records: BTreeMap::new(),
@@ -152,9 +153,21 @@ fn an_agent_neither_releases_nor_signs_an_epoch_above_its_limit() {
 }
 
 #[test]
+fn a_list_whose_members_are_spread_over_zones_is_signed() {
+    let mut agent = joined(1);
+    let mut offer = offer(1, &[1, 2, 3]);
+    offer.spreads_zones = true;
+    for (host, zone) in [(1, "a"), (2, "b"), (3, "c")] {
+        offer.proposal.records[usize::from(host) - 1] = in_zone(host, zone);
+    }
+    let output = offered(&mut agent, offer);
+    assert_eq!(nacked(&output), None);
+}
+
+#[test]
 fn each_signing_check_refuses_with_its_own_reason() {
     type Change = fn(&mut ExaminedProposal);
-    let changes: [(Change, &str); 9] = [
+    let changes: [(Change, &str); 11] = [
         (
             |offer| drop(offer.invalid_records.insert(2, "its token is another cluster's".into())),
             "InvalidRecord",
@@ -167,6 +180,16 @@ fn each_signing_check_refuses_with_its_own_reason() {
         (|offer| offer.directory = DirectoryKind::Log(None), "NotBlank"),
         (|offer| offer.machine = machine(9), "OtherMachine"),
         (|offer| offer.proposal.records[1] = at_loopback(2), "Unfit"),
+        (|offer| offer.spreads_zones = true, "Zone"),
+        (
+            |offer| {
+                offer.spreads_zones = true;
+                for (host, zone) in [(1, "b"), (2, "a"), (3, "a")] {
+                    offer.proposal.records[usize::from(host) - 1] = in_zone(host, zone);
+                }
+            },
+            "Zone",
+        ),
     ];
     for (change, code) in changes {
         let mut agent = joined(1);
@@ -180,6 +203,10 @@ fn each_signing_check_refuses_with_its_own_reason() {
 
 fn other_record(host: u8, hash: u8) -> Arc<AgentRecord> {
     Arc::new(AgentRecord { hash: Hash([hash; 32]), ..plain_record(host) })
+}
+
+fn in_zone(host: u8, zone: &str) -> Arc<AgentRecord> {
+    Arc::new(AgentRecord { zone: Some(zone.to_owned()), ..plain_record(host) })
 }
 
 fn named_like(host: u8, other: u8) -> Arc<AgentRecord> {

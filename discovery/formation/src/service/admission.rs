@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use crate::fitness;
+use crate::fitness::{self, ZoneFault};
 use crate::rules::Rule;
 use crate::service::cluster::{Applicant, Phase, Seating};
 use crate::service::event::{Poll, Redeem};
@@ -75,6 +75,9 @@ impl StepState<'_> {
     fn check_record(&self, record: &AgentRecord) -> Result<(), Refusal> {
         let permissions = self.cluster.statement.permissions;
         fitness::check_record(record, permissions).map_err(Refusal::Unfit)?;
+        if self.cluster.statement.spreads_zones && record.zone.is_none() {
+            return Err(Refusal::NoZone(ZoneFault::Missing));
+        }
         for (&other, agent) in &self.cluster.agents {
             if other != record.key && agent.seating != Seating::Absent {
                 fitness::check_pair(record, &agent.record, permissions)

@@ -1,6 +1,9 @@
 //! Explains every wait of a cluster: what is missing, which agents block it, the last error, the
 //! time of the next try, and the remedy.
 
+use std::collections::BTreeMap;
+
+use crate::fitness;
 use crate::service::cluster::{Cluster, EndCause, FrozenList, Phase, Seating};
 use crate::service::links;
 use crate::service::settings::FormationSettings;
@@ -168,21 +171,61 @@ impl Explainer<'_> {
         if !absent.is_empty() {
             what += &format!("; not heard of any more: {}", self.names(&absent));
         }
+        let (crowded, waiting): (Vec<AgentKey>, Vec<AgentKey>) =
+            waiting.into_iter().partition(|&key| self.is_crowded(key));
         if !waiting.is_empty() {
             what += &format!(
                 "; waiting, but with an address, name, machine or token that a seated one uses: {}",
                 self.names(&waiting)
             );
         }
+        if !crowded.is_empty() {
+            what += &format!(
+                "; waiting, but their zones have all the seats that they may have: {}",
+                self.names(&crowded)
+            );
+        }
+        if self.cluster.statement.spreads_zones {
+            what += &format!("; by zone: {}", self.seats_by_zone());
+        }
         Some(self.reason(
             "seats_free",
             absent,
             what,
-            &self.with_advice(
-                "start `muster-agent run` with the bundle on more hosts, or on these again; give up \
-                 with `muster-discovery cluster abandon NAME`",
-            ),
+            &self.with_advice(match self.cluster.statement.spreads_zones {
+                true => {
+                    "start `muster-agent run --zone ZONE` with the bundle on hosts in zones that have \
+                     room, or on these again; give up with `muster-discovery cluster abandon NAME`"
+                }
+                false => {
+                    "start `muster-agent run` with the bundle on more hosts, or on these again; give \
+                     up with `muster-discovery cluster abandon NAME`"
+                }
+            }),
         ))
+    }
+
+    /// Whether an agent that waits can't get a seat because of its zone.
+    fn is_crowded(&self, key: AgentKey) -> bool {
+        let cluster = self.cluster;
+        let zone = |key: &AgentKey| cluster.agents[key].record.zone.as_deref();
+        let seated: Vec<AgentKey> = cluster.seats().into_values().collect();
+        let size = usize::from(cluster.statement.size);
+        cluster.statement.spreads_zones
+            && fitness::check_zone(zone(&key), seated.iter().map(zone), size).is_err()
+    }
+
+    /// Returns how many seats each zone has, of how many it may have.
+    fn seats_by_zone(&self) -> String {
+        let mut counts = BTreeMap::<&str, usize>::new();
+        for key in self.cluster.seats().into_values() {
+            let zone = self.cluster.agents[&key].record.zone.as_deref();
+            *counts.entry(zone.unwrap_or("none")).or_default() += 1;
+        }
+        let most = fitness::most_in_one_zone(usize::from(self.cluster.statement.size));
+        let each = counts.iter().map(|(zone, count)| format!("{zone} has {count} of {most}"));
+        let others = format!("any other may have {most}");
+        each.chain([others]).collect::<Vec<_>>().join(", ")
     }
 
     fn held_back(&self) -> Option<WaitReason> {

@@ -1,7 +1,7 @@
 //! Reasons why the service refuses a request: a sentence with the remedy for people, and a code for
 //! programs.
 
-use crate::fitness::{RecordConflict, RecordFault};
+use crate::fitness::{RecordConflict, RecordFault, ZoneFault};
 use crate::service::cluster::{EndCause, Phase};
 use crate::values::{AgentKey, Epoch, Hash, Millis, UnixMicros};
 
@@ -60,6 +60,9 @@ pub enum Refusal {
     /// No list can contain the record.
     #[error("the record can't be a member's: {0}")]
     Unfit(RecordFault),
+    /// The record has no zone, and the members are spread over zones.
+    #[error("the record can't be a member's: it {0}")]
+    NoZone(ZoneFault),
     /// Another live agent has a value of this record that must be unique.
     #[error("{other} is live and shares with it {clash}")]
     Duplicate { other: AgentKey, clash: RecordConflict },
@@ -202,7 +205,9 @@ impl Refusal {
             Refusal::RecordChanged { .. }
             | Refusal::Duplicate { .. }
             | Refusal::StatementOutOfOrder { .. } => RefusalCode::Conflict,
-            Refusal::ForeignRecord | Refusal::Unfit(_) => RefusalCode::RecordRefused,
+            Refusal::ForeignRecord | Refusal::Unfit(_) | Refusal::NoZone(_) => {
+                RefusalCode::RecordRefused
+            }
             Refusal::GrantExpired { .. } => RefusalCode::GrantExpired,
             Refusal::GrantRevoked => RefusalCode::GrantRevoked,
             Refusal::TooManyKeys { .. } | Refusal::GrantUsed => RefusalCode::GrantExhausted,
@@ -242,6 +247,7 @@ impl Refusal {
             | Refusal::TooManyKeys { .. }
             | Refusal::GrantUsed
             | Refusal::Unfit(_)
+            | Refusal::NoZone(_)
             | Refusal::NothingToRetire { .. }
             | Refusal::NothingToUnretire { .. }
             | Refusal::UnretireTooLate { .. }
@@ -299,6 +305,7 @@ impl Refusal {
             Refusal::Unfit(_) => {
                 "start the agent with the address under which the others reach this host".into()
             }
+            Refusal::NoZone(_) => "start the agent with `--zone ZONE`".into(),
             Refusal::Duplicate { .. } => format!(
                 "change it on one of the two, or stop the other one: its place is free {lease} later"
             ),

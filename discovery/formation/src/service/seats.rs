@@ -18,6 +18,7 @@ impl StepState<'_> {
             return;
         }
         self.put_behind_standbys();
+        self.unseat_crowded();
         self.fill_seats();
         self.freeze();
     }
@@ -52,6 +53,28 @@ impl StepState<'_> {
             self.agent_mut(key).seating = Seating::Standby(order);
             self.record_change(ClusterChange::Queued { key });
             self.give_seat(next, seat);
+        }
+    }
+
+    /// Takes the seat away from each agent whose zone has too many seats, because its record was
+    /// replaced by one of another zone.
+    fn unseat_crowded(&mut self) {
+        if !self.cluster.statement.spreads_zones {
+            return;
+        }
+        let size = usize::from(self.cluster.statement.size);
+        let mut zones: Vec<Option<String>> = Vec::new();
+        for (_, key) in self.cluster.seats() {
+            let zone = self.cluster.agents[&key].record.zone.clone();
+            let before = zones.iter().map(Option::as_deref);
+            if fitness::check_zone(zone.as_deref(), before, size).is_err() {
+                let order = self.cluster.next_queue_number;
+                self.cluster.next_queue_number += 1;
+                self.agent_mut(key).seating = Seating::Standby(order);
+                self.record_change(ClusterChange::Queued { key });
+            } else {
+                zones.push(zone);
+            }
         }
     }
 
@@ -92,7 +115,12 @@ impl StepState<'_> {
                 fitness::check_pair(&agent.record, &cluster.agents[other].record, permissions)
                     .is_err()
             });
-            !in_use && !held && !clashes
+            let is_crowded = cluster.statement.spreads_zones && {
+                let zones = seated.iter().map(|other| cluster.agents[other].record.zone.as_deref());
+                let size = usize::from(cluster.statement.size);
+                fitness::check_zone(agent.record.zone.as_deref(), zones, size).is_err()
+            };
+            !in_use && !held && !clashes && !is_crowded
         };
         cluster.standbys().into_values().find(suits)
     }

@@ -3,6 +3,7 @@
 mod bounds;
 mod clock;
 mod links;
+mod zones;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

@@ -64,6 +64,7 @@ pub(super) async fn create(
         admins: admins.admins().to_vec(),
         permissions,
         deadline_seconds,
+        spread: args.spread,
     };
     print(printer, &put(session, &statement).await?)?;
     warn_single_owner(&admins, printer);

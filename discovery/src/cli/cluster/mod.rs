@@ -13,7 +13,7 @@ use std::time::Duration;
 use clap::Subcommand;
 use discovery_types::api::{BadClusterState, ClusterState, ClusterStates};
 use discovery_types::name::Name;
-use discovery_types::statement::Permissions;
+use discovery_types::statement::{Permissions, Spread};
 use ipnet::IpNet;
 
 use super::confirm::IrreversibleAct;
@@ -209,6 +209,10 @@ struct CreateArgs {
     size: u8,
     #[command(flatten)]
     allow: AllowArgs,
+    /// Spread the members over zones (muster-agent run --zone): no zone gets a majority of the seats,
+    /// and later members keep to it
+    #[arg(long, value_name = "zone")]
+    spread: Option<Spread>,
     /// Time that the cluster may take to form
     #[arg(long, value_name = "TIME", default_value = "24h", value_parser = parse_duration)]
     deadline: Duration,

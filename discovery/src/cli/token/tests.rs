@@ -42,6 +42,7 @@ fn chain(owner: &SigningKey) -> StatementChain {
         admins: vec![Admin { key: *owner.public(), name, roles: vec![Role::Owner] }],
         permissions: Permissions::default(),
         deadline_seconds: 60,
+        spread: None,
     };
     StatementChain::verify_from_owners(&[statement.sign(owner)], &[*owner.public()]).unwrap()
 }

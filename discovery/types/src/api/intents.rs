@@ -1,5 +1,7 @@
 //! API bodies of changes of a running cluster, and of its members as the cluster lists them.
 
+use std::collections::BTreeMap;
+
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 use uuid::Uuid;
@@ -11,6 +13,7 @@ use crate::digest::{Digest, MemberId};
 use crate::grant::GrantId;
 use crate::intent::Intent;
 use crate::jws::Jws;
+use crate::name::Name;
 use crate::url::NodeUrl;
 
 /// Longest name of a member in a report, in bytes.
@@ -269,6 +272,9 @@ pub struct IntentList {
     /// Replacement policies that the service holds, as far as they have not expired.
     #[serde(default)]
     pub policies: Vec<PolicyView>,
+    /// Zones of the present members, as their agents said. Only if the members are spread over zones.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub zones: Option<BTreeMap<MemberId, Name>>,
 }
 
 /// A replacement policy, as the service hands it to the cluster's agents.

@@ -77,7 +77,7 @@ fn the_fixed_values_of_a_cluster_can_not_change() {
     let chain = world.chain();
     let good = next(&world.statement, chain.newest_hash());
     let other_ca = TestCa::new("other").pem;
-    let changes: [Change<'_>; 7] = [
+    let changes: [Change<'_>; 8] = [
         ("its number", Box::new(|s| s.seq = 5)),
         ("the hash of the one before", Box::new(|s| s.previous = Some(Digest::of(b"x")))),
         ("the cluster's id", Box::new(|s| s.cluster = Uuid::now_v7())),
@@ -85,6 +85,7 @@ fn the_fixed_values_of_a_cluster_can_not_change() {
         ("the cluster's size", Box::new(|s| s.size = 5)),
         ("the peers' CA", Box::new(|s| s.peer_ca.clone_from(&other_ca))),
         ("the clients' CA", Box::new(|s| s.client_ca.clone_from(&other_ca))),
+        ("the spread of its members", Box::new(|s| s.spread = Some(Spread::Zone))),
     ];
     for (what, change) in changes {
         let mut bad = good.clone();
@@ -99,7 +100,7 @@ fn the_fixed_values_of_a_cluster_can_not_change() {
 #[test]
 fn statements_that_no_cluster_can_have_are_refused() {
     let world = ClusterFixture::new(3);
-    let changes: [Change<'_>; 9] = [
+    let changes: [Change<'_>; 10] = [
         ("uuid", Box::new(|s| s.cluster = Uuid::nil())),
         ("size 0", Box::new(|s| s.size = 0)),
         ("size 10", Box::new(|s| s.size = 10)),
@@ -108,6 +109,7 @@ fn statements_that_no_cluster_can_have_are_refused() {
         ("one ca", Box::new(|s| s.peer_ca = s.client_ca.clone())),
         ("no ca", Box::new(|s| s.peer_ca = "junk".into())),
         ("two admins of one name", Box::new(|s| s.admins[1].name = s.admins[0].name.clone())),
+        ("one spread member", Box::new(|s| (s.size, s.spread) = (1, Some(Spread::Zone)))),
         ("no role", Box::new(|s| s.admins[1].roles.clear())),
     ];
     for (what, change) in changes {
@@ -118,6 +120,17 @@ fn statements_that_no_cluster_can_have_are_refused() {
     let mut headless = world.statement.clone();
     headless.admins[0].roles = vec![Role::Auditor];
     assert!(headless.check().is_err());
+}
+
+/// Older programs refuse a statement with an unknown field, and read one without it.
+#[test]
+fn a_spread_is_a_field_of_the_statement_only_if_it_is_used() {
+    let mut statement = ClusterFixture::new(3).statement;
+    let fields = |statement: &Statement| serde_json::to_value(statement).unwrap();
+    assert_eq!(fields(&statement).get("spread"), None);
+    statement.spread = Some(Spread::Zone);
+    assert_eq!(fields(&statement)["spread"], "zone");
+    assert!(statement.check().is_ok());
 }
 
 #[test]

@@ -153,6 +153,7 @@ pub(super) fn examine_list(
         proposal: proposal_of(h),
         proposal_hash: h,
         permissions: Permissions { allow_even: true, ..Permissions::default() },
+        spreads_zones: false,
         statement: statement(config.seats).hash,
         size: config.seats,
         invalid_records: std::collections::BTreeMap::new(),

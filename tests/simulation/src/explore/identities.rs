@@ -76,6 +76,7 @@ fn make_record(host: usize, reimage_count: usize) -> Arc<AgentRecord> {
         incarnation: incarnation(key),
         // A re-imaged host has the same name and addresses as before.
         name: format!("host-{host}"),
+        zone: None,
         peer_urls: vec![format!("https://10.0.0.{}:2380", host + 1)],
         client_urls: vec![format!("https://10.0.0.{}:2379", host + 1)],
         cluster: CLUSTER,
@@ -108,6 +109,7 @@ pub(super) fn statement(size: u8) -> Statement {
         cluster: CLUSTER,
         size,
         permissions: Permissions { allow_even: true, ..Permissions::default() },
+        spreads_zones: false,
     }
 }
 

@@ -23,6 +23,7 @@ struct Scene {
     uses: UseLog,
     members: MemberList,
     voters: VoterFacts,
+    zones: Option<BTreeMap<MemberId, String>>,
     other_change: Option<&'static str>,
     own_now: u64,
     service_now: u64,
@@ -42,6 +43,7 @@ impl Scene {
                 operation: OperationId([1; 16]),
                 name: "d".to_owned(),
                 peer_urls: vec!["https://d:2380".to_owned()],
+                zone: None,
             },
             uses: UseLog::default(),
             members: MemberList { list, ..MemberList::default() },
@@ -51,6 +53,7 @@ impl Scene {
                 observers: vec![A, B],
                 not_in_sync: Vec::new(),
             },
+            zones: None,
             other_change: None,
             own_now: NOW,
             service_now: NOW,
@@ -65,6 +68,7 @@ impl Scene {
             members: &self.members,
             own: A,
             voters: &self.voters,
+            zones: self.zones.as_ref(),
             other_change: self.other_change,
             own_now: self.own_now,
             service_now: self.service_now,
@@ -109,6 +113,30 @@ fn is_wait(decision: &PolicyDecision, part: &str) -> bool {
 
 fn is_refusal(decision: &PolicyDecision, part: &str) -> bool {
     matches!(decision, PolicyDecision::Refuse(why) if why.contains(part))
+}
+
+#[test]
+fn a_host_whose_zone_would_get_a_majority_waits_for_one_of_another_zone() {
+    let zones = |a: &str, b: &str, c: &str| {
+        let each = [(A, a), (B, b), (C, c)].map(|(id, zone)| (id, zone.to_owned()));
+        Some(BTreeMap::from(each))
+    };
+    let decision = |zone: Option<&str>, of_members: Option<BTreeMap<MemberId, String>>| {
+        Scene::new().with(|scene| {
+            scene.candidate.zone = zone.map(ToOwned::to_owned);
+            scene.zones = of_members;
+        })
+    };
+    let begins = |decision: &PolicyDecision| matches!(decision, PolicyDecision::Begin(_));
+    assert!(begins(&decision(Some("c"), zones("a", "b", "c"))), "the dead one's own zone");
+    assert!(begins(&decision(Some("d"), zones("a", "b", "c"))));
+    assert!(begins(&decision(None, None)), "the members aren't spread");
+    for (zone, text) in [(Some("a"), "the zone a, which may have 1 of 3"), (None, "says no zone")] {
+        match decision(zone, zones("a", "b", "c")) {
+            PolicyDecision::Wait(why) => assert!(why.contains(text), "{why}"),
+            other => panic!("{other:?}"),
+        }
+    }
 }
 
 #[test]

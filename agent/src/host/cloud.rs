@@ -1,0 +1,225 @@
+//! The zone of this host, as the cloud's metadata service says it.
+//!
+//! | cloud | source | zone |
+//! |---|---|---|
+//! | AWS | `latest/meta-data/placement/availability-zone`, with a session token (IMDSv2) | `eu-west-1a` |
+//! | GCP | `computeMetadata/v1/instance/zone`: `projects/…/zones/ZONE` | `europe-west1-b` |
+//! | Azure | `metadata/instance/compute`: location and zone | `westeurope-2` |
+
+use std::time::Duration;
+
+use clap::ValueEnum;
+use discovery_types::name::{Name, NameError};
+use serde::Deserialize;
+
+use crate::exit::error_chain;
+
+/// Address of the metadata service, which is the same link-local one in all three clouds.
+pub(crate) const METADATA_URL: &str = "http://169.254.169.254";
+/// Time limit of one request. The service is on the host's own machine.
+const REQUEST_LIMIT: Duration = Duration::from_secs(2);
+/// Number of tries: right after the boot, the network may not be up yet.
+const TRIES: u32 = 5;
+/// Pause between two tries.
+const PAUSE: Duration = Duration::from_secs(2);
+/// Longest answer that is read, in bytes. Azure's description of a machine has some kilobytes.
+const MAX_ANSWER: usize = 64 * 1024;
+/// Lifetime of the session token that AWS asks for, in seconds.
+const SESSION_SECONDS: &str = "60";
+
+/// A cloud that tells its machines their zone.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Cloud {
+    /// Metadata service of Amazon EC2, version 2.
+    Aws,
+    /// Metadata server of Google Compute Engine.
+    Gcp,
+    /// Instance metadata service of Microsoft Azure.
+    Azure,
+}
+
+/// Reason why the zone isn't known.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum ZoneError {
+    /// The metadata service doesn't answer, or refuses.
+    #[error("the cloud's metadata service doesn't answer")]
+    Request(#[from] reqwest::Error),
+    /// The answer is longer than it can be.
+    #[error("the cloud's metadata service answers more than {MAX_ANSWER} bytes")]
+    TooLong,
+    /// The answer isn't of the expected form.
+    #[error("the cloud's metadata service names no zone")]
+    NoZone,
+    /// The zone can't be a name here.
+    #[error("the cloud's zone `{zone}` can't be used")]
+    BadName {
+        /// Zone as the cloud calls it.
+        zone: String,
+        /// Rule that the zone breaks.
+        #[source]
+        source: NameError,
+    },
+}
+
+/// Place of a machine, in Azure's description of it.
+#[derive(Deserialize)]
+struct AzureCompute {
+    location: String,
+    /// Empty in a region without zones.
+    #[serde(default)]
+    zone: String,
+}
+
+impl Cloud {
+    /// Returns the zone of this host. Tries again for a while.
+    pub(crate) async fn zone(self, url: &str) -> Result<Name, ZoneError> {
+        let mut failed = 0;
+        loop {
+            match self.zone_once(url).await {
+                Err(error @ ZoneError::Request(_)) if failed + 1 < TRIES => {
+                    failed += 1;
+                    tracing::warn!(error = error_chain(&error), "the zone is not known yet");
+                    tokio::time::sleep(PAUSE).await;
+                }
+                ended => return ended,
+            }
+        }
+    }
+
+    async fn zone_once(self, url: &str) -> Result<Name, ZoneError> {
+        // No proxy: the address is link-local. The service speaks plain HTTP, so no root is trusted.
+        let tls = rustls::ClientConfig::builder_with_provider(muster_tls::provider())
+            .with_safe_default_protocol_versions()
+            .expect("the provider has the default versions")
+            .with_root_certificates(rustls::RootCertStore::empty())
+            .with_no_client_auth();
+        let client = reqwest::Client::builder()
+            .no_proxy()
+            .timeout(REQUEST_LIMIT)
+            .tls_backend_preconfigured(tls)
+            .build()?;
+        let get = |path: &str| client.get(format!("{url}/{path}"));
+        let zone = match self {
+            Cloud::Aws => {
+                let session = client
+                    .put(format!("{url}/latest/api/token"))
+                    .header("X-aws-ec2-metadata-token-ttl-seconds", SESSION_SECONDS);
+                let session = read(session).await?;
+                let zone = get("latest/meta-data/placement/availability-zone")
+                    .header("X-aws-ec2-metadata-token", session.trim());
+                read(zone).await?.trim().to_owned()
+            }
+            Cloud::Gcp => {
+                let zone =
+                    get("computeMetadata/v1/instance/zone").header("Metadata-Flavor", "Google");
+                let zone = read(zone).await?;
+                let (_, zone) = zone.trim().rsplit_once("/zones/").ok_or(ZoneError::NoZone)?;
+                zone.to_owned()
+            }
+            Cloud::Azure => {
+                let compute = get("metadata/instance/compute?api-version=2021-02-01&format=json")
+                    .header("Metadata", "true");
+                let compute = read(compute).await?;
+                let compute: AzureCompute =
+                    serde_json::from_str(&compute).map_err(|_| ZoneError::NoZone)?;
+                match &*compute.zone {
+                    "" => compute.location,
+                    zone => format!("{}-{zone}", compute.location),
+                }
+            }
+        };
+        zone.parse().map_err(|source| ZoneError::BadName { zone, source })
+    }
+}
+
+/// Sends a request and reads its answer.
+async fn read(request: reqwest::RequestBuilder) -> Result<String, ZoneError> {
+    let mut answer = request.send().await?.error_for_status()?;
+    let mut bytes = Vec::new();
+    while let Some(chunk) = answer.chunk().await? {
+        bytes.extend_from_slice(&chunk);
+        if bytes.len() > MAX_ANSWER {
+            return Err(ZoneError::TooLong);
+        }
+    }
+    String::from_utf8(bytes).map_err(|_| ZoneError::NoZone)
+}
+
+#[cfg(test)]
+mod tests {
+    use axum::Router;
+    use axum::http::{HeaderMap, Method, StatusCode, Uri};
+
+    use super::*;
+
+    /// Serves metadata as the three clouds do: each path with the header that its cloud needs.
+    async fn metadata(azure: &'static str) -> String {
+        let answer = move |method: Method, uri: Uri, headers: HeaderMap| async move {
+            let has = |name: &str, value: &str| {
+                headers.get(name).is_some_and(|sent| sent.as_bytes() == value.as_bytes())
+            };
+            let refused = (StatusCode::FORBIDDEN, "");
+            match (method.as_str(), uri.path()) {
+                ("PUT", "/latest/api/token")
+                    if has("X-aws-ec2-metadata-token-ttl-seconds", SESSION_SECONDS) =>
+                {
+                    (StatusCode::OK, "session")
+                }
+                ("GET", "/latest/meta-data/placement/availability-zone")
+                    if has("X-aws-ec2-metadata-token", "session") =>
+                {
+                    (StatusCode::OK, "eu-west-1a")
+                }
+                ("GET", "/computeMetadata/v1/instance/zone")
+                    if has("Metadata-Flavor", "Google") =>
+                {
+                    (StatusCode::OK, "projects/1234/zones/europe-west1-b\n")
+                }
+                ("GET", "/metadata/instance/compute") if has("Metadata", "true") => {
+                    (StatusCode::OK, azure)
+                }
+                _ => refused,
+            }
+        };
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let url = format!("http://{}", listener.local_addr().unwrap());
+        tokio::spawn(async move { axum::serve(listener, Router::new().fallback(answer)).await });
+        url
+    }
+
+    #[tokio::test]
+    async fn each_cloud_names_the_zone() {
+        let url = metadata(r#"{"location":"westeurope","zone":"2","vmId":"x"}"#).await;
+        for (cloud, zone) in [
+            (Cloud::Aws, "eu-west-1a"),
+            (Cloud::Gcp, "europe-west1-b"),
+            (Cloud::Azure, "westeurope-2"),
+        ] {
+            assert_eq!(cloud.zone(&url).await.unwrap().as_str(), zone, "{cloud:?}");
+        }
+        let url = metadata(r#"{"location":"norwaywest","zone":""}"#).await;
+        assert_eq!(Cloud::Azure.zone(&url).await.unwrap().as_str(), "norwaywest");
+    }
+
+    #[tokio::test]
+    async fn a_strange_answer_is_an_error_at_once() {
+        for (azure, text) in [
+            ("no JSON", "names no zone"),
+            (r#"{"location":"West Europe"}"#, "`West Europe` can't be used"),
+        ] {
+            let error = Cloud::Azure.zone(&metadata(azure).await).await.unwrap_err();
+            assert!(error.to_string().contains(text), "{error}");
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_service_that_does_not_answer_is_tried_again_and_then_an_error() {
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let url = format!("http://{}", listener.local_addr().unwrap());
+        drop(listener);
+        let started = tokio::time::Instant::now();
+        let error = Cloud::Aws.zone(&url).await.unwrap_err();
+        assert!(matches!(error, ZoneError::Request(_)), "{error}");
+        assert!(started.elapsed() >= PAUSE * (TRIES - 1));
+    }
+}
