@@ -219,3 +219,18 @@ async fn an_admin_planted_in_the_database_has_no_rights_and_raises_an_alarm() {
     assert_eq!(world.owner(&service).list_admins().await.unwrap().admins.len(), 1);
     service.stop().await;
 }
+
+/// While a command asks a person, nothing runs that would notice the service's end of an idle
+/// connection. The next request needs a new connection.
+#[tokio::test]
+async fn an_admin_who_thinks_for_a_while_can_still_send() {
+    let world = TestInstallation::new().await;
+    let service = world.serve().await;
+    let admin = world.owner(&service);
+    let statement = world.cluster(&admin, "demo", 1).await;
+    // The service ends an idle connection after five seconds.
+    std::thread::sleep(std::time::Duration::from_secs(7));
+    let abandoned = admin.abandon(statement.cluster, "the test").await;
+    assert!(abandoned.is_ok(), "{abandoned:?}");
+    service.stop().await;
+}

@@ -24,6 +24,9 @@ use crate::url::ServiceUrl;
 
 /// HTTP status code 204 No Content.
 const NO_CONTENT: u16 = 204;
+/// How long an idle connection is kept for the next request. The service ends it after five seconds;
+/// a request that is sent at that moment fails, although it may have been carried out.
+const IDLE_LIMIT: Duration = Duration::from_secs(3);
 /// Time limit for establishing a connection.
 const CONNECT_LIMIT: Duration = Duration::from_secs(5);
 /// Time limit of a request that doesn't wait at the service.
@@ -166,6 +169,7 @@ impl ServiceEndpoint {
             .no_proxy()
             .redirect(reqwest::redirect::Policy::none())
             .connect_timeout(CONNECT_LIMIT)
+            .pool_idle_timeout(IDLE_LIMIT)
             .user_agent(concat!("muster/", env!("CARGO_PKG_VERSION")))
             .build()
             .map_err(|error| ClientError::Setup(error.into()))?;
