@@ -7,6 +7,7 @@ use discovery_formation::Millis;
 use discovery_formation::service::Refusal;
 use discovery_types::access::AccessError;
 use discovery_types::admin::AdminError;
+use discovery_types::approval::ApprovalError;
 use discovery_types::confirmation::ConfirmationError;
 use discovery_types::convert::problem_code;
 use discovery_types::document::DocumentError;
@@ -322,6 +323,8 @@ refused_as! {
     OrderError => OrderRefused, "Look with `muster-discovery cluster show`, and order again.";
     RecoveryError => RecoveryRefused, "Look with `muster-agent recover examine` what was made, and \
         have an operator or owner of today sign it: `muster-agent recover make`.";
+    ApprovalError => RecordRefused, "Have an issuer of the cluster's newest statement run \
+        `muster-discovery cluster approve`.";
     ConfirmationError => GrantRefused, "Look with `muster-discovery token list`, and run \
         `muster-discovery token confirm` again.";
     RetireError => StatementRefused, "Fetch the newest statement and sign anew.";

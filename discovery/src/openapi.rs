@@ -43,6 +43,7 @@ pub(crate) async fn openapi() -> HttpResponse {
         clusters::explain,
         clusters::document,
         clusters::abandon,
+        clusters::approve,
         clusters::retire,
         clusters::unretire,
         clusters::reopen,

@@ -180,6 +180,10 @@ fn one_cluster() -> Scope {
                 .route(head().to(clusters::document)),
         )
         .service(
+            cluster_resource_at("/v1/clusters/{id}/approvals", "POST")
+                .route(post().to(clusters::approve)),
+        )
+        .service(
             cluster_resource_at("/v1/clusters/{id}/abandon", "POST")
                 .route(post().to(clusters::abandon)),
         )

@@ -50,6 +50,7 @@ pub(crate) fn statement(size: u8) -> Statement {
         size,
         permissions: Permissions::default(),
         spreads_zones: false,
+        needs_approval: false,
     }
 }
 

@@ -197,6 +197,8 @@ pub struct Statement {
     pub permissions: Permissions,
     /// Whether the members are spread over zones, so that no zone has a majority of them.
     pub spreads_zones: bool,
+    /// Whether no list is frozen before an issuer has approved each of its agents.
+    pub needs_approval: bool,
 }
 
 /// Returns the smallest majority of `size` members.

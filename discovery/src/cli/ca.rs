@@ -243,6 +243,7 @@ mod tests {
                 permissions: Permissions::default(),
                 deadline_seconds: 60,
                 spread: None,
+                needs_approval: false,
             };
             let export = ClusterExport {
                 version: 1,

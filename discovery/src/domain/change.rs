@@ -39,6 +39,7 @@ pub(crate) fn describe(change: &ClusterChange) -> (&'static str, Value) {
             ("formed", json!({ "raft_cluster": format!("{raft_cluster:x}") }))
         }
         ClusterChange::Restated { sequence } => ("restated", json!({ "sequence": sequence })),
+        ClusterChange::Approved { key } => ("approved", json!({ "key": hex(key) })),
         ClusterChange::GrantRevoked => ("grant_revoked", json!({})),
         ClusterChange::Ended { phase } => ("ended", json!({ "phase": phase.as_str() })),
         ClusterChange::Unretired { phase, by } => {

@@ -8,6 +8,7 @@ use discovery_formation::service::{
     Cluster, ClusterEvent, Grant, Phase, Poll, ProbeOutcome, Refusal,
 };
 use discovery_types::api::{ProbeResult, Session};
+use discovery_types::approval::Approval;
 use discovery_types::convert;
 use discovery_types::digest::Digest;
 use discovery_types::document::VerifiedDocument;
@@ -58,6 +59,8 @@ pub(crate) enum ClusterRequest {
     Restate { jws: Jws },
     /// Revocation of a grant by the admin `by`.
     RevokeGrant { id: GrantId, by: String },
+    /// An issuer's signed approval of an agent.
+    Approve { jws: Jws },
     /// A commit document that an agent or a ledger shows, with its statement chain.
     Adopt { document: Jws, statements: Vec<Jws> },
     /// An operator abandons the cluster.
@@ -128,6 +131,7 @@ impl ClusterRequest {
             ClusterRequest::Tick
             | ClusterRequest::Restate { .. }
             | ClusterRequest::RevokeGrant { .. }
+            | ClusterRequest::Approve { .. }
             | ClusterRequest::Adopt { .. }
             | ClusterRequest::Abandon { .. }
             | ClusterRequest::Retire { .. }
@@ -150,6 +154,11 @@ async fn prepare_retire(
         refuse_if_reporting(transaction, listening_for).await?;
     }
     Ok(ClusterEvent::Retire { by: format!("{}: {}", signer(chain, jws), retire.reason) })
+}
+
+fn prepare_approval(chain: &StatementChain, jws: &Jws) -> Result<ClusterEvent, ApiError> {
+    let approval = Approval::verify(jws, chain)?;
+    Ok(ClusterEvent::Approve { key: convert::key(&approval.agent), jws: jws.as_str().into() })
 }
 
 /// Gives the cluster as much time from now on as its newest statement gave it at first.
@@ -218,6 +227,7 @@ impl App {
                 let event = ClusterEvent::GrantRevoked(formation::GrantId(id.to_string().into()));
                 PreparedEvent { revocation: Some((*id, by.clone())), ..event.into() }
             }
+            ClusterRequest::Approve { jws } => prepare_approval(&chain, jws)?.into(),
             ClusterRequest::Adopt { document, statements } => {
                 prepare_adopt(transaction, document, statements).await?
             }

@@ -49,6 +49,10 @@ pub(crate) fn poll_response(
         }
         _ => None,
     };
+    let approvals = match &proposal {
+        Some(_) if cluster.statement.needs_approval => approvals(cluster),
+        _ => Vec::new(),
+    };
     let releases = match forming {
         true => cluster
             .agents
@@ -69,11 +73,19 @@ pub(crate) fn poll_response(
         prepare_ms: prepare_ms(cluster, settings, *now),
         statements: chain.jws(),
         proposal,
+        approvals,
         matrix: matrix(cluster),
         releases,
         document: document.as_ref().map(|delivery| commit_document(delivery, &chain.jws())),
         explain: explanations(cluster, chain, settings, *now, generation),
     })
+}
+
+/// Returns the approvals of the listed agents.
+fn approvals(cluster: &Cluster) -> Vec<Jws> {
+    let seats = cluster.seats();
+    let approval = |key| cluster.agents[key].approval.as_ref()?.parse().ok();
+    seats.values().filter_map(approval).collect()
 }
 
 fn prepare_ms(
@@ -247,6 +259,8 @@ pub(crate) fn seats(cluster: &Cluster, origins: &[Origin]) -> Vec<api::SeatView>
                 seat,
                 name: record.name,
                 agent: record.agent_key.key_id(),
+                agent_key: Some(record.agent_key),
+                is_approved: cluster.statement.needs_approval.then(|| cluster.is_approved(*key)),
                 incarnation: record.incarnation,
                 peer_urls: record.peer_urls,
                 client_urls: record.client_urls,

@@ -363,6 +363,21 @@ pub(crate) async fn document(
     Ok(Json(show::commit_document(&delivery, &statements)))
 }
 
+/// Stores an issuer's signed approval of a host that may found the cluster.
+#[utoipa::path(post, path = "/v1/clusters/{id}/approvals", tag = "clusters",
+    params(("id" = Uuid, Path,)), request_body = SignedBody,
+    responses((status = 200, body = ClusterSummary), (status = "default", body = Problem)))]
+pub(crate) async fn approve(
+    request: HttpRequest,
+    app: Data<App>,
+    path: Path<Uuid>,
+    JsonBody(body): JsonBody<SignedBody>,
+) -> Result<Json<ClusterSummary>, ApiError> {
+    authorise(&request, &app, Action::ApproveHost, Some(*path)).await?;
+    app.apply(*path, ClusterRequest::Approve { jws: body.jws }).await?;
+    summary(&app, *path).await
+}
+
 /// Abandons a cluster that has not committed.
 #[utoipa::path(post, path = "/v1/clusters/{id}/abandon", tag = "clusters",
     params(("id" = Uuid, Path,)), request_body = AbandonRequest,

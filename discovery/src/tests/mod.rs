@@ -2,6 +2,7 @@
 
 mod access;
 mod agent;
+mod approvals;
 mod audit;
 mod confirmed;
 mod database;

@@ -8,6 +8,7 @@ use std::sync::Arc;
 
 use discovery_types::access::ClientKind;
 use discovery_types::admin::{Admin, AdminChain, AdminOperation};
+use discovery_types::approval::Approval;
 use discovery_types::client::DiscoveryClient;
 use discovery_types::digest::{MemberId, Nonce};
 use discovery_types::jws::Jws;
@@ -29,7 +30,7 @@ use crate::server::RunningService;
 
 /// Number of requests with random bodies that fit the schema, for each route and caller. A request
 /// whose body is refused tells nothing about rights.
-const ATTEMPTS: u64 = 40;
+const ATTEMPTS: u64 = 60;
 
 /// Answer to the question whether a caller may use a route.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -150,6 +151,9 @@ impl RightsWorld {
             intent.operation.to_string(),
             statement.sign(&world.owner).hash().to_string(),
             order(&world, &statement).to_string(),
+            Approval { cluster: statement.cluster, agent: own.record.agent_key }
+                .sign(&world.owner)
+                .to_string(),
             statement.cluster.to_string(),
         ]);
         let caller = |name, key: &Arc<SigningKey>, kind| {

@@ -406,6 +406,7 @@ impl TestInstallation {
             },
             deadline_seconds: 3_600,
             spread: None,
+            needs_approval: false,
         }
     }
 

@@ -94,6 +94,7 @@ pub fn statement(chain: &StatementChain) -> formation::Statement {
         size: newest.size,
         permissions: permissions(&newest.permissions),
         spreads_zones: newest.spreads_zones(),
+        needs_approval: newest.needs_approval,
     }
 }
 

@@ -92,6 +92,7 @@ impl ClusterFixture {
             permissions: Permissions { even_size: true, ..Default::default() },
             deadline_seconds: 3600,
             spread: None,
+            needs_approval: false,
         };
         let token = Token::generate(TokenKind::Boot);
         let grant = Grant {

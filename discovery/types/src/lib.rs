@@ -27,6 +27,7 @@
 pub mod access;
 pub mod admin;
 pub mod api;
+pub mod approval;
 pub mod bundle;
 pub mod client;
 pub mod confirmation;

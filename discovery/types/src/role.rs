@@ -103,6 +103,8 @@ pub enum Action {
     PutBootGrant,
     /// Store a grant for a join ticket.
     PutJoinGrant,
+    /// Approve a host that may found a cluster.
+    ApproveHost,
     /// Read the grants of a cluster.
     ReadGrants,
     /// Revoke a boot token.
@@ -156,7 +158,7 @@ pub enum Action {
 
 impl Action {
     /// Every action, in the order of declaration.
-    pub const ALL: [Action; 37] = [
+    pub const ALL: [Action; 38] = [
         Action::CreateDraft,
         Action::PutStatement,
         Action::ListClusters,
@@ -170,6 +172,7 @@ impl Action {
         Action::IssueCredentials,
         Action::PutBootGrant,
         Action::PutJoinGrant,
+        Action::ApproveHost,
         Action::ReadGrants,
         Action::RevokeBootGrant,
         Action::RevokeJoinGrant,
@@ -218,7 +221,7 @@ impl Action {
             | Action::WithdrawIntent
             | Action::RevokeJoinGrant => Some(&[Operator]),
             Action::ReadEvents => Some(&[Operator, Auditor]),
-            Action::PutBootGrant | Action::PutEtcdToken => Some(&[Issuer]),
+            Action::PutBootGrant | Action::PutEtcdToken | Action::ApproveHost => Some(&[Issuer]),
             Action::RevokeBootGrant | Action::RevokeEtcdToken => Some(&[Issuer, Operator]),
             Action::ListClusters
             | Action::ShowCluster
@@ -263,6 +266,7 @@ impl Action {
             | Action::IssueCredentials
             | Action::PutBootGrant
             | Action::PutJoinGrant
+            | Action::ApproveHost
             | Action::ReadGrants
             | Action::RevokeBootGrant
             | Action::RevokeJoinGrant

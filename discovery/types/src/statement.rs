@@ -71,6 +71,15 @@ pub struct Statement {
     /// same ones. A program that doesn't know this field refuses a statement that has it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub spread: Option<Spread>,
+    /// Whether an issuer has to approve each host before it can be a founder. Every statement of a
+    /// chain has the same value. A program that doesn't know this field refuses a statement that has
+    /// it.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub needs_approval: bool,
+}
+
+fn is_false(value: &bool) -> bool {
+    !value
 }
 
 /// Places over which the members of a cluster are spread, so that no single one can end the cluster.
@@ -300,6 +309,7 @@ impl StatementChain {
             (statement.peer_ca == last.peer_ca, "the peers' CA"),
             (statement.client_ca == last.client_ca, "the clients' CA"),
             (statement.spread == last.spread, "the spread of its members"),
+            (statement.needs_approval == last.needs_approval, "the need for approvals"),
         ];
         if let Some((_, what)) = fixed.into_iter().find(|(same, _)| !same) {
             return Err(StatementError::Broken { seq, what });

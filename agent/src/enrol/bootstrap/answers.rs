@@ -8,11 +8,13 @@ use discovery_formation::agent::{AgentEvent, ClusterStatus, ExaminedProposal, re
 use discovery_formation::service::FormationSettings;
 use discovery_formation::{AgentKey, Millis};
 use discovery_types::api::{CommitDocument, NackReason, NackRequest, PollResponse, ProbeResult};
+use discovery_types::approval::Approval;
 use discovery_types::convert;
 use discovery_types::document::{DocumentError, VerifiedDocument};
 use discovery_types::jws::Jws;
+use discovery_types::key::PublicKey;
 use discovery_types::proposal::{Proposal, Release, VerifiedProposal};
-use discovery_types::statement::StatementError;
+use discovery_types::statement::{StatementChain, StatementError};
 use discovery_types::text::truncate_reason;
 
 use tokio::time::Instant;
@@ -87,7 +89,9 @@ impl Bootstrap<'_> {
             self.handle_release(release).await?;
         }
         match &poll.proposal {
-            Some(proposal) => self.offer_proposal(proposal, release_wait(&poll)).await?,
+            Some(proposal) => {
+                self.offer_proposal(proposal, &poll.approvals, release_wait(&poll)).await?
+            }
             None => self.current_proposal = None,
         }
         if let Some(document) = &poll.document
@@ -161,6 +165,7 @@ impl Bootstrap<'_> {
     async fn offer_proposal(
         &mut self,
         proposal: &Proposal,
+        approvals: &[Jws],
         patience: Duration,
     ) -> Result<(), ExitError> {
         let Some(chain) = self.chain.clone() else { return Ok(()) };
@@ -181,7 +186,7 @@ impl Bootstrap<'_> {
             spreads_zones: statement.spreads_zones(),
             statement: convert::hash(&chain.newest_hash()),
             size: statement.size,
-            invalid_records: self.seats_with_time_errors(&verified),
+            invalid_records: self.invalid_seats(&verified, approvals, &chain),
             skew: Millis(self.client.clock_offset_ms().unsigned_abs()),
             is_behind: self.client.clock_offset_ms() > 0,
             directory: node_dir::classify(&self.protocol.layout.node())
@@ -192,6 +197,19 @@ impl Bootstrap<'_> {
         let actions = self.protocol.step(AgentEvent::ProposalReceived(Box::new(offer)))?;
         self.update_policy();
         self.carry_out_actions(actions).await
+    }
+
+    /// Returns the seats whose record must not be in a list, each with the reason.
+    fn invalid_seats(
+        &self,
+        list: &VerifiedProposal,
+        approvals: &[Jws],
+        chain: &StatementChain,
+    ) -> BTreeMap<u8, String> {
+        let mut invalid = self.seats_with_time_errors(list);
+        let keys = list.records().iter().map(|record| record.agent_key);
+        invalid.extend(unapproved_seats(keys, approvals, chain));
+        invalid
     }
 
     /// Returns the seats whose token is not valid now, by the service's clock or by this host's.
@@ -352,6 +370,28 @@ impl Bootstrap<'_> {
     }
 }
 
+/// Returns the seats of hosts that no issuer has approved, if the statement asks for approvals. The
+/// service could have let them in.
+fn unapproved_seats(
+    keys: impl Iterator<Item = PublicKey>,
+    approvals: &[Jws],
+    chain: &StatementChain,
+) -> BTreeMap<u8, String> {
+    if !chain.newest().needs_approval {
+        return BTreeMap::new();
+    }
+    let approved: Vec<PublicKey> = approvals
+        .iter()
+        .filter_map(|jws| Approval::verify(jws, chain).ok())
+        .map(|approval| approval.agent)
+        .collect();
+    (1..)
+        .zip(keys)
+        .filter(|(_, key)| !approved.contains(key))
+        .map(|(seat, _)| (seat, "no issuer has approved this host".to_owned()))
+        .collect()
+}
+
 /// Returns how long the proposal in this answer may wait for releases.
 fn release_wait(poll: &PollResponse) -> Duration {
     let left = poll.prepare_ms.map_or(FormationSettings::DEFAULT.ack_timeout, Millis);
@@ -383,6 +423,9 @@ fn compare_chains<T: PartialEq>(known: &[T], shown: &[T]) -> ChainComparison {
 mod tests {
     use discovery_types::api::{ClusterState, Standing};
 
+    use discovery_types::fixtures::ClusterFixture;
+    use discovery_types::key::SigningKey;
+
     use super::*;
     use crate::enrol::bootstrap::progress::tests::poll;
 
@@ -407,5 +450,30 @@ mod tests {
         assert_eq!(compare_chains(&known, &[1, 2, 4]), ChainComparison::Branch);
         assert_eq!(compare_chains(&known, &[1, 4, 3, 5]), ChainComparison::Branch);
         assert_eq!(compare_chains(&[], &[1]), ChainComparison::Longer);
+    }
+
+    #[test]
+    fn a_list_with_a_host_that_no_issuer_approved_is_not_signed() {
+        let mut world = ClusterFixture::new(3);
+        world.statement.needs_approval = true;
+        let (issuer, owner) = (&world.issuer, &world.owner);
+        let signed = [world.statement.sign(owner)];
+        let chain = StatementChain::verify_from_owners(&signed, &[*owner.public()]).unwrap();
+        let keys: Vec<PublicKey> = (0..3).map(|_| *SigningKey::generate().public()).collect();
+        let cluster = world.statement.cluster;
+        let approve = |key: PublicKey, by: &SigningKey| Approval { cluster, agent: key }.sign(by);
+        let stranger = SigningKey::generate();
+        let mut approvals =
+            vec![approve(keys[0], issuer), approve(keys[1], &stranger), approve(keys[2], owner)];
+        let seats = |approvals: &[Jws]| {
+            let invalid = unapproved_seats(keys.iter().copied(), approvals, &chain);
+            invalid.into_keys().collect::<Vec<_>>()
+        };
+        assert_eq!(seats(&approvals), [2], "a stranger signed for the second");
+        assert_eq!(seats(&[]), [1, 2, 3]);
+        approvals.push(approve(keys[1], issuer));
+        assert_eq!(seats(&approvals), [0_u8; 0]);
+        let needless = ClusterFixture::new(3).chain();
+        assert!(unapproved_seats(keys.iter().copied(), &[], &needless).is_empty());
     }
 }

@@ -200,6 +200,7 @@ pub(super) mod tests {
             prepare_ms: None,
             statements: Vec::new(),
             proposal: None,
+            approvals: Vec::new(),
             matrix: Vec::new(),
             releases: Vec::new(),
             document: None,

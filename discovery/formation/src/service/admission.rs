@@ -65,6 +65,7 @@ impl StepState<'_> {
             failed_lists: 0,
             backoff_until: UnixMicros(0),
             release: None,
+            approval: None,
         };
         self.cluster.agents.insert(key, agent);
         self.record_change(ClusterChange::Joined { key });
@@ -120,6 +121,19 @@ impl StepState<'_> {
         if self.cluster.phase == Phase::Preparing && self.cluster.is_listed(key) {
             self.reopen(ReopenReason::RecordReplaced(key));
         }
+    }
+
+    /// Notes that an issuer has approved an agent. Once the list is decided, that changes nothing.
+    pub(super) fn approve(&mut self, key: AgentKey, jws: Arc<str>) -> EventResult {
+        self.refuse_if_ended()?;
+        if !self.cluster.agents.contains_key(&key) {
+            return Err(Refusal::UnknownKey { key });
+        }
+        if self.is_forming() && self.cluster.agents[&key].approval.is_none() {
+            self.agent_mut(key).approval = Some(jws);
+            self.record_change(ClusterChange::Approved { key });
+        }
+        Ok(None)
     }
 
     pub(super) fn poll(&mut self, poll: &Poll) -> EventResult {

@@ -62,6 +62,7 @@ impl StepState<'_> {
                 failed_lists: 0,
                 backoff_until: UnixMicros(0),
                 release: None,
+                approval: None,
             });
             agent.record = Arc::clone(record);
             agent.seating = Seating::Seat(seat);

@@ -125,6 +125,17 @@ pub struct Applicant {
     /// The agent's signed [`Release`] of the highest epoch. Kept and served as long as the cluster
     /// is forming.
     pub release: Option<Release>,
+    /// An issuer's signed approval of the agent, as received.
+    pub approval: Option<Arc<str>>,
+}
+
+impl Cluster {
+    /// Whether a list may have this agent: it is approved, or needs no approval.
+    #[must_use]
+    pub fn is_approved(&self, key: AgentKey) -> bool {
+        !self.statement.needs_approval
+            || self.agents.get(&key).is_some_and(|agent| agent.approval.is_some())
+    }
 }
 
 /// Place of an applicant: a seat, the queue of standbys, or neither.

@@ -35,6 +35,8 @@ pub enum ClusterEvent {
     Trouble { key: AgentKey, text: String },
     /// The cluster's next statement, signed by an owner whom the newest stored statement names.
     StatementAdded(Statement),
+    /// An issuer approves an agent; `jws` is the approval as received.
+    Approve { key: AgentKey, jws: Arc<str> },
     /// A grant was revoked.
     GrantRevoked(GrantId),
     /// A whole document, shown by an agent or by a ledger. Chain, records and acks are verified.

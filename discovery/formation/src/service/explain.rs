@@ -49,6 +49,7 @@ pub fn explain(
         Phase::Open => {
             lines.extend(writer.free_seats());
             lines.extend(writer.held_back());
+            lines.extend(writer.unapproved());
         }
         Phase::Preparing => {
             if let Some(frozen) = &cluster.frozen {
@@ -202,6 +203,23 @@ impl Explainer<'_> {
                      up with `muster-discovery cluster abandon NAME`"
                 }
             }),
+        ))
+    }
+
+    fn unapproved(&self) -> Option<WaitReason> {
+        let seated = self.cluster.seats().into_values();
+        let keys: Vec<AgentKey> = seated.filter(|key| !self.cluster.is_approved(*key)).collect();
+        if keys.is_empty() {
+            return None;
+        }
+        let names = self.names(&keys);
+        let what = format!("an issuer has not approved these hosts yet: {names}");
+        Some(self.reason(
+            "approvals_missing",
+            keys,
+            what,
+            "compare each host's key with the one that its agent logs, then run \
+             `muster-discovery cluster approve NAME`; abandon the cluster if a host isn't yours",
         ))
     }
 

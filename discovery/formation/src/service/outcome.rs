@@ -112,6 +112,8 @@ pub enum ClusterChange {
     Restated { sequence: u64 },
     /// A grant was revoked.
     GrantRevoked,
+    /// An issuer has approved an agent.
+    Approved { key: AgentKey },
     /// The cluster ended in this phase.
     Ended { phase: Phase },
     /// The retirement was taken back: the cluster is committed or formed again.

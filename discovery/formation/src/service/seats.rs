@@ -19,6 +19,7 @@ impl StepState<'_> {
         }
         self.put_behind_standbys();
         self.unseat_crowded();
+        self.seat_approved_first();
         self.fill_seats();
         self.freeze();
     }
@@ -78,6 +79,26 @@ impl StepState<'_> {
         }
     }
 
+    /// Gives the seats of agents that nobody has approved to approved standbys. Otherwise hosts with a
+    /// stolen bundle could keep all seats.
+    fn seat_approved_first(&mut self) {
+        if !self.cluster.statement.needs_approval {
+            return;
+        }
+        for (seat, key) in self.cluster.seats() {
+            if self.cluster.is_approved(key) {
+                continue;
+            }
+            let next = self.first_standby(Some(key)).filter(|&next| self.cluster.is_approved(next));
+            let Some(next) = next else { continue };
+            let order = self.cluster.next_queue_number;
+            self.cluster.next_queue_number += 1;
+            self.agent_mut(key).seating = Seating::Standby(order);
+            self.record_change(ClusterChange::Queued { key });
+            self.give_seat(next, seat);
+        }
+    }
+
     fn fill_seats(&mut self) {
         for seat in 1..=self.cluster.statement.size {
             if self.cluster.seats().contains_key(&seat) {
@@ -96,7 +117,8 @@ impl StepState<'_> {
         self.record_change(ClusterChange::Seated { key, seat });
     }
 
-    /// Returns the standby that has waited longest and can share a list with the seated agents.
+    /// Returns the standby that has waited longest and can share a list with the seated agents, an
+    /// approved one before others.
     /// `leaving` is a seated agent in backoff that the standby would replace. A standby that is
     /// itself in backoff can't replace it.
     fn first_standby(&self, leaving: Option<AgentKey>) -> Option<AgentKey> {
@@ -122,17 +144,20 @@ impl StepState<'_> {
             };
             !in_use && !held && !clashes && !is_crowded
         };
-        cluster.standbys().into_values().find(suits)
+        let suitable: Vec<AgentKey> = cluster.standbys().into_values().filter(suits).collect();
+        let approved = suitable.iter().find(|&&key| cluster.is_approved(key));
+        approved.or(suitable.first()).copied()
     }
 
-    /// Freezes the list if every seat is taken and no seated agent is in backoff. Its epoch is
-    /// above every epoch that was signed.
+    /// Freezes the list if every seat is taken by an approved agent, and none of them is in backoff.
+    /// Its epoch is above every epoch that was signed.
     fn freeze(&mut self) {
         let seats = self.cluster.seats();
         let held = |key: &AgentKey| self.cluster.agents[key].backoff_until > self.now;
         if self.cluster.is_unsettled
             || seats.len() != usize::from(self.cluster.statement.size)
             || seats.values().any(held)
+            || !seats.values().all(|key| self.cluster.is_approved(*key))
         {
             return;
         }

@@ -132,6 +132,7 @@ impl StepState<'_> {
             ClusterEvent::Report { key, raft_cluster } => self.report(key, raft_cluster),
             ClusterEvent::Trouble { key, text } => self.trouble(key, text),
             ClusterEvent::StatementAdded(statement) => self.restate(statement),
+            ClusterEvent::Approve { key, jws } => self.approve(key, jws),
             ClusterEvent::GrantRevoked(grant) => {
                 if self.cluster.revoked.insert(grant) {
                     self.record_change(ClusterChange::GrantRevoked);

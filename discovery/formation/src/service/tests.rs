@@ -1,5 +1,6 @@
 //! Transcripts of the table of phases and events, row by row.
 
+mod approvals;
 mod bounds;
 mod clock;
 mod links;

@@ -65,6 +65,7 @@ pub(super) async fn create(
         permissions,
         deadline_seconds,
         spread: args.spread,
+        needs_approval: args.approve,
     };
     print(printer, &put(session, &statement).await?)?;
     warn_single_owner(&admins, printer);

@@ -1,5 +1,6 @@
 //! `cluster`: creates, shows and ends clusters, and explains what they wait for.
 
+mod approve;
 mod create;
 mod credentials;
 mod export;
@@ -12,6 +13,7 @@ use std::time::Duration;
 
 use clap::Subcommand;
 use discovery_types::api::{BadClusterState, ClusterState, ClusterStates};
+use discovery_types::key::PublicKey;
 use discovery_types::name::Name;
 use discovery_types::statement::{Permissions, Spread};
 use ipnet::IpNet;
@@ -71,6 +73,23 @@ Without --all or --state, clusters that have ended are left out.")]
     Explain {
         /// Name or id of the cluster
         cluster: String,
+    },
+    /// Approve hosts that may found a cluster (cluster create --approve)
+    #[command(after_help = "\
+Examples:
+  muster-discovery cluster approve demo
+  muster-discovery cluster approve demo --agent ed25519:9a… --agent ed25519:77…
+
+Shows the hosts that wait with their keys, and asks for each. Compare the key with the one in the log of
+`muster-agent run` on that host, or on its console: only that tells your host from one with a stolen
+bundle. With --agent you name the keys that you have compared. The founders' agents check that an issuer
+has signed each one's approval before they sign the list.")]
+    Approve {
+        /// Name or id of the cluster
+        cluster: String,
+        /// Public key of an agent to approve, without a question; may be repeated
+        #[arg(long, value_name = "PUBLIC_KEY")]
+        agent: Vec<PublicKey>,
     },
     /// Abandon a cluster that has not committed
     Abandon {
@@ -213,6 +232,9 @@ struct CreateArgs {
     /// and later members keep to it
     #[arg(long, value_name = "zone")]
     spread: Option<Spread>,
+    /// Let no host be a founder before an issuer has approved its key: cluster approve
+    #[arg(long)]
+    approve: bool,
     /// Time that the cluster may take to form
     #[arg(long, value_name = "TIME", default_value = "24h", value_parser = parse_duration)]
     deadline: Duration,
@@ -270,6 +292,9 @@ pub(super) async fn run(args: ClusterArgs, printer: &mut Printer) -> Result<(), 
         ClusterCommand::List(args) => show::list(&session, &args, printer).await,
         ClusterCommand::Show { cluster } => show::show(&session, &cluster, printer).await,
         ClusterCommand::Explain { cluster } => show::explain(&session, &cluster, printer).await,
+        ClusterCommand::Approve { cluster, agent } => {
+            approve::approve(&session, &cluster, &agent, printer).await
+        }
         ClusterCommand::Abandon { cluster, reason, yes } => {
             let cluster = session.cluster(&cluster).await?;
             let ends = format!(

@@ -43,6 +43,7 @@ fn chain(owner: &SigningKey) -> StatementChain {
         permissions: Permissions::default(),
         deadline_seconds: 60,
         spread: None,
+        needs_approval: false,
     };
     StatementChain::verify_from_owners(&[statement.sign(owner)], &[*owner.public()]).unwrap()
 }

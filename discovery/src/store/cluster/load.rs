@@ -8,6 +8,7 @@ use discovery_formation::service::{
     Applicant, Cluster, ClusterEnd, EndCause, FrozenList, LastError, Phase, ProbeOutcome, Seating,
     Split,
 };
+use discovery_types::approval::Approval;
 use discovery_types::convert;
 use discovery_types::statement::StatementChain;
 use serde::{Deserialize, Serialize};
@@ -72,6 +73,7 @@ struct AgentRow {
     held_us: i64,
     release_epoch: Option<i64>,
     release_jws: Option<String>,
+    approval: Option<String>,
 }
 
 #[derive(Debug, Deserialize)]
@@ -209,7 +211,7 @@ SELECT c.id, c.phase, c.deadline_us, c.epoch, c.floor, c.rev, c.next_place, c.fr
     (SELECT coalesce(jsonb_agg(r), '[]') FROM (
         SELECT a.record, a.token_record, a.grant_id, gr.jws AS grant, encode(a.key, 'hex') AS key,
             a.seat, a.standby, a.lease_us, a.boot, encode(a.nonce, 'hex') AS nonce,
-            a.highest_epoch, a.counts, a.held_us, a.release_epoch, a.release_jws
+            a.highest_epoch, a.counts, a.held_us, a.release_epoch, a.release_jws, a.approval
         FROM agents a JOIN grants gr ON gr.id = a.grant_id WHERE a.cluster_id = $1) r) AS agents,
     (SELECT coalesce(jsonb_agg(r ORDER BY r.seat), '[]') FROM (
         SELECT f.seat, f.record, f.token_record, f.grant_id, gr.jws AS grant
@@ -356,7 +358,10 @@ fn agents(
         if trust == Trust::Verify && !own {
             return Err(StoreError::damaged(format!("an agent's record in cluster {id}")));
         }
-        agents.insert(agent_key, agent(row, record, u32::from(grant.uses)));
+        let approval = row.approval.clone().filter(|jws| is_approval(jws, chain, agent_key));
+        let mut applicant = agent(row, record, u32::from(grant.uses));
+        applicant.approval = approval.map(Into::into);
+        agents.insert(agent_key, applicant);
     }
     Ok(agents)
 }
@@ -386,7 +391,15 @@ fn agent(row: AgentRow, record: Arc<formation::AgentRecord>, uses: u32) -> Appli
         failed_lists: row.counts.unsigned_abs(),
         backoff_until: micros(row.held_us),
         release,
+        approval: None,
     }
+}
+
+/// Whether a row's approval is one for this agent, by an admin whom the newest statement still lets
+/// approve hosts. Otherwise an issuer has to approve the agent again.
+fn is_approval(jws: &str, chain: &StatementChain, agent: formation::AgentKey) -> bool {
+    let approval = jws.parse().ok().and_then(|jws| Approval::verify(&jws, chain).ok());
+    approval.is_some_and(|approval| convert::key(&approval.agent) == agent)
 }
 
 fn build_frozen(

@@ -43,21 +43,21 @@ const CLUSTER: WriteParts = &["
 
 const AGENTS: WriteParts = &["
     INSERT INTO agents (cluster_id, size, key, grant_id, record, token_record, seat, standby,
-        lease_us, boot, nonce, highest_epoch, counts, held_us, release_epoch, release_jws, address,
-        redeemed_us)
+        lease_us, boot, nonce, highest_epoch, counts, held_us, release_epoch, release_jws, approval,
+        address, redeemed_us)
     SELECT $1, n.size, decode(n.key, 'hex'), n.grant_id, n.record, n.token_record, n.seat,
         n.standby, n.lease_us, n.boot, decode(n.nonce, 'hex'), n.highest_epoch, n.counts,
-        n.held_us, n.release_epoch, n.release_jws, n.address, $2
+        n.held_us, n.release_epoch, n.release_jws, n.approval, n.address, $2
     FROM jsonb_to_recordset($rows) AS n (size smallint, key text, grant_id text, record text,
         token_record text, seat smallint, standby bigint, lease_us bigint, boot bigint, nonce text,
         highest_epoch bigint, counts integer, held_us bigint, release_epoch bigint,
-        release_jws text, address text)
+        release_jws text, approval text, address text)
     ON CONFLICT (cluster_id, key) DO UPDATE SET grant_id = excluded.grant_id,
         record = excluded.record, token_record = excluded.token_record, seat = excluded.seat,
         standby = excluded.standby, lease_us = excluded.lease_us, boot = excluded.boot,
         nonce = excluded.nonce, highest_epoch = excluded.highest_epoch, counts = excluded.counts,
         held_us = excluded.held_us, release_epoch = excluded.release_epoch,
-        release_jws = excluded.release_jws"];
+        release_jws = excluded.release_jws, approval = excluded.approval"];
 
 const SEATS: WriteParts = &[
     "
@@ -288,6 +288,7 @@ fn agent_row(
         "held_us": number_to_row(agent.backoff_until.0)?,
         "release_epoch": release.map(|release| number_to_row(release.epoch)).transpose()?,
         "release_jws": release.map(|release| &*release.jws),
+        "approval": agent.approval.as_deref(),
         "address": address,
     }))
 }

@@ -13,7 +13,7 @@ use crate::csr::Csr;
 use crate::digest::{Digest, Incarnation, MemberId};
 use crate::grant::GrantId;
 use crate::jws::Jws;
-use crate::key::KeyId;
+use crate::key::{KeyId, PublicKey};
 use crate::leaves::Leaves;
 use crate::name::Name;
 use crate::url::NodeUrl;
@@ -244,6 +244,12 @@ pub struct SeatView {
     pub bound_to: Vec<IpNet>,
     /// Time at which the agent's lease lapses, in milliseconds since 1970; none after the commit.
     pub lease_until_ms: Option<i64>,
+    /// Whether an issuer has approved the agent. None if the cluster needs no approvals.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub is_approved: Option<bool>,
+    /// Public key of the agent. None if the service is older than this field.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub agent_key: Option<PublicKey>,
     /// Whether the agent has signed the present proposal.
     pub acked: bool,
     /// Row of the probe matrix that the agent sent in this epoch.

@@ -82,6 +82,9 @@ pub struct PollResponse {
     pub statements: Vec<Jws>,
     /// The frozen list, while preparing.
     pub proposal: Option<Proposal>,
+    /// Approvals of the listed agents, if the statement asks for them.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub approvals: Vec<Jws>,
     /// Rows of the probe matrix of this epoch.
     pub matrix: Vec<MatrixRow>,
     /// Signed releases. Each is an agent's promise never to be a member of a list of the release's

@@ -10,6 +10,7 @@
 //! | `PUT /v1/clusters/{id}/service` | [`SignedBody`] | [`StatementList`] |
 //! | `GET /v1/clusters/{id}/explain` | – | [`ExplainResponse`] |
 //! | `GET /v1/clusters/{id}/document` | – | [`CommitDocument`] |
+//! | `POST /v1/clusters/{id}/approvals` | [`SignedBody`] | [`ClusterSummary`] |
 //! | `POST /v1/clusters/{id}/abandon` | [`AbandonRequest`] | [`ClusterSummary`] |
 //! | `POST /v1/clusters/{id}/retire` | [`SignedBody`] | [`ClusterSummary`] |
 //! | `POST /v1/clusters/{id}/unretire` | [`SignedBody`] | [`ClusterSummary`] |

@@ -110,6 +110,16 @@ impl DiscoveryClient {
         self.send(Method::POST, format!("/v1/clusters/{cluster}/credentials"), &body).await
     }
 
+    /// Sends an issuer's approval of a host.
+    pub async fn approve_host(
+        &self,
+        cluster: Uuid,
+        approval: &Jws,
+    ) -> Result<ClusterSummary, ClientError> {
+        let body = SignedBody { jws: approval.clone() };
+        self.send(Method::POST, format!("/v1/clusters/{cluster}/approvals"), &body).await
+    }
+
     /// Stores a grant at the service.
     pub async fn put_grant(&self, grant: &Jws) -> Result<GrantView, ClientError> {
         self.send(Method::PUT, "/v1/grants".into(), &SignedBody { jws: grant.clone() }).await

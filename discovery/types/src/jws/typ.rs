@@ -17,6 +17,9 @@ pub enum JwsType {
     /// Confirmation that a token counts after a change of the database; signed by an issuer.
     #[serde(rename = "muster-grant-confirmation+jwt")]
     GrantConfirmation,
+    /// Approval of a host that may found a cluster; signed by an issuer.
+    #[serde(rename = "muster-approval+jwt")]
+    Approval,
     /// Record that describes one seat; signed by the agent.
     #[serde(rename = "muster-record+jwt")]
     Record,
@@ -71,6 +74,7 @@ impl JwsType {
             JwsType::Statement => "muster-statement+jwt",
             JwsType::Grant => "muster-grant+jwt",
             JwsType::GrantConfirmation => "muster-grant-confirmation+jwt",
+            JwsType::Approval => "muster-approval+jwt",
             JwsType::Record => "muster-record+jwt",
             JwsType::Endorsement => "muster-endorsement+jwt",
             JwsType::Redeem => "muster-redeem+jwt",
@@ -103,6 +107,7 @@ impl JwsType {
             | JwsType::Recovery
             | JwsType::Service => Some(1),
             JwsType::GrantConfirmation
+            | JwsType::Approval
             | JwsType::Endorsement
             | JwsType::Redeem
             | JwsType::Ack
@@ -125,6 +130,7 @@ impl JwsType {
             JwsType::Record | JwsType::Service => 4 * 1024,
             JwsType::Grant => 2 * 1024,
             JwsType::GrantConfirmation
+            | JwsType::Approval
             | JwsType::Endorsement
             | JwsType::Ack
             | JwsType::Release

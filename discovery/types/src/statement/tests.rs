@@ -77,7 +77,7 @@ fn the_fixed_values_of_a_cluster_can_not_change() {
     let chain = world.chain();
     let good = next(&world.statement, chain.newest_hash());
     let other_ca = TestCa::new("other").pem;
-    let changes: [Change<'_>; 8] = [
+    let changes: [Change<'_>; 9] = [
         ("its number", Box::new(|s| s.seq = 5)),
         ("the hash of the one before", Box::new(|s| s.previous = Some(Digest::of(b"x")))),
         ("the cluster's id", Box::new(|s| s.cluster = Uuid::now_v7())),
@@ -85,6 +85,7 @@ fn the_fixed_values_of_a_cluster_can_not_change() {
         ("the cluster's size", Box::new(|s| s.size = 5)),
         ("the peers' CA", Box::new(|s| s.peer_ca.clone_from(&other_ca))),
         ("the clients' CA", Box::new(|s| s.client_ca.clone_from(&other_ca))),
+        ("the need for approvals", Box::new(|s| s.needs_approval = true)),
         ("the spread of its members", Box::new(|s| s.spread = Some(Spread::Zone))),
     ];
     for (what, change) in changes {

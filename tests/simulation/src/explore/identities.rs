@@ -110,6 +110,7 @@ pub(super) fn statement(size: u8) -> Statement {
         size,
         permissions: Permissions { allow_even: true, ..Permissions::default() },
         spreads_zones: false,
+        needs_approval: false,
     }
 }
 
