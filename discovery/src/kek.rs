@@ -83,6 +83,11 @@ impl Kek {
         (!keys.is_empty()).then_some(Kek { keys })
     }
 
+    /// Returns the version that wraps.
+    pub(crate) fn newest_version(&self) -> u32 {
+        *self.keys.last_key_value().expect("a Kek holds at least one key").0
+    }
+
     /// Wraps `secret` under the newest version.
     pub(crate) fn wrap(
         &self,

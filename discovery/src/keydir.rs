@@ -159,22 +159,11 @@ impl KeyDirectory {
     ) -> Result<(), KeyDirectoryError> {
         make_empty_dir(dir)?;
         let generate = |error: rcgen::Error| KeyDirectoryError::Generate(error.to_string());
-        let key = KeyPair::generate_for(&PKCS_ECDSA_P256_SHA256).map_err(generate)?;
-        let certificate = tls_certificate(&key, &settings.urls).map_err(generate)?;
-        let random = SystemRandom::new();
-        let unspecified =
-            |_| KeyDirectoryError::Generate("the system's random source failed".into());
-        let signing = discovery_types::key::SigningKey::generate().pkcs8_der();
-        let mut kek = Zeroizing::new([0_u8; KEK_LEN]);
-        random.fill(&mut kek[..]).map_err(unspecified)?;
-
-        let key_pem = Zeroizing::new(key.serialize_pem());
-        muster_files::create(&dir.join(TLS_KEY), key_pem.as_bytes(), 0o600)?;
-        muster_files::create(&dir.join(TLS_CERTIFICATE), certificate.pem().as_bytes(), 0o644)?;
-        let signing = Zeroizing::new(BASE64.encode(&signing));
-        muster_files::create(&dir.join("signing-1.key"), signing.as_bytes(), 0o600)?;
-        let kek = Zeroizing::new(BASE64.encode(&kek[..]));
-        muster_files::create(&dir.join("kek-1.key"), kek.as_bytes(), 0o600)?;
+        let tls = TlsPair::generate(&settings.urls).map_err(generate)?;
+        muster_files::create(&dir.join(TLS_KEY), tls.key.as_bytes(), 0o600)?;
+        muster_files::create(&dir.join(TLS_CERTIFICATE), tls.certificate.as_bytes(), 0o644)?;
+        make_signing_key(dir, 1)?;
+        make_kek(dir, 1)?;
         muster_files::create(&dir.join(OWNER), format!("{owner}\n").as_bytes(), 0o644)?;
         let json = serde_json::to_vec_pretty(settings)
             .map_err(|error| KeyDirectoryError::Generate(error.to_string()))?;
@@ -223,6 +212,32 @@ impl KeyDirectory {
         }
         let kek = Kek::new(keks).ok_or_else(|| damaged(dir, &"there is no kek-N.key"))?;
         Ok(KeyDirectory { settings, owner, tls_certificate, tls_key, signing_keys: signing, kek })
+    }
+
+    /// Makes the next signing key in `dir`, this directory. Returns its version.
+    pub(crate) fn add_signing_key(&self, dir: &Path) -> Result<u32, KeyDirectoryError> {
+        let version = next_version(dir, self.signer().version)?;
+        make_signing_key(dir, version)
+    }
+
+    /// Makes the next key-encryption key in `dir`, this directory. Returns its version.
+    pub(crate) fn add_kek(&self, dir: &Path) -> Result<u32, KeyDirectoryError> {
+        let version = next_version(dir, self.kek.newest_version())?;
+        make_kek(dir, version)
+    }
+
+    /// Copies `dir`, this directory, to a new folder, with another TLS key.
+    pub(crate) fn copy_with_new_tls_key(
+        &self,
+        dir: &Path,
+        copy: &Path,
+    ) -> Result<Self, KeyDirectoryError> {
+        let (mut files, _) = read_key_files(dir)?;
+        let tls = TlsPair::generate(&self.settings.urls)
+            .map_err(|error| KeyDirectoryError::Generate(error.to_string()))?;
+        files.insert(TLS_KEY.into(), Zeroizing::new(tls.key.as_bytes().to_vec()));
+        files.insert(TLS_CERTIFICATE.into(), Zeroizing::new(tls.certificate.into_bytes()));
+        KeyDirectory::restore(copy, &files)
     }
 
     /// Makes a key directory from the files of another one. Every file is fsynced.
@@ -347,6 +362,43 @@ fn signing_key(version: u32, path: &Path) -> Result<VersionedSigningKey, KeyDire
     let key = discovery_types::key::SigningKey::from_pkcs8_der(&decode(path)?)
         .map_err(|error| damaged(path, &error))?;
     Ok(VersionedSigningKey { version, key })
+}
+
+/// A new TLS key and its certificate, in PEM.
+struct TlsPair {
+    key: Zeroizing<String>,
+    certificate: String,
+}
+
+impl TlsPair {
+    fn generate(urls: &[ServiceUrl]) -> Result<Self, rcgen::Error> {
+        let key = KeyPair::generate_for(&PKCS_ECDSA_P256_SHA256)?;
+        let certificate = tls_certificate(&key, urls)?.pem();
+        Ok(Self { key: Zeroizing::new(key.serialize_pem()), certificate })
+    }
+}
+
+fn next_version(dir: &Path, last: u32) -> Result<u32, KeyDirectoryError> {
+    last.checked_add(1).ok_or_else(|| damaged(dir, &"no version is left"))
+}
+
+/// Makes a signing key in a file of its own. Returns its version.
+fn make_signing_key(dir: &Path, version: u32) -> Result<u32, KeyDirectoryError> {
+    let key = discovery_types::key::SigningKey::generate().pkcs8_der();
+    let text = Zeroizing::new(BASE64.encode(&key));
+    muster_files::create(&dir.join(format!("signing-{version}.key")), text.as_bytes(), 0o600)?;
+    Ok(version)
+}
+
+/// Makes a key-encryption key in a file of its own. Returns its version.
+fn make_kek(dir: &Path, version: u32) -> Result<u32, KeyDirectoryError> {
+    let mut key = Zeroizing::new([0_u8; KEK_LEN]);
+    SystemRandom::new()
+        .fill(&mut key[..])
+        .map_err(|_| KeyDirectoryError::Generate("the system's random source failed".into()))?;
+    let text = Zeroizing::new(BASE64.encode(&key[..]));
+    muster_files::create(&dir.join(format!("kek-{version}.key")), text.as_bytes(), 0o600)?;
+    Ok(version)
 }
 
 /// Makes the self-signed certificate. It contains the hosts of the URLs, for clients that check

@@ -1,9 +1,10 @@
-//! `backup`, `restore`, `backup-keys`, `restore-keys`: run on the service's own machine.
+//! `backup`, `restore`, `backup-keys`, `restore-keys`, `keys rotate`: run on the service's own machine.
 
-use super::printer::Printer;
+use super::printer::{Printer, or_dash};
 use super::{CliError, session};
 use crate::server::{
     self, BackupArgs, BackupKeysArgs, BackupList, KeyBackup, RestoreArgs, RestoreKeysArgs,
+    RotateKeysArgs,
 };
 
 pub(super) fn backup(args: &BackupArgs, printer: &mut Printer) -> Result<(), CliError> {
@@ -47,6 +48,33 @@ pub(super) fn restore_keys(args: &RestoreKeysArgs, printer: &mut Printer) -> Res
         "Anybody can encrypt a file to you: compare the pin with the one that \
          `muster-discovery context show` prints on an admin's machine.",
     );
+    Ok(())
+}
+
+pub(super) fn rotate_keys(args: &RotateKeysArgs, printer: &mut Printer) -> Result<(), CliError> {
+    let made = server::rotate_keys(args)?;
+    printer.print_value(&made, |out| {
+        let file = |name: &str, version: u32| format!("{name}-{version}.key");
+        out.fields(&[
+            ("signing key", or_dash(made.signing.map(|version| file("signing", version)))),
+            ("key-encryption key", or_dash(made.kek.map(|version| file("kek", version)))),
+            ("pin", made.pin.to_string()),
+            ("new pin", or_dash(made.new_pin)),
+        ]);
+    })?;
+    if made.signing.or(made.kek).is_some() {
+        printer.note(
+            "next: copy the new files to all machines of the service, restart its processes one after \
+             the other, and back the keys up again. Never remove an old kek-N.key.",
+        );
+    }
+    if let Some(new) = made.new_pin {
+        printer.note(&format!(
+            "next: muster-discovery service announce --all --to 'muster-context1 urls=… pins={},{new} \
+             owners=…', then start each process with the new folder, then announce the new pin alone",
+            made.pin
+        ));
+    }
     Ok(())
 }
 

@@ -40,7 +40,7 @@ use rustix::process::{Resource, Rlimit, setrlimit};
 pub use error::CliError;
 
 use crate::server::{
-    BackupArgs, BackupKeysArgs, InitArgs, RestoreArgs, RestoreKeysArgs, ServeArgs,
+    BackupArgs, BackupKeysArgs, InitArgs, RestoreArgs, RestoreKeysArgs, RotateKeysArgs, ServeArgs,
 };
 use log::LogArgs;
 use printer::Printer;
@@ -70,6 +70,12 @@ struct DiscoveryCli {
     json: bool,
     #[command(subcommand)]
     command: DiscoveryCommand,
+}
+
+#[derive(Debug, Subcommand)]
+enum KeysCommand {
+    /// Make the next signing, key-encryption or TLS key
+    Rotate(RotateKeysArgs),
 }
 
 #[derive(Debug, Subcommand)]
@@ -103,6 +109,11 @@ enum DiscoveryCommand {
     RestoreKeys {
         #[command(flatten)]
         args: RestoreKeysArgs,
+    },
+    /// Make the next keys of the service
+    Keys {
+        #[command(subcommand)]
+        command: KeysCommand,
     },
     /// Make the service's key directory, and print the admins' context
     Init {
@@ -274,7 +285,8 @@ impl DiscoveryCommand {
             | DiscoveryCommand::Backup { .. }
             | DiscoveryCommand::Restore { .. }
             | DiscoveryCommand::BackupKeys { .. }
-            | DiscoveryCommand::RestoreKeys { .. } => false,
+            | DiscoveryCommand::RestoreKeys { .. }
+            | DiscoveryCommand::Keys { .. } => false,
             DiscoveryCommand::Init { json, .. } => *json,
             DiscoveryCommand::Key(args) => args.common.json,
             DiscoveryCommand::Context(args) => args.common.json,
@@ -302,6 +314,9 @@ impl DiscoveryCommand {
             DiscoveryCommand::Restore { args } => backup::restore(&args, printer),
             DiscoveryCommand::BackupKeys { args } => backup::backup_keys(&args, printer),
             DiscoveryCommand::RestoreKeys { args } => backup::restore_keys(&args, printer),
+            DiscoveryCommand::Keys { command: KeysCommand::Rotate(args) } => {
+                backup::rotate_keys(&args, printer)
+            }
             DiscoveryCommand::Init { args, .. } => init(&args, printer),
             DiscoveryCommand::Key(args) => key::run(args, printer),
             DiscoveryCommand::Context(args) => context::run(args, printer),

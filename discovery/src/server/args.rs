@@ -162,6 +162,39 @@ pub(crate) struct BackupKeysArgs {
     pub out: PathBuf,
 }
 
+/// Makes the next keys of the service.
+#[derive(Clone, Debug, clap::Args)]
+#[command(after_help = "\
+Examples, on the service's machine, as the user that it runs as:
+  muster-discovery keys rotate --keys keys --signing --kek
+  muster-discovery keys rotate --keys keys --tls --out keys-new
+
+New signing and key-encryption keys stand beside the old ones, which still verify and open. Copy the
+files to all machines of the service, and restart its processes one after the other. Back the directory
+up again.
+
+Clients pin the TLS key, so a new one needs an overlap: announce both pins, start the processes with the
+new folder, then announce the new pin alone. The command prints both pins.")]
+#[group(skip)]
+#[command(group(clap::ArgGroup::new("rotated").args(["signing", "kek", "tls"]).required(true).multiple(true)))]
+pub(crate) struct RotateKeysArgs {
+    /// The key directory that `serve --keys` names
+    #[arg(long, value_name = "DIR")]
+    pub keys: PathBuf,
+    /// Make the next key that signs access tokens and commit documents
+    #[arg(long)]
+    pub signing: bool,
+    /// Make the next key that encrypts the keys of clusters' CAs
+    #[arg(long)]
+    pub kek: bool,
+    /// Make another TLS key, in a copy of the key directory
+    #[arg(long, requires = "out")]
+    pub tls: bool,
+    /// New folder for that copy
+    #[arg(long, value_name = "DIR", requires = "tls")]
+    pub out: Option<PathBuf>,
+}
+
 /// Decrypts a backup of the key directory into a new folder.
 #[derive(Clone, Debug, clap::Args)]
 #[command(after_help = "\
