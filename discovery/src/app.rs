@@ -22,6 +22,7 @@ use crate::keydir::KeyDirectory;
 use crate::limits::AddressLimit;
 use crate::metrics::ServiceMetrics;
 use crate::notify::ClusterNotifier;
+use crate::refusals::RefusalCounts;
 use crate::store::Store;
 
 /// State shared by all workers and by every clone. The logic that uses it is elsewhere: `forming`
@@ -52,6 +53,8 @@ pub(crate) struct App {
     pub issuer: Arc<str>,
     /// Redeems with the id of a real token and a wrong secret.
     pub guesses: Arc<TokenGuesses>,
+    /// Refused requests of this process that have yet to become events.
+    pub refusals: Arc<RefusalCounts>,
     /// Rate limit on requests, per address.
     pub request_limit: Arc<AddressLimit>,
     /// Rate limit on adopted documents, per address: each costs dozens of signature checks.

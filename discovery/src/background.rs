@@ -10,6 +10,7 @@ use tokio_util::task::TaskTracker;
 
 use crate::app::App;
 use crate::ledger;
+use crate::refusals::REFUSALS_INTERVAL;
 use crate::store::cluster::CHANNEL;
 
 /// How often the log reports progress while the ledger is filled.
@@ -21,6 +22,7 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(10);
 pub(crate) fn start(app: &App, sweep: Duration, tracker: &TaskTracker, stop: &CancellationToken) {
     tracker.spawn(run_until_stopped(stop.clone(), listen(app.clone())));
     tracker.spawn(run_until_stopped(stop.clone(), sweep_periodically(app.clone(), sweep)));
+    tracker.spawn(run_until_stopped(stop.clone(), write_refusals_periodically(app.clone())));
     tracker.spawn(run_until_stopped(stop.clone(), fill_ledger_when_behind(app.clone())));
     tracker.spawn(run_until_stopped(stop.clone(), put_back_when_changed(app.clone())));
     tracker.spawn(run_until_stopped(stop.clone(), settle_clusters_when_settled(app.clone())));
@@ -101,6 +103,13 @@ async fn sweep_periodically(app: App, every: Duration) {
         app.request_limit.forget_quiet();
         app.connection_limit.forget_quiet();
         tokio::time::sleep(every).await;
+    }
+}
+
+async fn write_refusals_periodically(app: App) {
+    loop {
+        tokio::time::sleep(REFUSALS_INTERVAL).await;
+        app.write_refusals().await;
     }
 }
 

@@ -40,6 +40,7 @@ mod metrics;
 mod notify;
 mod openapi;
 mod redeem;
+mod refusals;
 mod routes;
 mod server;
 mod store;

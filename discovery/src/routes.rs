@@ -6,6 +6,7 @@ use actix_web::http::header::{CACHE_CONTROL, DATE, HeaderValue};
 use actix_web::middleware::Next;
 use actix_web::web::{self, Data, PathConfig, QueryConfig, ServiceConfig, get, head, post, put};
 use actix_web::{Error, Resource, Scope};
+use discovery_types::key::PublicKey;
 
 use crate::app::App;
 use crate::error::ApiError;
@@ -16,6 +17,7 @@ use crate::handlers::{
 };
 use crate::metrics::RequestLabels;
 use crate::openapi;
+use crate::refusals::is_because_of_caller;
 use crate::server::ConnectionPeer;
 
 /// Registers every route of the API.
@@ -328,7 +330,8 @@ pub(crate) async fn wrap_request(
 ) -> Result<ServiceResponse, Error> {
     let app = request.app_data::<Data<App>>().cloned().expect("every App is built with it");
     let started = std::time::Instant::now();
-    let address = request.conn_data::<ConnectionPeer>().map(|peer| peer.address.ip());
+    let peer = request.conn_data::<ConnectionPeer>().cloned();
+    let address = peer.as_ref().map(|peer| peer.address.ip());
     let limited = address.map_or(Ok(()), |address| app.request_limit.check(address));
     let pattern = request.match_pattern().unwrap_or_else(|| "unmatched".into());
     let mut response = match limited {
@@ -342,6 +345,9 @@ pub(crate) async fn wrap_request(
         }
     };
     log_fault(&response, &pattern);
+    if let Some(peer) = &peer {
+        note_refusal(&app, &response, &pattern, peer);
+    }
     let headers = response.headers_mut();
     if let Ok(date) = HeaderValue::from_str(&app.clock.http_date()) {
         headers.insert(DATE, date);
@@ -355,6 +361,22 @@ pub(crate) async fn wrap_request(
     let status = response.status().as_u16();
     metrics.requests.get_or_create(&RequestLabels { route: pattern, status }).inc();
     Ok(response)
+}
+
+/// Counts a request that was refused because of who sent it, for the event chain.
+fn note_refusal(
+    app: &App,
+    response: &ServiceResponse<impl MessageBody>,
+    route: &str,
+    peer: &ConnectionPeer,
+) {
+    let error = response.response().error().and_then(|error| error.as_error::<ApiError>());
+    let Some(problem) = error.map(ApiError::problem) else { return };
+    if is_because_of_caller(problem.code, problem.status) {
+        let key = peer.certificate.as_ref().and_then(|certificate| certificate.ed25519);
+        let key = key.and_then(|key| PublicKey::try_from(key).ok()).map(|key| key.key_id());
+        app.refusals.note(route, problem.code, peer.address.ip(), key);
+    }
 }
 
 /// Logs each response of status 500 and above once, with its cause.

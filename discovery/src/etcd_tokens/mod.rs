@@ -19,6 +19,7 @@ use std::time::Duration;
 use discovery_types::digest::MemberId;
 use discovery_types::etcd_token::{EtcdProtocol, EtcdToken};
 use discovery_types::grant::GrantId;
+use discovery_types::problem::Code;
 use muster_shares::slots::{Slot, SlotPool};
 use uuid::Uuid;
 
@@ -127,8 +128,27 @@ impl App {
         Ok((stored, registered))
     }
 
-    /// Checks that a token may be used from `address`. A wrong secret is counted.
+    /// Checks that a token may be used from `address`. Refusals are counted for the event chain.
     async fn check_etcd_token(
+        &self,
+        token: &EtcdToken,
+        protocol: EtcdProtocol,
+        address: IpAddr,
+    ) -> Result<StoredEtcdToken, EtcdError> {
+        let checked = self.judge_etcd_token(token, protocol, address).await;
+        let code = match &checked {
+            Err(EtcdError::UnknownToken) => Some(Code::GrantUnknown),
+            Err(EtcdError::ForeignAddress(_)) => Some(Code::GrantBinding),
+            _ => None,
+        };
+        if let Some(code) = code {
+            let route = format!("etcd discovery {}", protocol.as_str());
+            self.refusals.note(&route, code, address, None);
+        }
+        checked
+    }
+
+    async fn judge_etcd_token(
         &self,
         token: &EtcdToken,
         protocol: EtcdProtocol,

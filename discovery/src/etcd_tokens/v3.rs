@@ -18,6 +18,7 @@ pub(crate) mod listener;
 
 use std::net::IpAddr;
 use std::sync::Arc;
+use std::time::Duration;
 
 use discovery_types::SIZES;
 use discovery_types::etcd_token::{ETCD_TOKEN_PREFIX, EtcdProtocol, EtcdToken};
@@ -54,6 +55,8 @@ const AUTH_HEADER: &str = "token";
 const STALE_REASON: &str = "a-member-stopped-waiting=start-this-etcd-again";
 /// Reason for entries that end etcd: its token is of no use any more.
 const ENDED_REASON: &str = "the-discovery-token-ended=make-a-new-one";
+/// How long a stream may stay without the request that begins the watch.
+const WATCH_REQUEST_LIMIT: Duration = Duration::from_secs(10);
 /// Answers of one watch that wait for their client.
 const WATCH_QUEUE: usize = 16;
 
@@ -261,9 +264,10 @@ impl Watch for DiscoveryApi {
         let (sender, mut answers) = mpsc::channel(WATCH_QUEUE);
         let api = self.clone();
         tokio::spawn(async move {
-            let first = requests.message().await;
-            let Ok(Some(WatchRequest { request_union: Some(RequestUnion::CreateRequest(create)) })) =
-                first
+            let first = tokio::time::timeout(WATCH_REQUEST_LIMIT, requests.message()).await;
+            let Ok(Ok(Some(WatchRequest {
+                request_union: Some(RequestUnion::CreateRequest(create)),
+            }))) = first
             else {
                 return;
             };

@@ -393,6 +393,7 @@ fn build_app(
         hints: Arc::default(),
         renewals: Arc::default(),
         guesses: Arc::default(),
+        refusals: Arc::default(),
         settings,
         max_deadline_seconds: args.times.deadline.as_secs().max(1),
         request_limit: Arc::new(AddressLimit::new(args.limits.rate, args.limits.burst)),
@@ -435,6 +436,7 @@ impl RunningService {
             tracing::warn!("some requests didn't finish in time");
             self.handle.stop(false).await;
         }
+        self.app.write_refusals().await;
         self.stop_background.cancel();
         self.tracker.close();
         self.tracker.wait().await;

@@ -62,6 +62,22 @@ impl Store {
         Ok(())
     }
 
+    /// Appends events of refused requests to the service's own chain.
+    pub(crate) async fn append_refusals(
+        &self,
+        bodies: &[serde_json::Value],
+    ) -> Result<(), StoreError> {
+        let mut transaction = self.begin("BEGIN").await?;
+        let now: i64 = sqlx::query_scalar("SELECT now_us()").fetch_one(&mut *transaction).await?;
+        let now = discovery_formation::UnixMicros(now.unsigned_abs());
+        for body in bodies {
+            let kind = "refused";
+            super::cluster::append_event(&mut transaction, Uuid::nil(), now, kind, body).await?;
+        }
+        transaction.commit().await?;
+        Ok(())
+    }
+
     /// Records the use of an assertion. Returns `false` if it was used before.
     pub(crate) async fn use_assertion(
         &self,

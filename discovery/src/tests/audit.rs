@@ -47,3 +47,38 @@ async fn each_event_of_a_cluster_is_read_in_order_and_has_the_hash_of_its_conten
     assert_eq!(admin.events(&query).await.unwrap_err().code(), Some(Code::InvalidRequest));
     service.stop().await;
 }
+
+/// Requests that are refused because of the caller become one event for each kind of them.
+#[tokio::test]
+async fn refused_requests_are_events_of_the_service() {
+    let world = TestInstallation::new().await;
+    let service = world.serve().await;
+    let admin = world.owner(&service);
+    let statement = world.cluster(&admin, "demo", 1).await;
+    let (unknown, _) = world.grant(&admin, &statement);
+    let agent = TestAgent::new(&world, &service, &statement, &unknown, 1);
+    for _ in 0..3 {
+        assert_eq!(agent.redeem().await.unwrap_err().code(), Some(Code::GrantUnknown));
+    }
+    let (status, _) = super::support::get(&world, &service, "/v1/clusters").await;
+    assert_eq!(status, 401);
+    // A request that anybody may make wrong is no event.
+    let (status, _) = super::support::get(&world, &service, "/v1/nothing").await;
+    assert_eq!(status, 404);
+    service.app().write_refusals().await;
+    service.app().write_refusals().await;
+    let events = read(&admin, Uuid::nil(), 0, 1_000).await.events;
+    let refused: Vec<serde_json::Value> = events
+        .iter()
+        .filter(|event| event.kind == "refused")
+        .map(|event| serde_json::from_str(&event.body).unwrap())
+        .collect();
+    assert_eq!(refused.len(), 2, "{refused:?}");
+    let redeem = refused.iter().find(|body| body["route"] == "/v1/redeem").unwrap();
+    assert_eq!((&redeem["code"], &redeem["count"]), (&"grant_unknown".into(), &3.into()));
+    assert_eq!(redeem["address"], "127.0.0.1");
+    assert_eq!(redeem["key"], agent.key.public().key_id().to_string());
+    let list = refused.iter().find(|body| body["route"] == "/v1/clusters").unwrap();
+    assert!(list["key"].is_null() && list["count"] == 1, "{list}");
+    service.stop().await;
+}

@@ -289,6 +289,8 @@ async fn a_wrong_secret_for_a_known_token_raises_the_alarm() {
     }
     let alarms = service.app().metrics.text();
     assert!(alarms.contains("alarms_total{kind=\"token_guessed\"} 1"), "{alarms}");
+    let refused = service.app().refusals.take();
+    assert_eq!((refused.len(), &refused[0]["count"]), (1, &json!(5)), "{refused:?}");
     service.stop().await;
 }
 
