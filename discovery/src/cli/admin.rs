@@ -3,9 +3,10 @@
 use clap::Subcommand;
 use discovery_types::admin::{Admin, AdminChain, AdminOperation};
 use discovery_types::api::AdminList;
-use discovery_types::key::PublicKey;
+use discovery_types::key::{PublicKey, SigningKey};
 use discovery_types::name::Name;
 use discovery_types::role::{Action, Role};
+use secrecy::ExposeSecret;
 use serde_json::json;
 
 use super::confirm::IrreversibleAct;
@@ -28,19 +29,36 @@ enum AdminCommand {
     #[command(after_help = "\
 Example:
   muster-discovery admin add ada ed25519:… --role issuer,operator
+  muster-discovery admin add safe --recovery
 
 Roles: owner (everything), issuer (tokens), operator (abandon, join tickets, client certificates),
 auditor (reads). The new admin makes a key with `key new` and sends you the public one. Clusters that
-exist already don't know the new admin until an owner runs `cluster restate NAME`.")]
+exist already don't know the new admin until an owner runs `cluster restate NAME`.
+
+With --recovery the private key is printed once, on stdout, and stored nowhere. Print it on paper, lock it
+away, and run `cluster restate --all`. `key restore` makes a file of it again.")]
     Add {
         /// Name of the admin
         name: Name,
         /// The admin's public key, or the .pub file that holds it
-        #[arg(value_name = "PUBLIC_KEY|FILE", value_parser = read_public_key)]
-        public_key: PublicKey,
+        #[arg(
+            value_name = "PUBLIC_KEY|FILE",
+            value_parser = read_public_key,
+            required_unless_present = "recovery"
+        )]
+        public_key: Option<PublicKey>,
         /// Roles of the admin, separated by commas
-        #[arg(long, value_name = "ROLE", value_delimiter = ',', required = true)]
+        #[arg(
+            long,
+            value_name = "ROLE",
+            value_delimiter = ',',
+            required_unless_present = "recovery"
+        )]
         role: Vec<Role>,
+        /// Make an owner's key for the day when the other owners' keys are lost, and print it for
+        /// paper
+        #[arg(long, conflicts_with_all = ["public_key", "role", "replace"])]
+        recovery: bool,
         /// Change the name or the roles of an existing admin's key
         #[arg(long)]
         replace: bool,
@@ -63,7 +81,12 @@ pub(super) async fn run(args: AdminArgs, printer: &mut Printer) -> Result<(), Cl
     let (list, mut chain) = session.admins().await?;
     match args.command {
         AdminCommand::List => show(printer, &list, &chain),
-        AdminCommand::Add { name, public_key, mut role, replace } => {
+        AdminCommand::Add { name, recovery: true, .. } => {
+            add_recovery(&mut session, &mut chain, name, printer).await
+        }
+        AdminCommand::Add { name, public_key, mut role, replace, .. } => {
+            let public_key = public_key
+                .ok_or_else(|| CliError::Usage("the admin's public key is missing".into()))?;
             role.sort();
             role.dedup();
             let key = public_key;
@@ -77,10 +100,7 @@ pub(super) async fn run(args: AdminArgs, printer: &mut Printer) -> Result<(), Cl
                     change(&session, &mut chain, AdminOperation::Add(admin.clone())).await?;
                 }
             }
-            if admin.is_owner() && !session.context.owners.contains(&key) {
-                session.context.owners.push(key);
-                session.home.put(&session.name, &session.context)?;
-            }
+            keep_owner(&mut session, &admin)?;
             let line = session.context.to_string();
             printer
                 .print_value(&json!({ "admin": admin, "context": line }), |out| out.line(&line))?;
@@ -120,6 +140,41 @@ pub(super) async fn run(args: AdminArgs, printer: &mut Printer) -> Result<(), Cl
             Ok(())
         }
     }
+}
+
+/// Keeps an owner's key in the context, so that commands trust what it signs.
+fn keep_owner(session: &mut AdminSession, admin: &Admin) -> Result<(), CliError> {
+    if admin.is_owner() && !session.context.owners.contains(&admin.key) {
+        session.context.owners.push(admin.key);
+        session.home.put(&session.name, &session.context)?;
+    }
+    Ok(())
+}
+
+/// Makes an owner's key that is kept on paper alone, and names its owner.
+async fn add_recovery(
+    session: &mut AdminSession,
+    chain: &mut AdminChain,
+    name: Name,
+    printer: &mut Printer,
+) -> Result<(), CliError> {
+    let key = SigningKey::generate();
+    let admin = Admin { key: *key.public(), name, roles: vec![Role::Owner] };
+    check_add(chain, None, &admin, false)?;
+    // Print the key before anything is changed: an owner whose key nobody has is of no use.
+    let paper = key.to_paper();
+    let value = json!({ "admin": admin, "paper": paper.expose_secret() });
+    printer.print_value(&value, |out| out.line(paper.expose_secret()))?;
+    change(session, chain, AdminOperation::Add(admin.clone())).await?;
+    keep_owner(session, &admin)?;
+    printer.note(&format!(
+        "{} is an owner now. The line above is its private key, and is stored nowhere: put it on paper \
+         and lock it away. Try it: muster-discovery key restore --out /dev/shm/try.pem prints {}",
+        admin.name,
+        key.public()
+    ));
+    printer.note("next: muster-discovery cluster restate --all, so that clusters know it, too");
+    Ok(())
 }
 
 fn is_same(one: &Admin, other: &Admin) -> bool {

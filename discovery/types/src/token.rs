@@ -13,7 +13,7 @@ use zeroize::Zeroizing;
 
 use crate::etcd_token::ETCD_TOKEN_PREFIX;
 use crate::grant::{GrantId, TokenKind};
-use crate::key::{PublicKey, SigningKey};
+use crate::key::{PAPER_PREFIX, PublicKey, SigningKey};
 
 /// Prefix of every token.
 pub const TOKEN_PREFIX: &str = "mst_";
@@ -28,8 +28,8 @@ pub fn holds_secret(text: &str) -> bool {
         text.split(start).skip(1).any(|rest| rest.chars().take_while(|c| digit(*c)).count() >= 8)
     };
     let starts = TokenKind::ALL.map(|kind| format!("{TOKEN_PREFIX}{kind}_"));
-    // The second is how a private key of the program `age` begins.
-    ["PRIVATE KEY-----", "AGE-SECRET-KEY-"].iter().any(|start| text.contains(start))
+    // The second is how a private key of the program `age` begins, the third one of ours on paper.
+    ["PRIVATE KEY-----", "AGE-SECRET-KEY-", PAPER_PREFIX].iter().any(|start| text.contains(start))
         || starts.iter().any(|start| begins_one(start))
         || begins_one(ETCD_TOKEN_PREFIX)
 }

@@ -175,8 +175,8 @@ fn warn_single_owner(admins: &AdminChain, printer: &mut Printer) {
     if admins.admins().iter().filter(|admin| admin.is_owner()).count() == 1 {
         printer.warn(
             "there is a single owner: if that key is lost, nobody can retire this cluster, \
-             restate it or name an admin. Add a second: muster-discovery admin add NAME \
-             PUBLIC_KEY --role owner, then cluster restate",
+             restate it or name an admin. Add a second, or one on paper: muster-discovery admin \
+             add NAME --recovery, then cluster restate",
         );
     }
 }

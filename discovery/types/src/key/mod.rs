@@ -1,6 +1,7 @@
 //! Ed25519 keys, and their ids and text forms.
 
 mod file;
+mod paper;
 
 use std::fmt;
 use std::str::FromStr;
@@ -10,6 +11,7 @@ use ring::signature::{ED25519, Ed25519KeyPair, KeyPair, UnparsedPublicKey};
 use secrecy::{ExposeSecret, SecretBox};
 
 pub use file::KeyFileError;
+pub use paper::{PAPER_PREFIX, PaperKeyError};
 
 use crate::digest::{Digest, random};
 use crate::text::wire_text;
