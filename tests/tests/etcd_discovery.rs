@@ -339,7 +339,7 @@ fn check_lapse(release: Option<EtcdRelease>) -> Result<()> {
     second.process.kill();
     bed.wait_for_members(&id, 1)?;
     if !by_v2 {
-        // It knew the second member, and can't forget it: it ends, and is started again.
+        // The first etcd knew the second one and can't forget it, so it ends, and is started again.
         let reason = "a-member-stopped-waiting=start-this-etcd-again";
         expect_end(&mut first, &[reason])?;
         bed.restart("demo", &mut first)?;

@@ -49,7 +49,7 @@ fn a_key_on_paper_replaces_the_lost_key_of_the_only_owner() -> Result<()> {
     let public = String::from_utf8_lossy(&output.stdout).trim().to_owned();
     ensure!(made["admin"]["key"] == public.as_str(), "{public}: {made}");
 
-    // It is an owner's in every way: it ends a cluster, makes one, and replaces the lost key.
+    // The restored key is an owner's in every way: it ends a cluster, makes one, and replaces the lost key.
     for args in [
         &["cluster", "abandon", "demo", "--yes"][..],
         &["cluster", "create", "next", "--size", "1"],
@@ -65,7 +65,7 @@ fn a_key_on_paper_replaces_the_lost_key_of_the_only_owner() -> Result<()> {
     let admins = listed["admins"].as_array().context("admins")?;
     ensure!(admins.len() == 1 && admins[0]["name"] == "safe", "{listed}");
 
-    // Whoever types the key as an argument is told that it is a secret.
+    // A key on paper among the arguments is refused as a secret.
     let argument = run(&testbed, &restored, &["admin", "add", "x", &paper, "--role", "owner"], "")?;
     let text = String::from_utf8_lossy(&argument.stderr).into_owned();
     ensure!(argument.status.code() == Some(2) && text.contains("a secret"), "{text}");

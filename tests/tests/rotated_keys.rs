@@ -12,7 +12,7 @@ const LIMIT: Duration = Duration::from_secs(60);
 /// the members' certificates are issued to a later host.
 #[test]
 fn new_keys_in_the_middle_of_forming_and_of_joining_disturb_nobody() -> Result<()> {
-    let mut testbed = Testbed::start(Network::loopback(4), TestbedOptions::default())?;
+    let mut testbed = Testbed::start(Network::loopback(5), TestbedOptions::default())?;
     let bundle = testbed.create_cluster_with_token("demo", 3)?;
     let mut agents = testbed.start_agents(0..2, &bundle)?;
     poll_slowly("two seats", LIMIT, || {
@@ -42,7 +42,9 @@ fn new_keys_in_the_middle_of_forming_and_of_joining_disturb_nobody() -> Result<(
         (members.len() == 4 && heard).then_some(())
     })?;
     // A cluster whose CAs are wrapped by the new key forms as well.
-    testbed.create_cluster("other", 1, &[])?;
+    let bundle = testbed.create_cluster_with_token("other", 1)?;
+    agents.extend(testbed.start_agents(4..5, &bundle)?);
+    testbed.wait_cluster_state("other", "formed", LIMIT)?;
     Ok(())
 }
 

@@ -253,7 +253,7 @@ impl EtcdRegistry {
             return Err(RegistrationRefusal::TooManyChanges);
         }
         let mut changed = self.clone();
-        // This etcd waits for itself from now on. An earlier one on the same host waits no more.
+        // A lapsed registration from this host must not come back: the new etcd waits for the new one.
         changed.members.retain(|member| !member.has_lapsed || member.address != registrant.address);
         changed.check_free(&peers)?;
         changed.last_index += 1;
@@ -479,7 +479,7 @@ mod tests {
                     continue;
                 }
                 let address = n as u8 + 1;
-                // It registers, or registers again, and reads the list.
+                // The client registers, or registers again, and reads the list.
                 let mut next = registry.clone();
                 let mut then = clients.clone();
                 if next.register(&registrant(address), 0, LEASE).is_ok() {
@@ -490,7 +490,7 @@ mod tests {
                 if clients[n].from == 0 {
                     continue;
                 }
-                // It waits, which renews its lease, and is told of the next member or to read anew.
+                // The client waits. That renews its lease, and shows the next member or that its list is stale.
                 let (mut next, mut then) = (registry.clone(), clients.clone());
                 next.renew(host(address), 0, LEASE);
                 if next.is_stale(then[n].from) {
@@ -501,7 +501,7 @@ mod tests {
                     then[n].from = member.created_index + 1;
                 }
                 explore(&next, &then, depth - 1, begun);
-                // Its lease ends.
+                // The client's lease ends.
                 let mut next = registry.clone();
                 for member in &mut next.members {
                     if member.address == host(address) {

@@ -3,7 +3,6 @@
 
 use actix_web::HttpRequest;
 use actix_web::web::{Data, Json, Path, Query};
-use data_encoding::BASE64;
 use discovery_types::SIZES;
 use discovery_types::api::{
     EtcdMember, EtcdTokenList, EtcdTokenQuery, EtcdTokenRequest, EtcdTokenResponse, EtcdTokenState,
@@ -20,6 +19,7 @@ use crate::app::App;
 use crate::auth::authorise;
 use crate::error::ApiError;
 use crate::etcd_tokens::registry::RegisteredMember;
+use crate::forming::show;
 use crate::store::etcd_tokens::StoredEtcdToken;
 use crate::store::{ListPosition, StoreError};
 
@@ -47,11 +47,11 @@ pub(crate) async fn put(
             let next = "Make another token; ids are random.";
             return Err(ApiError::new(Code::Conflict, "There is a token with this id.", next));
         }
-        // The same request again: its first answer was lost.
+        // A repeated request whose first answer was lost changes nothing.
     }
     Ok(Json(EtcdTokenResponse {
         token: find(&app, body.id).await?,
-        service_certificate: pem(&app.keys.tls_certificate),
+        service_certificate: show::pem("CERTIFICATE", &app.keys.tls_certificate),
         v3_endpoints: app.etcd_v3_endpoints.to_vec(),
     }))
 }
@@ -178,18 +178,4 @@ fn view(stored: &StoredEtcdToken) -> Result<EtcdTokenView, StoreError> {
         cidrs: stored.cidrs.clone(),
         members,
     })
-}
-
-/// Length of a line in PEM, in characters.
-const PEM_LINE: usize = 64;
-
-/// Encodes a certificate as PEM (RFC 7468).
-fn pem(certificate: &[u8]) -> String {
-    let mut text = String::from("-----BEGIN CERTIFICATE-----\n");
-    let encoded = BASE64.encode(certificate);
-    for line in encoded.as_bytes().chunks(PEM_LINE) {
-        text.push_str(std::str::from_utf8(line).expect("base64 is ASCII"));
-        text.push('\n');
-    }
-    text + "-----END CERTIFICATE-----\n"
 }

@@ -349,7 +349,7 @@ async fn the_database_keeps_a_complete_list() {
         let error = sqlx::query(sql).execute(&mut database).await.unwrap_err();
         assert!(error.to_string().contains("complete"), "{error}");
     }
-    // It goes with its token, a week after that has expired.
+    // The list is deleted together with its token, a week after the token has expired.
     sqlx::query("UPDATE etcd_tokens SET expires_us = now_us() - 8::bigint * 86400 * 1000000")
         .execute(&mut database)
         .await
