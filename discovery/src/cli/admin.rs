@@ -161,6 +161,7 @@ async fn add_recovery(
     let key = SigningKey::generate();
     let admin = Admin { key: *key.public(), name, roles: vec![Role::Owner] };
     check_add(chain, None, &admin, false)?;
+    session.check_role(chain, Action::ChangeAdmins)?;
     // Print the key before anything is changed: an owner whose key nobody has is of no use.
     let paper = key.to_paper();
     let value = json!({ "admin": admin, "paper": paper.expose_secret() });
