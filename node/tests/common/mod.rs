@@ -14,10 +14,7 @@ use std::{
     net::{Ipv4Addr, TcpListener},
     path::{Path, PathBuf},
     process::{Child, Command, Stdio},
-    sync::{
-        LazyLock,
-        atomic::{AtomicUsize, Ordering},
-    },
+    sync::{Mutex, PoisonError},
     time::{Duration, Instant},
 };
 
@@ -72,19 +69,53 @@ fn in_empty_environment(mut command: Command) -> Command {
 /// connections, which could take a member's port before it is started or while it restarts.
 const PORTS: std::ops::Range<u16> = 10_000..32_768;
 
-/// Returns free ports that no other test of this program gets. The first port is random, so that
-/// test programs that run at the same time rarely try the same ones.
+/// Number of ports in a block. One program takes whole blocks.
+const BLOCK: u16 = 64;
+
+/// The block of ports that this program hands out now.
+struct PortBlocks {
+    /// Listeners on the first ports of this program's blocks. While they exist, no other test program
+    /// takes these blocks.
+    guards: Vec<TcpListener>,
+    /// Next port to hand out.
+    next: u16,
+    /// End of the block.
+    end: u16,
+}
+
+impl PortBlocks {
+    fn draw(&mut self) -> u16 {
+        if self.next == self.end {
+            self.take_block();
+        }
+        self.next += 1;
+        self.next - 1
+    }
+
+    /// Takes a block that no other test program has. The search begins at a random one.
+    fn take_block(&mut self) {
+        let blocks = PORTS.len() / usize::from(BLOCK);
+        let start = RandomState::new().hash_one(()) as usize % blocks;
+        let guard = |n: usize| {
+            let number = u16::try_from((start + n) % blocks).expect("there are fewer blocks");
+            let first = PORTS.start + number * BLOCK;
+            Some((first, TcpListener::bind((Ipv4Addr::LOCALHOST, first)).ok()?))
+        };
+        let (first, guard) = (0..blocks).find_map(guard).expect("one of so many blocks is free");
+        self.guards.push(guard);
+        (self.next, self.end) = (first + 1, first + BLOCK);
+    }
+}
+
+/// Returns free ports that no other test gets, of this program or of one that runs at the same time.
 pub(crate) fn free_ports<const N: usize>() -> [u16; N] {
-    static DRAWN: LazyLock<AtomicUsize> =
-        LazyLock::new(|| AtomicUsize::new(RandomState::new().hash_one(()) as usize % PORTS.len()));
-    let draw = || {
-        let drawn = DRAWN.fetch_add(1, Ordering::Relaxed);
-        PORTS.start + u16::try_from(drawn % PORTS.len()).expect("there are fewer ports")
-    };
+    static BLOCKS: Mutex<PortBlocks> =
+        Mutex::new(PortBlocks { guards: Vec::new(), next: 0, end: 0 });
+    let mut blocks = BLOCKS.lock().unwrap_or_else(PoisonError::into_inner);
     let free = |port: &u16| TcpListener::bind((Ipv4Addr::LOCALHOST, *port)).is_ok();
     std::array::from_fn(|_| {
-        let found = std::iter::repeat_with(draw).take(PORTS.len()).find(free);
-        found.expect("one of so many ports is free")
+        let mut drawn = std::iter::repeat_with(|| blocks.draw()).take(PORTS.len());
+        drawn.find(free).expect("one of so many ports is free")
     })
 }
 
