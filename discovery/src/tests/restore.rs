@@ -7,7 +7,7 @@ use uuid::Uuid;
 
 use super::agent::{TestAgent, form, sign};
 use super::support::{
-    TestInstallation, age_last_change, age_last_seen, stored_document, wait_for_value,
+    TestInstallation, age_last_change, age_last_seen, stored_document, wait_for_value, wait_until,
 };
 use crate::server::RunningService;
 
@@ -122,8 +122,13 @@ async fn nothing_forms_until_every_known_process_has_put_its_ledger_back_or_is_f
     let ready = text_of(&world, &one, "/readyz").await;
     assert!(ready.contains("degraded") && ready.contains(&absent.to_string()), "{ready}");
 
-    let listed = admin.list_processes().await.unwrap();
-    assert!(!listed.settled && listed.explain.is_some());
+    // The answering process puts its own ledger back in the background.
+    wait_until("the answering process has put its ledger back", async || {
+        let listed = admin.list_processes().await.unwrap();
+        assert!(!listed.settled && listed.explain.is_some());
+        listed.processes.iter().all(|process| process.missing == (process.id == absent))
+    })
+    .await;
     // The process was seen a moment ago, so it can't be forgotten yet.
     let refused = admin.forget_process(absent).await.unwrap_err();
     assert_eq!(refused.code(), Some(Code::WrongState));
