@@ -18,6 +18,7 @@ use crate::error::ApiError;
 use crate::etcd_tokens::EtcdWaitSlots;
 use crate::forming::{LeaseRenewals, PendingHints};
 use crate::guesses::TokenGuesses;
+use crate::host_identity::IdentityKeys;
 use crate::keydir::KeyDirectory;
 use crate::limits::AddressLimit;
 use crate::metrics::ServiceMetrics;
@@ -53,6 +54,8 @@ pub(crate) struct App {
     pub issuer: Arc<str>,
     /// Redeems with the id of a real token and a wrong secret.
     pub guesses: Arc<TokenGuesses>,
+    /// The clouds' keys, with which identity documents of hosts are verified.
+    pub identity_keys: Arc<IdentityKeys>,
     /// Refused requests of this process that have yet to become events.
     pub refusals: Arc<RefusalCounts>,
     /// Rate limit on requests, per address.

@@ -9,6 +9,7 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use crate::app::App;
+use crate::host_identity::KEYS_INTERVAL;
 use crate::ledger;
 use crate::refusals::REFUSALS_INTERVAL;
 use crate::store::cluster::CHANNEL;
@@ -23,6 +24,7 @@ pub(crate) fn start(app: &App, sweep: Duration, tracker: &TaskTracker, stop: &Ca
     tracker.spawn(run_until_stopped(stop.clone(), listen(app.clone())));
     tracker.spawn(run_until_stopped(stop.clone(), sweep_periodically(app.clone(), sweep)));
     tracker.spawn(run_until_stopped(stop.clone(), write_refusals_periodically(app.clone())));
+    tracker.spawn(run_until_stopped(stop.clone(), reload_identity_keys(app.clone())));
     tracker.spawn(run_until_stopped(stop.clone(), fill_ledger_when_behind(app.clone())));
     tracker.spawn(run_until_stopped(stop.clone(), put_back_when_changed(app.clone())));
     tracker.spawn(run_until_stopped(stop.clone(), settle_clusters_when_settled(app.clone())));
@@ -110,6 +112,17 @@ async fn write_refusals_periodically(app: App) {
     loop {
         tokio::time::sleep(REFUSALS_INTERVAL).await;
         app.write_refusals().await;
+    }
+}
+
+/// Reads the files with the clouds' keys again and again: their operators change them.
+async fn reload_identity_keys(app: App) {
+    loop {
+        tokio::time::sleep(KEYS_INTERVAL).await;
+        let app = app.clone();
+        // A panic would only end this one reading.
+        let read = tokio::task::spawn_blocking(move || app.identity_keys.reload(&app.metrics));
+        let _ = read.await;
     }
 }
 

@@ -30,6 +30,7 @@ mod forming;
 mod gate;
 mod guesses;
 mod handlers;
+mod host_identity;
 mod intents;
 mod kek;
 mod keydir;

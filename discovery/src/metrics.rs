@@ -9,13 +9,14 @@ use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
 use prometheus_client::registry::Registry;
 
 /// Kinds of alarms: findings that a person should look at.
-const ALARMS: [&str; 16] = [
+const ALARMS: [&str; 17] = [
     "admin_rows_contradict_the_ledger",
     "admin_rows_ignored",
     "agent_rows_ignored",
     "assertion_replayed",
     "connections_refused",
     "database_set_back",
+    "identity_keys_unreadable",
     "key_elsewhere",
     "ledger_copied",
     "ledger_entry_refused",

@@ -12,6 +12,8 @@
 //! 4. [`VerifiedRedeem::check_address`]: the grant allows the request's source address.
 //! 5. [`VerifiedRedeem::check_issue`]: a key that hasn't redeemed the token before may redeem it
 //!    now.
+//! 6. [`crate::host_identity`]: such a key's host fulfils what the grant requires, and its virtual
+//!    machine isn't in use under another key.
 //!
 //! Boot tokens and join tickets differ in the following:
 //!

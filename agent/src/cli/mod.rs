@@ -188,6 +188,16 @@ pub(crate) struct RunArguments {
     )]
     pub zone_from: Option<Cloud>,
 
+    /// Show discovery an identity document of this cloud's metadata service, which says which virtual
+    /// machine this host is. A token can require one (token create --require).
+    #[arg(long, value_enum, value_name = "CLOUD", env = "MUSTER_IDENTITY_FROM")]
+    pub identity_from: Option<Cloud>,
+
+    /// Audience of that document, with --identity-from azure: the application id URI that the token
+    /// requires. The host's managed identity must be allowed to use it.
+    #[arg(long, value_name = "URI", env = "MUSTER_IDENTITY_AUDIENCE", requires = "identity_from")]
+    pub identity_audience: Option<String>,
+
     /// Address of the cloud's metadata service, for tests.
     #[arg(long, value_name = "URL", env = "MUSTER_METADATA_URL", default_value = METADATA_URL, hide = true)]
     pub metadata_url: String,

@@ -9,7 +9,7 @@ use discovery_types::url::NodeUrl;
 use crate::cli;
 use crate::cli::addressing::{self, AddressFlags};
 use crate::exit::ExitError;
-use crate::host::cloud::Cloud;
+use crate::host::cloud::{Cloud, IdentitySource};
 use crate::state::Layout;
 
 /// Node flags that the agent sets itself, because identity, transport security or supervision
@@ -69,7 +69,9 @@ pub(crate) struct RunSettings {
     pub zone: Option<Name>,
     /// Cloud that is asked for the zone, if `--zone-from` was given.
     pub zone_from: Option<Cloud>,
-    /// Address of that cloud's metadata service.
+    /// Source of identity documents, if `--identity-from` was given.
+    pub identity: Option<IdentitySource>,
+    /// Address of the cloud's metadata service.
     pub metadata_url: String,
     /// The address flags of this start.
     pub addressing: AddressFlags,
@@ -110,6 +112,7 @@ impl RunSettings {
             name: typed.name.as_deref().map(|name| parse("--name", name)).transpose()?,
             zone: typed.zone.as_deref().map(|zone| parse("--zone", zone)).transpose()?,
             zone_from: typed.zone_from,
+            identity: identity_source(&typed)?,
             metadata_url: typed.metadata_url.clone(),
             node_binary: node_binary(typed.node_binary.as_deref(), own_program, search_path)?,
             node_flags: typed.node_flags.clone(),
@@ -119,6 +122,19 @@ impl RunSettings {
             addressing: AddressFlags::resolve(&typed)?,
         })
     }
+}
+
+/// Returns the source of identity documents, if one was asked for.
+fn identity_source(typed: &cli::RunArguments) -> Result<Option<IdentitySource>, ExitError> {
+    let Some(cloud) = typed.identity_from else { return Ok(None) };
+    let audience = typed.identity_audience.clone();
+    if audience.is_some() != (cloud == Cloud::Azure) {
+        let text = "--identity-audience goes with --identity-from azure, and with no other cloud: it is \
+                    the audience that the token requires";
+        return Err(ExitError::Usage(text.to_owned()));
+    }
+    let metadata_url = typed.metadata_url.clone();
+    Ok(Some(IdentitySource { cloud, audience, metadata_url }))
 }
 
 /// Parses the values of --cluster-address as client URLs.

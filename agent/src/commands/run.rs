@@ -490,6 +490,7 @@ impl Daemon<'_> {
             host: Arc::clone(&self.host),
             board: self.board.clone(),
             stop: self.stop.clone(),
+            identity: self.settings.identity.clone(),
         }
     }
 

@@ -1,6 +1,6 @@
 //! Redeems this host's token: boot tokens and join tickets take the same path.
 //!
-//! - Every redeem is signed once for each pin of the join bundle ([`sign`]). While the service
+//! - Every redeem is signed once for each pin of the join bundle ([`UnsignedRedeem`]). While the service
 //!   changes its key, a bundle has two pins, and a redeem names only one. The client sends the next
 //!   redeem if the service refuses the one before.
 //! - An answer's statements must begin with the pinned one, and be of the bundle's cluster
@@ -15,7 +15,11 @@
 //!   keys. The document that a newcomer gets may be older than these keys; statements, records and
 //!   acks prove it.
 
+use std::sync::Arc;
+
+use discovery_types::digest::Digest;
 use discovery_types::jws::Jws;
+use discovery_types::key::SigningKey;
 use discovery_types::member_proof::{MemberProof, sign_as_node};
 use discovery_types::readmission::ReadmitRequest;
 use discovery_types::redeem::Redeem;
@@ -25,6 +29,7 @@ use zeroize::Zeroizing;
 
 use super::protocol::Protocol;
 use crate::exit::ExitError;
+use crate::host::cloud::{IdentitySource, MetadataError};
 use crate::state;
 use crate::state::journal::{Join, signed_record};
 
@@ -39,34 +44,64 @@ pub(super) enum ChainError {
     OtherCluster,
 }
 
-/// Signs one redeem request for each service key that the join bundle pins. Each request contains
-/// the agent's record from the journal.
-pub(super) fn sign(protocol: &Protocol, join: &Join) -> Result<Vec<Jws>, ExitError> {
-    let journal = &protocol.agent.journal;
-    let record = journal.record.as_deref().ok_or_else(|| {
-        ExitError::Failed(
-            "there is no record to redeem: this is a fault of muster-agent".to_owned(),
-        )
-    })?;
-    let redeem = |service| Redeem {
-        service,
-        cluster: join.cluster,
-        statement: join.statement,
-        signed: signed_record(record),
-        boot: protocol.agent.session.boot,
-        nonce: protocol.nonce(),
-        highest_epoch: journal.highest_epoch(),
-    };
-    Ok(join.pins.iter().map(|pin| redeem(*pin).sign(&protocol.key)).collect())
+/// A redeem that isn't signed yet: one request for each service key that the join bundle pins. Each
+/// contains the agent's record from the journal.
+pub(super) struct UnsignedRedeem {
+    requests: Vec<Redeem>,
+    key: Arc<SigningKey>,
 }
 
+impl UnsignedRedeem {
+    /// Makes the requests of this run of the agent.
+    pub(super) fn new(protocol: &Protocol, join: &Join) -> Result<Self, ExitError> {
+        let journal = &protocol.agent.journal;
+        let record = journal.record.as_deref().ok_or_else(|| {
+            ExitError::Failed(
+                "there is no record to redeem: this is a fault of muster-agent".to_owned(),
+            )
+        })?;
+        let request = |service: &Digest| Redeem {
+            service: *service,
+            cluster: join.cluster,
+            statement: join.statement,
+            signed: signed_record(record),
+            boot: protocol.agent.session.boot,
+            nonce: protocol.nonce(),
+            highest_epoch: journal.highest_epoch(),
+            identity: None,
+        };
+        let requests = join.pins.iter().map(request).collect();
+        Ok(Self { requests, key: Arc::clone(&protocol.key) })
+    }
+
+    /// Signs the requests. With a `source`, they show a new identity document of this host.
+    pub(super) async fn sign(
+        mut self,
+        source: Option<&IdentitySource>,
+    ) -> Result<Vec<Jws>, MetadataError> {
+        if let (Some(source), Some(first)) = (source, self.requests.first()) {
+            let audience = muster_identity::audience(&first.cluster, &self.key.key_id());
+            let document = source.document(&audience).await?;
+            for request in &mut self.requests {
+                request.identity = Some(document.clone());
+            }
+        }
+        Ok(self.signed())
+    }
+
+    /// Signs the requests without an identity document.
+    fn signed(&self) -> Vec<Jws> {
+        self.requests.iter().map(|request| request.sign(&self.key)).collect()
+    }
+}
 /// Makes the request by which an added member shows a restored service how it joined. `None` for a
 /// founder, and for a member whose agent kept no ticket.
 pub(crate) fn readmission(protocol: &Protocol, join: &Join) -> Option<ReadmitRequest> {
     let extras = &protocol.extras;
     let ticket = extras.admission.as_ref()?.ticket.clone()?;
     let MemberProof { certificate, signature } = member_proof(protocol, join)?;
-    let redeem = sign(protocol, join).ok()?.into_iter().next()?;
+    // A member that is let back in proves itself by its certificate, not as a virtual machine.
+    let redeem = UnsignedRedeem::new(protocol, join).ok()?.signed().into_iter().next()?;
     Some(ReadmitRequest { ticket, redeem, certificate, signature })
 }
 

@@ -1,15 +1,22 @@
-//! The zone of this host, as the cloud's metadata service says it.
+//! The zone of this host and its identity document, as the cloud's metadata service says them.
 //!
-//! | cloud | source | zone |
+//! | cloud | source of the zone | zone |
 //! |---|---|---|
 //! | AWS | `latest/meta-data/placement/availability-zone`, with a session token (IMDSv2) | `eu-west-1a` |
 //! | GCP | `computeMetadata/v1/instance/zone`: `projects/…/zones/ZONE` | `europe-west1-b` |
 //! | Azure | `metadata/instance/compute`: location and zone | `westeurope-2` |
+//!
+//! | cloud | source of the identity document |
+//! |---|---|
+//! | AWS | `latest/dynamic/instance-identity/rsa2048`, with a session token |
+//! | GCP | `computeMetadata/v1/instance/service-accounts/default/identity`, `format=full` |
+//! | Azure | `metadata/identity/oauth2/token`, for the audience that the operator names |
 
 use std::time::Duration;
 
 use clap::ValueEnum;
 use discovery_types::name::{Name, NameError};
+use muster_identity::IdentityDocument;
 use serde::Deserialize;
 
 use crate::exit::error_chain;
@@ -27,7 +34,7 @@ const MAX_ANSWER: usize = 64 * 1024;
 /// Lifetime of the session token that AWS asks for, in seconds.
 const SESSION_SECONDS: &str = "60";
 
-/// A cloud that tells its machines their zone.
+/// A cloud that tells its machines their zone, and signs who they are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Cloud {
     /// Metadata service of Amazon EC2, version 2.
@@ -38,9 +45,9 @@ pub(crate) enum Cloud {
     Azure,
 }
 
-/// Reason why the zone isn't known.
+/// Reason why the metadata service doesn't say what is asked.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum ZoneError {
+pub(crate) enum MetadataError {
     /// The metadata service doesn't answer, or refuses.
     #[error("the cloud's metadata service doesn't answer")]
     Request(#[from] reqwest::Error),
@@ -50,6 +57,9 @@ pub(crate) enum ZoneError {
     /// The answer isn't of the expected form.
     #[error("the cloud's metadata service names no zone")]
     NoZone,
+    /// The answer is no identity document.
+    #[error("the cloud's metadata service gives no identity document")]
+    NoIdentity,
     /// The zone can't be a name here.
     #[error("the cloud's zone `{zone}` can't be used")]
     BadName {
@@ -72,11 +82,11 @@ struct AzureCompute {
 
 impl Cloud {
     /// Returns the zone of this host. Tries again for a while.
-    pub(crate) async fn zone(self, url: &str) -> Result<Name, ZoneError> {
+    pub(crate) async fn zone(self, url: &str) -> Result<Name, MetadataError> {
         let mut failed = 0;
         loop {
             match self.zone_once(url).await {
-                Err(error @ ZoneError::Request(_)) if failed + 1 < TRIES => {
+                Err(error @ MetadataError::Request(_)) if failed + 1 < TRIES => {
                     failed += 1;
                     tracing::warn!(error = error_chain(&error), "the zone is not known yet");
                     tokio::time::sleep(PAUSE).await;
@@ -86,34 +96,19 @@ impl Cloud {
         }
     }
 
-    async fn zone_once(self, url: &str) -> Result<Name, ZoneError> {
-        // No proxy: the address is link-local. The service speaks plain HTTP, so no root is trusted.
-        let tls = rustls::ClientConfig::builder_with_provider(muster_tls::provider())
-            .with_safe_default_protocol_versions()
-            .expect("the provider has the default versions")
-            .with_root_certificates(rustls::RootCertStore::empty())
-            .with_no_client_auth();
-        let client = reqwest::Client::builder()
-            .no_proxy()
-            .timeout(REQUEST_LIMIT)
-            .tls_backend_preconfigured(tls)
-            .build()?;
+    async fn zone_once(self, url: &str) -> Result<Name, MetadataError> {
+        let client = metadata_client()?;
         let get = |path: &str| client.get(format!("{url}/{path}"));
         let zone = match self {
             Cloud::Aws => {
-                let session = client
-                    .put(format!("{url}/latest/api/token"))
-                    .header("X-aws-ec2-metadata-token-ttl-seconds", SESSION_SECONDS);
-                let session = read(session).await?;
-                let zone = get("latest/meta-data/placement/availability-zone")
-                    .header("X-aws-ec2-metadata-token", session.trim());
-                read(zone).await?.trim().to_owned()
+                let path = "latest/meta-data/placement/availability-zone";
+                read(with_session(&client, url, get(path)).await?).await?.trim().to_owned()
             }
             Cloud::Gcp => {
                 let zone =
                     get("computeMetadata/v1/instance/zone").header("Metadata-Flavor", "Google");
                 let zone = read(zone).await?;
-                let (_, zone) = zone.trim().rsplit_once("/zones/").ok_or(ZoneError::NoZone)?;
+                let (_, zone) = zone.trim().rsplit_once("/zones/").ok_or(MetadataError::NoZone)?;
                 zone.to_owned()
             }
             Cloud::Azure => {
@@ -121,28 +116,116 @@ impl Cloud {
                     .header("Metadata", "true");
                 let compute = read(compute).await?;
                 let compute: AzureCompute =
-                    serde_json::from_str(&compute).map_err(|_| ZoneError::NoZone)?;
+                    serde_json::from_str(&compute).map_err(|_| MetadataError::NoZone)?;
                 match &*compute.zone {
                     "" => compute.location,
                     zone => format!("{}-{zone}", compute.location),
                 }
             }
         };
-        zone.parse().map_err(|source| ZoneError::BadName { zone, source })
+        zone.parse().map_err(|source| MetadataError::BadName { zone, source })
     }
 }
 
+/// Source of this host's identity documents.
+#[derive(Clone, Debug)]
+pub(crate) struct IdentitySource {
+    /// Cloud that the host runs in.
+    pub cloud: Cloud,
+    /// Audience of a document that isn't bound to the agent's key: Azure's.
+    pub audience: Option<String>,
+    /// Address of the cloud's metadata service.
+    pub metadata_url: String,
+}
+
+impl IdentitySource {
+    /// Gets a new identity document. `bound` is the audience that binds it to the agent's key, in the
+    /// cloud that can do so.
+    pub(crate) async fn document(&self, bound: &str) -> Result<IdentityDocument, MetadataError> {
+        let client = metadata_client()?;
+        let url = &self.metadata_url;
+        let get = |path: &str| client.get(format!("{url}/{path}"));
+        let (cloud, text) = match self.cloud {
+            Cloud::Aws => {
+                let document = get("latest/dynamic/instance-identity/rsa2048");
+                let document = read(with_session(&client, url, document).await?).await?;
+                (muster_identity::Cloud::Aws, document)
+            }
+            Cloud::Gcp => {
+                let path = "computeMetadata/v1/instance/service-accounts/default/identity";
+                let query = with_query(path, &[("audience", bound), ("format", "full")]);
+                let document = get(&query).header("Metadata-Flavor", "Google");
+                (muster_identity::Cloud::Gcp, read(document).await?)
+            }
+            Cloud::Azure => {
+                let audience = self.audience.as_deref().unwrap_or_default();
+                let query = [("api-version", "2018-02-01"), ("resource", audience)];
+                let query = with_query("metadata/identity/oauth2/token", &query);
+                let document = get(&query).header("Metadata", "true");
+                let token: AzureToken = serde_json::from_str(&read(document).await?)
+                    .map_err(|_| MetadataError::NoIdentity)?;
+                (muster_identity::Cloud::Azure, token.access_token)
+            }
+        };
+        let text = text.trim().to_owned();
+        match text.is_empty() {
+            true => Err(MetadataError::NoIdentity),
+            false => Ok(IdentityDocument { cloud, text }),
+        }
+    }
+}
+
+/// Answer of Azure's metadata service with a token of the machine's managed identity.
+#[derive(Deserialize)]
+struct AzureToken {
+    access_token: String,
+}
+
+/// Makes a client for metadata services. No proxy: the address is link-local. The service speaks plain
+/// HTTP, so no root is trusted.
+fn metadata_client() -> Result<reqwest::Client, reqwest::Error> {
+    let tls = rustls::ClientConfig::builder_with_provider(muster_tls::provider())
+        .with_safe_default_protocol_versions()
+        .expect("the provider has the default versions")
+        .with_root_certificates(rustls::RootCertStore::empty())
+        .with_no_client_auth();
+    reqwest::Client::builder()
+        .no_proxy()
+        .timeout(REQUEST_LIMIT)
+        .tls_backend_preconfigured(tls)
+        .build()
+}
+
+/// Returns a path with these parameters.
+fn with_query(path: &str, parameters: &[(&str, &str)]) -> String {
+    let encoded = serde_urlencoded::to_string(parameters).expect("texts can be encoded");
+    format!("{path}?{encoded}")
+}
+
+/// Adds the session token that AWS' metadata service asks for (IMDSv2).
+async fn with_session(
+    client: &reqwest::Client,
+    url: &str,
+    request: reqwest::RequestBuilder,
+) -> Result<reqwest::RequestBuilder, MetadataError> {
+    let session = client
+        .put(format!("{url}/latest/api/token"))
+        .header("X-aws-ec2-metadata-token-ttl-seconds", SESSION_SECONDS);
+    let session = read(session).await?;
+    Ok(request.header("X-aws-ec2-metadata-token", session.trim()))
+}
+
 /// Sends a request and reads its answer.
-async fn read(request: reqwest::RequestBuilder) -> Result<String, ZoneError> {
+async fn read(request: reqwest::RequestBuilder) -> Result<String, MetadataError> {
     let mut answer = request.send().await?.error_for_status()?;
     let mut bytes = Vec::new();
     while let Some(chunk) = answer.chunk().await? {
         bytes.extend_from_slice(&chunk);
         if bytes.len() > MAX_ANSWER {
-            return Err(ZoneError::TooLong);
+            return Err(MetadataError::TooLong);
         }
     }
-    String::from_utf8(bytes).map_err(|_| ZoneError::NoZone)
+    String::from_utf8(bytes).map_err(|_| MetadataError::NoZone)
 }
 
 #[cfg(test)]
@@ -178,6 +261,24 @@ mod tests {
                 ("GET", "/metadata/instance/compute") if has("Metadata", "true") => {
                     (StatusCode::OK, azure)
                 }
+                ("GET", "/latest/dynamic/instance-identity/rsa2048")
+                    if has("X-aws-ec2-metadata-token", "session") =>
+                {
+                    (StatusCode::OK, "MIAG\nAAAA\n")
+                }
+                ("GET", "/computeMetadata/v1/instance/service-accounts/default/identity")
+                    if has("Metadata-Flavor", "Google")
+                        && uri.query() == Some("audience=muster%3Ac%3Aa&format=full") =>
+                {
+                    (StatusCode::OK, "e30.e30.AA")
+                }
+                ("GET", "/metadata/identity/oauth2/token")
+                    if has("Metadata", "true")
+                        && uri.query()
+                            == Some("api-version=2018-02-01&resource=api%3A%2F%2Fmuster") =>
+                {
+                    (StatusCode::OK, azure)
+                }
                 _ => refused,
             }
         };
@@ -202,6 +303,25 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn each_cloud_gives_an_identity_document() {
+        let metadata_url = metadata(r#"{"access_token":"e30.e30.BB","expires_in":"3599"}"#).await;
+        for (cloud, text) in
+            [(Cloud::Aws, "MIAG\nAAAA"), (Cloud::Gcp, "e30.e30.AA"), (Cloud::Azure, "e30.e30.BB")]
+        {
+            let (audience, metadata_url) = (Some("api://muster".to_owned()), metadata_url.clone());
+            let source = IdentitySource { cloud, audience, metadata_url };
+            let document = source.document("muster:c:a").await.unwrap();
+            assert_eq!(document.text, text);
+            assert_eq!(document.cloud.as_str(), format!("{cloud:?}").to_lowercase());
+        }
+        let metadata_url = metadata("no JSON").await;
+        let source = IdentitySource { cloud: Cloud::Azure, audience: None, metadata_url };
+        assert!(matches!(source.document("").await, Err(MetadataError::Request(_))));
+        let source = IdentitySource { audience: Some("api://muster".to_owned()), ..source };
+        assert!(matches!(source.document("").await, Err(MetadataError::NoIdentity)));
+    }
+
+    #[tokio::test]
     async fn a_strange_answer_is_an_error_at_once() {
         for (azure, text) in [
             ("no JSON", "names no zone"),
@@ -219,7 +339,7 @@ mod tests {
         drop(listener);
         let started = tokio::time::Instant::now();
         let error = Cloud::Aws.zone(&url).await.unwrap_err();
-        assert!(matches!(error, ZoneError::Request(_)), "{error}");
+        assert!(matches!(error, MetadataError::Request(_)), "{error}");
         assert!(started.elapsed() >= PAUSE * (TRIES - 1));
     }
 }

@@ -25,6 +25,7 @@ mod pages;
 mod policy;
 mod printer;
 mod process;
+mod requirement;
 mod service;
 mod session;
 mod token;

@@ -13,6 +13,7 @@ use serde_json::json;
 
 use super::confirm::IrreversibleAct;
 use super::printer::{Printer, duration, or_dash, time_of_seconds};
+use super::requirement::{self, RequireArgs, checked};
 use super::session::AdminSession;
 use super::token::issue::{DeliveryArgs, Issuance};
 use super::token::{parse_block, state};
@@ -34,7 +35,8 @@ enum PolicyCommand {
 Examples:
   muster-discovery policy create --cluster demo --replace-dead --cidr 10.1.0.0/16 --out demo.bundle
   muster-discovery policy create --cluster demo --replace-dead --after 10m --at-most 3 --per 24h \\
-      --expires 90d --cidr 10.1.0.0/16 --print-cloud-init --out user-data.yaml
+      --expires 90d --cidr 10.1.0.0/16 --require aws:account=123456789012,max-age=1h \\
+      --print-cloud-init --out user-data.yaml
 
 You sign now what may happen at night: when a member has been unreachable for --after, for its own
 cluster and for a quorum of the members' agents, a host that came with this bundle takes its place.
@@ -44,7 +46,9 @@ step. While all members live, hosts with the bundle wait without a vote, as stan
 
 One bundle serves an auto-scaling group: hosts that come before the cluster has formed take seats, if
 you may mint boot tokens, too. The secret is as dangerous as it lives long: whoever has the bundle, and
-comes from an address in --cidr, gets a place in the cluster the next time that a member dies.")]
+comes from an address in --cidr, gets a place in the cluster the next time that a member dies. With
+--require, the host must also show that it is a virtual machine of yours: start its agent with
+--identity-from (what --print-… prints does that).")]
     Create(PolicyCreateArgs),
     /// List a cluster's replacement policies, the newest first
     List {
@@ -100,6 +104,8 @@ struct PolicyCreateArgs {
     #[arg(long, value_name = "ZONE")]
     zone: Option<Name>,
     #[command(flatten)]
+    require: RequireArgs,
+    #[command(flatten)]
     delivery: DeliveryArgs,
 }
 
@@ -145,6 +151,7 @@ async fn create(
         zone: args.zone.clone(),
         replaces: None,
         replacement: Some(limits),
+        require: checked(&args.require)?,
     };
     issuance.issue(session, token, &grant, &args.delivery, printer).await?;
     printer.note(&terms(&limits));
@@ -205,9 +212,13 @@ fn danger(grant: &Grant) -> String {
         true => "from anywhere: bind it to your network with --cidr",
         false => "from its addresses",
     };
+    let beyond = match grant.require.is_empty() {
+        true => "; require an identity document of your cloud's machines, too (--require)",
+        false => ", on a virtual machine that fulfils --require",
+    };
     format!(
         "until {}, whoever holds this bundle gets a place in the cluster, with all of its data, the \
-         next time that a member dies, {from}",
+         next time that a member dies, {from}{beyond}",
         time_of_seconds(grant.expires_at)
     )
 }
@@ -272,6 +283,7 @@ fn show(printer: &mut Printer, view: &GrantView) -> Result<(), CliError> {
             ("addresses", if cidrs.is_empty() { "any".into() } else { cidrs }),
             ("name", or_dash(grant.name.as_ref())),
             ("zone", or_dash(grant.zone.as_ref())),
+            ("requires", requirement::typed(grant)),
         ]);
     })
 }

@@ -24,6 +24,7 @@ use super::confirm::IrreversibleAct;
 use super::members::MemberDirectory;
 use super::pages;
 use super::printer::{Printer, TextOutput, duration, or_dash, time, time_of_seconds};
+use super::requirement::{self, RequireArgs, checked};
 use super::session::AdminSession;
 use super::{CliError, RemoteArgs};
 use crate::server::parse_duration;
@@ -47,6 +48,7 @@ Examples:
   muster-discovery token create --cluster demo --kind join --name db-4 --out db-4.bundle
   muster-discovery token create --cluster demo --kind join --replace db-2 --out db-5.bundle
   muster-discovery token create --cluster demo --uses 1 --print-cloud-init --out db-1.yaml
+  muster-discovery token create --cluster demo --require aws:account=123456789012,max-age=15m
 
 A boot token is for a cluster that forms, a join ticket (--kind join) for one that runs: it is worth
 one new member, for 15 minutes at most, and belongs to the first host that redeems it. The cluster's
@@ -57,7 +59,10 @@ The token's secret is made on this machine; the service gets only its public hal
 commits, whoever has the bundle can take as many seats as it has uses: with a bundle for all of them
 (the third example), the whole cluster. Where each host can be handed a bundle of its own, make each
 worth one use and bind it to a name or an address. Hand it over as you would a password, and revoke
-it with `token revoke` if it went astray.")]
+it with `token revoke` if it went astray.
+
+With --require, a host must also show an identity document that its cloud has signed: start its agent
+with --identity-from. The service needs the cloud's keys for that (serve --identity-keys).")]
     Create(CreateArgs),
     /// List tokens, the newest first
     List {
@@ -138,6 +143,8 @@ struct CreateArgs {
     /// --kind join]
     #[arg(long, value_name = "N")]
     uses: Option<u8>,
+    #[command(flatten)]
+    require: RequireArgs,
     #[command(flatten)]
     delivery: DeliveryArgs,
 }
@@ -298,6 +305,7 @@ fn grant(
         zone: args.zone.clone(),
         replaces: None,
         replacement: None,
+        require: checked(&args.require)?,
     })
 }
 
@@ -356,6 +364,7 @@ fn write_grant(out: &mut TextOutput<'_>, view: &GrantView) {
         ("name", or_dash(grant.name.as_ref())),
         ("zone", or_dash(grant.zone.as_ref())),
         ("replaces", or_dash(grant.replaces)),
+        ("requires", requirement::typed(grant)),
     ]);
 }
 
@@ -370,6 +379,7 @@ fn write_hosts(out: &mut TextOutput<'_>, hosts: &[Redemption]) {
             host.name.to_string(),
             host.agent.to_string(),
             or_dash(host.address.as_ref()),
+            or_dash(host.instance.as_ref()),
             or_dash(host.zone.as_ref()),
             time(host.at_ms),
             or_dash(host.seat),
@@ -377,7 +387,8 @@ fn write_hosts(out: &mut TextOutput<'_>, hosts: &[Redemption]) {
             or_dash(host.member),
         ]
     });
-    let header = ["HOST", "KEY ID", "FROM", "ZONE", "FIRST", "SEAT", "CHANGE", "MEMBER"];
+    let header =
+        ["HOST", "KEY ID", "FROM", "INSTANCE", "ZONE", "FIRST", "SEAT", "CHANGE", "MEMBER"];
     out.table(header, rows);
 }
 

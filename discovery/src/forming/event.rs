@@ -22,6 +22,7 @@ use discovery_types::statement::StatementChain;
 
 use crate::app::App;
 use crate::error::ApiError;
+use crate::host_identity::{check_free_for_seat, check_host};
 use crate::members::refuse_if_reporting;
 use crate::redeem::{RedeemRequest, TokenUse};
 use crate::store::cluster::ClusterTransaction;
@@ -86,6 +87,8 @@ pub(super) struct PreparedEvent {
     pub(super) session_event: Option<ClusterEvent>,
     /// Grant to revoke and the admin who does so, unless the event is refused.
     pub(super) revocation: Option<(GrantId, String)>,
+    /// Virtual machine of a new agent, if its token requires an identity document.
+    pub(super) instance: Option<String>,
 }
 
 impl From<ClusterEvent> for PreparedEvent {
@@ -96,6 +99,7 @@ impl From<ClusterEvent> for PreparedEvent {
             document: None,
             session_event: None,
             revocation: None,
+            instance: None,
         }
     }
 }
@@ -181,7 +185,7 @@ impl App {
         let chain = transaction.chain.clone();
         Ok(match incoming {
             ClusterRequest::Tick => ClusterEvent::Tick.into(),
-            ClusterRequest::Redeem(request) => prepare_redeem(self, transaction, request)?.into(),
+            ClusterRequest::Redeem(request) => prepare_redeem(self, transaction, request).await?,
             ClusterRequest::Poll { key, session, highest_epoch } => ClusterEvent::Poll(Poll {
                 key: convert::key(key),
                 session: convert::session(session.boot, &session.nonce),
@@ -286,11 +290,11 @@ fn check_same_retirement(cluster: &Cluster, unretire: &Unretire) -> Result<(), A
     Err(ApiError::new(Code::Conflict, detail, next))
 }
 
-fn prepare_redeem(
+async fn prepare_redeem(
     app: &App,
-    transaction: &ClusterTransaction,
+    transaction: &mut ClusterTransaction,
     request: &RedeemRequest,
-) -> Result<ClusterEvent, ApiError> {
+) -> Result<PreparedEvent, ApiError> {
     let verified = request.verify(app, transaction, TokenUse::Seat)?;
     let (grant, redeem) = (&verified.grant, &request.redeem);
     let signed = [&redeem.signed.record, &redeem.signed.endorsement, grant.jws()];
@@ -304,17 +308,19 @@ fn prepare_redeem(
     verified.check_address(request.address)?;
     let cluster = &transaction.cluster;
     let is_forming = matches!(cluster.phase, Phase::Open | Phase::Preparing);
+    let mut instance = None;
     if !cluster.phase.has_ended() && !cluster.agents.contains_key(&convert::key(&request.key)) {
         verified.check_issue(transaction)?;
         // A host that comes too late for the cluster needs another token in any case.
         if is_forming {
             verified.check_confirmed()?;
+            instance = check_machine(app, transaction, request, grant).await?;
         }
     }
     if is_forming {
         check_token_is_young(transaction, grant)?;
     }
-    Ok(ClusterEvent::Redeem(formation::service::Redeem {
+    let event = ClusterEvent::Redeem(formation::service::Redeem {
         record: convert::record(&verified.record),
         session: convert::session(redeem.boot, &redeem.nonce),
         highest_epoch: redeem.highest_epoch,
@@ -326,7 +332,24 @@ fn prepare_redeem(
             expires: formation::UnixMicros(grant.expires_at.saturating_mul(1_000_000)),
             revoked: verified.is_revoked || verified.is_void,
         },
-    }))
+    });
+    Ok(PreparedEvent { instance, ..event.into() })
+}
+
+/// Checks the identity document of a new agent's host, if its token requires one. Returns the name of
+/// the host's virtual machine.
+async fn check_machine(
+    app: &App,
+    transaction: &mut ClusterTransaction,
+    request: &RedeemRequest,
+    grant: &VerifiedGrant,
+) -> Result<Option<String>, ApiError> {
+    let keys = app.identity_keys.trusted();
+    let instance = check_host(&request.redeem, grant, &keys, transaction.now)?;
+    if let Some(instance) = &instance {
+        check_free_for_seat(transaction, instance, &request.key).await?;
+    }
+    Ok(instance)
 }
 
 /// Checks that the cluster's other agents will accept the token in a list. One that ended long ago

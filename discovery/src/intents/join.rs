@@ -1,10 +1,11 @@
 //! Redeems a newcomer's join ticket: the part of [`crate::redeem`] that only tickets have.
 
-use discovery_types::api::{IntentView, NodeProgram};
+use discovery_types::api::{IntentState, IntentView, NodeProgram};
 use discovery_types::digest::MemberId;
 use discovery_types::grant::{TokenKind, VerifiedGrant};
 use discovery_types::intent::{Intent, MAX_INTENT_SECONDS, operation_of, verb_of};
 use discovery_types::jws::Jws;
+use discovery_types::key::PublicKey;
 use discovery_types::problem::Code;
 use discovery_types::record::VerifiedRecord;
 
@@ -12,6 +13,7 @@ use super::{admin_name, check_intent_limit, refuse_removed, standby};
 use crate::app::App;
 use crate::error::ApiError;
 use crate::gate::with_timeout;
+use crate::host_identity::{check_free_for_member, check_host};
 use crate::members::roster::Roster;
 use crate::redeem::{
     RedeemRequest, TokenUse, VerifiedRedeem, hide_unknown_cluster, unsettled_error,
@@ -92,7 +94,22 @@ impl App {
         }
         check_replaced_member(ticket, &roster)?;
         check_spread(&transaction, record, ticket, &roster)?;
-        let new = new_intent(&transaction, &changes, &verified, request);
+        let keys = self.identity_keys.trusted();
+        let instance = check_host(&request.redeem, ticket, &keys, transaction.now)?;
+        if let Some(instance) = &instance {
+            let now = transaction.now.0 as UnixMicros;
+            let is_waiting = |key: &PublicKey| {
+                changes.intents.iter().any(|known| {
+                    known.agent == Some(*key)
+                        && known.state == IntentState::Open
+                        && !known.is_standby_gone(now)
+                })
+            };
+            let (key, replaces) = (&request.key, ticket.replaces);
+            check_free_for_member(&mut transaction, instance, key, &roster, replaces, is_waiting)
+                .await?;
+        }
+        let new = new_intent(&transaction, &changes, &verified, request, instance);
         let now = transaction.now;
         if is_policy {
             intents::delete_gone_standbys(transaction.connection(), request.cluster(), now).await?;
@@ -151,6 +168,7 @@ fn new_intent(
     changes: &MembershipChanges,
     verified: &VerifiedRedeem,
     request: &RedeemRequest,
+    instance: Option<String>,
 ) -> NewIntent {
     let (ticket, record) = (&verified.grant, &verified.record);
     let verb = verb_of(ticket);
@@ -173,6 +191,7 @@ fn new_intent(
         grant: ticket.id.to_string(),
         agent: record.agent_key,
         address: request.address.to_string(),
+        instance,
     };
     let made_by = admin_name(transaction, ticket.jws());
     NewIntent {

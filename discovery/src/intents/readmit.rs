@@ -115,6 +115,7 @@ async fn store(
         grant: ticket.id.to_string(),
         agent: record.agent_key,
         address: address.to_string(),
+        instance: None,
     };
     let new = NewIntent {
         intent,

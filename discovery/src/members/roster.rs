@@ -253,6 +253,18 @@ impl Roster {
         self.all().find(same).map(|member| member.id)
     }
 
+    /// Returns the present member, except the one with the id `replaces`, whose agent has one of these
+    /// keys.
+    pub(crate) fn present_member_of(
+        &self,
+        keys: &[PublicKey],
+        replaces: Option<MemberId>,
+    ) -> Option<&RosterMember> {
+        self.all().find(|member| {
+            keys.contains(&member.key) && Some(member.id) != replaces && !self.is_removed(member.id)
+        })
+    }
+
     /// Refuses a newcomer with keys that were used before: each incarnation of a member has its own
     /// keys.
     pub(crate) fn check_unused_keys(&self, newcomer: &VerifiedRecord) -> Result<(), ApiError> {

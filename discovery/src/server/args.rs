@@ -48,6 +48,11 @@ pub(crate) struct ServeArgs {
     /// recognised as a copy: together with a restored database it waits for an owner's `db accept`
     #[arg(long, value_name = "DIR")]
     pub ledger: PathBuf,
+    /// Folder with the clouds' keys, for tokens that require an identity document of the host
+    /// (`token create --require`): aws.pem has AWS' certificates, gcp.json and azure.json are JWKS. It is
+    /// read again each minute
+    #[arg(long, value_name = "DIR")]
+    pub identity_keys: Option<PathBuf>,
     #[command(flatten)]
     pub database: DatabaseArgs,
     #[command(flatten)]

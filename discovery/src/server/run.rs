@@ -32,6 +32,7 @@ use crate::app::{ADOPTION_RATE_AND_BURST, App};
 use crate::background;
 use crate::clock::Clock;
 use crate::etcd_tokens::{v3, wait_slots};
+use crate::host_identity::IdentityKeys;
 use crate::keydir::KeyDirectory;
 use crate::ledger::{LEDGER_USED_TWICE, Ledger, LedgerError};
 use crate::limits::AddressLimit;
@@ -120,6 +121,8 @@ pub(crate) async fn start(args: ServeArgs) -> Result<RunningService, ServerError
     let keys = KeyDirectory::load(&args.keys).map_err(|error| {
         ServerError::permanent_if(error.is_permanent(), "can't read the keys", error)
     })?;
+    let identity_keys = IdentityKeys::load(args.identity_keys.as_deref())
+        .map_err(|error| ServerError::failed("--identity-keys", error))?;
     let ledger = Ledger::open(&args.ledger).map_err(|error| match error {
         LedgerError::Files(error) if error.is_refusal() => {
             ServerError::Usage(format!("--ledger: {error}"))
@@ -150,7 +153,7 @@ pub(crate) async fn start(args: ServeArgs) -> Result<RunningService, ServerError
     let tls =
         server_config(&keys).map_err(|error| ServerError::failed("can't set up TLS", error))?;
     let etcd_listeners = listen_for_etcd(etcd_sockets)?;
-    let app = build_app(&args, keys, store, &etcd_listeners)?;
+    let app = build_app(&args, (keys, identity_keys), store, &etcd_listeners)?;
 
     let (server, addresses) = build_server(&args, &app, &tls, sockets)?;
     let server = server.run();
@@ -368,7 +371,7 @@ pub(super) async fn make_database(postgres: &ManagedPostgres) -> Result<(), sqlx
 
 fn build_app(
     args: &ServeArgs,
-    keys: KeyDirectory,
+    (keys, identity_keys): (KeyDirectory, IdentityKeys),
     store: crate::store::Store,
     etcd_listeners: &[TcpListener],
 ) -> Result<App, ServerError> {
@@ -393,6 +396,7 @@ fn build_app(
         hints: Arc::default(),
         renewals: Arc::default(),
         guesses: Arc::default(),
+        identity_keys: Arc::new(identity_keys),
         refusals: Arc::default(),
         settings,
         max_deadline_seconds: args.times.deadline.as_secs().max(1),

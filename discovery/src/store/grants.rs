@@ -40,6 +40,7 @@ pub(crate) struct RedemptionRow {
     /// Redeem envelope of a host that joins a running cluster; the record is in it.
     redeem: Option<String>,
     address: Option<String>,
+    instance: Option<String>,
     at_us: UnixMicros,
     seat: Option<i16>,
     state: Option<String>,
@@ -63,6 +64,7 @@ impl RedemptionRow {
             name: record.name,
             agent: PublicKey::from_bytes(self.agent_key.try_into().ok()?).key_id(),
             address: self.address,
+            instance: self.instance,
             zone: record.zone,
             at_ms: self.at_us / 1_000,
             seat: self.seat.and_then(|seat| u8::try_from(seat).ok()),
@@ -197,11 +199,11 @@ impl Store {
         limit: i64,
     ) -> Result<Vec<RedemptionRow>, StoreError> {
         let rows = sqlx::query_as(
-            "SELECT key AS agent_key, record, NULL AS redeem, address, redeemed_us AS at_us, seat,
+            "SELECT key AS agent_key, record, NULL AS redeem, address, instance, redeemed_us AS at_us, seat,
                  NULL AS state, NULL::bytea AS operation, NULL::bytea AS member_id
              FROM agents WHERE grant_id = $1
              UNION ALL
-             SELECT agent_key, NULL, redeem, address, made_us, NULL, state, operation, member_id
+             SELECT agent_key, NULL, redeem, address, instance, made_us, NULL, state, operation, member_id
              FROM intents WHERE grant_id = $1
              ORDER BY at_us DESC LIMIT $2",
         )

@@ -40,6 +40,8 @@ pub(crate) struct IntentNewcomer {
     pub agent: PublicKey,
     /// Source address of the redeem.
     pub address: String,
+    /// Virtual machine of the host, if the token requires an identity document.
+    pub instance: Option<String>,
 }
 
 /// A recovery statement that discovery is about to follow, and the fields of the event about it.
@@ -175,19 +177,25 @@ pub(crate) async fn insert(
 ) -> Result<StoredIntent, StoreError> {
     const INSERT: &str = change!(
         "INSERT INTO intents (cluster_id, operation, verb, authority, redeem, grant_id, agent_key,
-             subject, address, planned_at, made_us, made_by, expires_us, seen_us, state, rev)
-         SELECT $1, $6, $7, $8, $9, $10, $11, $12, $13, $14, $3, $15, $16, $17, 'open', rev
+             subject, address, planned_at, made_us, made_by, expires_us, seen_us, instance, state,
+             rev)
+         SELECT $1, $6, $7, $8, $9, $10, $11, $12, $13, $14, $3, $15, $16, $17, $18, 'open', rev
          FROM next"
     );
     let NewIntent { intent, newcomer, subject, made_by, seen_us } = new;
-    let (grant, agent, address) = match newcomer {
-        Some(newcomer) => (Some(newcomer.grant), Some(newcomer.agent), Some(newcomer.address)),
-        None => (None, None, None),
+    let (grant, agent, address, instance) = match newcomer {
+        Some(IntentNewcomer { grant, agent, address, instance }) => {
+            (Some(grant), Some(agent), Some(address), instance)
+        }
+        None => (None, None, None, None),
     };
-    let body = serde_json::json!({
+    let mut body = serde_json::json!({
         "operation": intent.operation.to_string(), "verb": intent.verb.as_str(),
         "subject": subject, "by": made_by, "address": address,
     });
+    if let Some(instance) = &instance {
+        body["instance"] = serde_json::json!(instance);
+    }
     let rev = query_change(INSERT, intent.cluster, now, "intent", &body)?
         .bind(&intent.operation.0[..])
         .bind(intent.verb.as_str())
@@ -201,6 +209,7 @@ pub(crate) async fn insert(
         .bind(&made_by)
         .bind(number_to_row(intent.expires_at.saturating_mul(1_000_000))?)
         .bind(seen_us)
+        .bind(instance)
         .fetch_one(connection)
         .await?;
     Ok(StoredIntent {

@@ -14,6 +14,7 @@ mod connect;
 mod error;
 pub(crate) mod etcd_tokens;
 pub(crate) mod grants;
+pub(crate) mod instances;
 pub(crate) mod intents;
 mod key_directory;
 pub(crate) mod leases;

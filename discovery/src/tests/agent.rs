@@ -20,6 +20,8 @@ use discovery_types::redeem::Redeem;
 use discovery_types::statement::{Statement, StatementChain};
 use discovery_types::token::Token;
 
+use muster_identity::IdentityDocument;
+
 use super::support::TestInstallation;
 use crate::server::RunningService;
 
@@ -36,6 +38,8 @@ pub(super) struct TestAgent {
     /// Hash of the statement that the agent's join bundle pins.
     pub statement: Digest,
     pub service: Digest,
+    /// Identity document that the agent's redeems show.
+    pub identity: Option<IdentityDocument>,
 }
 
 impl TestAgent {
@@ -75,6 +79,7 @@ impl TestAgent {
             node_key: node.key_pem.to_string(),
             statement: statement.sign(&world.owner).hash(),
             service: world.context.pins[0],
+            identity: None,
         }
     }
 
@@ -95,6 +100,7 @@ impl TestAgent {
             record: Record { agent_key: *key.public(), ..self.record.clone() },
             token: SigningKey::from_seed(secrecy::ExposeSecret::expose_secret(self.token.seed())),
             node_key: self.node_key.clone(),
+            identity: self.identity.clone(),
             key,
             ..*self
         }
@@ -109,6 +115,7 @@ impl TestAgent {
             boot: self.boot,
             nonce: self.nonce,
             highest_epoch: self.highest_epoch,
+            identity: self.identity.clone(),
         }
         .sign(&self.key)
     }

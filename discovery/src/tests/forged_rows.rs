@@ -322,6 +322,7 @@ async fn a_seat_that_was_padded_is_refused_so_that_the_document_stays_readable()
             boot: 1,
             nonce: Nonce::random(),
             highest_epoch: 0,
+            identity: None,
         };
         agent.client.redeem(&[redeem.sign(&agent.key)]).await
     };

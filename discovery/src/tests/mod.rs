@@ -11,6 +11,7 @@ mod faults;
 mod forged_rows;
 mod forming;
 mod half_loaded;
+mod host_identity;
 mod joining;
 mod jwt_vectors;
 mod large_ledger;

@@ -96,6 +96,7 @@ async fn a_redeem_for_another_service_or_by_another_connection_is_refused() {
         boot: 1,
         nonce: Nonce::random(),
         highest_epoch: 0,
+        identity: None,
     };
     let refused = agent.client.redeem(&[elsewhere.sign(&agent.key)]).await.unwrap_err();
     assert_eq!(refused.code(), Some(Code::RecordRefused));

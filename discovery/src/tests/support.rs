@@ -336,6 +336,7 @@ impl TestInstallation {
     pub(super) fn args(&self, ledger: &str) -> ServeArgs {
         ServeArgs {
             etcd_listen: Vec::new(),
+            identity_keys: None,
             keys: self.folder.path().join("keys"),
             listen: vec!["127.0.0.1:0".parse().unwrap()],
             ledger: self.folder.path().join(ledger),
@@ -437,6 +438,7 @@ impl TestInstallation {
             zone: None,
             replaces: None,
             replacement: None,
+            require: Vec::new(),
         };
         (token, grant)
     }

@@ -110,6 +110,7 @@ impl ClusterFixture {
             zone: None,
             replaces: None,
             replacement: None,
+            require: Vec::new(),
         };
         let agents: Vec<_> = (0..size).map(|_| SigningKey::generate()).collect();
         let records = agents.iter().zip(1..).map(|(key, i)| record(&grant, key, i)).collect();

@@ -6,6 +6,7 @@ use std::ops::RangeInclusive;
 use std::str::FromStr;
 
 use ipnet::IpNet;
+use muster_identity::{InvalidRequirement, MAX_REQUIREMENTS, Requirement};
 use serde::de::IgnoredAny;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
@@ -173,6 +174,10 @@ pub struct Grant {
     /// When a member may be replaced, and how often; only in replacement policies.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub replacement: Option<ReplacementLimits>,
+    /// Requirements of which the host must fulfil one: its cloud signs which virtual machine it is. An
+    /// empty list requires nothing. The service alone checks them, at the first redeem of a key.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub require: Vec<Requirement>,
 }
 
 /// Limits of a replacement policy.
@@ -218,6 +223,9 @@ pub enum GrantError {
     /// The grant has values that no token may have.
     #[error("the grant: {0}")]
     Invalid(&'static str),
+    /// A requirement on the host can't be fulfilled, or says too little.
+    #[error("the grant: {0}")]
+    Requirement(#[from] InvalidRequirement),
 }
 
 /// Reason why a grant can't justify a seat at this time.
@@ -278,6 +286,10 @@ impl Grant {
         if self.replaces.is_some() && self.kind != TokenKind::Join {
             return bad("it replaces a member, which a join ticket alone may");
         }
+        if self.require.len() > MAX_REQUIREMENTS {
+            return bad("it has more than 4 requirements");
+        }
+        self.require.iter().try_for_each(Requirement::check)?;
         Ok(())
     }
 }

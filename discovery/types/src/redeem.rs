@@ -1,10 +1,12 @@
 //! Redeem envelopes, in which an agent hands its record to one service.
 
+use muster_identity::{IdentityDocument, IdentityError, TrustedKeys, Unfit, fit_one};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 use uuid::Uuid;
 
 use crate::digest::{Digest, Nonce};
+use crate::grant::VerifiedGrant;
 use crate::jws::{Jws, JwsError, JwsType};
 use crate::key::{PublicKey, SigningKey};
 use crate::record::SignedRecord;
@@ -29,6 +31,10 @@ pub struct Redeem {
     pub nonce: Nonce,
     /// Highest epoch that the agent has signed or released, 0 if none.
     pub highest_epoch: u64,
+    /// Document by which the host's cloud says which virtual machine it is, if the agent was told to
+    /// get one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub identity: Option<IdentityDocument>,
 }
 
 /// Reason why a redeem envelope is refused.
@@ -45,7 +51,40 @@ pub enum RedeemError {
     OtherService,
 }
 
+/// Reason why a host doesn't fulfil what its token requires.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum HostIdentityError {
+    /// The host shows no identity document.
+    #[error("the host shows no identity document of its cloud, which its token requires")]
+    Missing,
+    /// The identity document is refused.
+    #[error("the host's identity document is refused: {0}")]
+    Document(#[from] IdentityError),
+    /// The host isn't one that the token is for.
+    #[error("{0}")]
+    Unfit(#[from] Unfit),
+}
+
 impl Redeem {
+    /// Checks that the host fulfils what the grant requires at `now`, in seconds since 1970. Returns
+    /// the name of its virtual machine, or `None` if the grant requires nothing. The caller must have
+    /// verified the envelope, whose signature binds the document to the agent.
+    pub fn check_identity(
+        &self,
+        grant: &VerifiedGrant,
+        keys: &TrustedKeys,
+        now: u64,
+    ) -> Result<Option<String>, HostIdentityError> {
+        if grant.require.is_empty() {
+            return Ok(None);
+        }
+        let document = self.identity.as_ref().ok_or(HostIdentityError::Missing)?;
+        let identity = document.verify(keys)?;
+        let audience = muster_identity::audience(&self.cluster, self.signed.record.kid());
+        fit_one(&grant.require, &identity, &audience, now)?;
+        Ok(Some(identity.instance_name()))
+    }
+
     /// Signs the envelope with the agent's key.
     pub fn sign(&self, agent: &SigningKey) -> Jws {
         Jws::sign(JwsType::Redeem, agent, self)

@@ -59,6 +59,7 @@ impl BenchAgent {
             boot: 1,
             nonce,
             highest_epoch: 0,
+            identity: None,
         };
         Ok(Self {
             client: service.client(&key)?,

@@ -261,6 +261,7 @@ impl BenchService {
             zone: None,
             replaces: None,
             replacement: None,
+            require: Vec::new(),
         };
         (token, grant)
     }

@@ -4,8 +4,10 @@
 mod certificates;
 mod hung_leader_agent;
 mod kills_during_join;
+mod machines;
 mod manual;
 mod member_command;
+mod metadata;
 mod moved_house;
 mod moved_service;
 mod newer_records;

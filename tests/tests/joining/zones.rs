@@ -1,14 +1,13 @@
 //! Members that are spread over zones: while the cluster forms, when hosts join, and when a dead member
 //! is replaced by a policy.
 
-use std::io::{Read, Write};
-use std::net::TcpListener;
 use std::path::Path;
 
 use anyhow::{Context, Result, ensure};
 use muster_tests::harness::testbed::TestbedOptions;
 use muster_tests::harness::{AgentProcess, Network, Testbed, poll_slowly};
 
+use crate::metadata;
 use crate::policies::{AFTER, policy};
 use crate::running_cluster::{FormedCluster, LIMIT, peer_url};
 
@@ -97,7 +96,7 @@ fn a_standby_in_a_crowded_zone_lets_another_one_pass() -> Result<()> {
     dead.kill_node()?;
     running.wait_reason("the zone a, which may have 1 of 3 members and has them")?;
     // The cloud says the zone of the last host.
-    let metadata = serve_gcp_zone("d")?;
+    let metadata = metadata::serve("projects/1/zones/d".to_owned())?;
     let cloud = [AFTER, ("MUSTER_ZONE_FROM", "gcp"), ("MUSTER_METADATA_URL", &*metadata)];
     let mut fits = running.agent(4, &bundle, &cloud);
     fits.start()?;
@@ -108,22 +107,4 @@ fn a_standby_in_a_crowded_zone_lets_another_one_pass() -> Result<()> {
     let members = shown["present"]["members"].as_array().context("members")?;
     ensure!(members.iter().any(|member| member["zone"] == "d"), "{shown}");
     Ok(())
-}
-
-/// Answers every request as Google's metadata service answers the one for the zone. Returns its URL.
-fn serve_gcp_zone(zone: &str) -> Result<String> {
-    let listener = TcpListener::bind("127.0.0.1:0")?;
-    let url = format!("http://{}", listener.local_addr()?);
-    let body = format!("projects/1/zones/{zone}");
-    std::thread::spawn(move || {
-        for stream in listener.incoming().flatten() {
-            let mut stream = stream;
-            let mut request = [0; 1024];
-            let _ = stream.read(&mut request);
-            let length = body.len();
-            let head = format!("HTTP/1.1 200 OK\r\nContent-Length: {length}\r\nConnection: close");
-            let _ = write!(stream, "{head}\r\n\r\n{body}");
-        }
-    });
-    Ok(url)
 }

@@ -34,12 +34,13 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use self::mesh::Probers;
-use self::outgoing::{OutgoingMessage, OutgoingMessageKind, RequestResult};
+use self::outgoing::{OutgoingMessage, OutgoingMessageKind, RedeemFailure, RequestResult};
 use self::progress::ProgressLog;
 use crate::enrol::protocol::Protocol;
-use crate::enrol::redeem;
+use crate::enrol::redeem::UnsignedRedeem;
 use crate::exit::{ExitError, error_chain};
 use crate::host::Host;
+use crate::host::cloud::IdentitySource;
 use crate::observe::contact;
 use crate::observe::status::{Phase, StatusHandle};
 use crate::probe::ProbeIdentity;
@@ -73,6 +74,8 @@ pub(crate) struct AgentContext {
     pub board: StatusHandle,
     /// Cancelled when the agent is told to stop.
     pub stop: CancellationToken,
+    /// Source of the identity documents that redeems show, if the agent was told of one.
+    pub identity: Option<IdentitySource>,
 }
 
 /// The proposal that the state machine was offered last.
@@ -269,8 +272,9 @@ impl<'a> Bootstrap<'a> {
             };
             self.work.spawn(outgoing::poll(client, self.join.cluster, poll, pause));
         } else {
-            let redeems = redeem::sign(self.protocol, &self.join)?;
-            self.work.spawn(outgoing::redeem(client, redeems, pause));
+            let redeem = UnsignedRedeem::new(self.protocol, &self.join)?;
+            let source = self.context.identity.clone();
+            self.work.spawn(outgoing::redeem(client, redeem, source, pause));
         }
         Ok(())
     }
@@ -297,9 +301,15 @@ impl<'a> Bootstrap<'a> {
                     None => Ok(()),
                 }
             }
-            RequestResult::Redeemed(Err(error)) | RequestResult::Polled(Err(error)) => {
+            RequestResult::Redeemed(Err(RedeemFailure::Client(error)))
+            | RequestResult::Polled(Err(error)) => {
                 self.contact.is_request_pending = false;
                 self.handle_failure(error).await
+            }
+            RequestResult::Redeemed(Err(RedeemFailure::Identity(error))) => {
+                self.contact.is_request_pending = false;
+                self.retry_later(error_chain(&error));
+                Ok(())
             }
             RequestResult::MessageSent(kind, result) => {
                 // Ignore the result of a message that a newer one has replaced meanwhile.
@@ -338,6 +348,12 @@ impl<'a> Bootstrap<'a> {
             | ClientError::Interrupted { .. }
             | ClientError::Foreign { .. } => {}
         }
+        self.retry_later(text);
+        Ok(())
+    }
+
+    /// Repeats the redeem or poll after a pause, and shows why it failed.
+    fn retry_later(&mut self, text: String) {
         // The next answer has to be a whole one, because the status shows this failure until then.
         self.contact.revision = None;
         let pause = self.contact.retry.next_pause();
@@ -352,7 +368,6 @@ impl<'a> Bootstrap<'a> {
         let what =
             format!("waiting for discovery ({} tries): {text}", self.contact.retry.attempts());
         self.context.board.set_phase(Phase::Contacting, what);
-        Ok(())
     }
 
     async fn handle_message_result(

@@ -10,7 +10,9 @@ use discovery_types::client::{ClientError, DiscoveryClient};
 use discovery_types::jws::Jws;
 use uuid::Uuid;
 
+use crate::enrol::redeem::UnsignedRedeem;
 use crate::exit::error_chain;
+use crate::host::cloud::{IdentitySource, MetadataError};
 use crate::observe::status::StatusHandle;
 use crate::retry::Retry;
 
@@ -54,11 +56,20 @@ impl std::fmt::Display for OutgoingMessageKind {
     }
 }
 
+/// Reason why a redeem has failed.
+#[derive(Debug)]
+pub(super) enum RedeemFailure {
+    /// The cloud's metadata service gave no identity document, so nothing was sent.
+    Identity(MetadataError),
+    /// The service refused the redeem, or didn't get it.
+    Client(ClientError),
+}
+
 /// Result of a finished request.
 #[derive(Debug)]
 pub(super) enum RequestResult {
     /// Result of a redeem.
-    Redeemed(Result<Box<RedeemResponse>, ClientError>),
+    Redeemed(Result<Box<RedeemResponse>, RedeemFailure>),
     /// Result of a poll.
     Polled(Result<Option<Box<PollResponse>>, ClientError>),
     /// Result of sending a message of this kind.
@@ -133,15 +144,20 @@ fn must_resend(error: &ClientError) -> bool {
     }
 }
 
-/// Redeems once, after `pause`. `redeems` has one signed redeem for each service key that the
-/// bundle pins.
+/// Redeems once, after `pause`. With a `source`, the redeem shows a new identity document.
 pub(super) async fn redeem(
     client: Arc<DiscoveryClient>,
-    redeems: Vec<Jws>,
+    redeem: UnsignedRedeem,
+    source: Option<IdentitySource>,
     pause: Duration,
 ) -> RequestResult {
     tokio::time::sleep(pause).await;
-    RequestResult::Redeemed(client.redeem(&redeems).await.map(Box::new))
+    let redeems = match redeem.sign(source.as_ref()).await {
+        Ok(redeems) => redeems,
+        Err(error) => return RequestResult::Redeemed(Err(RedeemFailure::Identity(error))),
+    };
+    let redeemed = client.redeem(&redeems).await;
+    RequestResult::Redeemed(redeemed.map(Box::new).map_err(RedeemFailure::Client))
 }
 
 /// Polls once, after `pause`.

@@ -112,6 +112,7 @@ mod tests {
             boot: 1,
             nonce: Nonce::random(),
             highest_epoch: 0,
+            identity: None,
         };
         let intent = Intent {
             cluster: world.statement.cluster,

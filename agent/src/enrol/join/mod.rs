@@ -34,7 +34,7 @@ use self::judge::JoinState;
 use crate::crash::{self, Failpoint};
 use crate::enrol::bootstrap::AgentContext;
 use crate::enrol::protocol::Protocol;
-use crate::enrol::redeem;
+use crate::enrol::redeem::{self, UnsignedRedeem};
 use crate::exit::{ExitError, error_chain};
 use crate::launch::node_command::write_certificates;
 use crate::observe::contact;
@@ -176,7 +176,14 @@ impl<'a> Newcomer<'a> {
     /// Redeems the ticket until the service accepts it, and verifies the answer.
     async fn redeem(&mut self) -> Result<RedeemedTicket, ExitError> {
         loop {
-            let redeems = redeem::sign(self.protocol, &self.join)?;
+            let redeem = UnsignedRedeem::new(self.protocol, &self.join)?;
+            let redeems = match redeem.sign(self.context.identity.as_ref()).await {
+                Ok(redeems) => redeems,
+                Err(error) => {
+                    self.wait_before_retry(error_chain(&error)).await;
+                    continue;
+                }
+            };
             match self.client.join(&redeems, Some(self.host.program)).await {
                 Ok(response) => return self.verify_response(response),
                 Err(error) => self.handle_failure(&error).await?,

@@ -39,6 +39,7 @@ fn joining(world: &ClusterFixture, planned_at: Option<u64>) -> VerifiedIntent {
         boot: 1,
         nonce: Nonce::random(),
         highest_epoch: 0,
+        identity: None,
     };
     let verb = if world.grant.replaces.is_some() { Verb::Replace } else { Verb::Join };
     let intent = Intent {

@@ -106,6 +106,7 @@ mod tests {
             name: name.parse().unwrap(),
             agent: SigningKey::generate().public().key_id(),
             address: Some("192.0.2.1".to_owned()),
+            instance: None,
             zone: None,
             at_ms: 0,
             seat: None,

@@ -7,9 +7,11 @@ use serde_json::json;
 
 /// Path of the bundle on the host.
 const BUNDLE_PATH: &str = "/etc/muster/join.bundle";
+/// Last flag of the agent in its unit.
+const BUNDLE_FLAG: &str = "--bundle-file /etc/muster/join.bundle";
 /// Name of the agent's unit.
 const UNIT_NAME: &str = "muster-agent.service";
-/// Unit of the agent. The manual's page about systemd has the same text.
+/// Unit of the agent. The manual's page about systemd has the same text. [`unit`] adds flags to it.
 const UNIT: &str = "\
 [Unit]
 Description=Muster agent
@@ -67,9 +69,15 @@ impl HostFilesArgs {
         }
     }
 
-    /// Returns the unit, if it is to be printed beside the bundle. It holds no secret.
-    pub(super) fn unit(self) -> Option<&'static str> {
-        self.print_systemd.then_some(UNIT)
+    /// Returns the unit with these flags of the agent, if it is to be printed beside the bundle. It
+    /// holds no secret.
+    pub(super) fn unit(self, flags: &str) -> Option<String> {
+        self.print_systemd.then(|| unit(flags))
+    }
+
+    /// Whether what is printed has the agent's unit in it.
+    pub(super) fn has_unit(self) -> bool {
+        self.print_systemd || self.form() != HostFiles::Bundle
     }
 }
 
@@ -83,23 +91,29 @@ impl HostFiles {
         }
     }
 
-    /// Returns the text for a host, without a newline at its end. It is as secret as the bundle.
-    pub(super) fn text(self, bundle: &SecretString) -> SecretString {
+    /// Returns the text for a host whose agent has these flags, without a newline at its end. It is as
+    /// secret as the bundle.
+    pub(super) fn text(self, bundle: &SecretString, flags: &str) -> SecretString {
         let bundle = bundle.expose_secret();
         match self {
             HostFiles::Bundle => bundle.to_owned(),
-            HostFiles::CloudInit => cloud_init(bundle),
-            HostFiles::Ignition => ignition(bundle),
+            HostFiles::CloudInit => cloud_init(bundle, flags),
+            HostFiles::Ignition => ignition(bundle, flags),
         }
         .into()
     }
 }
 
+/// Returns the unit of an agent with these flags, which begin with a space.
+fn unit(flags: &str) -> String {
+    UNIT.replace(BUNDLE_FLAG, &format!("{BUNDLE_FLAG}{flags}"))
+}
+
 /// Returns user data in cloud-init's cloud-config format. Cloud-init runs both parts at a machine's
 /// first boot only. The unit is started without waiting for it, since the agent is ready only once
 /// the network is.
-fn cloud_init(bundle: &str) -> String {
-    let unit: String = UNIT
+fn cloud_init(bundle: &str, flags: &str) -> String {
+    let unit: String = unit(flags)
         .lines()
         .map(|line| if line.is_empty() { "\n".to_owned() } else { format!("      {line}\n") })
         .collect();
@@ -123,12 +137,12 @@ fn cloud_init(bundle: &str) -> String {
 }
 
 /// Returns a configuration of Ignition, specification 3.3.0.
-fn ignition(bundle: &str) -> String {
+fn ignition(bundle: &str, flags: &str) -> String {
     let source = format!("data:;base64,{}", BASE64.encode(format!("{bundle}\n").as_bytes()));
     let file = json!({
         "path": BUNDLE_PATH, "mode": 0o600, "overwrite": true, "contents": { "source": source },
     });
-    let unit = json!({ "name": UNIT_NAME, "enabled": true, "contents": UNIT });
+    let unit = json!({ "name": UNIT_NAME, "enabled": true, "contents": unit(flags) });
     let all = json!({
         "ignition": { "version": "3.3.0" },
         "storage": { "files": [file] },
@@ -145,13 +159,13 @@ mod tests {
 
     #[test]
     fn cloud_init_writes_the_bundle_for_root_alone_and_starts_the_unit() {
-        let text = HostFiles::CloudInit.text(&BUNDLE.to_owned().into());
+        let text = HostFiles::CloudInit.text(&BUNDLE.to_owned().into(), "");
         insta::assert_snapshot!(text.expose_secret());
     }
 
     #[test]
     fn ignition_writes_the_same_bundle_and_unit() {
-        let text = HostFiles::Ignition.text(&BUNDLE.to_owned().into());
+        let text = HostFiles::Ignition.text(&BUNDLE.to_owned().into(), "");
         let all: serde_json::Value = serde_json::from_str(text.expose_secret()).unwrap();
         let file = &all["storage"]["files"][0];
         let source = file["contents"]["source"].as_str().unwrap();
@@ -159,6 +173,18 @@ mod tests {
         assert_eq!(BASE64.decode(data.as_bytes()).unwrap(), format!("{BUNDLE}\n").as_bytes());
         assert_eq!((&file["path"], &file["mode"]), (&BUNDLE_PATH.into(), &0o600.into()));
         assert_eq!(all["systemd"]["units"][0]["contents"], UNIT);
+    }
+
+    #[test]
+    fn flags_of_the_agent_stand_in_each_form_of_the_unit() {
+        let flags = " --identity-from aws";
+        let command = format!("{BUNDLE_FLAG}{flags}\n");
+        assert!(unit(flags).contains(&command));
+        let cloud_init = HostFiles::CloudInit.text(&BUNDLE.to_owned().into(), flags);
+        assert!(cloud_init.expose_secret().contains(&command));
+        let ignition = HostFiles::Ignition.text(&BUNDLE.to_owned().into(), flags);
+        let all: serde_json::Value = serde_json::from_str(ignition.expose_secret()).unwrap();
+        assert_eq!(all["systemd"]["units"][0]["contents"], unit(flags));
     }
 
     #[test]

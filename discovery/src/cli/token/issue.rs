@@ -17,6 +17,7 @@ use serde_json::json;
 use super::host_files::HostFilesArgs;
 use crate::cli::CliError;
 use crate::cli::printer::{Printer, time_of_seconds};
+use crate::cli::requirement;
 use crate::cli::session::AdminSession;
 
 /// Flags that say how the bundle is handed out.
@@ -87,7 +88,14 @@ impl Issuance {
             statement: self.chain.newest_hash(),
             token,
         };
-        let text = delivery.host_files.form().text(&bundle.expose());
+        let flags = requirement::agent_flags(grant);
+        if flags.is_none() && delivery.host_files.has_unit() {
+            printer.note(
+                "the agent's unit lacks --identity-from: add it, with the cloud that the host runs in",
+            );
+        }
+        let flags = flags.unwrap_or_default();
+        let text = delivery.host_files.form().text(&bundle.expose(), &flags);
         if let Some(out) = &delivery.out {
             // Write the file first: if that fails, no grant exists for a token that nobody has.
             muster_files::create(out, format!("{}\n", text.expose_secret()).as_bytes(), 0o600)?;
@@ -99,7 +107,8 @@ impl Issuance {
             fs_err::remove_file(out).map_err(|source| CliError::file("removing", out, source))?;
         }
         let view = put?;
-        print_bundle(&text, &view, delivery, printer)?;
+        let unit = delivery.host_files.unit(&flags);
+        print_bundle((&text, unit.as_deref()), &view, delivery, printer)?;
         Ok(view)
     }
 }
@@ -127,9 +136,10 @@ async fn put_grant(session: &AdminSession, grant: &Grant) -> Result<GrantView, C
     }
 }
 
-/// Prints `text`, which has the bundle in it, or the path of its file.
+/// Prints `text`, which has the bundle in it, or the path of its file; and the agent's unit, if it is
+/// asked for.
 fn print_bundle(
-    text: &SecretString,
+    (text, unit): (&SecretString, Option<&str>),
     view: &GrantView,
     delivery: &DeliveryArgs,
     printer: &mut Printer,
@@ -142,7 +152,7 @@ fn print_bundle(
     });
     let expires = time_of_seconds(view.grant.expires_at);
     let about = format!("token {}: {} use(s), until {expires}", view.grant.id, view.grant.uses);
-    match (&delivery.out, delivery.host_files.unit()) {
+    match (&delivery.out, unit) {
         (Some(file), None) => {
             value["file"] = json!(file);
             printer.print_value(&value, |out| out.line(&file.display().to_string()))?;

@@ -110,6 +110,8 @@ pub(crate) type LeafPair = (Vec<u8>, Vec<u8>);
 pub(crate) struct RequestDetails<'a> {
     /// Source address of a redeem.
     pub address: Option<&'a str>,
+    /// Virtual machine of a new agent's host.
+    pub instance: Option<&'a str>,
     /// The grant that an admin revokes, and the admin's name.
     pub revocation: Option<&'a (GrantId, String)>,
 }

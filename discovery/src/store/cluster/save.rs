@@ -44,14 +44,14 @@ const CLUSTER: WriteParts = &["
 const AGENTS: WriteParts = &["
     INSERT INTO agents (cluster_id, size, key, grant_id, record, token_record, seat, standby,
         lease_us, boot, nonce, highest_epoch, counts, held_us, release_epoch, release_jws, approval,
-        address, redeemed_us)
+        address, instance, redeemed_us)
     SELECT $1, n.size, decode(n.key, 'hex'), n.grant_id, n.record, n.token_record, n.seat,
         n.standby, n.lease_us, n.boot, decode(n.nonce, 'hex'), n.highest_epoch, n.counts,
-        n.held_us, n.release_epoch, n.release_jws, n.approval, n.address, $2
+        n.held_us, n.release_epoch, n.release_jws, n.approval, n.address, n.instance, $2
     FROM jsonb_to_recordset($rows) AS n (size smallint, key text, grant_id text, record text,
         token_record text, seat smallint, standby bigint, lease_us bigint, boot bigint, nonce text,
         highest_epoch bigint, counts integer, held_us bigint, release_epoch bigint,
-        release_jws text, approval text, address text)
+        release_jws text, approval text, address text, instance text)
     ON CONFLICT (cluster_id, key) DO UPDATE SET grant_id = excluded.grant_id,
         record = excluded.record, token_record = excluded.token_record, seat = excluded.seat,
         standby = excluded.standby, lease_us = excluded.lease_us, boot = excluded.boot,
@@ -101,7 +101,7 @@ const EVENTS: WriteParts = &["
 pub(super) struct SaveContext<'a> {
     pub(super) next_deadline: Option<formation::UnixMicros>,
     pub(super) now: formation::UnixMicros,
-    /// The request's source address is also stored with new agents.
+    /// The request's source address and virtual machine are also stored with new agents.
     pub(super) request: &'a RequestDetails<'a>,
     /// Changes of the cluster, each of which becomes an event.
     pub(super) changes: &'a [&'a ClusterChange],
@@ -134,7 +134,7 @@ pub(super) async fn save(
         false => Vec::new(),
     };
     let agents = after.agents.iter().filter(|(key, agent)| before.agents.get(key) != Some(*agent));
-    let agents = agents.map(|(key, agent)| agent_row(after, *key, agent, beside.request.address));
+    let agents = agents.map(|(key, agent)| agent_row(after, *key, agent, beside.request));
     let frozen = after.frozen.as_ref();
     let new_seats = frozen.filter(|_| !same);
     let known = before.frozen.as_ref().filter(|_| same);
@@ -199,6 +199,9 @@ fn add_details(
             body["grant"] = json!(record.map(|record| &*record.grant.0));
             body["name"] = json!(record.map(|record| &record.name));
             body["address"] = json!(request.address);
+            if let Some(instance) = request.instance {
+                body["instance"] = json!(instance);
+            }
         }
         ClusterChange::GrantRevoked => {
             body["grant"] = json!(request.revocation.map(|(grant, _)| grant.to_string()));
@@ -264,7 +267,7 @@ fn agent_row(
     cluster: &Cluster,
     key: formation::AgentKey,
     agent: &Applicant,
-    address: Option<&str>,
+    request: &RequestDetails<'_>,
 ) -> Result<Value, StoreError> {
     let (seat, standby) = match agent.seating {
         Seating::Seat(seat) => (Some(seat), None),
@@ -289,7 +292,8 @@ fn agent_row(
         "release_epoch": release.map(|release| number_to_row(release.epoch)).transpose()?,
         "release_jws": release.map(|release| &*release.jws),
         "approval": agent.approval.as_deref(),
-        "address": address,
+        "address": request.address,
+        "instance": request.instance,
     }))
 }
 

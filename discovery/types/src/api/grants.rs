@@ -61,6 +61,10 @@ pub struct Redemption {
     pub agent: KeyId,
     /// Source address of the first redeem.
     pub address: Option<String>,
+    /// Virtual machine of the host, as its cloud's identity document names it: `aws:i-…`. None if the
+    /// token requires no such document.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub instance: Option<String>,
     /// Zone of the host, as its agent said.
     pub zone: Option<Name>,
     /// Time of the first redeem, in milliseconds since 1970.

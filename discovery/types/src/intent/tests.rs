@@ -17,6 +17,7 @@ fn redeem(world: &ClusterFixture) -> Redeem {
         boot: 1,
         nonce: Nonce::random(),
         highest_epoch: 0,
+        identity: None,
     }
 }
 

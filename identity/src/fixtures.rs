@@ -1,0 +1,111 @@
+//! A key that signs identity documents as the clouds do, for tests.
+
+use data_encoding::{BASE64, BASE64URL_NOPAD};
+use muster_jws::{Algorithm, EncodingKey, Signer};
+use serde_json::{Value, json};
+use x509_parser::pem::Pem;
+
+use crate::{Cloud, IdentityDocument};
+
+/// Certificate of the key, in PEM: the content of the file [`crate::AWS_CERTIFICATES`].
+pub const CERTIFICATE: &str = include_str!("fixtures/certificate.pem");
+/// Private key, in PEM.
+const KEY: &str = include_str!("fixtures/key.pem");
+/// Id of the key in [`jwks`].
+const KID: &str = "test";
+
+fn signer() -> Signer {
+    let (_, pem) = x509_parser::pem::parse_x509_pem(KEY.as_bytes()).expect("the fixture is PEM");
+    Signer::new(Algorithm::RS256, &EncodingKey::from_rsa_der(&pem.contents))
+        .expect("the fixture is an RSA key")
+}
+
+/// Returns a JWKS with the key.
+#[must_use]
+pub fn jwks() -> String {
+    let pem = Pem::iter_from_buffer(CERTIFICATE.as_bytes()).next();
+    let pem = pem.expect("there is a certificate").expect("it is PEM");
+    let certificate = pem.parse_x509().expect("it is a certificate");
+    let key = certificate.public_key().parsed().expect("it has a key");
+    let x509_parser::public_key::PublicKey::RSA(key) = key else { panic!("the key is not RSA") };
+    // The modulus has a leading zero byte in DER.
+    let modulus = key.modulus.strip_prefix(&[0]).unwrap_or(key.modulus);
+    let (n, e) = (BASE64URL_NOPAD.encode(modulus), BASE64URL_NOPAD.encode(key.exponent));
+    json!({ "keys": [
+        { "kty": "EC", "kid": "other", "crv": "P-256" },
+        { "kty": "RSA", "kid": KID, "use": "sig", "alg": "RS256", "n": n, "e": e },
+    ] })
+    .to_string()
+}
+
+/// Signs a JWT with these claims.
+#[must_use]
+pub fn jwt(claims: &Value) -> String {
+    let header = json!({ "alg": "RS256", "kid": KID, "typ": "JWT" }).to_string();
+    signer().sign_compact(header.as_bytes(), claims.to_string().as_bytes()).expect("ring signs")
+}
+
+/// Makes a document of a GCP virtual machine. `started` and the end of its validity are in seconds
+/// since 1970.
+#[must_use]
+pub fn gcp(
+    project: &str,
+    instance: &str,
+    audience: &str,
+    (started, ends): (u64, u64),
+) -> IdentityDocument {
+    let text = jwt(&json!({
+        "iss": "https://accounts.google.com", "aud": audience, "sub": "1", "azp": "1",
+        "iat": started, "exp": ends,
+        "google": { "compute_engine": {
+            "project_id": project, "project_number": 1, "instance_id": instance,
+            "instance_name": "vm", "zone": "europe-west1-b",
+            "instance_creation_timestamp": started,
+        } },
+    }));
+    IdentityDocument { cloud: Cloud::Gcp, text }
+}
+
+/// Makes a document of an AWS instance that was started at `started`, in seconds since 1970.
+#[must_use]
+pub fn aws(account: &str, instance: &str, started: u64) -> IdentityDocument {
+    let started = i64::try_from(started).unwrap_or(i64::MAX);
+    let started = jiff::Timestamp::from_second(started).expect("the time is valid");
+    let content = json!({
+        "accountId": account, "instanceId": instance, "region": "eu-west-1",
+        "availabilityZone": "eu-west-1a", "pendingTime": started.to_string(),
+        "architecture": "x86_64", "version": "2017-09-30",
+    });
+    let content = content.to_string();
+    let signature =
+        muster_jws::signature::Signer::<Vec<u8>>::try_sign(&signer(), content.as_bytes())
+            .expect("ring signs");
+    let message = cms(content.as_bytes(), &signature);
+    IdentityDocument { cloud: Cloud::Aws, text: BASE64.encode(&message) }
+}
+
+/// Encodes a signed message without signed attributes, in BER with indefinite lengths.
+fn cms(content: &[u8], signature: &[u8]) -> Vec<u8> {
+    /// Encodes an element with a definite length.
+    fn definite(tag: u8, contents: &[u8]) -> Vec<u8> {
+        let length = u16::try_from(contents.len()).expect("the fixture is short").to_be_bytes();
+        [&[tag, 0x82], &length[..], contents].concat()
+    }
+    /// Encodes an element with an indefinite length.
+    fn indefinite(tag: u8, contents: &[u8]) -> Vec<u8> {
+        [&[tag, 0x80], contents, &[0, 0]].concat()
+    }
+    let id = |tail: &[u8]| definite(6, &[&[0x2a, 0x86, 0x48, 0x86, 0xf7, 0x0d][..], tail].concat());
+    let sha256 = definite(0x30, &definite(6, &[0x60, 0x86, 0x48, 1, 0x65, 3, 4, 2, 1]));
+    let rsa = definite(0x30, &id(&[1, 1, 1]));
+    let (first, second) = content.split_at(content.len() / 2);
+    let pieces = [definite(4, first), definite(4, second)].concat();
+    let octets = indefinite(0x24, &pieces);
+    let encapsulated = indefinite(0x30, &[id(&[1, 7, 1]), indefinite(0xa0, &octets)].concat());
+    let name = definite(0x30, &[definite(0x30, &[]), definite(2, &[1])].concat());
+    let signer = [definite(2, &[1]), name, sha256.clone(), rsa, definite(4, signature)].concat();
+    let signers = definite(0x31, &definite(0x30, &signer));
+    let signed = [definite(2, &[1]), definite(0x31, &sha256), encapsulated, signers].concat();
+    let signed = indefinite(0xa0, &indefinite(0x30, &signed));
+    indefinite(0x30, &[id(&[1, 7, 2]), signed].concat())
+}
