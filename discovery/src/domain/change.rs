@@ -40,6 +40,7 @@ pub(crate) fn describe(change: &ClusterChange) -> (&'static str, Value) {
         }
         ClusterChange::Restated { sequence } => ("restated", json!({ "sequence": sequence })),
         ClusterChange::Approved { key } => ("approved", json!({ "key": hex(key) })),
+        ClusterChange::SeatFreed { key } => ("seat_freed", json!({ "key": hex(key) })),
         ClusterChange::GrantRevoked => ("grant_revoked", json!({})),
         ClusterChange::Ended { phase } => ("ended", json!({ "phase": phase.as_str() })),
         ClusterChange::Unretired { phase, by } => {
@@ -55,6 +56,9 @@ pub(crate) fn describe(change: &ClusterChange) -> (&'static str, Value) {
 fn reopen_body(epoch: u64, why: &ReopenReason) -> Value {
     match why {
         ReopenReason::Lapsed(key) => json!({ "epoch": epoch, "why": "lapsed", "key": hex(key) }),
+        ReopenReason::SeatFreed(key) => {
+            json!({ "epoch": epoch, "why": "seat_freed", "key": hex(key) })
+        }
         ReopenReason::Refused { key, reason } => {
             json!({ "epoch": epoch, "why": "refused", "key": hex(key), "reason": reason })
         }

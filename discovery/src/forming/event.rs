@@ -25,7 +25,7 @@ use crate::error::ApiError;
 use crate::host_identity::{check_free_for_seat, check_host};
 use crate::members::refuse_if_reporting;
 use crate::redeem::{RedeemRequest, TokenUse};
-use crate::store::cluster::ClusterTransaction;
+use crate::store::cluster::{ClusterTransaction, Revocation};
 
 /// Maximum total size in bytes of one seat's record, endorsement and grant; `MAX_ACK_BYTES` limits
 /// its ack. A document contains up to nine of each, and has at most [`MAX_JWS`] bytes in base64. A
@@ -58,8 +58,8 @@ pub(crate) enum ClusterRequest {
     Trouble { key: PublicKey, session: Session, h: Digest, text: String },
     /// The next statement, sent by an admin.
     Restate { jws: Jws },
-    /// Revocation of a grant by the admin `by`.
-    RevokeGrant { id: GrantId, by: String },
+    /// Revocation of a grant by the admin `by`, who may also free the seats that it gave.
+    RevokeGrant { id: GrantId, by: String, frees_seats: bool },
     /// An issuer's signed approval of an agent.
     Approve { jws: Jws },
     /// A commit document that an agent or a ledger shows, with its statement chain.
@@ -85,8 +85,8 @@ pub(super) struct PreparedEvent {
     pub(super) document: Option<Jws>,
     /// Event that checks the sender's session. It is applied before the event itself.
     pub(super) session_event: Option<ClusterEvent>,
-    /// Grant to revoke and the admin who does so, unless the event is refused.
-    pub(super) revocation: Option<(GrantId, String)>,
+    /// Revocation to store, unless the event is refused.
+    pub(super) revocation: Option<Revocation>,
     /// Virtual machine of a new agent, if its token requires an identity document.
     pub(super) instance: Option<String>,
 }
@@ -160,6 +160,13 @@ async fn prepare_retire(
     Ok(ClusterEvent::Retire { by: format!("{}: {}", signer(chain, jws), retire.reason) })
 }
 
+fn prepare_revocation(grant: GrantId, by: &str, frees_seats: bool) -> PreparedEvent {
+    let id = formation::GrantId(grant.to_string().into());
+    let event = ClusterEvent::GrantRevoked { grant: id, frees_seats };
+    let revocation = Revocation { grant, by: by.to_owned(), frees_seats };
+    PreparedEvent { revocation: Some(revocation), ..event.into() }
+}
+
 fn prepare_approval(chain: &StatementChain, jws: &Jws) -> Result<ClusterEvent, ApiError> {
     let approval = Approval::verify(jws, chain)?;
     Ok(ClusterEvent::Approve { key: convert::key(&approval.agent), jws: jws.as_str().into() })
@@ -227,9 +234,8 @@ impl App {
                 with_session(key, session, ClusterEvent::Trouble { key: convert::key(key), text })
             }
             ClusterRequest::Restate { jws } => self.prepare_restate(&chain, jws)?,
-            ClusterRequest::RevokeGrant { id, by } => {
-                let event = ClusterEvent::GrantRevoked(formation::GrantId(id.to_string().into()));
-                PreparedEvent { revocation: Some((*id, by.clone())), ..event.into() }
+            ClusterRequest::RevokeGrant { id, by, frees_seats } => {
+                prepare_revocation(*id, by, *frees_seats)
             }
             ClusterRequest::Approve { jws } => prepare_approval(&chain, jws)?.into(),
             ClusterRequest::Adopt { document, statements } => {

@@ -4,7 +4,8 @@ use actix_web::HttpRequest;
 use actix_web::web::{Data, Json, Path, Query};
 use discovery_formation::service::Phase;
 use discovery_types::api::{
-    GrantList, GrantQuery, GrantState, GrantView, MAX_REDEMPTIONS, RedemptionList, SignedBody,
+    GrantList, GrantQuery, GrantState, GrantView, MAX_REDEMPTIONS, RedemptionList, RevokeQuery,
+    SignedBody,
 };
 use discovery_types::confirmation::GrantConfirmation;
 use discovery_types::grant::{Grant, GrantId, ISSUER_SKEW_SECONDS, TokenKind, VerifiedGrant};
@@ -182,14 +183,15 @@ pub(crate) async fn redemptions(
     Ok(Json(RedemptionList { redemptions }))
 }
 
-/// Revokes a grant: no new key can redeem it, and taken seats stay.
+/// Revokes a grant: no new key can redeem it. Taken seats stay, unless the query frees them.
 #[utoipa::path(post, path = "/v1/grants/{id}/revoke", tag = "grants",
-    params(("id" = String, Path,)),
+    params(("id" = String, Path,), RevokeQuery),
     responses((status = 200, body = GrantView), (status = "default", body = Problem)))]
 pub(crate) async fn revoke(
     request: HttpRequest,
     app: Data<App>,
     path: Path<GrantId>,
+    query: Query<RevokeQuery>,
 ) -> Result<Json<GrantView>, ApiError> {
     // Check for the broader right of boot tokens first. The right to revoke a join ticket is
     // checked below.
@@ -201,7 +203,8 @@ pub(crate) async fn revoke(
     } else if row.grant.kind == TokenKind::Heal.as_str() {
         authorise(&request, &app, Action::RevokePolicy, None).await?;
     }
-    let incoming = ClusterRequest::RevokeGrant { id: *path, by: caller.name };
+    let frees_seats = query.free_seats.unwrap_or(false);
+    let incoming = ClusterRequest::RevokeGrant { id: *path, by: caller.name, frees_seats };
     app.apply(row.grant.cluster_id, incoming).await?;
     view(&app, *path).await
 }

@@ -219,6 +219,50 @@ async fn leases_and_lists_stored_an_hour_ahead_still_end_in_time() {
     service.stop().await;
 }
 
+/// Hosts with a stolen token have signed a list. Their seats are freed, and the cluster forms with
+/// another token, also after a restart of the service.
+#[tokio::test]
+async fn seats_of_a_compromised_token_are_freed_for_hosts_with_another() {
+    let world = TestInstallation::new().await;
+    let service = world.serve().await;
+    let admin = world.owner(&service);
+    let statement = world.cluster(&admin, "demo", 2).await;
+    let stolen = world.token(&admin, &statement).await;
+    let agent = |token, number| TestAgent::new(&world, &service, &statement, token, number);
+    let mut thieves = [agent(&stolen, 1), agent(&stolen, 2)];
+    for thief in &thieves {
+        thief.redeem().await.unwrap();
+    }
+    let seen = thieves[0].poll_until(|seen| seen.proposal.is_some()).await;
+    thieves[0].ack(&seen).await.unwrap();
+    admin.revoke_grant_and_free_seats(stolen.id()).await.unwrap();
+    let late = thieves[1].ack(&seen).await.unwrap_err();
+    assert_eq!(late.code(), Some(Code::StaleEpoch));
+    service.stop().await;
+
+    let service = world.serve().await;
+    let admin = world.owner(&service);
+    for thief in &mut thieves {
+        thief.connect_to(&world, &service);
+        assert_eq!(thief.poll(None).await.unwrap_err().code(), Some(Code::GrantRevoked));
+        assert_eq!(thief.redeem().await.unwrap_err().code(), Some(Code::GrantRevoked));
+    }
+    let token = world.token(&admin, &statement).await;
+    let numbers = 3..=4;
+    let mut own: Vec<TestAgent> =
+        numbers.map(|i| TestAgent::new(&world, &service, &statement, &token, i)).collect();
+    form(&mut own).await;
+    let events = service.app().store.events(statement.cluster, 100).await.unwrap();
+    let freed: Vec<_> = events.iter().filter(|event| event.kind == "seat_freed").collect();
+    assert_eq!(freed.len(), 2, "{events:?}");
+    assert_eq!(freed[0].body.0["by"], "owner");
+    assert_eq!(freed[0].body.0["grant"], stolen.id().to_string());
+    // After the commit, the verb only revokes.
+    admin.revoke_grant_and_free_seats(token.id()).await.unwrap();
+    own[0].poll(None).await.unwrap();
+    service.stop().await;
+}
+
 #[tokio::test]
 async fn events_tell_with_which_token_a_host_came_and_who_revoked_it() {
     let world = TestInstallation::new().await;

@@ -10,7 +10,7 @@ use crate::service::outcome::{Alarm, ClusterChange, ReopenReason};
 use crate::service::refusal::Refusal;
 use crate::service::settings::{MAX_EPOCH, MAX_EPOCH_DISTANCE};
 use crate::service::step::{EventResult, StepState};
-use crate::values::{AgentKey, AgentRecord, AgentSession, Epoch, UnixMicros};
+use crate::values::{AgentKey, AgentRecord, AgentSession, Epoch, GrantId, UnixMicros};
 
 impl StepState<'_> {
     pub(super) fn redeem(&mut self, redeem: &Redeem) -> EventResult {
@@ -21,6 +21,7 @@ impl StepState<'_> {
         }
         let key = record.key;
         if self.is_forming() {
+            self.refuse_freed(&record.grant)?;
             self.check_epoch(redeem.highest_epoch)?;
         }
         if self.cluster.agents.contains_key(&key) {
@@ -143,6 +144,8 @@ impl StepState<'_> {
             return Err(Refusal::UnknownKey { key });
         }
         if self.is_forming() {
+            let grant = self.cluster.agents[&key].record.grant.clone();
+            self.refuse_freed(&grant)?;
             self.check_epoch(poll.highest_epoch)?;
         }
         self.take_over(key, poll.session)?;
@@ -161,6 +164,37 @@ impl StepState<'_> {
         }
         self.take_over(key, session)?;
         Ok(Some(key))
+    }
+
+    /// Refuses an agent that came with a grant whose seats were freed.
+    fn refuse_freed(&self, grant: &GrantId) -> Result<(), Refusal> {
+        match self.cluster.freed.contains(grant) {
+            true => Err(Refusal::GrantRevoked),
+            false => Ok(()),
+        }
+    }
+
+    /// Takes the seats and places in the queue from all agents that came with a grant, if the cluster
+    /// is still forming. A seat that is given up can't split a cluster: the service may do so at any
+    /// time, as it does when a lease lapses.
+    pub(super) fn free_seats(&mut self, grant: GrantId) {
+        if !self.is_forming() {
+            return;
+        }
+        let of_grant =
+            |agent: &Applicant| agent.record.grant == grant && agent.seating != Seating::Absent;
+        let agents = self.cluster.agents.iter();
+        let freed: Vec<AgentKey> =
+            agents.filter(|(_, agent)| of_grant(agent)).map(|(&key, _)| key).collect();
+        let listed = freed.iter().find(|&&key| self.cluster.is_listed(key)).copied();
+        for key in freed {
+            self.agent_mut(key).seating = Seating::Absent;
+            self.record_change(ClusterChange::SeatFreed { key });
+        }
+        self.changed |= self.cluster.freed.insert(grant);
+        if let Some(key) = listed.filter(|_| self.cluster.phase == Phase::Preparing) {
+            self.reopen(ReopenReason::SeatFreed(key));
+        }
     }
 
     /// Refuses an epoch that no service can have proposed to an agent of this cluster.

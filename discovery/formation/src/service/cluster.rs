@@ -89,6 +89,8 @@ pub struct Cluster {
     pub reports: BTreeMap<AgentKey, u64>,
     /// Grants that were revoked: they admit no new key.
     pub revoked: BTreeSet<GrantId>,
+    /// Revoked grants that also give no seat to the agents that came with them earlier.
+    pub freed: BTreeSet<GrantId>,
     /// Reason for which the cluster ended; set in the last three phases.
     pub ended: Option<ClusterEnd>,
     /// Second valid commit document, if one was shown. From then on only ticks, a retirement and
@@ -257,6 +259,7 @@ impl Cluster {
             frozen: None,
             reports: BTreeMap::new(),
             revoked: BTreeSet::new(),
+            freed: BTreeSet::new(),
             ended: None,
             split: None,
             is_unsettled: false,

@@ -112,6 +112,8 @@ pub enum ClusterChange {
     Restated { sequence: u64 },
     /// A grant was revoked.
     GrantRevoked,
+    /// An admin took the seat or the place in the queue from an agent, because its token is revoked.
+    SeatFreed { key: AgentKey },
     /// An issuer has approved an agent.
     Approved { key: AgentKey },
     /// The cluster ended in this phase.
@@ -133,6 +135,8 @@ pub enum ClusterChange {
 pub enum ReopenReason {
     /// A seated agent's lease lapsed.
     Lapsed(AgentKey),
+    /// An admin took the seat from a listed agent.
+    SeatFreed(AgentKey),
     /// An agent refused the proposal.
     Refused { key: AgentKey, reason: String },
     /// Not all acks came in time.

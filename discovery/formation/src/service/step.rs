@@ -133,9 +133,12 @@ impl StepState<'_> {
             ClusterEvent::Trouble { key, text } => self.trouble(key, text),
             ClusterEvent::StatementAdded(statement) => self.restate(statement),
             ClusterEvent::Approve { key, jws } => self.approve(key, jws),
-            ClusterEvent::GrantRevoked(grant) => {
-                if self.cluster.revoked.insert(grant) {
+            ClusterEvent::GrantRevoked { grant, frees_seats } => {
+                if self.cluster.revoked.insert(grant.clone()) {
                     self.record_change(ClusterChange::GrantRevoked);
+                }
+                if frees_seats {
+                    self.free_seats(grant);
                 }
                 Ok(None)
             }

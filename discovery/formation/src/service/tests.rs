@@ -14,9 +14,10 @@ use crate::fixtures::{
 };
 use crate::rules::Rules;
 use crate::service::{
-    AgentStanding, Alarm, Answer, Cluster, ClusterEvent, EndCause, FormationSettings, Grant,
-    MAX_EPOCH, MAX_EPOCH_DISTANCE, Phase, Poll, ProbeOutcome, ProbeResults, Redeem, Refusal,
-    RefusalCode, Seating, StepContext, StepOutcome, WaitReason, explain, next_deadline, step,
+    AgentStanding, Alarm, Answer, Cluster, ClusterChange, ClusterEvent, EndCause,
+    FormationSettings, Grant, MAX_EPOCH, MAX_EPOCH_DISTANCE, Phase, Poll, ProbeOutcome,
+    ProbeResults, Redeem, Refusal, RefusalCode, ReopenReason, Seating, StepContext, StepOutcome,
+    WaitReason, explain, next_deadline, step,
 };
 use crate::values::{
     AgentRecord, AgentSession, ClusterId, CommitDocument, GrantId, Hash, Release, UnixMicros,
@@ -425,10 +426,66 @@ fn a_token_admits_no_new_key_once_expired_revoked_or_full() {
     assert_eq!(variant(&service.refused(redeem(2))), "GrantExpired");
     let _ = service.accepted(redeem(1));
     let mut service = Service::joined(1, &[1]);
-    let _ = service.accepted(ClusterEvent::GrantRevoked(GrantId(Arc::from("boot"))));
+    let _ = service.accepted(ClusterEvent::GrantRevoked {
+        grant: GrantId(Arc::from("boot")),
+        frees_seats: false,
+    });
     assert_eq!(variant(&service.refused(redeem(2))), "GrantRevoked");
     let mut service = Service::joined(1, &[1, 2, 3]);
     assert_eq!(variant(&service.refused(redeem(4))), "TooManyKeys");
+}
+
+fn free_seats() -> ClusterEvent {
+    ClusterEvent::GrantRevoked { grant: grant().id, frees_seats: true }
+}
+
+/// Redeems another token than [`grant`]'s, with the host's key.
+fn redeem_another_token(host: u8, boot: u64) -> ClusterEvent {
+    let id = GrantId(Arc::from("another"));
+    let record = AgentRecord { grant: id.clone(), hash: Hash([host; 32]), ..plain_record(host) };
+    ClusterEvent::Redeem(Redeem {
+        record: Arc::new(record),
+        session: session(host, boot),
+        highest_epoch: 0,
+        grant: Grant { id, ..grant() },
+    })
+}
+
+#[test]
+fn freed_seats_are_for_hosts_with_another_token() {
+    let mut service = Service::joined(3, &[1, 2, 3, 4]);
+    assert_eq!(service.cluster.phase, Phase::Preparing);
+    let freed = service.step(free_seats());
+    assert!(freed.changes.contains(&ClusterChange::SeatFreed { key: key(4) }));
+    let reopened = freed.changes.iter().any(|change| {
+        matches!(change, ClusterChange::Reopened { epoch: 2, why: ReopenReason::SeatFreed(_) })
+    });
+    assert!(reopened, "{:?}", freed.changes);
+    assert!(service.cluster.seats().is_empty() && service.cluster.standbys().is_empty());
+    assert_eq!(variant(&service.refused(ack(1, 1, &[1, 2, 3]))), "StaleEpoch");
+    for host in [1, 4] {
+        assert_eq!(variant(&service.refused(poll(host))), "GrantRevoked");
+        assert_eq!(variant(&service.refused(redeem(host))), "GrantRevoked");
+    }
+    // A second time changes nothing.
+    assert!(service.step(free_seats()).changes.is_empty());
+    // A new host and one of the old ones come with another token.
+    let fifth = service.accepted(redeem_another_token(5, 1));
+    assert_eq!(fifth.standing, Some(AgentStanding::Seat(1)));
+    let first = service.accepted(redeem_another_token(1, 2));
+    assert_eq!(first.standing, Some(AgentStanding::Seat(2)));
+    assert_eq!(variant(&service.refused(poll(2))), "GrantRevoked");
+}
+
+#[test]
+fn seats_of_a_decided_list_are_not_freed() {
+    let mut service = Service::committed();
+    let before = service.cluster.clone();
+    let freed = service.step(free_seats());
+    assert_eq!(freed.changes, [ClusterChange::GrantRevoked]);
+    assert_eq!(service.cluster.agents, before.agents);
+    assert!(service.accepted(poll(1)).document.is_some());
+    assert!(service.accepted(redeem(2)).document.is_some());
 }
 
 #[test]

@@ -1,5 +1,5 @@
-//! `token compromised`: revokes a token that somebody else may have, and says what to do about the
-//! hosts that used it.
+//! `token compromised`: revokes a token that somebody else may have, frees the seats that it gave while
+//! the cluster forms, and says what to do about the hosts that used it.
 
 use discovery_types::api::{ClusterState, ClusterSummary, IntentState, Redemption};
 use discovery_types::grant::{GrantId, TokenKind};
@@ -20,9 +20,11 @@ pub(super) async fn run(
 ) -> Result<(), CliError> {
     let grant = session.client.show_grant(id).await?.grant;
     let ends = format!("Token {id} admits no further host. Hosts that have used it are listed.");
-    IrreversibleAct { consequences: vec![ends], name: &id.to_string() }.confirm(yes, printer)?;
+    let seats = "While the cluster forms, each of them loses its seat, yours, too.".to_owned();
+    IrreversibleAct { consequences: vec![ends, seats], name: &id.to_string() }
+        .confirm(yes, printer)?;
     // Revoke first: a host that comes meanwhile is then in the list or refused.
-    let view = session.client.revoke_grant(id).await?;
+    let view = session.client.revoke_grant_and_free_seats(id).await?;
     let hosts = session.client.redemptions(id).await?.redemptions;
     let cluster = session.cluster(&grant.cluster.to_string()).await?;
     let steps = steps(&cluster, grant.kind, &hosts);
@@ -49,8 +51,13 @@ fn steps(cluster: &ClusterSummary, kind: TokenKind, hosts: &[Redemption]) -> Vec
     let is_forming = matches!(cluster.state, ClusterState::Open | ClusterState::Preparing);
     if is_forming {
         steps.push(format!(
-            "the cluster has not committed: if one of these hosts isn't yours, abandon it, which frees \
-             all seats, and create it again: muster-discovery cluster abandon {name}"
+            "the cluster has not committed, and these hosts have lost their seats: make a new token for \
+             yours (muster-discovery token create --cluster {name}), and start their agents with it"
+        ));
+        steps.push(format!(
+            "if the cluster doesn't form then, because hosts that aren't yours have signed a list \
+             (muster-discovery cluster explain {name}), create another one: muster-discovery cluster \
+             abandon {name}"
         ));
     }
     let is_running = matches!(cluster.state, ClusterState::Committed | ClusterState::Formed);
@@ -150,7 +157,8 @@ mod tests {
         }
         assert!(!steps.contains("refused"), "{steps}");
         let steps = super::steps(&cluster("open"), TokenKind::Boot, &hosts[3..]);
-        assert!(steps.len() == 1 && steps[0].contains("cluster abandon demo"), "{steps:?}");
+        assert!(steps.len() == 2 && steps[0].contains("token create --cluster demo"), "{steps:?}");
+        assert!(steps[1].contains("cluster abandon demo"), "{steps:?}");
         let none = super::steps(&cluster("formed"), TokenKind::Join, &[]);
         assert!(none[0].contains("no host has used"), "{none:?}");
     }

@@ -146,6 +146,8 @@ pub(super) struct ClusterRows {
     probes: Json<Vec<ProbeRow>>,
     reports: Json<Vec<ReportRow>>,
     revoked: Vec<String>,
+    /// Revoked grants whose seats were freed.
+    freed: Vec<String>,
     /// Changes since the cluster's commit. Empty unless [`LoadParameters::with_changes`] is set.
     #[sqlx(flatten)]
     pub(super) changes: ChangeRows,
@@ -208,6 +210,7 @@ SELECT c.id, c.phase, c.deadline_us, c.epoch, c.floor, c.rev, c.next_place, c.fr
          'stored_us', stored_us, 'revoked_us', revoked_us, 'confirmation', confirmation)
      FROM grants WHERE id = $3 AND cluster_id = $1) AS asked,
     ARRAY(SELECT id FROM grants WHERE cluster_id = $1 AND revoked_us IS NOT NULL) AS revoked,
+    ARRAY(SELECT id FROM grants WHERE cluster_id = $1 AND freed_us IS NOT NULL) AS freed,
     (SELECT coalesce(jsonb_agg(r), '[]') FROM (
         SELECT a.record, a.token_record, a.grant_id, gr.jws AS grant, encode(a.key, 'hex') AS key,
             a.seat, a.standby, a.lease_us, a.boot, encode(a.nonce, 'hex') AS nonce,
@@ -328,6 +331,7 @@ pub(super) fn load(
         frozen,
         reports,
         revoked: loaded.revoked.into_iter().map(|id| formation::GrantId(id.into())).collect(),
+        freed: loaded.freed.into_iter().map(|id| formation::GrantId(id.into())).collect(),
         ended,
         split,
         is_unsettled: row.unsettled,

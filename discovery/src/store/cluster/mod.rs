@@ -112,8 +112,19 @@ pub(crate) struct RequestDetails<'a> {
     pub address: Option<&'a str>,
     /// Virtual machine of a new agent's host.
     pub instance: Option<&'a str>,
-    /// The grant that an admin revokes, and the admin's name.
-    pub revocation: Option<&'a (GrantId, String)>,
+    /// Revocation of a grant by an admin.
+    pub revocation: Option<&'a Revocation>,
+}
+
+/// Revocation of a grant.
+#[derive(Clone, Debug)]
+pub(crate) struct Revocation {
+    /// Id of the grant.
+    pub grant: GrantId,
+    /// Name of the admin.
+    pub by: String,
+    /// Whether hosts that have used the token lose their seats, too.
+    pub frees_seats: bool,
 }
 
 /// A decided list, to be stored with the cluster.
@@ -490,13 +501,13 @@ impl ClusterTransaction {
     pub(crate) async fn add_statement_and_revocation(
         &mut self,
         statement: Option<&Jws>,
-        revoke: Option<&(GrantId, String)>,
+        revoke: Option<&Revocation>,
     ) -> Result<(), StoreError> {
         if let Some(statement) = statement {
             self.add_statement(statement).await?;
         }
-        if let Some((grant, by)) = revoke {
-            self.revoke_grant(&grant.to_string(), by).await?;
+        if let Some(revocation) = revoke {
+            self.revoke_grant(revocation).await?;
         }
         Ok(())
     }
@@ -519,15 +530,18 @@ impl ClusterTransaction {
     }
 
     /// Revokes a grant of this cluster.
-    async fn revoke_grant(&mut self, id: &str, by: &str) -> Result<(), StoreError> {
+    async fn revoke_grant(&mut self, revocation: &Revocation) -> Result<(), StoreError> {
         let cluster = self.id();
         sqlx::query(
-            "UPDATE grants SET revoked_us = now_us(), revoked_by = $3
-             WHERE id = $1 AND cluster_id = $2 AND revoked_us IS NULL",
+            "UPDATE grants SET revoked_us = coalesce(revoked_us, now_us()),
+                 revoked_by = coalesce(revoked_by, $3),
+                 freed_us = CASE WHEN $4 THEN coalesce(freed_us, now_us()) ELSE freed_us END
+             WHERE id = $1 AND cluster_id = $2 AND (revoked_us IS NULL OR $4)",
         )
-        .bind(id)
+        .bind(revocation.grant.to_string())
         .bind(cluster)
-        .bind(by)
+        .bind(&revocation.by)
+        .bind(revocation.frees_seats)
         .execute(&mut *self.transaction)
         .await?;
         Ok(())

@@ -203,9 +203,9 @@ fn add_details(
                 body["instance"] = json!(instance);
             }
         }
-        ClusterChange::GrantRevoked => {
-            body["grant"] = json!(request.revocation.map(|(grant, _)| grant.to_string()));
-            body["by"] = json!(request.revocation.map(|(_, by)| by));
+        ClusterChange::GrantRevoked | ClusterChange::SeatFreed { .. } => {
+            body["grant"] = json!(request.revocation.map(|revoked| revoked.grant.to_string()));
+            body["by"] = json!(request.revocation.map(|revoked| &revoked.by));
         }
         _ => {}
     }

@@ -86,6 +86,16 @@ pub struct RedemptionList {
     pub redemptions: Vec<Redemption>,
 }
 
+/// Query of `POST /v1/grants/{id}/revoke`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub struct RevokeQuery {
+    /// Whether hosts that have used the token lose their seats in a cluster that still forms. They get
+    /// seats again only with another token.
+    pub free_seats: Option<bool>,
+}
+
 /// Query of `GET /v1/grants` and `GET /v1/clusters/{id}/grants`: which page of the list.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]

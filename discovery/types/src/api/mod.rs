@@ -35,6 +35,7 @@
 //! | `POST /v1/processes/{id}/forget` | – | [`ProcessList`] |
 //! | `GET /v1/context` | – | [`ContextResponse`] |
 //! | `GET /v1/jwks` | – | [`Jwks`] |
+//! | `GET /v1/clusters/{id}/checkpoint` | [`CheckpointQuery`] | [`SignedBody`] |
 //! | `POST /v1/redeem` | [`SignedBody`] | [`RedeemResponse`] |
 //! | `POST /v1/clusters/{id}/poll` | [`PollRequest`] | [`PollResponse`] |
 //! | `GET /v1/clusters/{id}/poll?after=` | – | [`PollResponse`] |
@@ -85,7 +86,7 @@ pub use etcd_tokens::{
     EtcdMember, EtcdTokenList, EtcdTokenQuery, EtcdTokenRequest, EtcdTokenResponse, EtcdTokenState,
     EtcdTokenView,
 };
-pub use events::{EventList, EventQuery, EventView};
+pub use events::{CheckpointQuery, EventList, EventQuery, EventView};
 pub use formation::{
     AdoptRequest, MatrixRow, NackReason, NackRequest, PREFER, PollRequest, PollResponse,
     ProbeResult, ProbesRequest, RETURN_MINIMAL, RedeemResponse, ReportRequest, ReportResponse,
@@ -93,6 +94,7 @@ pub use formation::{
 };
 pub use grants::{
     GrantList, GrantQuery, GrantState, GrantView, MAX_REDEMPTIONS, Redemption, RedemptionList,
+    RevokeQuery,
 };
 pub use intents::{
     ClusterExport, DirectoryResponse, DirectoryView, InitialMember, IntentList, IntentState,

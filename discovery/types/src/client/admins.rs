@@ -168,6 +168,15 @@ impl DiscoveryClient {
         self.send(Method::POST, format!("/v1/grants/{grant}/revoke"), &EmptyBody {}).await
     }
 
+    /// Revokes a grant, and frees the seats that hosts took with it in a cluster that still forms.
+    pub async fn revoke_grant_and_free_seats(
+        &self,
+        grant: GrantId,
+    ) -> Result<GrantView, ClientError> {
+        let path = format!("/v1/grants/{grant}/revoke?free_seats=true");
+        self.send(Method::POST, path, &EmptyBody {}).await
+    }
+
     /// Stores an etcd token, without its secret.
     pub async fn put_etcd_token(
         &self,
