@@ -52,6 +52,7 @@ pub(crate) async fn openapi() -> HttpResponse {
         etcd_tokens::put,
         etcd_tokens::revoke,
         etcd_tokens::show,
+        events::checkpoint,
         events::list,
         grants::put,
         grants::list_all,

@@ -236,6 +236,11 @@ fn one_cluster() -> Scope {
                 .route(post().to(forming::report)),
         )
         .service(
+            cluster_resource_at("/v1/clusters/{id}/checkpoint", "GET, HEAD")
+                .route(get().to(events::checkpoint))
+                .route(head().to(events::checkpoint)),
+        )
+        .service(
             cluster_resource_at("/v1/clusters/{id}/trouble", "POST")
                 .route(post().to(forming::trouble)),
         )

@@ -225,6 +225,7 @@ fn format_text(report: &StatusReport) -> String {
         line("missing", Some(explain.clone()));
     }
     line("discovery", status.and_then(discovery_line));
+    line("history", status.and_then(|status| status.history_fault.clone()));
     line("late", status.and_then(|s| s.certificates_late.clone()));
     line(
         "error",

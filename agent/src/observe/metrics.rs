@@ -73,6 +73,8 @@ pub(crate) fn render(status: &AgentStatus) -> String {
     gauge("unreachable_voters", help, unreachable);
     let help = "Whether a member is dead and its replacement policy has reached its limit";
     gauge("replacement_limit_reached", help, i64::from(status.replacement_limit_reached));
+    let help = "Whether discovery's history of this cluster contradicts what this agent remembers";
+    gauge("discovery_history_contradicted", help, i64::from(status.history_fault.is_some()));
     let failed_at = status.last_error.as_ref().map_or(0.0, |error| seconds(error.at));
     let last_error: Gauge<f64, AtomicU64> = Gauge::default();
     last_error.set(failed_at);

@@ -148,6 +148,9 @@ pub(crate) struct AgentStatus {
     pub certificates_late: Option<String>,
     /// The outage of discovery, if the agent can't reach discovery.
     pub discovery_unreachable: Option<DiscoveryOutage>,
+    /// Contradiction in discovery's history of this cluster, if the agent has found one.
+    #[serde(default)]
+    pub history_fault: Option<String>,
     /// Number of the service statement that the agent follows; `None` if it follows the bundle.
     pub service_statement: Option<u64>,
     /// URLs of discovery in that statement, separated by commas.

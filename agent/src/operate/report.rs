@@ -35,6 +35,7 @@ use crate::cluster::{self, ClusterApiClient, ClusterMember, MemberId, MemberList
 use crate::endpoint::ClientEndpoint;
 use crate::exit::error_chain;
 use crate::observe::node_log;
+use crate::operate::history::HistoryWatch;
 use crate::retry::{Retry, jittered};
 use discovery_types::text::truncate_reason;
 
@@ -77,6 +78,8 @@ pub(crate) struct NodeReporter {
     pub hint: Arc<Notify>,
     /// The members as last seen.
     pub members: watch::Sender<Vec<ClusterMember>>,
+    /// Checks of discovery's history of the cluster. `None` for a host that has left the cluster.
+    pub history: Option<HistoryWatch>,
 }
 
 impl NodeReporter {
@@ -110,8 +113,14 @@ impl NodeReporter {
             }
             let answer = self.send_once(status, members.as_ref()).await;
             told.replace(members.map(|members| members.list).unwrap_or_default());
-            if let Ok(state) = &answer {
-                heard(*state);
+            match &answer {
+                Ok(state) => {
+                    heard(*state);
+                    if let Some(history) = &self.history {
+                        history.check_if_due().await;
+                    }
+                }
+                Err(_) => self.mark_history_due(),
             }
             answer
         };
@@ -184,6 +193,13 @@ impl NodeReporter {
         Ok(response.state)
     }
 
+    /// Makes the next check of discovery's history due: its database may be another one than before.
+    fn mark_history_due(&self) {
+        if let Some(history) = &self.history {
+            history.mark_due();
+        }
+    }
+
     /// Returns whether a refusal means that the service doesn't know how this host joined. An access
     /// token from before the restore is still valid there, but proves no membership any more.
     fn is_join_lost(&self, code: Code) -> bool {
@@ -192,6 +208,7 @@ impl NodeReporter {
 
     /// Shows the service what it has lost: the commit, or how this host joined after it.
     async fn show_lost_facts(&self, code: Code) -> Result<(), ClientError> {
+        self.mark_history_due();
         let Some(readmit) = &self.readmit else {
             tracing::info!(code = code.as_str(), "discovery has lost the commit: showing it");
             return self.client.adopt(&self.adopt).await.map(drop);

@@ -16,6 +16,7 @@ use discovery_types::statement::StatementChain;
 use tokio::sync::{Notify, watch};
 use tokio_util::sync::CancellationToken;
 
+use super::history::HistoryWatch;
 use super::node_start::{
     NodeStart, RaftIdentity, check_maker, own_record, show_certificate_expiry,
 };
@@ -222,12 +223,23 @@ impl NodeStart {
         }
     }
 
-    /// Builds the task that reports to discovery. `None` if it can't be built; the agent then runs
+    /// Builds the task that reports to discovery. With a `board`, the task also checks discovery's
+    /// history, and shows there what it finds. `None` if the task can't be built; the agent then runs
     /// without reports.
-    fn report(&self, protocol: &Protocol, known: &SharedFacts) -> Option<NodeReporter> {
+    fn report(
+        &self,
+        protocol: &Protocol,
+        known: &SharedFacts,
+        board: Option<&StatusHandle>,
+    ) -> Option<NodeReporter> {
         let join = protocol.extras.join.as_ref()?;
+        let client = known.client.clone()?;
+        let (layout, cluster) = (&protocol.layout, join.cluster);
+        let history = board.map(|board| {
+            HistoryWatch::new(Arc::clone(&client), cluster, layout.clone(), board.clone())
+        });
         Some(NodeReporter {
-            client: known.client.clone()?,
+            client,
             cluster: join.cluster,
             session: Session { boot: protocol.agent.session.boot, nonce: protocol.nonce() },
             h: self.document.hash(),
@@ -248,6 +260,7 @@ impl NodeStart {
             log: protocol.layout.node_log(),
             hint: Arc::clone(&known.hint),
             members: known.members.clone(),
+            history,
         })
     }
 
@@ -325,7 +338,7 @@ fn background_tasks(
     board: &StatusHandle,
     known: &SharedFacts,
 ) -> impl Future<Output = Infallible> + use<> {
-    let report = run_reporter(plan.report(protocol, known), board.clone());
+    let report = run_reporter(plan.report(protocol, known, Some(board)), board.clone());
     let steward = plan.steward(protocol, board, known);
     let finder = plan.finder(protocol, board, known);
     async move {
@@ -415,7 +428,7 @@ async fn handle_outcome(
 /// Reports the removal, which is durable by now, to discovery. If the report fails, discovery
 /// treats this host like one that vanished.
 async fn report_removal(plan: &NodeStart, protocol: &Protocol, known: &SharedFacts) {
-    let Some(report) = plan.report(protocol, known) else { return };
+    let Some(report) = plan.report(protocol, known, None) else { return };
     let told = async {
         let others = join::cluster_client(&protocol.layout, &plan.client_urls(known));
         let others = others.map_err(|error| error_chain(&error))?;

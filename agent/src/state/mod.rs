@@ -179,6 +179,16 @@ impl Layout {
         self.agent().join("service-offer.jws")
     }
 
+    /// File with the last checkpoint of discovery's history.
+    pub fn checkpoint(&self) -> PathBuf {
+        self.agent().join("checkpoint.jws")
+    }
+
+    /// File with two checkpoints of discovery's history that contradict each other.
+    pub fn contradiction(&self) -> PathBuf {
+        self.agent().join("contradiction.json")
+    }
+
     /// Directory of the certificates and the node's key.
     pub fn tls(&self) -> PathBuf {
         self.agent().join("tls")

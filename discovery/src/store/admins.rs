@@ -1,6 +1,7 @@
 //! Queries on the admin chain, used assertions, agents' clusters and event chains.
 
 use discovery_types::api::EventView;
+use discovery_types::checkpoint::ChainPosition;
 use discovery_types::digest::Digest;
 use discovery_types::jws::Jws;
 use sqlx::types::Json;
@@ -159,6 +160,39 @@ impl Store {
         };
         let events = rows.into_iter().map(view).collect::<Result<_, StoreError>>()?;
         Ok((last.unwrap_or(0).unsigned_abs(), events))
+    }
+}
+
+/// Place of one event in a chain, with its hash.
+fn chain_position((number, hash): (i64, Vec<u8>)) -> Option<ChainPosition> {
+    Some(ChainPosition { number: number.unsigned_abs(), hash: Digest(hash.try_into().ok()?) })
+}
+
+impl Store {
+    /// Returns the last event of a chain, and the one with the number `known`, if there is one. Both
+    /// are read at the same time.
+    pub(crate) async fn chain_positions(
+        &self,
+        stream: Uuid,
+        known: Option<u64>,
+    ) -> Result<(ChainPosition, Option<ChainPosition>), StoreError> {
+        let known = known.and_then(|number| i64::try_from(number).ok());
+        let rows: Vec<(i64, Vec<u8>)> = sqlx::query_as(
+            "(SELECT number, hash FROM events WHERE stream = $1 ORDER BY number DESC LIMIT 1)
+             UNION ALL
+             SELECT number, hash FROM events WHERE stream = $1 AND number = $2",
+        )
+        .bind(stream)
+        .bind(known)
+        .fetch_all(&mut *self.acquire().await?)
+        .await?;
+        let positions: Option<Vec<ChainPosition>> = rows.into_iter().map(chain_position).collect();
+        let positions =
+            positions.ok_or_else(|| StoreError::damaged(format!("the events of {stream}")))?;
+        let last = positions.iter().max_by_key(|position| position.number).copied();
+        let last = last.unwrap_or(ChainPosition { number: 0, hash: Digest([0; 32]) });
+        let is_known = |found: &&ChainPosition| known == i64::try_from(found.number).ok();
+        Ok((last, positions.iter().find(is_known).copied()))
     }
 }
 

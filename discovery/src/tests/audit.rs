@@ -1,6 +1,7 @@
 //! Tests of the event chains, as an auditor reads them.
 
 use discovery_types::api::{EventList, EventQuery};
+use discovery_types::checkpoint::{HistoryFault, VerifiedCheckpoint};
 use discovery_types::client::DiscoveryClient;
 use discovery_types::digest::Digest;
 use discovery_types::problem::Code;
@@ -80,5 +81,60 @@ async fn refused_requests_are_events_of_the_service() {
     assert_eq!(redeem["key"], agent.key.public().key_id().to_string());
     let list = refused.iter().find(|body| body["route"] == "/v1/clusters").unwrap();
     assert!(list["key"].is_null() && list["count"] == 1, "{list}");
+    service.stop().await;
+}
+
+/// The checkpoints of one service continue each other. One whose database was set back shows it, also
+/// when its chain has become as long again.
+#[tokio::test]
+async fn checkpoints_continue_each_other_unless_the_database_was_set_back() {
+    let world = TestInstallation::new().await;
+    let service = world.serve().await;
+    let admin = world.owner(&service);
+    let statement = world.cluster(&admin, "demo", 1).await;
+    let cluster = statement.cluster;
+    let token = world.token(&admin, &statement).await;
+    let mut agents = [TestAgent::new(&world, &service, &statement, &token, 1)];
+    form(&mut agents).await;
+    let [mut agent] = agents;
+    let keys = agent.client.jwks().await.unwrap();
+    let keys: Vec<_> = keys.keys.iter().filter_map(|key| key.public_key()).collect();
+    let fetch = async |agent: &TestAgent, known: u64| {
+        let jws = agent.client.checkpoint(cluster, known).await.unwrap();
+        VerifiedCheckpoint::verify(&jws, cluster, &keys).unwrap()
+    };
+    let first = fetch(&agent, 0).await;
+    assert_eq!(first.last.number, read(&admin, cluster, 0, 1).await.last);
+    assert_eq!(first.earlier, None);
+    // Neither an admin nor another cluster's agent gets one.
+    assert!(admin.checkpoint(cluster, 0).await.is_err());
+    let other = agent.client.checkpoint(Uuid::now_v7(), 0).await.unwrap_err();
+    assert_eq!(other.code(), Some(Code::Forbidden));
+    service.stop().await;
+    let backup = world.database.back_up().await;
+
+    let service = world.serve().await;
+    agent.connect_to(&world, &service);
+    let ticket = world.ticket(&world.owner(&service), &statement).await;
+    let second = fetch(&agent, first.last.number).await;
+    assert_eq!(second.earlier, Some(first.last));
+    assert!(second.last.number > first.last.number);
+    assert_eq!(second.check_continues(&first), Ok(()));
+    service.stop().await;
+    world.database.replace_with(&backup).await;
+
+    let service = world.serve().await;
+    agent.connect_to(&world, &service);
+    let shorter = fetch(&agent, second.last.number).await;
+    assert!(matches!(shorter.check_continues(&second), Err(HistoryFault::Backwards { .. })));
+    let admin = world.owner(&service);
+    while read(&admin, cluster, 0, 1).await.last <= second.last.number {
+        world.ticket(&admin, &statement).await;
+    }
+    let rewritten = HistoryFault::Rewritten { number: second.last.number };
+    let longer = fetch(&agent, second.last.number).await;
+    assert_eq!(longer.check_continues(&second), Err(rewritten));
+    assert_eq!(fetch(&agent, first.last.number).await.check_continues(&first), Ok(()));
+    drop(ticket);
     service.stop().await;
 }

@@ -29,6 +29,7 @@ pub mod admin;
 pub mod api;
 pub mod approval;
 pub mod bundle;
+pub mod checkpoint;
 pub mod client;
 pub mod confirmation;
 pub mod context;

@@ -19,6 +19,15 @@ pub struct EventQuery {
     pub limit: Option<u16>,
 }
 
+/// Query of `GET /v1/clusters/{id}/checkpoint`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub struct CheckpointQuery {
+    /// Number of an event whose hash the answer repeats, if the chain has it.
+    pub known: Option<u64>,
+}
+
 /// One event of a chain. Events are never changed or removed.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct EventView {

@@ -260,6 +260,14 @@ impl DiscoveryClient {
         .await
     }
 
+    /// Fetches a signed checkpoint of a cluster's event chain, not verified. It repeats the hash of the
+    /// event with the number `known`.
+    pub async fn checkpoint(&self, cluster: Uuid, known: u64) -> Result<Jws, ClientError> {
+        let path = format!("/v1/clusters/{cluster}/checkpoint?known={known}");
+        let answer: SignedBody = self.get(path).await?;
+        Ok(answer.jws)
+    }
+
     /// Fetches the service's signing keys.
     pub async fn jwks(&self) -> Result<Jwks, ClientError> {
         self.get_public("/v1/jwks").await

@@ -59,6 +59,9 @@ pub enum JwsType {
     /// Observation of which members of a cluster can't be reached; signed by an agent.
     #[serde(rename = "muster-observation+jwt")]
     Observation,
+    /// Checkpoint of a cluster's event chain, which agents keep; signed by the service.
+    #[serde(rename = "muster-checkpoint+jwt")]
+    Checkpoint,
     /// RFC 7523 client assertion; signed by an admin or agent.
     #[serde(rename = "muster-assertion+jwt")]
     Assertion,
@@ -88,6 +91,7 @@ impl JwsType {
             JwsType::Recovery => "muster-recovery+jwt",
             JwsType::Service => "muster-service+jwt",
             JwsType::Observation => "muster-observation+jwt",
+            JwsType::Checkpoint => "muster-checkpoint+jwt",
             JwsType::Assertion => "muster-assertion+jwt",
             JwsType::Access => "at+jwt",
         }
@@ -115,6 +119,7 @@ impl JwsType {
             | JwsType::Retire
             | JwsType::Unretire
             | JwsType::Observation
+            | JwsType::Checkpoint
             | JwsType::Assertion
             | JwsType::Access => None,
         }
@@ -140,6 +145,7 @@ impl JwsType {
             | JwsType::Order
             | JwsType::Recovery
             | JwsType::Observation
+            | JwsType::Checkpoint
             | JwsType::Assertion
             | JwsType::Access => 2 * 1024,
         }

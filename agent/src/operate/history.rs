@@ -1,0 +1,132 @@
+//! Remembers what discovery said of its history of this cluster.
+//!
+//! Each checkpoint that discovery signs has to continue the one before it. If one doesn't, discovery's
+//! database was set back or rewritten. Nothing that this host does depends on it: the agent says so, and
+//! keeps both checkpoints as evidence until a person removes that file.
+
+use std::cell::Cell;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use discovery_types::checkpoint::{Checkpoint, VerifiedCheckpoint};
+use discovery_types::client::DiscoveryClient;
+use discovery_types::jws::{Jws, JwsType};
+use discovery_types::key::PublicKey;
+use muster_files::data;
+use serde::{Deserialize, Serialize};
+use tokio::time::Instant;
+use uuid::Uuid;
+
+use crate::exit::error_chain;
+use crate::observe::status::StatusHandle;
+use crate::state::{self, Layout};
+
+/// How often the history is checked while discovery answers. After an outage it is checked at once.
+const CHECK_INTERVAL: Duration = Duration::from_secs(600);
+
+/// Two checkpoints of one chain that contradict each other.
+#[derive(Debug, Serialize, Deserialize)]
+struct Contradiction {
+    /// Sentence about the difference.
+    fault: String,
+    /// Time at which this agent noticed it.
+    found_at: jiff::Timestamp,
+    /// Checkpoint that this agent had kept.
+    earlier: Jws,
+    /// Checkpoint that discovery signed later.
+    later: Jws,
+}
+
+/// Checks discovery's history of this host's cluster.
+pub(crate) struct HistoryWatch {
+    client: Arc<DiscoveryClient>,
+    cluster: Uuid,
+    layout: Layout,
+    board: StatusHandle,
+    next_check: Cell<Instant>,
+}
+
+impl HistoryWatch {
+    /// Makes a watch that checks the history when it is first asked to. Shows a contradiction that an
+    /// earlier run of the agent has found.
+    pub(crate) fn new(
+        client: Arc<DiscoveryClient>,
+        cluster: Uuid,
+        layout: Layout,
+        board: StatusHandle,
+    ) -> Self {
+        let watch = Self { client, cluster, layout, board, next_check: Cell::new(Instant::now()) };
+        watch.show_contradiction();
+        watch
+    }
+
+    /// Makes the next check due: discovery may be another one than before.
+    pub(crate) fn mark_due(&self) {
+        self.next_check.set(Instant::now());
+    }
+
+    /// Checks the history if that is due. Failures are logged, and repeated at the next time.
+    pub(crate) async fn check_if_due(&self) {
+        if Instant::now() < self.next_check.get() {
+            return;
+        }
+        self.next_check.set(Instant::now() + CHECK_INTERVAL);
+        if let Err(why) = self.check().await {
+            tracing::debug!("discovery's history isn't checked: {why}");
+        }
+        self.show_contradiction();
+    }
+
+    async fn check(&self) -> Result<(), String> {
+        let known = self.known();
+        let number = known.as_ref().map_or(0, |(_, known)| known.last.number);
+        let cause = |error: &dyn std::error::Error| error_chain(error);
+        let answer = self.client.checkpoint(self.cluster, number).await;
+        let jws = answer.map_err(|error| cause(&error))?;
+        let keys = self.client.jwks().await.map_err(|error| cause(&error))?;
+        let keys: Vec<PublicKey> = keys.keys.iter().filter_map(|key| key.public_key()).collect();
+        let later =
+            VerifiedCheckpoint::verify(&jws, self.cluster, &keys).map_err(|error| cause(&error))?;
+        if let Some((earlier, known)) = known
+            && let Err(fault) = later.check_continues(&known)
+        {
+            let found_at = jiff::Timestamp::now();
+            let fault = format!(
+                "discovery's history of this cluster isn't what it was: {fault}. A backup was \
+                 restored, or somebody changed its database"
+            );
+            tracing::error!(evidence = %self.evidence().display(), "{fault}");
+            let later = jws.clone();
+            let found = Contradiction { fault, found_at, earlier, later };
+            let text = serde_json::to_vec_pretty(&found).map_err(|error| cause(&error))?;
+            data::replace(&self.evidence(), &text).map_err(|error| cause(&error))?;
+        }
+        let file = self.layout.checkpoint();
+        data::replace(&file, jws.as_str().as_bytes()).map_err(|error| cause(&error))
+    }
+
+    /// Returns the checkpoint that this agent has kept. Only the agent itself writes the file, and only
+    /// after it has verified the signature.
+    fn known(&self) -> Option<(Jws, Checkpoint)> {
+        let bytes = state::read(&self.layout.checkpoint()).ok().flatten()?;
+        let jws: Jws = String::from_utf8(bytes).ok()?.trim().parse().ok()?;
+        let checkpoint: Checkpoint = jws.claims_unverified(JwsType::Checkpoint).ok()?;
+        (checkpoint.cluster == self.cluster).then_some((jws, checkpoint))
+    }
+
+    fn evidence(&self) -> PathBuf {
+        self.layout.contradiction()
+    }
+
+    /// Shows the contradiction in the evidence's file, or that there is none.
+    fn show_contradiction(&self) {
+        let bytes = state::read(&self.evidence()).ok().flatten();
+        let found = bytes.and_then(|bytes| serde_json::from_slice::<Contradiction>(&bytes).ok());
+        let text = found.map(|found| {
+            let file = self.evidence();
+            format!("{} (noticed at {}; evidence: {})", found.fault, found.found_at, file.display())
+        });
+        self.board.update(|status| status.history_fault.clone_from(&text));
+    }
+}
