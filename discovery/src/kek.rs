@@ -126,6 +126,11 @@ impl Kek {
             .is_ok_and(|text| text[..] == *SEAL_PLAINTEXT)
     }
 
+    /// Whether a wrapped key is under the newest version, as its header says.
+    pub(crate) fn is_newest(&self, wrapped: &[u8]) -> bool {
+        wrapped.get(1..HEADER) == Some(&self.newest_version().to_be_bytes()[..])
+    }
+
     /// Opens a key that `wrap` made for the same cluster and purpose.
     pub(crate) fn unwrap(
         &self,

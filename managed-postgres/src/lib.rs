@@ -177,6 +177,22 @@ pub struct ManagedPostgres {
     thread: Option<std::thread::JoinHandle<()>>,
 }
 
+/// Returns the options for a connection to `database` of a server that another process runs in `dir`.
+/// `None` if no server runs there. The caller must be the user that the server's process belongs to, or
+/// root.
+pub fn running_connect_options(dir: &Path, database: &str) -> Option<PgConnectOptions> {
+    let is_running = dir.join("data/postmaster.pid").exists();
+    is_running.then(|| options_at(&run_dir(dir), database))
+}
+
+fn options_at(socket_dir: &Path, database: &str) -> PgConnectOptions {
+    PgConnectOptions::new_without_pgpass()
+        .socket(socket_dir)
+        .port(PORT)
+        .username(SUPERUSER)
+        .database(database)
+}
+
 impl ManagedPostgres {
     /// Makes the data directory if there is none, starts the server, and waits until it accepts
     /// connections. Restarts the server if it dies. First shuts down a server that a killed program
@@ -214,11 +230,7 @@ impl ManagedPostgres {
 
     /// Returns the options for a connection to `database`.
     pub fn connect_options(&self, database: &str) -> PgConnectOptions {
-        PgConnectOptions::new_without_pgpass()
-            .socket(&self.socket_dir)
-            .port(PORT)
-            .username(SUPERUSER)
-            .database(database)
+        options_at(&self.socket_dir, database)
     }
 
     /// Returns the process id of the postmaster while it runs.

@@ -84,3 +84,43 @@ fn a_new_tls_key_is_made_in_a_copy() -> Result<()> {
     ensure!(context.contains(made["pin"].as_str().context("a pin")?), "{context} {made}");
     Ok(())
 }
+
+/// After `keys rewrap`, the database needs no older key-encryption key any more.
+#[test]
+fn ca_keys_that_were_wrapped_again_need_the_newest_key_alone() -> Result<()> {
+    let mut testbed = Testbed::start(Network::loopback(1), TestbedOptions::default())?;
+    let bundle = testbed.create_cluster_with_token("demo", 1)?;
+    let _agents = testbed.start_agents(0..1, &bundle)?;
+    testbed.wait_cluster_state("demo", "formed", LIMIT)?;
+    let keys = path_text(&testbed.keys_dir())?.to_owned();
+    testbed.admin_json(&["keys", "rotate", "--keys", &keys, "--kek"])?;
+    testbed.stop_discovery()?;
+    let postgres = testbed.postgres_dir();
+    let rewrap =
+        ["keys", "rewrap", "--keys", &keys, "--managed-postgres", path_text(&postgres)?, "--yes"];
+    let stopped = testbed.admin_output(&rewrap)?;
+    let text = String::from_utf8_lossy(&stopped.stderr).into_owned();
+    ensure!(stopped.status.code() == Some(2) && text.contains("start the service first"), "{text}");
+    testbed.start_discovery()?;
+    let unasked = testbed.admin_output(&rewrap[..6])?;
+    ensure!(unasked.status.code() == Some(2), "{unasked:?}");
+    let done = testbed.admin_json(&rewrap)?;
+    ensure!(done["kek"] == 2 && done["keys"] == 2 && done["rewrapped"] == 2, "{done}");
+    let again = testbed.admin_json(&rewrap)?;
+    ensure!(again["keys"] == 2 && again["rewrapped"] == 0, "{again}");
+
+    testbed.stop_discovery()?;
+    let old = testbed.keys_dir().join("kek-1.key");
+    fs_err::rename(&old, testbed.path("kek-1.key"))?;
+    testbed.start_discovery()?;
+    // A certificate needs the CA's key.
+    let folder = testbed.path("credentials");
+    testbed.admin_command(&["cluster", "credentials", "demo", "--out", path_text(&folder)?])?;
+    // Without the newest key, nothing opens.
+    fs_err::rename(testbed.path("kek-1.key"), &old)?;
+    fs_err::rename(testbed.keys_dir().join("kek-2.key"), testbed.path("kek-2.key"))?;
+    let refused = testbed.admin_output(&rewrap)?;
+    let text = String::from_utf8_lossy(&refused.stderr).into_owned();
+    ensure!(refused.status.code() == Some(1) && text.contains("another key directory"), "{text}");
+    Ok(())
+}

@@ -1,11 +1,13 @@
-//! `backup`, `restore`, `backup-keys`, `restore-keys`, `keys rotate`: run on the service's own machine.
+//! `backup`, `restore`, `backup-keys`, `restore-keys`, `keys rotate`, `keys rewrap`: run on the service's own machine.
 
+use super::confirm::IrreversibleAct;
 use super::printer::{Printer, or_dash};
 use super::{CliError, session};
 use crate::server::{
     self, BackupArgs, BackupKeysArgs, BackupList, KeyBackup, RestoreArgs, RestoreKeysArgs,
-    RotateKeysArgs,
+    RewrapKeysArgs, RotateKeysArgs,
 };
+use crate::store::rewrap::RewrapCounts;
 
 pub(super) fn backup(args: &BackupArgs, printer: &mut Printer) -> Result<(), CliError> {
     let list = server::back_up(args)?;
@@ -75,6 +77,32 @@ pub(super) fn rotate_keys(args: &RotateKeysArgs, printer: &mut Printer) -> Resul
             made.pin
         ));
     }
+    Ok(())
+}
+
+pub(super) async fn rewrap_keys(
+    args: &RewrapKeysArgs,
+    printer: &mut Printer,
+) -> Result<(), CliError> {
+    let needed = "A process of the service that hasn't got the newest kek-N.key can't issue certificates \
+                  any more.";
+    IrreversibleAct { consequences: vec![needed.to_owned()], name: "rewrap" }
+        .confirm(args.yes, printer)?;
+    let progress = |counts: RewrapCounts| {
+        printer.note(&format!("{} keys read, {} wrapped again", counts.all, counts.rewrapped));
+    };
+    let done = server::rewrap_keys(args, progress).await?;
+    printer.print_value(&done, |out| {
+        out.fields(&[
+            ("key-encryption key", format!("kek-{}.key", done.kek)),
+            ("CA keys", done.keys.to_string()),
+            ("wrapped again", done.rewrapped.to_string()),
+        ]);
+    })?;
+    printer.note(
+        "ledgers and backups keep the keys as they were wrapped: keep the older kek-N.key files with \
+         the copies of those",
+    );
     Ok(())
 }
 

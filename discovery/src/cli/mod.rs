@@ -41,7 +41,8 @@ use rustix::process::{Resource, Rlimit, setrlimit};
 pub use error::CliError;
 
 use crate::server::{
-    BackupArgs, BackupKeysArgs, InitArgs, RestoreArgs, RestoreKeysArgs, RotateKeysArgs, ServeArgs,
+    BackupArgs, BackupKeysArgs, InitArgs, RestoreArgs, RestoreKeysArgs, RewrapKeysArgs,
+    RotateKeysArgs, ServeArgs,
 };
 use log::LogArgs;
 use printer::Printer;
@@ -77,6 +78,8 @@ struct DiscoveryCli {
 enum KeysCommand {
     /// Make the next signing, key-encryption or TLS key
     Rotate(RotateKeysArgs),
+    /// Wrap the keys of clusters' CAs under the newest key-encryption key
+    Rewrap(RewrapKeysArgs),
 }
 
 #[derive(Debug, Subcommand)]
@@ -317,6 +320,9 @@ impl DiscoveryCommand {
             DiscoveryCommand::RestoreKeys { args } => backup::restore_keys(&args, printer),
             DiscoveryCommand::Keys { command: KeysCommand::Rotate(args) } => {
                 backup::rotate_keys(&args, printer)
+            }
+            DiscoveryCommand::Keys { command: KeysCommand::Rewrap(args) } => {
+                session::block_on(backup::rewrap_keys(&args, printer))
             }
             DiscoveryCommand::Init { args, .. } => init(&args, printer),
             DiscoveryCommand::Key(args) => key::run(args, printer),

@@ -200,6 +200,26 @@ pub(crate) struct RotateKeysArgs {
     pub out: Option<PathBuf>,
 }
 
+/// Wraps the keys of clusters' CAs under the newest key-encryption key.
+#[derive(Clone, Debug, clap::Args)]
+#[command(after_help = "\
+Example, on the service's machine, as the user that it runs as, while the service runs:
+  muster-discovery keys rewrap --keys keys --managed-postgres pg
+
+First give every process of the service the new key (`keys rotate --kek`) and restart it: a process
+without it can't open what is wrapped here. Ledgers and backups keep the keys as they were wrapped then,
+so old kek-N.key files stay necessary for them.")]
+pub(crate) struct RewrapKeysArgs {
+    /// The key directory that `serve --keys` names
+    #[arg(long, value_name = "DIR")]
+    pub keys: PathBuf,
+    #[command(flatten)]
+    pub database: DatabaseArgs,
+    /// Skip the confirmation prompt
+    #[arg(long)]
+    pub yes: bool,
+}
+
 /// Decrypts a backup of the key directory into a new folder.
 #[derive(Clone, Debug, clap::Args)]
 #[command(after_help = "\

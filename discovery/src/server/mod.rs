@@ -4,6 +4,7 @@ mod args;
 mod backup;
 mod backup_keys;
 mod door;
+mod rewrap_keys;
 mod rotate_keys;
 mod run;
 pub(crate) mod tls;
@@ -17,10 +18,11 @@ use crate::keydir::{KeyDirectory, KeyDirectoryError, ServiceSettings};
 
 pub(crate) use args::{
     BackupArgs, BackupKeysArgs, DatabaseArgs, InitArgs, RestoreArgs, RestoreKeysArgs,
-    RotateKeysArgs, ServeArgs, TimeArgs, parse_duration, read_public_key,
+    RewrapKeysArgs, RotateKeysArgs, ServeArgs, TimeArgs, parse_duration, read_public_key,
 };
 pub(crate) use backup::{BackupList, back_up, restore};
 pub(crate) use backup_keys::{KeyBackup, back_up_keys, restore_keys};
+pub(crate) use rewrap_keys::rewrap_keys;
 pub(crate) use rotate_keys::rotate_keys;
 pub(crate) use run::serve;
 pub(crate) use tls::ConnectionPeer;

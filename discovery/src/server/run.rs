@@ -308,6 +308,21 @@ async fn open_database(
     Ok((external_options(args)?, None))
 }
 
+/// Returns the connect options of a database that a running service uses.
+pub(super) fn running_database_options(
+    args: &DatabaseArgs,
+) -> Result<PgConnectOptions, ServerError> {
+    let Some(dir) = &args.managed_postgres else { return external_options(args) };
+    let dir = std::path::absolute(dir)
+        .map_err(|error| ServerError::failed("--managed-postgres", error))?;
+    managed_postgres::running_connect_options(&dir, DATABASE).ok_or_else(|| {
+        ServerError::Usage(format!(
+            "--managed-postgres: no Postgres runs in {}: start the service first",
+            dir.display()
+        ))
+    })
+}
+
 /// Returns the connect options of an external Postgres. Its URL can hold a password, so no error
 /// message repeats the URL.
 fn external_options(args: &DatabaseArgs) -> Result<PgConnectOptions, ServerError> {

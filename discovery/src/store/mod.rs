@@ -19,6 +19,7 @@ pub(crate) mod intents;
 mod key_directory;
 pub(crate) mod leases;
 pub(crate) mod present;
+pub(crate) mod rewrap;
 mod transaction;
 
 use std::fmt;
