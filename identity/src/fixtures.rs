@@ -41,7 +41,13 @@ pub fn jwks() -> String {
 /// Signs a JWT with these claims.
 #[must_use]
 pub fn jwt(claims: &Value) -> String {
-    let header = json!({ "alg": "RS256", "kid": KID, "typ": "JWT" }).to_string();
+    jwt_of_key(KID, claims)
+}
+
+/// Signs a JWT with these claims, whose header names the key `kid`.
+#[must_use]
+pub fn jwt_of_key(kid: &str, claims: &Value) -> String {
+    let header = json!({ "alg": "RS256", "kid": kid, "typ": "JWT" }).to_string();
     signer().sign_compact(header.as_bytes(), claims.to_string().as_bytes()).expect("ring signs")
 }
 
@@ -66,7 +72,8 @@ pub fn gcp(
     IdentityDocument { cloud: Cloud::Gcp, text }
 }
 
-/// Makes a document of an AWS instance that was started at `started`, in seconds since 1970.
+/// Makes a document of an AWS instance that was started at `started`, in seconds since 1970. It has no
+/// signed attributes.
 #[must_use]
 pub fn aws(account: &str, instance: &str, started: u64) -> IdentityDocument {
     let started = i64::try_from(started).unwrap_or(i64::MAX);
@@ -76,36 +83,71 @@ pub fn aws(account: &str, instance: &str, started: u64) -> IdentityDocument {
         "availabilityZone": "eu-west-1a", "pendingTime": started.to_string(),
         "architecture": "x86_64", "version": "2017-09-30",
     });
-    let content = content.to_string();
-    let signature =
-        muster_jws::signature::Signer::<Vec<u8>>::try_sign(&signer(), content.as_bytes())
-            .expect("ring signs");
-    let message = cms(content.as_bytes(), &signature);
+    let message = cms(content.to_string().as_bytes(), None);
     IdentityDocument { cloud: Cloud::Aws, text: BASE64.encode(&message) }
 }
 
-/// Encodes a signed message without signed attributes, in BER with indefinite lengths.
-fn cms(content: &[u8], signature: &[u8]) -> Vec<u8> {
-    /// Encodes an element with a definite length.
-    fn definite(tag: u8, contents: &[u8]) -> Vec<u8> {
-        let length = u16::try_from(contents.len()).expect("the fixture is short").to_be_bytes();
-        [&[tag, 0x82], &length[..], contents].concat()
-    }
-    /// Encodes an element with an indefinite length.
-    fn indefinite(tag: u8, contents: &[u8]) -> Vec<u8> {
-        [&[tag, 0x80], contents, &[0, 0]].concat()
-    }
-    let id = |tail: &[u8]| definite(6, &[&[0x2a, 0x86, 0x48, 0x86, 0xf7, 0x0d][..], tail].concat());
+/// Signed attribute of a CMS message (RFC 5652, section 11).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SignedAttribute {
+    /// Type of the content.
+    ContentType,
+    /// SHA-256 of the content.
+    MessageDigest,
+}
+
+/// Makes a document with this content, in which these attributes are signed in place of the content.
+#[must_use]
+pub fn aws_with_attributes(content: &str, attributes: &[SignedAttribute]) -> IdentityDocument {
+    let attribute = |kind: &SignedAttribute| {
+        let (tail, value) = match kind {
+            SignedAttribute::ContentType => (3, object_id(&[1, 7, 1])),
+            SignedAttribute::MessageDigest => {
+                let hash = ring::digest::digest(&ring::digest::SHA256, content.as_bytes());
+                (4, definite(4, hash.as_ref()))
+            }
+        };
+        definite(0x30, &[object_id(&[1, 9, tail]), definite(0x31, &value)].concat())
+    };
+    let attributes: Vec<u8> = attributes.iter().flat_map(attribute).collect();
+    let message = cms(content.as_bytes(), Some(&attributes));
+    IdentityDocument { cloud: Cloud::Aws, text: BASE64.encode(&message) }
+}
+
+/// Encodes an element with a definite length.
+fn definite(tag: u8, contents: &[u8]) -> Vec<u8> {
+    let length = u16::try_from(contents.len()).expect("the fixture is short").to_be_bytes();
+    [&[tag, 0x82], &length[..], contents].concat()
+}
+
+/// Encodes an element with an indefinite length.
+fn indefinite(tag: u8, contents: &[u8]) -> Vec<u8> {
+    [&[tag, 0x80], contents, &[0, 0]].concat()
+}
+
+/// Encodes an object identifier of RSA Data Security, which ends in `tail`.
+fn object_id(tail: &[u8]) -> Vec<u8> {
+    definite(6, &[&[0x2a, 0x86, 0x48, 0x86, 0xf7, 0x0d][..], tail].concat())
+}
+
+/// Encodes a signed message in BER with indefinite lengths. With `attributes`, these are signed.
+fn cms(content: &[u8], attributes: Option<&[u8]>) -> Vec<u8> {
+    let message = attributes.map_or_else(|| content.to_vec(), |set| definite(0x31, set));
+    let signature = muster_jws::signature::Signer::<Vec<u8>>::try_sign(&signer(), &message)
+        .expect("ring signs");
     let sha256 = definite(0x30, &definite(6, &[0x60, 0x86, 0x48, 1, 0x65, 3, 4, 2, 1]));
-    let rsa = definite(0x30, &id(&[1, 1, 1]));
+    let rsa = definite(0x30, &object_id(&[1, 1, 1]));
     let (first, second) = content.split_at(content.len() / 2);
     let pieces = [definite(4, first), definite(4, second)].concat();
     let octets = indefinite(0x24, &pieces);
-    let encapsulated = indefinite(0x30, &[id(&[1, 7, 1]), indefinite(0xa0, &octets)].concat());
+    let encapsulated =
+        indefinite(0x30, &[object_id(&[1, 7, 1]), indefinite(0xa0, &octets)].concat());
     let name = definite(0x30, &[definite(0x30, &[]), definite(2, &[1])].concat());
-    let signer = [definite(2, &[1]), name, sha256.clone(), rsa, definite(4, signature)].concat();
+    let attributes = attributes.map(|set| definite(0xa0, set)).unwrap_or_default();
+    let signature = definite(4, &signature);
+    let signer = [definite(2, &[1]), name, sha256.clone(), attributes, rsa, signature].concat();
     let signers = definite(0x31, &definite(0x30, &signer));
     let signed = [definite(2, &[1]), definite(0x31, &sha256), encapsulated, signers].concat();
     let signed = indefinite(0xa0, &indefinite(0x30, &signed));
-    indefinite(0x30, &[id(&[1, 7, 2]), signed].concat())
+    indefinite(0x30, &[object_id(&[1, 7, 2]), signed].concat())
 }

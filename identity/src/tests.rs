@@ -102,6 +102,28 @@ fn a_message_with_a_changed_byte_never_gives_other_facts() {
     assert!(refused > 3 * bytes.len() * 3 / 4, "{refused} of {}", 3 * bytes.len());
 }
 
+/// A signature over attributes is one over the content only if they have the content's type and digest,
+/// each once (RFC 5652, section 5.3).
+#[test]
+fn signed_attributes_without_the_contents_type_and_digest_are_refused() {
+    use fixtures::SignedAttribute::{ContentType, MessageDigest};
+    let content =
+        r#"{"accountId":"1","instanceId":"i-1","region":"r","pendingTime":"2026-01-01T00:00:00Z"}"#;
+    let verify = |attributes: &[_]| verify(&fixtures::aws_with_attributes(content, attributes));
+    assert_eq!(verify(&[ContentType, MessageDigest]).unwrap().instance, "i-1");
+    let lacking =
+        IdentityError::Malformed("the signed attributes lack the content's type or digest");
+    for attributes in [
+        &[][..],
+        &[ContentType],
+        &[MessageDigest],
+        &[ContentType, MessageDigest, MessageDigest],
+        &[ContentType, ContentType, MessageDigest],
+    ] {
+        assert_eq!(verify(attributes), Err(lacking.clone()), "{attributes:?}");
+    }
+}
+
 #[test]
 fn a_gcp_document_names_its_machine_and_its_audience() {
     let document = fixtures::gcp("project-1", "77", BOUND, (NOW - 30, NOW + 3_600));
@@ -141,6 +163,20 @@ fn jwts_of_other_issuers_algorithms_and_keys_are_refused() {
     let longer = with_header(&json!({ "alg": "RS256", "kid": "test", "x": 1 }));
     assert_eq!(longer, Err(IdentityError::BadSignature(Cloud::Gcp)));
     malformed(verify(&document(Cloud::Gcp, "a.b")));
+    let claims = json!({
+        "iss": "https://accounts.google.com", "aud": BOUND, "exp": NOW + 60,
+        "google": { "compute_engine": {
+            "project_id": "p", "instance_id": "1", "zone": "z-1-a", "instance_creation_timestamp": 1,
+        } },
+    });
+    assert!(verify(&document(Cloud::Gcp, &fixtures::jwt(&claims))).is_ok());
+    let mut of_another_issuer = claims.clone();
+    of_another_issuer["iss"] = json!("https://accounts.example.com");
+    malformed(verify(&document(Cloud::Gcp, &fixtures::jwt(&of_another_issuer))));
+    // The key that the header names has to have signed, not just any of the trusted ones.
+    let of_another_key = fixtures::jwt_of_key("other", &claims);
+    let refused = verify(&document(Cloud::Gcp, &of_another_key));
+    assert_eq!(refused, Err(IdentityError::BadSignature(Cloud::Gcp)));
     malformed(verify(&document(
         Cloud::Gcp,
         &fixtures::jwt(&json!({ "iss": "accounts.google.com" })),
