@@ -380,3 +380,23 @@ fn agents_of_an_expired_cluster_form_it_after_an_owner_reopened_it() -> Result<(
     testbed.wait_cluster_state("demo", "formed", FORMATION_LIMIT)?;
     check_three_members(&testbed, "demo", &agents)
 }
+
+/// `cluster wait` says what is missing, and its exit code says whether the cluster has formed.
+#[test]
+fn cluster_wait_ends_when_the_cluster_has_formed_or_never_will() -> Result<()> {
+    let testbed = Testbed::start(Network::loopback(1), TestbedOptions::default())?;
+    let bundle = testbed.create_cluster_with_token("demo", 1)?;
+    let early = testbed.admin_output(&["cluster", "wait", "demo", "--timeout", "2s"])?;
+    let text = String::from_utf8_lossy(&early.stderr).into_owned();
+    ensure!(early.status.code() == Some(1), "{early:?}");
+    ensure!(text.contains("open: ") && text.contains("after 2s, open: "), "{text}");
+    let _agents = testbed.start_agents(0..1, &bundle)?;
+    let formed = testbed.admin_json(&["cluster", "wait", "demo", "--timeout", "2m"])?;
+    ensure!(formed["state"] == "formed", "{formed}");
+    testbed.create_cluster("given-up", 1, &[])?;
+    testbed.admin_command(&["cluster", "abandon", "given-up", "--yes"])?;
+    let ended = testbed.admin_output(&["cluster", "wait", "given-up"])?;
+    let text = String::from_utf8_lossy(&ended.stderr).into_owned();
+    ensure!(ended.status.code() == Some(1) && text.contains("it is abandoned"), "{text}");
+    Ok(())
+}

@@ -78,6 +78,9 @@ pub enum CliError {
     /// The intent that the command waited for ended without being carried out.
     #[error("it was not done: it is {0}")]
     NotDone(discovery_types::api::IntentState),
+    /// The cluster that the command waited for has not formed.
+    #[error("the cluster has not formed: {0}")]
+    NotFormed(String),
     /// Members of the cluster to be retired still report.
     #[error("agents of these members reported within the last five minutes: {members}")]
     MembersReport {
@@ -170,6 +173,9 @@ impl CliError {
                  muster-discovery key new --out FILE"
             }
             CliError::NoCluster(_) => "muster-discovery cluster list --all",
+            CliError::NotFormed(_) => {
+                "muster-discovery cluster explain NAME says what it waits for, and what to do"
+            }
             CliError::MembersReport { .. } => {
                 "stop the members first; --force retires the cluster although they run, and leaves \
                  its nodes running"

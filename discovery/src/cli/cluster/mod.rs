@@ -6,6 +6,7 @@ mod credentials;
 mod export;
 mod retire;
 pub(super) mod show;
+mod wait;
 
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
@@ -73,6 +74,20 @@ Without --all or --state, clusters that have ended are left out.")]
     Explain {
         /// Name or id of the cluster
         cluster: String,
+    },
+    /// Wait until a cluster has formed, and say meanwhile what it waits for
+    #[command(after_help = "\
+Example:
+  muster-discovery cluster wait demo --timeout 5m && muster-discovery cluster credentials demo --out demo
+
+Exits with 0 once a majority of the members runs, and with 1 if the cluster ends before, or if the time is
+over. While the service can't be reached, it is asked again.")]
+    Wait {
+        /// Name or id of the cluster
+        cluster: String,
+        /// Time after which the command gives up
+        #[arg(long, value_name = "TIME", value_parser = parse_duration, default_value = "10m")]
+        timeout: Duration,
     },
     /// Approve hosts that may found a cluster (cluster create --approve)
     #[command(after_help = "\
@@ -292,6 +307,9 @@ pub(super) async fn run(args: ClusterArgs, printer: &mut Printer) -> Result<(), 
         ClusterCommand::List(args) => show::list(&session, &args, printer).await,
         ClusterCommand::Show { cluster } => show::show(&session, &cluster, printer).await,
         ClusterCommand::Explain { cluster } => show::explain(&session, &cluster, printer).await,
+        ClusterCommand::Wait { cluster, timeout } => {
+            wait::wait(&session, &cluster, timeout, printer).await
+        }
         ClusterCommand::Approve { cluster, agent } => {
             approve::approve(&session, &cluster, &agent, printer).await
         }

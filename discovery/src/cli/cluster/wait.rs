@@ -1,0 +1,78 @@
+//! `cluster wait`: waits until a cluster has formed, and says meanwhile what it waits for.
+
+use std::time::{Duration, Instant};
+
+use discovery_types::api::{ClusterState, ExplainResponse};
+use discovery_types::client::ClientError;
+use uuid::Uuid;
+
+use super::show;
+use crate::cli::CliError;
+use crate::cli::printer::Printer;
+use crate::cli::session::AdminSession;
+
+/// Pause between two questions to the service.
+const INTERVAL: Duration = Duration::from_secs(1);
+
+/// Waits until the cluster has formed. Fails if it ends before, or after `limit`. A service that can't be
+/// reached for a while is asked again.
+pub(super) async fn wait(
+    session: &AdminSession,
+    cluster: &str,
+    limit: Duration,
+    printer: &mut Printer,
+) -> Result<(), CliError> {
+    let id = session.cluster(cluster).await?.cluster;
+    let ends = Instant::now() + limit;
+    let mut said = String::new();
+    loop {
+        let progress = match ask(session, id).await? {
+            Ok(answer) if answer.state == ClusterState::Formed => break,
+            Ok(answer) if has_ended(answer.state) => {
+                return Err(CliError::NotFormed(format!("it is {}", answer.state)));
+            }
+            Ok(answer) => describe(&answer),
+            Err(unreachable) => unreachable,
+        };
+        if progress != said {
+            printer.note(&progress);
+            said = progress;
+        }
+        let left = ends.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            let waited = crate::cli::printer::duration(limit.as_secs());
+            return Err(CliError::NotFormed(format!("after {waited}, {said}")));
+        }
+        tokio::time::sleep(INTERVAL.min(left)).await;
+    }
+    show::show(session, &id.to_string(), printer).await
+}
+
+/// Asks what the cluster waits for. Returns the reason as a text if the service doesn't answer.
+async fn ask(
+    session: &AdminSession,
+    cluster: Uuid,
+) -> Result<Result<ExplainResponse, String>, CliError> {
+    match session.client.explain(cluster).await {
+        Ok(answer) => Ok(Ok(answer)),
+        Err(error) if error.is_retryable() => Ok(Err(cause(&error))),
+        Err(error) => Err(error.into()),
+    }
+}
+
+fn cause(error: &ClientError) -> String {
+    format!("the service doesn't answer: {error}")
+}
+
+fn has_ended(state: ClusterState) -> bool {
+    matches!(state, ClusterState::Abandoned | ClusterState::Expired | ClusterState::Retired)
+}
+
+/// Describes in one line what the cluster waits for.
+fn describe(answer: &ExplainResponse) -> String {
+    let why: Vec<&str> = answer.explain.iter().map(|reason| reason.missing.as_str()).collect();
+    match why.is_empty() {
+        true => format!("{}", answer.state),
+        false => format!("{}: {}", answer.state, why.join("; ")),
+    }
+}
