@@ -24,6 +24,9 @@ pub(crate) fn start(app: &App, sweep: Duration, tracker: &TaskTracker, stop: &Ca
     tracker.spawn(run_until_stopped(stop.clone(), listen(app.clone())));
     tracker.spawn(run_until_stopped(stop.clone(), sweep_periodically(app.clone(), sweep)));
     tracker.spawn(run_until_stopped(stop.clone(), write_refusals_periodically(app.clone())));
+    if let Some(every) = muster_notify::keep_alive_interval() {
+        tracker.spawn(run_until_stopped(stop.clone(), keep_alive(every)));
+    }
     tracker.spawn(run_until_stopped(stop.clone(), reload_identity_keys(app.clone())));
     tracker.spawn(run_until_stopped(stop.clone(), fill_ledger_when_behind(app.clone())));
     tracker.spawn(run_until_stopped(stop.clone(), put_back_when_changed(app.clone())));
@@ -112,6 +115,16 @@ async fn write_refusals_periodically(app: App) {
     loop {
         tokio::time::sleep(REFUSALS_INTERVAL).await;
         app.write_refusals().await;
+    }
+}
+
+/// Tells the service manager that this process's runtime still works (`WatchdogSec=`).
+async fn keep_alive(every: Duration) {
+    loop {
+        if let Err(error) = muster_notify::notify(muster_notify::State::Watchdog) {
+            tracing::debug!(%error, "can't notify the service manager");
+        }
+        tokio::time::sleep(every).await;
     }
 }
 

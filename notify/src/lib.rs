@@ -53,6 +53,13 @@ pub fn watchdog_interval() -> Option<Duration> {
     )
 }
 
+/// Returns how often to send [`State::Watchdog`]: three times in each interval, so that one late message
+/// doesn't end the process. `None` if none is expected.
+#[must_use]
+pub fn keep_alive_interval() -> Option<Duration> {
+    watchdog_interval().map(|limit| limit / 3)
+}
+
 fn parse_interval(interval: Option<&str>, process: Option<&str>, own: u32) -> Option<Duration> {
     // Child processes inherit both variables, so these may have been meant for the parent process.
     if process.is_some_and(|process| process.parse() != Ok(own)) {

@@ -191,7 +191,8 @@ fn running_node_pid(layout: &Layout) -> Result<Option<i32>, StateError> {
     }
     let text = state::read(&layout.pid_file())?.unwrap_or_default();
     let identity = ProcessIdentity::from_text(&String::from_utf8_lossy(&text));
-    Ok(identity.filter(|node| matches!(node.open(), Ok(Some(_)))).map(|node| node.pid))
+    // The lock is held, so the file is of this boot.
+    Ok(identity.filter(|node| matches!(node.has_start_ticks(), Ok(true))).map(|node| node.pid))
 }
 
 fn format_text(report: &StatusReport) -> String {

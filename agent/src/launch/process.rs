@@ -60,12 +60,18 @@ impl ProcessIdentity {
     }
 
     fn is_alive(&self) -> io::Result<bool> {
-        let same = match start_ticks(self.pid) {
-            Ok(ticks) => ticks == self.start_ticks && boot_id()? == self.boot_id,
-            Err(error) if is_gone(&error) => false,
-            Err(error) => return Err(error),
-        };
-        Ok(same)
+        Ok(self.has_start_ticks()? && boot_id()? == self.boot_id)
+    }
+
+    /// Whether a process with this pid and this start time runs, in whichever boot it started. The
+    /// caller must know that the process runs in this boot, for example because its lock is held. A
+    /// container, and a unit in it with its own `/proc`, see different boot ids.
+    pub fn has_start_ticks(&self) -> io::Result<bool> {
+        match start_ticks(self.pid) {
+            Ok(ticks) => Ok(ticks == self.start_ticks),
+            Err(error) if is_gone(&error) => Ok(false),
+            Err(error) => Err(error),
+        }
     }
 }
 

@@ -3,7 +3,7 @@
 //! An agent is ready once it holds its data directory and runs. It must not wait for the cluster to
 //! form: that may take hours, and would exceed the unit's start time-out. Phase and reason follow
 //! as the unit's status line (`systemctl status`). With `WatchdogSec=` the agent sends a keep-alive
-//! twice in each interval, from the runtime that does its work.
+//! three times in each interval, from the runtime that does its work.
 //!
 //! Source: sd_notify(3), sd_watchdog_enabled(3). Nothing is sent unless a service manager asked for
 //! it.
@@ -25,9 +25,9 @@ pub(crate) async fn notify_until_stopped(
     stop: CancellationToken,
 ) {
     send(State::Ready);
-    let watchdog = muster_notify::watchdog_interval();
+    let watchdog = muster_notify::keep_alive_interval();
     // Without a watchdog the interval never ends.
-    let every = watchdog.map_or(Duration::MAX, |limit| limit / 2);
+    let every = watchdog.unwrap_or(Duration::MAX);
     loop {
         let line = status_line(&status.borrow_and_update());
         send(State::Status(&line));

@@ -6,6 +6,8 @@ mod join;
 mod node;
 mod peers;
 
+use std::time::Duration;
+
 use axum::{
     Router,
     extract::Request,
@@ -22,6 +24,9 @@ use self::{
     peers::{PeerMessageReceiver, PeerMessageSender, PeerReports, PermanentRefusal},
 };
 use crate::config::{Config, Remark};
+
+/// Interval of keep-alives if no service manager expects any. It is never used.
+const NO_WATCHDOG: Duration = Duration::from_secs(3_600);
 
 /// Runs a node until a signal or an error ends it.
 ///
@@ -40,8 +45,14 @@ pub async fn run(config: &Config) -> Result<(), ServerError> {
         _ = interrupt.recv() => return Ok(()),
     };
     let mut ready = false;
+    let keep_alive = muster_notify::keep_alive_interval();
+    let mut next_keep_alive = tokio::time::interval(keep_alive.unwrap_or(NO_WATCHDOG));
     let end = loop {
         tokio::select! {
+            _ = next_keep_alive.tick(), if keep_alive.is_some() => {
+                // A service manager that doesn't get it ends this process, and says so.
+                let _ = muster_notify::notify(muster_notify::State::Watchdog);
+            }
             () = node.wait_until_published(), if !ready => {
                 ready = true;
                 log_ready(config, &node);
