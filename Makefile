@@ -4,7 +4,7 @@ SHELL := /bin/bash
 CARGO ?= cargo
 export CARGO_TERM_COLOR ?= auto
 
-.PHONY: help setup build release demo test kubernetes clients schemathesis verify audit sim explore fuzz-etcd fuzz mutants bench bench-discovery clean
+.PHONY: help setup build release demo test dist test-packages kubernetes clients schemathesis verify audit sim explore fuzz-etcd fuzz mutants bench bench-discovery clean
 
 help: ## show this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -34,6 +34,12 @@ clients: release ## etcd's own test suites on muster-node, an hour or more: SUIT
 
 schemathesis: release ## requests made from the OpenAPI description by schemathesis, to the discovery service: TIME=600 SEED=7 (needs Python)
 	@TIME=$(TIME) SEED=$(SEED) scripts/test-schemathesis $(ARGS)
+
+dist: ## static programs, Debian packages, checksums and a list of what they are built from, in target/dist-out (needs rustup, musl-tools, jq)
+	@scripts/dist
+
+test-packages: ## install the packages of `make dist` in a container that boots systemd, and live with them: SUITE=trixie (root; systemd-container, debootstrap)
+	@scripts/test-packages $(SUITE)
 
 verify: ## what a reviewer runs: unused dependencies, each crate on its own, the release build's lints, then the tests (with format, lints, docs)
 	@scripts/setup verify

@@ -91,6 +91,11 @@ async fn checkpoints_continue_each_other_unless_the_database_was_set_back() {
     let world = TestInstallation::new().await;
     let service = world.serve().await;
     let admin = world.owner(&service);
+    // Another cluster's events have the same numbers.
+    let other = world.cluster(&admin, "other", 1).await;
+    for _ in 0..20 {
+        world.token(&admin, &other).await;
+    }
     let statement = world.cluster(&admin, "demo", 1).await;
     let cluster = statement.cluster;
     let token = world.token(&admin, &statement).await;

@@ -197,6 +197,29 @@ async fn a_newcomer_is_no_virtual_machine_that_is_a_member_already() {
 }
 
 #[tokio::test]
+async fn the_machine_of_a_removed_member_may_come_back_with_a_ticket() {
+    let world = World::new(1).await;
+    let token = world.token(|_| {}).await;
+    let mut founders = vec![world.agent(&token, 1, world.instance("i-1"))];
+    let seen = form(&mut founders).await;
+    let h = founders[0].document(&seen).hash();
+    let founder = raft_id::of_founder(&h, &founders[0].record.peer_urls);
+    sqlx::query(
+        "INSERT INTO removed_members (cluster_id, member_id, agent_key, at_us, by)
+         VALUES ($1, $2, $3, 1, 'owner')",
+    )
+    .bind(world.statement.cluster)
+    .bind(&founder.0[..])
+    .bind(&founders[0].key.public().as_bytes()[..])
+    .execute(&mut world.installation.database.connect().await)
+    .await
+    .unwrap();
+    let ticket = world.ticket(None).await;
+    world.agent(&ticket, 9, world.instance("i-1")).join().await.unwrap();
+    world.service.stop().await;
+}
+
+#[tokio::test]
 async fn a_standby_under_a_policy_is_a_virtual_machine_that_waits_once() {
     let world = World::new(1).await;
     let policy = world.policy().await;
