@@ -87,7 +87,7 @@ pub(super) struct PreparedEvent {
     pub(super) session_event: Option<ClusterEvent>,
     /// Revocation to store, unless the event is refused.
     pub(super) revocation: Option<Revocation>,
-    /// Virtual machine of a new agent, if its token requires an identity document.
+    /// Virtual machine of an agent that is new to its token, if the token requires an identity document.
     pub(super) instance: Option<String>,
 }
 
@@ -315,7 +315,11 @@ async fn prepare_redeem(
     let cluster = &transaction.cluster;
     let is_forming = matches!(cluster.phase, Phase::Open | Phase::Preparing);
     let mut instance = None;
-    if !cluster.phase.has_ended() && !cluster.agents.contains_key(&convert::key(&request.key)) {
+    // A known key that comes with another token is judged as a new one.
+    let key = convert::key(&request.key);
+    let is_known =
+        cluster.agents.get(&key).is_some_and(|agent| *agent.record.grant.0 == grant.id.to_string());
+    if !cluster.phase.has_ended() && !is_known {
         verified.check_issue(transaction)?;
         // A host that comes too late for the cluster needs another token in any case.
         if is_forming {

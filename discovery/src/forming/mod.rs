@@ -127,7 +127,7 @@ impl App {
         if changed || !changes.is_empty() || matches!(incoming, ClusterRequest::Tick) {
             let next = next_deadline(&transaction.cluster, &self.settings, transaction.now);
             let address = incoming.address();
-            let instance = prepared.instance.as_deref();
+            let instance = asker.zip(prepared.instance.as_deref());
             let request = RequestDetails { address: address.as_deref(), instance, revocation };
             transaction.save(&changes, new_commit.as_ref(), next, &request).await?;
         }

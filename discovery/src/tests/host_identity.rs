@@ -172,6 +172,37 @@ async fn a_document_that_is_shown_again_gives_no_second_seat_while_the_first_hos
     world.service.stop().await;
 }
 
+/// A key that came with a token without requirements gets no seat by one with them.
+#[tokio::test]
+async fn another_token_asks_a_known_key_for_its_document_too() {
+    let world = World::new(3).await;
+    let open = world.token(|grant| grant.require = Vec::new()).await;
+    let first = world.agent(&open, 1, None);
+    first.redeem().await.unwrap();
+    let required = world.token(|_| {}).await;
+    let with_key = |identity| {
+        let again = world.agent(&required, 1, identity);
+        let key = Arc::clone(&first.key);
+        TestAgent { boot: 2, ..again.copy_with_key(&world.installation, &world.service, key) }
+    };
+    assert_refused(with_key(None).redeem().await, "`--identity-from`", false);
+    with_key(world.instance("i-1")).redeem().await.unwrap();
+    let shown = world.admin.redemptions(required.id()).await.unwrap().redemptions;
+    assert_eq!(shown[0].instance.as_deref(), Some("aws:i-1"));
+    // The machine counts, although its key was there before.
+    let other = world.agent(&required, 2, world.instance("i-1"));
+    assert_refused(other.redeem().await, "i-1 takes part already", true);
+    // Nor does a revoked token give anything to a known key.
+    let revoked = world.token(|grant| grant.require = Vec::new()).await;
+    world.admin.revoke_grant(revoked.id()).await.unwrap();
+    let again = world.agent(&revoked, 1, None);
+    let key = Arc::clone(&first.key);
+    let again =
+        TestAgent { boot: 3, ..again.copy_with_key(&world.installation, &world.service, key) };
+    assert_eq!(problem(again.redeem().await).code, Code::GrantRevoked);
+    world.service.stop().await;
+}
+
 #[tokio::test]
 async fn a_newcomer_is_no_virtual_machine_that_is_a_member_already() {
     let world = World::new(1).await;

@@ -3,6 +3,7 @@
 use discovery_formation::memory::LedgerEntry;
 use discovery_formation::service::EndCause;
 use discovery_types::api::{ClusterState, ClusterSummary};
+use discovery_types::approval::Approval;
 use discovery_types::client::DiscoveryClient;
 use discovery_types::problem::Code;
 use discovery_types::statement::Statement;
@@ -189,5 +190,43 @@ async fn a_reopened_cluster_refuses_a_token_that_ended_long_ago() {
     for agent in &agents[..2] {
         assert_eq!(agent.redeem().await.unwrap_err().code(), Some(Code::GrantExpired));
     }
+    service.stop().await;
+}
+
+/// Approvals stay through an expiry, and so does the freeing of a token's seats.
+#[tokio::test]
+async fn approvals_and_freed_seats_outlast_an_expiry() {
+    let world = TestInstallation::new().await;
+    let service = world.serve().await;
+    let admin = world.owner(&service);
+    let mut statement = world.draft(&admin, "demo", 2).await;
+    statement.needs_approval = true;
+    let id = statement.cluster;
+    admin.put_statement(id, &statement.sign(&world.owner)).await.unwrap();
+    let stolen = world.token(&admin, &statement).await;
+    let thief = TestAgent::new(&world, &service, &statement, &stolen, 9);
+    thief.redeem().await.unwrap();
+    admin.revoke_grant_and_free_seats(stolen.id()).await.unwrap();
+    let token = world.token(&admin, &statement).await;
+    let agents = [1, 2].map(|i| TestAgent::new(&world, &service, &statement, &token, i));
+    let approve = async |agent: &TestAgent| {
+        let approval = Approval { cluster: id, agent: *agent.key.public() };
+        admin.approve_host(id, &approval.sign(&world.owner)).await.unwrap();
+    };
+    for agent in &agents {
+        agent.redeem().await.unwrap();
+    }
+    approve(&agents[0]).await;
+    expire(&world, &admin, id).await;
+    admin.reopen(id).await.unwrap();
+    assert_eq!(thief.redeem().await.unwrap_err().code(), Some(Code::GrantRevoked));
+    for agent in &agents {
+        agent.redeem().await.unwrap();
+    }
+    // The first host is approved still; the second one's approval completes the list.
+    assert!(agents[0].poll(None).await.unwrap().proposal.is_none());
+    approve(&agents[1]).await;
+    let seen = agents[0].poll_until(|seen| seen.proposal.is_some()).await;
+    assert_eq!(seen.approvals.len(), 2);
     service.stop().await;
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use crate::fitness::{self, ZoneFault};
 use crate::rules::Rule;
 use crate::service::cluster::{Applicant, Phase, Seating};
-use crate::service::event::{Poll, Redeem};
+use crate::service::event::{Grant, Poll, Redeem};
 use crate::service::outcome::{Alarm, ClusterChange, ReopenReason};
 use crate::service::refusal::Refusal;
 use crate::service::settings::{MAX_EPOCH, MAX_EPOCH_DISTANCE};
@@ -35,9 +35,8 @@ impl StepState<'_> {
         Ok(Some(key))
     }
 
-    /// Admits a new key. Everything about its token is judged now, and never again.
-    fn admit(&mut self, redeem: &Redeem) -> Result<(), Refusal> {
-        let grant = &redeem.grant;
+    /// Judges a token that a key redeems for the first time. It is never judged again.
+    fn check_grant(&self, grant: &Grant) -> Result<(), Refusal> {
         if grant.revoked || self.cluster.revoked.contains(&grant.id) {
             return Err(Refusal::GrantRevoked);
         }
@@ -54,6 +53,13 @@ impl StepState<'_> {
         if !self.context.rules.is_on(Rule::UseIsASeat) && admitted >= grant.uses as usize {
             return Err(Refusal::GrantUsed);
         }
+        Ok(())
+    }
+
+    /// Admits a new key.
+    fn admit(&mut self, redeem: &Redeem) -> Result<(), Refusal> {
+        let grant = &redeem.grant;
+        self.check_grant(grant)?;
         self.check_record(&redeem.record)?;
         let key = redeem.record.key;
         let agent = Applicant {
@@ -94,6 +100,10 @@ impl StepState<'_> {
         let known = &self.cluster.agents[&key];
         let same_record = known.record.hash == redeem.record.hash;
         let newer = known.session.is_none_or(|session| redeem.session.boot > session.boot);
+        if self.is_forming() && known.record.grant != redeem.grant.id {
+            // Otherwise a key that one token has admitted could go on with a revoked one.
+            self.check_grant(&redeem.grant)?;
+        }
         if !same_record && self.is_forming() && newer {
             self.check_record(&redeem.record)?;
         }

@@ -477,6 +477,21 @@ fn freed_seats_are_for_hosts_with_another_token() {
     assert_eq!(variant(&service.refused(poll(2))), "GrantRevoked");
 }
 
+/// A key that one token has admitted is judged as a new one when it comes with another.
+#[test]
+fn a_known_key_gets_nothing_from_a_token_that_admits_no_new_key() {
+    let mut service = Service::joined(3, &[1, 2]);
+    let another = GrantId(Arc::from("another"));
+    let revoked = ClusterEvent::GrantRevoked { grant: another, frees_seats: false };
+    let _ = service.accepted(revoked);
+    assert_eq!(variant(&service.refused(redeem_another_token(1, 2))), "GrantRevoked");
+    let _ = service.accepted(free_seats());
+    assert_eq!(variant(&service.refused(redeem_another_token(1, 2))), "GrantRevoked");
+    let mut late = Service::joined(3, &[1, 2]);
+    late.pass_seconds(3_600);
+    assert_eq!(variant(&late.refused(redeem_another_token(1, 2))), "GrantExpired");
+}
+
 #[test]
 fn seats_of_a_decided_list_are_not_freed() {
     let mut service = Service::committed();

@@ -11,7 +11,7 @@ const BUNDLE_PATH: &str = "/etc/muster/join.bundle";
 const BUNDLE_FLAG: &str = "--bundle-file /etc/muster/join.bundle";
 /// Name of the agent's unit.
 const UNIT_NAME: &str = "muster-agent.service";
-/// Unit of the agent. The manual's page about systemd has the same text. [`unit`] adds flags to it.
+/// Unit of the agent. The manual's page about systemd has the same text. [`unit()`] adds flags to it.
 const UNIT: &str = "\
 [Unit]
 Description=Muster agent

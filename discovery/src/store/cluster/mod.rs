@@ -110,8 +110,8 @@ pub(crate) type LeafPair = (Vec<u8>, Vec<u8>);
 pub(crate) struct RequestDetails<'a> {
     /// Source address of a redeem.
     pub address: Option<&'a str>,
-    /// Virtual machine of a new agent's host.
-    pub instance: Option<&'a str>,
+    /// Agent that sent the request, and the virtual machine of its host, if that was verified.
+    pub instance: Option<(formation::AgentKey, &'a str)>,
     /// Revocation of a grant by an admin.
     pub revocation: Option<&'a Revocation>,
 }

@@ -57,7 +57,8 @@ const AGENTS: WriteParts = &["
         standby = excluded.standby, lease_us = excluded.lease_us, boot = excluded.boot,
         nonce = excluded.nonce, highest_epoch = excluded.highest_epoch, counts = excluded.counts,
         held_us = excluded.held_us, release_epoch = excluded.release_epoch,
-        release_jws = excluded.release_jws, approval = excluded.approval"];
+        release_jws = excluded.release_jws, approval = excluded.approval,
+        instance = coalesce(excluded.instance, agents.instance)"];
 
 const SEATS: WriteParts = &[
     "
@@ -199,7 +200,7 @@ fn add_details(
             body["grant"] = json!(record.map(|record| &*record.grant.0));
             body["name"] = json!(record.map(|record| &record.name));
             body["address"] = json!(request.address);
-            if let Some(instance) = request.instance {
+            if let Some((_, instance)) = request.instance {
                 body["instance"] = json!(instance);
             }
         }
@@ -275,6 +276,8 @@ fn agent_row(
         Seating::Absent => (None, None),
     };
     let (session, release) = (agent.session, agent.release.as_ref());
+    // Other agents' rows can change in the same step.
+    let instance = request.instance.filter(|(asker, _)| *asker == key).map(|(_, name)| name);
     Ok(json!({
         "size": cluster.statement.size,
         "key": hex(&key.0),
@@ -293,7 +296,7 @@ fn agent_row(
         "release_jws": release.map(|release| &*release.jws),
         "approval": agent.approval.as_deref(),
         "address": request.address,
-        "instance": request.instance,
+        "instance": instance,
     }))
 }
 
