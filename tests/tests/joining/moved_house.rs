@@ -116,6 +116,10 @@ fn a_service_restored_at_its_url_takes_back_whoever_joined_after_its_backup() ->
     running.wait_voter(&third, 3)?;
     // The agents have access tokens, which stay valid: the service's signing key is restored, too.
     wait_heard(&running, 3, &third)?;
+    poll_slowly("the later members to keep a checkpoint of the history", REPORT_LIMIT, || {
+        let keeps = |agent: &&AgentProcess| agent.data_dir.join("agent/checkpoint.jws").exists();
+        [&second, &third].iter().all(keeps).then_some(())
+    })?;
     let port = running.testbed.options.ports[0];
     lose_and_restore(&mut running, &backups, port)?;
     wait_heard(&running, 3, &third)?;
