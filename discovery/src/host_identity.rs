@@ -18,7 +18,7 @@ use discovery_types::problem::Code;
 use discovery_types::redeem::{HostIdentityError, Redeem};
 use muster_identity::{Cloud, IdentityError, KeysError, TrustedKeys, Unfit};
 
-use crate::error::ApiError;
+use crate::error::{ApiError, sentence};
 use crate::members::roster::Roster;
 use crate::metrics::ServiceMetrics;
 use crate::store::cluster::ClusterTransaction;
@@ -84,7 +84,7 @@ pub(crate) fn check_host(
 
 fn refusal(error: &HostIdentityError, grant: &VerifiedGrant) -> ApiError {
     let required: Vec<String> = grant.require.iter().map(ToString::to_string).collect();
-    let detail = format!("{}: the token requires {}.", capitalised(error), required.join(" or "));
+    let detail = format!("{} The token requires {}.", sentence(error), required.join(" or "));
     let (next, may_change) = match error {
         HostIdentityError::Missing => (
             "Start the agent with `--identity-from` and the cloud that the host runs in."
@@ -114,12 +114,6 @@ fn refusal(error: &HostIdentityError, grant: &VerifiedGrant) -> ApiError {
     };
     let error = ApiError::new(Code::GrantBinding, detail, next);
     if may_change { error.mark_retryable() } else { error }
-}
-
-fn capitalised(error: &HostIdentityError) -> String {
-    let text = error.to_string();
-    let (first, rest) = text.split_at(1);
-    format!("{}{rest}", first.to_ascii_uppercase())
 }
 
 /// Refuses a virtual machine with which another live key waits for a seat, or has one.

@@ -7,7 +7,7 @@ use x509_parser::pem::Pem;
 
 use crate::{Cloud, IdentityDocument};
 
-/// Certificate of the key, in PEM: the content of the file [`crate::AWS_CERTIFICATES`].
+/// Certificate of the key, in PEM: the content of a file `aws.pem`.
 pub const CERTIFICATE: &str = include_str!("fixtures/certificate.pem");
 /// Private key, in PEM.
 const KEY: &str = include_str!("fixtures/key.pem");

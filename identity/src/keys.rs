@@ -9,9 +9,11 @@ use x509_parser::pem::Pem;
 use crate::Cloud;
 
 /// Name of the file with AWS' certificates, in PEM.
-pub const AWS_CERTIFICATES: &str = "aws.pem";
-/// Names of the files with a JWKS (RFC 7517), and their clouds.
-pub const JWKS_FILES: [(Cloud, &str); 2] = [(Cloud::Gcp, "gcp.json"), (Cloud::Azure, "azure.json")];
+const AWS_FILE: &str = "aws.pem";
+/// Name of the file with Google's JWKS (RFC 7517).
+const GCP_FILE: &str = "gcp.json";
+/// Name of the file with Microsoft's JWKS.
+const AZURE_FILE: &str = "azure.json";
 
 /// Largest file of keys, in bytes. All AWS regions have about 60 KiB of certificates.
 const MAX_FILE: u64 = 512 * 1024;
@@ -82,26 +84,17 @@ struct JwkEntry {
 }
 
 impl TrustedKeys {
-    /// Reads the keys in a directory: [`AWS_CERTIFICATES`] and [`JWKS_FILES`], of which some may be
-    /// missing.
+    /// Reads the keys in a directory: AWS' certificates in `aws.pem`, and JWKS in `gcp.json` and
+    /// `azure.json`. Some of the files may be missing.
     ///
     /// # Errors
     /// If a file can't be read or has no key in it, or if none of the files is there.
     pub fn load(directory: &Path) -> Result<Self, KeysError> {
-        let mut keys = Self::default();
-        if let Some(bytes) = read(&directory.join(AWS_CERTIFICATES))? {
-            let fault = |fault| content_error(directory, AWS_CERTIFICATES, fault);
-            keys.aws = aws_keys(&bytes).map_err(fault)?;
-        }
-        for (cloud, name) in JWKS_FILES {
-            if let Some(bytes) = read(&directory.join(name))? {
-                let found = jwks(&bytes).map_err(|fault| content_error(directory, name, fault))?;
-                match cloud {
-                    Cloud::Azure => keys.azure = found,
-                    Cloud::Gcp | Cloud::Aws => keys.gcp = found,
-                }
-            }
-        }
+        let keys = Self {
+            aws: load_file(directory, AWS_FILE, aws_keys)?,
+            gcp: load_file(directory, GCP_FILE, jwks)?,
+            azure: load_file(directory, AZURE_FILE, jwks)?,
+        };
         match keys == Self::default() {
             true => Err(KeysError::Empty(directory.to_owned())),
             false => Ok(keys),
@@ -125,16 +118,17 @@ impl TrustedKeys {
     }
 }
 
-fn content_error(directory: &Path, name: &str, fault: &'static str) -> KeysError {
-    KeysError::Content { path: directory.join(name), fault }
-}
-
-/// Reads a file; `None` if there is none.
-fn read(path: &Path) -> Result<Option<Vec<u8>>, KeysError> {
-    match muster_files::read_named(path, MAX_FILE) {
-        Ok(bytes) => Ok(Some(bytes)),
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
-        Err(source) => Err(KeysError::File { path: path.to_owned(), source }),
+/// Reads the keys in one file. Returns none if there is no such file.
+fn load_file<T>(
+    directory: &Path,
+    name: &str,
+    parse: impl Fn(&[u8]) -> Result<Vec<T>, &'static str>,
+) -> Result<Vec<T>, KeysError> {
+    let path = directory.join(name);
+    match muster_files::read_named(&path, MAX_FILE) {
+        Ok(bytes) => parse(&bytes).map_err(|fault| KeysError::Content { path, fault }),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(Vec::new()),
+        Err(source) => Err(KeysError::File { path, source }),
     }
 }
 

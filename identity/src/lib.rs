@@ -28,7 +28,7 @@ use std::str::FromStr;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-pub use keys::{AWS_CERTIFICATES, JWKS_FILES, KeysError, TrustedKeys};
+pub use keys::{KeysError, TrustedKeys};
 pub use requirement::{
     InvalidRequirement, MAX_ACCOUNTS, MAX_REGIONS, MAX_REQUIREMENTS, Requirement, Unfit, fit_one,
 };

@@ -192,7 +192,7 @@ fn json_is_served_apart_from_grpc_if_configured() {
 }
 
 #[test]
-fn a_service_manager_on_an_abstract_socket_is_notified_of_start_and_end() {
+fn a_service_manager_on_an_abstract_socket_is_notified_of_start_life_and_end() {
     let root = tempfile::tempdir().unwrap();
     let mut member = TestMember::alone(root.path());
     let name = format!("muster-settings-{}", std::process::id());
@@ -206,11 +206,18 @@ fn a_service_manager_on_an_abstract_socket_is_notified_of_start_and_end() {
     };
     let node = env!("CARGO_BIN_EXE_muster-node").to_owned();
     member.program = Some("/usr/bin/env".into());
-    member.args.splice(0..0, [format!("NOTIFY_SOCKET=@{name}"), node]);
+    // `WatchdogSec=` sets the second variable, in microseconds.
+    let variables = [format!("NOTIFY_SOCKET=@{name}"), "WATCHDOG_USEC=300000".to_owned()];
+    member.args.splice(0..0, variables.into_iter().chain([node]));
     member.start();
-    assert_eq!(hears(), "READY=1\n");
+    let hears_soon =
+        |message: &str| std::iter::repeat_with(hears).take(1_000).any(|said| said == message);
+    assert!(hears_soon("READY=1\n"));
+    for _ in 0..3 {
+        assert!(hears_soon("WATCHDOG=1\n"));
+    }
     assert_eq!(member.stop(), Some(0));
-    assert_eq!(hears(), "STOPPING=1\n");
+    assert!(hears_soon("STOPPING=1\n"));
 }
 
 #[test]

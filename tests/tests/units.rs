@@ -1,9 +1,14 @@
-//! The systemd units of the packages: systemd reads them without a complaint, and finds them hardened.
+//! The systemd units of the packages: systemd reads them without a complaint, and finds them hardened;
+//! and the keep-alives that they ask of the service.
 
+use std::os::unix::net::UnixDatagram;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
+use muster_tests::harness::testbed::{TestbedOptions, path_text};
+use muster_tests::harness::{Network, Testbed};
 
 /// Largest exposure that `systemd-analyze security` may find, in tenths.
 const THRESHOLD: &str = "15";
@@ -66,5 +71,30 @@ fn the_template_is_the_agents_unit_with_an_instance() -> Result<()> {
     ensure!(template.matches("%i").count() == 7, "{template}");
     let without = template.replace(" of cluster %i", "").replace("/%i", "").replace("-%i", "");
     ensure!(without == unit, "{without}");
+    Ok(())
+}
+
+/// Interval in microseconds, the unit of `WATCHDOG_USEC`, which `WatchdogSec=` sets.
+const WATCHDOG_INTERVAL: &str = "300000";
+
+/// A unit with `WatchdogSec=` is killed if its process sends no keep-alives.
+#[test]
+fn the_service_tells_the_service_manager_that_it_lives() -> Result<()> {
+    let folder = tempfile::tempdir()?;
+    let socket = folder.path().join("notify");
+    let manager = UnixDatagram::bind(&socket)?;
+    manager.set_read_timeout(Some(Duration::from_secs(60)))?;
+    let mut options = TestbedOptions::default();
+    options.serve_env = vec![
+        ("NOTIFY_SOCKET".to_owned(), path_text(&socket)?.to_owned()),
+        ("WATCHDOG_USEC".to_owned(), WATCHDOG_INTERVAL.to_owned()),
+    ];
+    let _testbed = Testbed::start(Network::loopback(1), options)?;
+    let mut keep_alives = 0;
+    while keep_alives < 3 {
+        let mut message = [0; 64];
+        let length = manager.recv(&mut message).context("no message of the service")?;
+        keep_alives += usize::from(&message[..length] == b"WATCHDOG=1\n");
+    }
     Ok(())
 }

@@ -9,8 +9,9 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use discovery_types::grant::GrantId;
+use muster_identity::Cloud;
 
-use crate::host::cloud::{Cloud, METADATA_URL};
+use crate::host::cloud::METADATA_URL;
 
 pub(crate) use self::member::{
     AddArguments, ClusterAccess, MemberCommand, MemberSubcommand, MoveLeaderArguments, PlanCommand,
@@ -178,19 +179,14 @@ pub(crate) struct RunArguments {
     #[arg(long, value_name = "NAME", env = "MUSTER_ZONE")]
     pub zone: Option<String>,
 
-    /// Ask the metadata service of this cloud for the zone, when the host gets a place in a cluster.
-    #[arg(
-        long,
-        value_enum,
-        value_name = "CLOUD",
-        env = "MUSTER_ZONE_FROM",
-        conflicts_with = "zone"
-    )]
+    /// Ask the metadata service of this cloud (aws, gcp or azure) for the zone, when the host gets a
+    /// place in a cluster.
+    #[arg(long, value_name = "CLOUD", env = "MUSTER_ZONE_FROM", conflicts_with = "zone")]
     pub zone_from: Option<Cloud>,
 
-    /// Show discovery an identity document of this cloud's metadata service, which says which virtual
-    /// machine this host is. A token can require one (token create --require).
-    #[arg(long, value_enum, value_name = "CLOUD", env = "MUSTER_IDENTITY_FROM")]
+    /// Show discovery an identity document of this cloud's metadata service (aws, gcp or azure), which
+    /// says which virtual machine this host is. A token can require one (token create --require).
+    #[arg(long, value_name = "CLOUD", env = "MUSTER_IDENTITY_FROM")]
     pub identity_from: Option<Cloud>,
 
     /// Audience of that document, with --identity-from azure: the application id URI that the token

@@ -5,11 +5,12 @@ use std::path::{Path, PathBuf};
 
 use discovery_types::name::Name;
 use discovery_types::url::NodeUrl;
+use muster_identity::Cloud;
 
 use crate::cli;
 use crate::cli::addressing::{self, AddressFlags};
 use crate::exit::ExitError;
-use crate::host::cloud::{Cloud, IdentitySource};
+use crate::host::cloud::IdentitySource;
 use crate::state::Layout;
 
 /// Node flags that the agent sets itself, because identity, transport security or supervision

@@ -26,6 +26,7 @@ use crate::enrol::join::{JoinResult, JoiningHost, Newcomer};
 use crate::enrol::protocol::Protocol;
 use crate::exit::{ExitError, error_chain};
 use crate::host::Host;
+use crate::host::cloud;
 use crate::host::local::LocalHost;
 use crate::launch::node_command::{NodeKindFuture, detect_kind_in_background};
 use crate::observe::status::{Phase, StatusHandle};
@@ -398,7 +399,7 @@ impl Daemon<'_> {
     async fn zone(&self) -> Result<Option<Name>, ExitError> {
         let settings = self.settings;
         let Some(cloud) = settings.zone_from else { return Ok(settings.zone.clone()) };
-        let zone = cloud.zone(&settings.metadata_url).await.map_err(|error| {
+        let zone = cloud::zone(cloud, &settings.metadata_url).await.map_err(|error| {
             let why = error_chain(&error);
             ExitError::Failed(format!("{why}: say --zone ZONE, or correct --zone-from"))
         })?;

@@ -14,9 +14,8 @@
 
 use std::time::Duration;
 
-use clap::ValueEnum;
 use discovery_types::name::{Name, NameError};
-use muster_identity::IdentityDocument;
+use muster_identity::{Cloud, IdentityDocument};
 use serde::Deserialize;
 
 use crate::exit::error_chain;
@@ -33,17 +32,6 @@ const PAUSE: Duration = Duration::from_secs(2);
 const MAX_ANSWER: usize = 64 * 1024;
 /// Lifetime of the session token that AWS asks for, in seconds.
 const SESSION_SECONDS: &str = "60";
-
-/// A cloud that tells its machines their zone, and signs who they are.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(crate) enum Cloud {
-    /// Metadata service of Amazon EC2, version 2.
-    Aws,
-    /// Metadata server of Google Compute Engine.
-    Gcp,
-    /// Instance metadata service of Microsoft Azure.
-    Azure,
-}
 
 /// Reason why the metadata service doesn't say what is asked.
 #[derive(Debug, thiserror::Error)]
@@ -80,51 +68,48 @@ struct AzureCompute {
     zone: String,
 }
 
-impl Cloud {
-    /// Returns the zone of this host. Tries again for a while.
-    pub(crate) async fn zone(self, url: &str) -> Result<Name, MetadataError> {
-        let mut failed = 0;
-        loop {
-            match self.zone_once(url).await {
-                Err(error @ MetadataError::Request(_)) if failed + 1 < TRIES => {
-                    failed += 1;
-                    tracing::warn!(error = error_chain(&error), "the zone is not known yet");
-                    tokio::time::sleep(PAUSE).await;
-                }
-                ended => return ended,
+/// Returns the zone of this host, as the metadata service at `url` says it. Tries again for a while.
+pub(crate) async fn zone(cloud: Cloud, url: &str) -> Result<Name, MetadataError> {
+    let mut failed = 0;
+    loop {
+        match zone_once(cloud, url).await {
+            Err(error @ MetadataError::Request(_)) if failed + 1 < TRIES => {
+                failed += 1;
+                tracing::warn!(error = error_chain(&error), "the zone is not known yet");
+                tokio::time::sleep(PAUSE).await;
             }
+            ended => return ended,
         }
     }
+}
 
-    async fn zone_once(self, url: &str) -> Result<Name, MetadataError> {
-        let client = metadata_client()?;
-        let get = |path: &str| client.get(format!("{url}/{path}"));
-        let zone = match self {
-            Cloud::Aws => {
-                let path = "latest/meta-data/placement/availability-zone";
-                read(with_session(&client, url, get(path)).await?).await?.trim().to_owned()
+async fn zone_once(cloud: Cloud, url: &str) -> Result<Name, MetadataError> {
+    let client = metadata_client()?;
+    let get = |path: &str| client.get(format!("{url}/{path}"));
+    let zone = match cloud {
+        Cloud::Aws => {
+            let path = "latest/meta-data/placement/availability-zone";
+            read(with_session(&client, url, get(path)).await?).await?.trim().to_owned()
+        }
+        Cloud::Gcp => {
+            let zone = get("computeMetadata/v1/instance/zone").header("Metadata-Flavor", "Google");
+            let zone = read(zone).await?;
+            let (_, zone) = zone.trim().rsplit_once("/zones/").ok_or(MetadataError::NoZone)?;
+            zone.to_owned()
+        }
+        Cloud::Azure => {
+            let compute = get("metadata/instance/compute?api-version=2021-02-01&format=json")
+                .header("Metadata", "true");
+            let compute = read(compute).await?;
+            let compute: AzureCompute =
+                serde_json::from_str(&compute).map_err(|_| MetadataError::NoZone)?;
+            match &*compute.zone {
+                "" => compute.location,
+                zone => format!("{}-{zone}", compute.location),
             }
-            Cloud::Gcp => {
-                let zone =
-                    get("computeMetadata/v1/instance/zone").header("Metadata-Flavor", "Google");
-                let zone = read(zone).await?;
-                let (_, zone) = zone.trim().rsplit_once("/zones/").ok_or(MetadataError::NoZone)?;
-                zone.to_owned()
-            }
-            Cloud::Azure => {
-                let compute = get("metadata/instance/compute?api-version=2021-02-01&format=json")
-                    .header("Metadata", "true");
-                let compute = read(compute).await?;
-                let compute: AzureCompute =
-                    serde_json::from_str(&compute).map_err(|_| MetadataError::NoZone)?;
-                match &*compute.zone {
-                    "" => compute.location,
-                    zone => format!("{}-{zone}", compute.location),
-                }
-            }
-        };
-        zone.parse().map_err(|source| MetadataError::BadName { zone, source })
-    }
+        }
+    };
+    zone.parse().map_err(|source| MetadataError::BadName { zone, source })
 }
 
 /// Source of this host's identity documents.
@@ -145,17 +130,16 @@ impl IdentitySource {
         let client = metadata_client()?;
         let url = &self.metadata_url;
         let get = |path: &str| client.get(format!("{url}/{path}"));
-        let (cloud, text) = match self.cloud {
+        let text = match self.cloud {
             Cloud::Aws => {
                 let document = get("latest/dynamic/instance-identity/rsa2048");
-                let document = read(with_session(&client, url, document).await?).await?;
-                (muster_identity::Cloud::Aws, document)
+                read(with_session(&client, url, document).await?).await?
             }
             Cloud::Gcp => {
                 let path = "computeMetadata/v1/instance/service-accounts/default/identity";
                 let query = with_query(path, &[("audience", bound), ("format", "full")]);
                 let document = get(&query).header("Metadata-Flavor", "Google");
-                (muster_identity::Cloud::Gcp, read(document).await?)
+                read(document).await?
             }
             Cloud::Azure => {
                 let audience = self.audience.as_deref().unwrap_or_default();
@@ -164,13 +148,13 @@ impl IdentitySource {
                 let document = get(&query).header("Metadata", "true");
                 let token: AzureToken = serde_json::from_str(&read(document).await?)
                     .map_err(|_| MetadataError::NoIdentity)?;
-                (muster_identity::Cloud::Azure, token.access_token)
+                token.access_token
             }
         };
         let text = text.trim().to_owned();
         match text.is_empty() {
             true => Err(MetadataError::NoIdentity),
-            false => Ok(IdentityDocument { cloud, text }),
+            false => Ok(IdentityDocument { cloud: self.cloud, text }),
         }
     }
 }
@@ -291,15 +275,15 @@ mod tests {
     #[tokio::test]
     async fn each_cloud_names_the_zone() {
         let url = metadata(r#"{"location":"westeurope","zone":"2","vmId":"x"}"#).await;
-        for (cloud, zone) in [
+        for (cloud, named) in [
             (Cloud::Aws, "eu-west-1a"),
             (Cloud::Gcp, "europe-west1-b"),
             (Cloud::Azure, "westeurope-2"),
         ] {
-            assert_eq!(cloud.zone(&url).await.unwrap().as_str(), zone, "{cloud:?}");
+            assert_eq!(zone(cloud, &url).await.unwrap().as_str(), named, "{cloud:?}");
         }
         let url = metadata(r#"{"location":"norwaywest","zone":""}"#).await;
-        assert_eq!(Cloud::Azure.zone(&url).await.unwrap().as_str(), "norwaywest");
+        assert_eq!(zone(Cloud::Azure, &url).await.unwrap().as_str(), "norwaywest");
     }
 
     #[tokio::test]
@@ -312,7 +296,7 @@ mod tests {
             let source = IdentitySource { cloud, audience, metadata_url };
             let document = source.document("muster:c:a").await.unwrap();
             assert_eq!(document.text, text);
-            assert_eq!(document.cloud.as_str(), format!("{cloud:?}").to_lowercase());
+            assert_eq!(document.cloud, cloud);
         }
         let metadata_url = metadata("no JSON").await;
         let source = IdentitySource { cloud: Cloud::Azure, audience: None, metadata_url };
@@ -327,7 +311,7 @@ mod tests {
             ("no JSON", "names no zone"),
             (r#"{"location":"West Europe"}"#, "`West Europe` can't be used"),
         ] {
-            let error = Cloud::Azure.zone(&metadata(azure).await).await.unwrap_err();
+            let error = zone(Cloud::Azure, &metadata(azure).await).await.unwrap_err();
             assert!(error.to_string().contains(text), "{error}");
         }
     }
@@ -338,7 +322,7 @@ mod tests {
         let url = format!("http://{}", listener.local_addr().unwrap());
         drop(listener);
         let started = tokio::time::Instant::now();
-        let error = Cloud::Aws.zone(&url).await.unwrap_err();
+        let error = zone(Cloud::Aws, &url).await.unwrap_err();
         assert!(matches!(error, MetadataError::Request(_)), "{error}");
         assert!(started.elapsed() >= PAUSE * (TRIES - 1));
     }

@@ -99,8 +99,11 @@ impl HistoryWatch {
             tracing::error!(evidence = %self.evidence().display(), "{fault}");
             let later = jws.clone();
             let found = Contradiction { fault, found_at, earlier, later };
-            let text = serde_json::to_vec_pretty(&found).map_err(|error| cause(&error))?;
-            data::replace(&self.evidence(), &text).map_err(|error| cause(&error))?;
+            // The first contradiction stays: later ones could be made to replace its evidence.
+            if !self.evidence().exists() {
+                let text = serde_json::to_vec_pretty(&found).map_err(|error| cause(&error))?;
+                data::replace(&self.evidence(), &text).map_err(|error| cause(&error))?;
+            }
         }
         let file = self.layout.checkpoint();
         data::replace(&file, jws.as_str().as_bytes()).map_err(|error| cause(&error))

@@ -107,3 +107,34 @@ impl Redeem {
         Ok(redeem)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use muster_identity::{Cloud, MAX_DOCUMENT};
+
+    use super::*;
+    use crate::fixtures::ClusterFixture;
+
+    #[test]
+    fn the_longest_identity_document_fits_beside_the_longest_record() {
+        let world = ClusterFixture::new(1);
+        let text = "A".repeat(MAX_DOCUMENT);
+        let redeem = Redeem {
+            service: Digest([1; 32]),
+            cluster: world.statement.cluster,
+            statement: world.chain().newest_hash(),
+            signed: world.signed(0),
+            boot: u64::MAX,
+            nonce: Nonce::random(),
+            highest_epoch: u64::MAX,
+            identity: Some(IdentityDocument { cloud: Cloud::Azure, text }),
+        };
+        let jws = redeem.sign(&world.agents[0]);
+        let rest = redeem.signed.record.as_str().len() + redeem.signed.endorsement.as_str().len();
+        let longest = JwsType::Record.max_bytes() + JwsType::Endorsement.max_bytes();
+        // Base64 makes four bytes of three.
+        let length = jws.as_str().len() + (longest - rest).div_ceil(3) * 4;
+        assert!(length <= JwsType::Redeem.max_bytes(), "{length}");
+        assert_eq!(jws.to_string().parse::<Jws>().unwrap(), jws);
+    }
+}

@@ -125,7 +125,7 @@ fn a_service_restored_at_its_url_takes_back_whoever_joined_after_its_backup() ->
     wait_heard(&running, 3, &third)?;
     for later in [&second, &third] {
         ensure!(later.output().contains("knows it again"), "{}", last_lines(&later.output(), 20));
-        // They remember what the service's history was before its backup was restored.
+        // Agents that joined after the backup remember a longer history than it has.
         poll_slowly("the agent to notice the other history", REPORT_LIMIT, || {
             later.status().ok()?["history_fault"].is_string().then_some(())
         })?;

@@ -308,7 +308,7 @@ impl<'a> Bootstrap<'a> {
             }
             RequestResult::Redeemed(Err(RedeemFailure::Identity(error))) => {
                 self.contact.is_request_pending = false;
-                self.retry_later(error_chain(&error));
+                self.retry_later("the cloud's identity document", error_chain(&error));
                 Ok(())
             }
             RequestResult::MessageSent(kind, result) => {
@@ -348,12 +348,12 @@ impl<'a> Bootstrap<'a> {
             | ClientError::Interrupted { .. }
             | ClientError::Foreign { .. } => {}
         }
-        self.retry_later(text);
+        self.retry_later("discovery", text);
         Ok(())
     }
 
-    /// Repeats the redeem or poll after a pause, and shows why it failed.
-    fn retry_later(&mut self, text: String) {
+    /// Repeats the redeem or poll after a pause, and shows what it waits for and why it failed.
+    fn retry_later(&mut self, awaited: &str, text: String) {
         // The next answer has to be a whole one, because the status shows this failure until then.
         self.contact.revision = None;
         let pause = self.contact.retry.next_pause();
@@ -366,7 +366,7 @@ impl<'a> Bootstrap<'a> {
             self.contact.logged_failure = Some(text.clone());
         }
         let what =
-            format!("waiting for discovery ({} tries): {text}", self.contact.retry.attempts());
+            format!("waiting for {awaited} ({} tries): {text}", self.contact.retry.attempts());
         self.context.board.set_phase(Phase::Contacting, what);
     }
 

@@ -3,12 +3,11 @@
 use std::time::{Duration, Instant};
 
 use discovery_types::api::{ClusterState, ExplainResponse};
-use discovery_types::client::ClientError;
 use uuid::Uuid;
 
 use super::show;
 use crate::cli::CliError;
-use crate::cli::printer::Printer;
+use crate::cli::printer::{Printer, duration};
 use crate::cli::session::AdminSession;
 
 /// Pause between two questions to the service.
@@ -22,17 +21,19 @@ pub(super) async fn wait(
     limit: Duration,
     printer: &mut Printer,
 ) -> Result<(), CliError> {
-    let id = session.cluster(cluster).await?.cluster;
     let ends = Instant::now() + limit;
     let mut said = String::new();
-    loop {
-        let progress = match ask(session, id).await? {
-            Ok(answer) if answer.state == ClusterState::Formed => break,
-            Ok(answer) if has_ended(answer.state) => {
+    let id = loop {
+        let progress = match ask(session, cluster).await {
+            Ok((id, answer)) if answer.state == ClusterState::Formed => break id,
+            Ok((_, answer)) if has_ended(answer.state) => {
                 return Err(CliError::NotFormed(format!("it is {}", answer.state)));
             }
-            Ok(answer) => describe(&answer),
-            Err(unreachable) => unreachable,
+            Ok((_, answer)) => describe(&answer),
+            Err(CliError::Client(error)) if error.is_retryable() => {
+                format!("the service doesn't answer: {error}")
+            }
+            Err(error) => return Err(error),
         };
         if progress != said {
             printer.note(&progress);
@@ -40,28 +41,18 @@ pub(super) async fn wait(
         }
         let left = ends.saturating_duration_since(Instant::now());
         if left.is_zero() {
-            let waited = crate::cli::printer::duration(limit.as_secs());
+            let waited = duration(limit.as_secs());
             return Err(CliError::NotFormed(format!("after {waited}, {said}")));
         }
         tokio::time::sleep(INTERVAL.min(left)).await;
-    }
+    };
     show::show(session, &id.to_string(), printer).await
 }
 
-/// Asks what the cluster waits for. Returns the reason as a text if the service doesn't answer.
-async fn ask(
-    session: &AdminSession,
-    cluster: Uuid,
-) -> Result<Result<ExplainResponse, String>, CliError> {
-    match session.client.explain(cluster).await {
-        Ok(answer) => Ok(Ok(answer)),
-        Err(error) if error.is_retryable() => Ok(Err(cause(&error))),
-        Err(error) => Err(error.into()),
-    }
-}
-
-fn cause(error: &ClientError) -> String {
-    format!("the service doesn't answer: {error}")
+/// Asks what the cluster with this name or id waits for. Returns its id, too.
+async fn ask(session: &AdminSession, cluster: &str) -> Result<(Uuid, ExplainResponse), CliError> {
+    let id = session.cluster(cluster).await?.cluster;
+    Ok((id, session.client.explain(id).await?))
 }
 
 fn has_ended(state: ClusterState) -> bool {

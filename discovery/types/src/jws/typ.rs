@@ -131,7 +131,8 @@ impl JwsType {
         match self {
             JwsType::Document => super::MAX_JWS,
             JwsType::Statement => 24 * 1024,
-            JwsType::Redeem => 12 * 1024,
+            // A record, its endorsement and an identity document, encoded once more.
+            JwsType::Redeem => 18 * 1024,
             JwsType::Record | JwsType::Service => 4 * 1024,
             JwsType::Grant => 2 * 1024,
             JwsType::GrantConfirmation
