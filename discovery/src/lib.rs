@@ -20,6 +20,7 @@ mod app;
 mod auth;
 mod background;
 mod ca;
+mod ca_rotation;
 pub mod cli;
 mod clock;
 mod crash;

@@ -36,6 +36,8 @@ pub(crate) async fn openapi() -> HttpResponse {
         admins::list,
         admins::put,
         clusters::draft,
+        clusters::make_cas,
+        clusters::rotation,
         clusters::list,
         clusters::show_one,
         clusters::statement,

@@ -168,6 +168,12 @@ fn one_cluster() -> Scope {
                 .route(head().to(clusters::statements)),
         )
         .service(
+            cluster_resource_at("/v1/clusters/{id}/cas", "GET, HEAD, POST")
+                .route(get().to(clusters::rotation))
+                .route(head().to(clusters::rotation))
+                .route(post().to(clusters::make_cas)),
+        )
+        .service(
             cluster_resource_at("/v1/clusters/{id}/service", "PUT")
                 .route(put().to(intents::service)),
         )

@@ -84,11 +84,13 @@ fn the_service_tells_the_service_manager_that_it_lives() -> Result<()> {
     let socket = folder.path().join("notify");
     let manager = UnixDatagram::bind(&socket)?;
     manager.set_read_timeout(Some(Duration::from_secs(60)))?;
-    let mut options = TestbedOptions::default();
-    options.serve_env = vec![
-        ("NOTIFY_SOCKET".to_owned(), path_text(&socket)?.to_owned()),
-        ("WATCHDOG_USEC".to_owned(), WATCHDOG_INTERVAL.to_owned()),
-    ];
+    let options = TestbedOptions {
+        serve_env: vec![
+            ("NOTIFY_SOCKET".to_owned(), path_text(&socket)?.to_owned()),
+            ("WATCHDOG_USEC".to_owned(), WATCHDOG_INTERVAL.to_owned()),
+        ],
+        ..TestbedOptions::default()
+    };
     let _testbed = Testbed::start(Network::loopback(1), options)?;
     let mut keep_alives = 0;
     while keep_alives < 3 {

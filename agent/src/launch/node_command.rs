@@ -213,10 +213,10 @@ pub(crate) fn write_certificates(
 ) -> Result<(), ExitError> {
     let tls = layout.tls();
     for (name, text) in [
+        ("peer-ca.crt", &statement.peer_bundle()),
+        ("client-ca.crt", &statement.client_bundle()),
         ("peer.crt", &leaves.peer),
         ("client.crt", &leaves.client),
-        ("peer-ca.crt", &statement.peer_ca),
-        ("client-ca.crt", &statement.client_ca),
     ] {
         write_if_changed(&tls.join(name), text.as_bytes()).map_err(state_exit_error)?;
     }

@@ -36,6 +36,8 @@ pub enum SupervisionOutcome {
 
 /// Receives the node's state changes, for status and journal.
 pub trait Observer {
+    /// A process of the node is about to be started.
+    fn starting(&mut self) {}
     /// The node runs, started or adopted.
     fn running(&mut self, node: &RunningNode);
     /// The node died and will be started again after `pause`.
@@ -114,6 +116,7 @@ impl Supervisor<'_> {
         let mut node = match adopted {
             Some(node) => node,
             None => {
+                observer.starting();
                 let started = RunningNode::start(self.layout, &self.launcher, &self.node).await;
                 match started.map_err(|error| start_failed(&error))? {
                     Ok(node) => node,

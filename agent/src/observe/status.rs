@@ -146,6 +146,9 @@ pub(crate) struct AgentStatus {
     pub certificates_until: Option<jiff::Timestamp>,
     /// Why the certificates are not renewed although it is time.
     pub certificates_late: Option<String>,
+    /// Why the node has to be restarted, if it has to.
+    #[serde(default)]
+    pub restart_wanted: Option<String>,
     /// The outage of discovery, if the agent can't reach discovery.
     pub discovery_unreachable: Option<DiscoveryOutage>,
     /// Contradiction in discovery's history of this cluster, if the agent has found one.

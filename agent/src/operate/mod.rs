@@ -6,6 +6,7 @@
 //! certificates, and the duties in `steward`.
 
 pub(crate) mod addresses;
+mod authorities;
 mod history;
 pub(crate) mod node_start;
 pub(crate) mod removal;

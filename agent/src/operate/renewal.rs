@@ -1,4 +1,5 @@
-//! Renews this member's certificates: after a third of their life, and after the member has moved.
+//! Renews this member's certificates: after a third of their life, after the member has moved, and
+//! after the cluster's CAs have been replaced.
 //!
 //! The old certificates serve until they are renewed. Peers that know a node's key accept an
 //! expired certificate, too. So renewal is retried for as long as it takes, and nothing waits for
@@ -45,9 +46,14 @@ impl Renewal {
     /// Waits until the present certificates, `now`, are due for renewal, then returns new ones.
     pub(crate) async fn next_certificates(&self, now: &Leaves) -> Leaves {
         let Some(life) = now.validity() else { return std::future::pending().await };
-        // Certificates for another address are due at once.
-        let due = if self.is_for_own_address(now) { life.renewal_due() } else { i64::MIN };
-        let old = ExpiringCertificates { life, is_for_own_address: self.is_for_own_address(now) };
+        let old = ExpiringCertificates {
+            life,
+            is_for_own_address: self.is_for_own_address(now),
+            are_by_issuing_cas: now.are_by_issuing_cas(&self.statement),
+        };
+        // Certificates for another address, or of other CAs, are due at once.
+        let is_due = !old.is_for_own_address || !old.are_by_issuing_cas;
+        let due = if is_due { i64::MIN } else { life.renewal_due() };
         let failed = |why: &str, pause| self.report_failure(&old, why, pause);
         let leaves =
             wait_and_renew(due, unix_seconds, async || self.request_once(&old).await, failed).await;
@@ -75,7 +81,13 @@ impl Renewal {
         let leaves = leaves.map_err(|error| error_chain(&error))?;
         let node_key = self.csr.verify().map_err(|error| error_chain(&error))?.node_key;
         leaves.verify(&node_key, &self.statement).map_err(|error| error_chain(&error))?;
+        if !leaves.are_by_issuing_cas(&self.statement) {
+            return Err(
+                "discovery doesn't issue certificates of the cluster's new CAs yet".to_owned()
+            );
+        }
         match leaves.validity() {
+            Some(_) if !old.are_by_issuing_cas => Ok(leaves),
             Some(life) if life.ends > old.life.ends => {
                 if self.is_for_own_address(&leaves) || unix_seconds() >= old.life.renewal_due() {
                     return Ok(leaves);
@@ -90,8 +102,11 @@ impl Renewal {
     fn report_failure(&self, old: &ExpiringCertificates, why: &str, pause: Duration) {
         let now = Timestamp::now();
         tracing::debug!("the certificates are not renewed yet: {why}");
-        if !old.is_for_own_address || now.as_second() >= old.life.renewal_overdue() {
-            let what = if old.is_for_own_address {
+        let is_late = now.as_second() >= old.life.renewal_overdue();
+        if !old.is_for_own_address || !old.are_by_issuing_cas || is_late {
+            let what = if !old.are_by_issuing_cas {
+                "the certificates are not by the cluster's new CAs".to_owned()
+            } else if old.is_for_own_address {
                 let ends = Timestamp::from_second(old.life.ends).unwrap_or_default();
                 format!("the certificates end at {ends}, and are not renewed")
             } else {
@@ -106,8 +121,8 @@ impl Renewal {
             self.board.update(|status| {
                 match &status.certificates_late {
                     // This is only a warning: discovery learns of a member's new address some
-                    // seconds late.
-                    None if !old.is_for_own_address => tracing::warn!("{text}"),
+                    // seconds late, and new CAs are asked for once.
+                    None if !is_late => tracing::warn!("{text}"),
                     None => tracing::error!("{text}"),
                     Some(_) => {}
                 }
@@ -123,6 +138,8 @@ struct ExpiringCertificates {
     life: Validity,
     /// Whether the certificates name this member's address.
     is_for_own_address: bool,
+    /// Whether the CAs that issue by the newest statement signed the certificates.
+    are_by_issuing_cas: bool,
 }
 
 fn unix_seconds() -> i64 {
@@ -184,7 +201,7 @@ pub(crate) fn newest_certificates(
 mod tests {
     use std::cell::Cell;
 
-    use discovery_types::fixtures::ClusterFixture;
+    use discovery_types::fixtures::{ClusterFixture, TestCa};
 
     use super::*;
     use crate::state::addresses::ListenAddresses;
@@ -256,6 +273,28 @@ mod tests {
         }
     }
 
+    #[tokio::test(start_paused = true)]
+    async fn certificates_of_cas_that_do_not_issue_any_more_are_renewed_at_once() {
+        let world = ClusterFixture::new(1);
+        let mut renewal = renewal(&world);
+        let leaves = world.leaves(0);
+        let is_asking = async |renewal: &Renewal| {
+            // The service gives none here, so a renewal that is due goes on for ever.
+            let asked = tokio::time::timeout(Duration::from_secs(5), async {
+                renewal.next_certificates(&leaves).await
+            });
+            assert!(asked.await.is_err());
+            renewal.board.read().certificates_late.clone()
+        };
+        assert_eq!(is_asking(&renewal).await, None);
+        let also_trusted = Some(renewal.statement.issuing_cas());
+        let (peer, client) = (TestCa::new("peers").pem, TestCa::new("clients").pem);
+        renewal.statement =
+            Statement { peer_ca: peer, client_ca: client, also_trusted, ..renewal.statement };
+        let late = is_asking(&renewal).await.unwrap();
+        assert!(late.contains("not by the cluster's new CAs"), "{late}");
+    }
+
     #[test]
     fn only_a_late_renewal_is_reported() {
         let world = ClusterFixture::new(1);
@@ -264,6 +303,7 @@ mod tests {
         let old = |begins, ends, fit| ExpiringCertificates {
             life: Validity { begins, ends },
             is_for_own_address: fit,
+            are_by_issuing_cas: true,
         };
         renewal.report_failure(&old(now - 50, now + 50, true), "away", Duration::ZERO);
         assert_eq!(renewal.board.read().certificates_late, None);

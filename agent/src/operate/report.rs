@@ -13,7 +13,7 @@
 //! host. Then the agent sends the recovery statements and repeats the report. So the agent needs no
 //! memory of what it has sent.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::convert::Infallible;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -35,6 +35,7 @@ use crate::cluster::{self, ClusterApiClient, ClusterMember, MemberId, MemberList
 use crate::endpoint::ClientEndpoint;
 use crate::exit::error_chain;
 use crate::observe::node_log;
+use crate::operate::authorities::OwnCas;
 use crate::operate::history::HistoryWatch;
 use crate::retry::{Retry, jittered};
 use discovery_types::text::truncate_reason;
@@ -78,6 +79,8 @@ pub(crate) struct NodeReporter {
     pub hint: Arc<Notify>,
     /// The members as last seen.
     pub members: watch::Sender<Vec<ClusterMember>>,
+    /// CAs of this member.
+    pub cas: OwnCas,
     /// Checks of discovery's history of the cluster. `None` for a host that has left the cluster.
     pub history: Option<HistoryWatch>,
 }
@@ -89,10 +92,12 @@ impl NodeReporter {
     pub(crate) async fn run(self, heard: impl Fn(ClusterState)) -> Infallible {
         let first = async || self.wait_for_leader().await;
         let told = RefCell::new(Vec::new());
+        let told_cas = Cell::new(None);
         let pause = async || {
             tokio::select! {
                 () = tokio::time::sleep(jittered(REPORT_INTERVAL)) => {}
                 () = self.wait_for_member_change(&told) => {}
+                () = self.cas.wait_for_change(told_cas.get()) => {}
             }
         };
         let later = async || {
@@ -111,6 +116,7 @@ impl NodeReporter {
                     is_news
                 });
             }
+            told_cas.set(self.cas.report());
             let answer = self.send_once(status, members.as_ref()).await;
             told.replace(members.map(|members| members.list).unwrap_or_default());
             match &answer {
@@ -232,6 +238,7 @@ impl NodeReporter {
             raft_term: status.raft_term,
             raft_index: status.raft_index,
             membership: members.map(membership),
+            cas: self.cas.report(),
         }
     }
 

@@ -12,10 +12,11 @@ use discovery_types::api::{AdoptRequest, ClusterState, Session};
 use discovery_types::client::DiscoveryClient;
 use discovery_types::jws::Jws;
 use discovery_types::leaves::Leaves;
-use discovery_types::statement::StatementChain;
+use discovery_types::statement::{Statement, StatementChain};
 use tokio::sync::{Notify, watch};
 use tokio_util::sync::CancellationToken;
 
+use super::authorities::OwnCas;
 use super::history::HistoryWatch;
 use super::node_start::{
     NodeStart, RaftIdentity, check_maker, own_record, show_certificate_expiry,
@@ -83,8 +84,10 @@ pub(crate) async fn run(
     let tail_stop = CancellationToken::new();
     let tail = Tail::new(layout.node_log(), layout.tail_position());
     let tail = tokio::spawn(tail.follow(tail_stop.clone(), logging::pass_on_node_line));
-    let mut observer = StatusObserver { board: board.clone(), program: plan.program.path.clone() };
-    let known = SharedFacts::at_start(&protocol, &plan.statements);
+    let cas = OwnCas::new(layout, kind, &plan.statements, &plan.leaves, board);
+    let known = SharedFacts::at_start(&protocol, &plan.statements, cas.clone());
+    let program = plan.program.path.clone();
+    let mut observer = StatusObserver { board: board.clone(), program, cas, cas_at_start: 0 };
     let outcome = {
         let supervision = supervisor.run(stop, &mut observer);
         supervise_and_journal(supervision, &mut protocol, &plan, board, &known).await
@@ -108,10 +111,12 @@ struct SharedFacts {
     announced: watch::Sender<Option<Jws>>,
     /// The client of discovery, which all tasks share. `None` if none can be built.
     client: Option<Arc<DiscoveryClient>>,
+    /// CAs of this member.
+    cas: OwnCas,
 }
 
 impl SharedFacts {
-    fn at_start(protocol: &Protocol, chain: &StatementChain) -> Self {
+    fn at_start(protocol: &Protocol, chain: &StatementChain, cas: OwnCas) -> Self {
         let service = state::service::read_known(&protocol.layout, chain);
         let join = protocol.extras.join.as_ref();
         Self {
@@ -120,6 +125,7 @@ impl SharedFacts {
             statements: watch::Sender::new(protocol.extras.statements.clone()),
             announced: watch::Sender::new(None),
             client: join.and_then(|join| make_client(join, &protocol.key, service.as_ref())),
+            cas,
         }
     }
 }
@@ -209,14 +215,28 @@ impl NodeStart {
         })
     }
 
+    /// Returns the statement chain in the journal. The present one if that can't be verified.
+    fn journalled_chain(&self, protocol: &Protocol) -> StatementChain {
+        let join = protocol.extras.join.as_ref();
+        let journalled = &protocol.extras.statements;
+        let chain =
+            join.and_then(|join| StatementChain::verify_from_pin(journalled, &join.statement).ok());
+        chain.unwrap_or_else(|| self.statements.clone())
+    }
+
     /// Journals new certificates and writes them where the node reads them.
-    fn install_certificates(&self, leaves: Leaves, protocol: &mut Protocol, board: &StatusHandle) {
-        show_certificate_expiry(&leaves, board);
-        let statement = self.statements.newest();
+    fn install_certificates(
+        &self,
+        leaves: &Leaves,
+        statement: &Statement,
+        protocol: &mut Protocol,
+        board: &StatusHandle,
+    ) {
+        show_certificate_expiry(leaves, board);
         protocol.extras.leaves = Some(leaves.clone());
         let kept = protocol
             .persist_extras()
-            .and_then(|()| write_certificates(&protocol.layout, &leaves, statement));
+            .and_then(|()| write_certificates(&protocol.layout, leaves, statement));
         match kept {
             Ok(()) => tracing::info!("the certificates are renewed"),
             Err(end) => tracing::warn!("the new certificates can't be put in place: {end}"),
@@ -260,6 +280,7 @@ impl NodeStart {
             log: protocol.layout.node_log(),
             hint: Arc::clone(&known.hint),
             members: known.members.clone(),
+            cas: known.cas.clone(),
             history,
         })
     }
@@ -283,7 +304,8 @@ async fn supervise_and_journal(
 ) -> Result<SupervisionOutcome, ExitError> {
     let layout = protocol.layout.clone();
     let mut ran = protocol.agent.journal.launch_state == LaunchState::Ran;
-    let renewal = plan.renewal(protocol, board, found);
+    let mut renewal = plan.renewal(protocol, board, found);
+    let mut newest = plan.statements.newest().clone();
     let mut leaves = plan.leaves.clone();
     let mut chores = Box::pin(background_tasks(plan, protocol, board, found));
     let mut statements = found.statements.subscribe();
@@ -308,7 +330,8 @@ async fn supervise_and_journal(
                 }
             }
             new = renewed, if ran => {
-                plan.install_certificates(new.clone(), protocol, board);
+                plan.install_certificates(&new, &newest, protocol, board);
+                found.cas.note_certificates(&new, &newest);
                 leaves = new;
                 // These tasks hold clients with the old certificates; build them again with the new
                 // ones.
@@ -317,6 +340,20 @@ async fn supervise_and_journal(
             Ok(()) = statements.changed() => {
                 let longer = statements.borrow_and_update().clone();
                 journal_statements(longer, protocol);
+                let chain = plan.journalled_chain(protocol);
+                if !chain.newest().has_same_cas(&newest) {
+                    match found.cas.follow(&chain, &leaves) {
+                        Ok(()) => {
+                            newest = chain.newest().clone();
+                            if let Some(renewal) = &mut renewal {
+                                renewal.statement = newest.clone();
+                            }
+                            // These tasks hold clients that trust the CAs of before.
+                            chores.set(self::background_tasks(plan, protocol, board, found));
+                        }
+                        Err(end) => tracing::error!("the cluster's new CAs can't be put in place: {end}"),
+                    }
+                }
             }
             Ok(()) = members.changed() => {
                 let newest = members.borrow_and_update().clone();
@@ -455,15 +492,24 @@ fn journal_removal(protocol: &mut Protocol) -> ExitError {
 struct StatusObserver {
     board: StatusHandle,
     program: std::path::PathBuf,
+    cas: OwnCas,
+    /// Value of [`OwnCas::written`] right before the node's process was started.
+    cas_at_start: u64,
 }
 
 impl Observer for StatusObserver {
+    fn starting(&mut self) {
+        self.cas_at_start = self.cas.written();
+    }
+
     fn running(&mut self, node: &RunningNode) {
         let pid = node.identity.pid;
         if node.is_adopted() {
             tracing::info!(pid, "the node runs already: adopted");
+            self.cas.note_adopted(&node.identity);
         } else {
             tracing::info!(pid, "the node was started");
+            self.cas.note_start(&node.identity, self.cas_at_start);
         }
         self.board.set_phase(Phase::Running, None);
         self.board.update(|status| {

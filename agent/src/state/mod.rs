@@ -169,6 +169,11 @@ impl Layout {
         self.agent().join("known-members.json")
     }
 
+    /// File about the start of the node's process.
+    pub fn node_start(&self) -> PathBuf {
+        self.agent().join("node-start.json")
+    }
+
     /// File with the service statement that the agent follows.
     pub fn service_statement(&self) -> PathBuf {
         self.agent().join("service.jws")

@@ -140,8 +140,8 @@ fn issue(args: &IssueArgs, now: u64) -> Result<Vec<PathBuf>, CliError> {
     let files = [
         ("peer.crt", &leaves.peer),
         ("client.crt", &leaves.client),
-        ("peer-ca.crt", &statement.peer_ca),
-        ("client-ca.crt", &statement.client_ca),
+        ("peer-ca.crt", &statement.peer_bundle()),
+        ("client-ca.crt", &statement.client_bundle()),
     ];
     let mut written = Vec::new();
     for (name, text) in files {
@@ -244,6 +244,7 @@ mod tests {
                 deadline_seconds: 60,
                 spread: None,
                 needs_approval: false,
+                also_trusted: None,
             };
             let export = ClusterExport {
                 version: 1,

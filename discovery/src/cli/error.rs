@@ -81,6 +81,9 @@ pub enum CliError {
     /// The cluster that the command waited for has not formed.
     #[error("the cluster has not formed: {0}")]
     NotFormed(String),
+    /// Members have not followed the last step of a replacement of CAs.
+    #[error("not all members are ready: {0}")]
+    MembersNotReady(String),
     /// Members of the cluster to be retired still report.
     #[error("agents of these members reported within the last five minutes: {members}")]
     MembersReport {
@@ -175,6 +178,9 @@ impl CliError {
             CliError::NoCluster(_) => "muster-discovery cluster list --all",
             CliError::NotFormed(_) => {
                 "muster-discovery cluster explain NAME says what it waits for, and what to do"
+            }
+            CliError::MembersNotReady(_) => {
+                "look at those members, then run the command again; --force goes on without them"
             }
             CliError::MembersReport { .. } => {
                 "stop the members first; --force retires the cluster although they run, and leaves \

@@ -21,6 +21,7 @@ use discovery_types::retire::{Retire, Unretire};
 use discovery_types::statement::StatementChain;
 
 use crate::app::App;
+use crate::ca_rotation::check_statement;
 use crate::error::ApiError;
 use crate::host_identity::{check_free_for_seat, check_host};
 use crate::members::refuse_if_reporting;
@@ -233,7 +234,7 @@ impl App {
                 let text = text.clone();
                 with_session(key, session, ClusterEvent::Trouble { key: convert::key(key), text })
             }
-            ClusterRequest::Restate { jws } => self.prepare_restate(&chain, jws)?,
+            ClusterRequest::Restate { jws } => prepare_restate(transaction, jws).await?,
             ClusterRequest::RevokeGrant { id, by, frees_seats } => {
                 prepare_revocation(*id, by, *frees_seats)
             }
@@ -257,20 +258,20 @@ impl App {
             }
         })
     }
+}
 
-    fn prepare_restate(
-        &self,
-        chain: &StatementChain,
-        jws: &Jws,
-    ) -> Result<PreparedEvent, ApiError> {
-        if jws.hash() == chain.newest_hash() {
-            return Ok(ClusterEvent::StatementAdded(convert::statement(chain)).into());
-        }
-        let mut longer = chain.clone();
-        longer.append(jws)?;
-        let event = ClusterEvent::StatementAdded(convert::statement(&longer));
-        Ok(PreparedEvent { statement: Some(jws.clone()), ..event.into() })
+async fn prepare_restate(
+    transaction: &mut ClusterTransaction,
+    jws: &Jws,
+) -> Result<PreparedEvent, ApiError> {
+    let mut chain = StatementChain::clone(&transaction.chain);
+    if jws.hash() == chain.newest_hash() {
+        return Ok(ClusterEvent::StatementAdded(convert::statement(&chain)).into());
     }
+    chain.append(jws)?;
+    check_statement(transaction, chain.newest()).await?;
+    let event = ClusterEvent::StatementAdded(convert::statement(&chain));
+    Ok(PreparedEvent { statement: Some(jws.clone()), ..event.into() })
 }
 
 fn is_running(cluster: &Cluster) -> bool {

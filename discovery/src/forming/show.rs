@@ -199,6 +199,17 @@ pub(crate) fn explanations(
         next_retry_ms: line.next_try.map(milliseconds),
         command: Some(line.remedy.replace("NAME", called)).filter(|text| !text.is_empty()),
     }));
+    if chain.newest().also_trusted.is_some() {
+        lines.push(Explanation {
+            code: "cas_replaced".into(),
+            missing: "the cluster's CAs are being replaced: members trust the old and the new ones"
+                .into(),
+            held_by: vec!["owner".into()],
+            last_error: None,
+            next_retry_ms: None,
+            command: Some(format!("muster-discovery cluster rotate-ca {called}")),
+        });
+    }
     lines
 }
 

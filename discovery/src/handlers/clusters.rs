@@ -7,8 +7,8 @@ use discovery_types::SIZES;
 use discovery_types::api::{
     AbandonRequest, AskingHost, ClusterList, ClusterQuery, ClusterState, ClusterStates,
     ClusterSummary, ClusterView, CommitDocument, CredentialsRequest, CredentialsResponse,
-    DraftRequest, DraftResponse, ExplainResponse, Explanation, MembersView, SignedBody,
-    StatementList,
+    DraftRequest, DraftResponse, ExplainResponse, Explanation, MembersView, RotationView,
+    SignedBody, StatementList,
 };
 use discovery_types::convert;
 use discovery_types::digest::Digest;
@@ -17,7 +17,7 @@ use discovery_types::name::Name;
 use discovery_types::problem::{Code, Problem};
 use discovery_types::retire::MAX_REASON;
 use discovery_types::role::Action;
-use discovery_types::statement::{Statement, StatementChain, ca_der};
+use discovery_types::statement::{CaPair, Statement, StatementChain};
 use uuid::Uuid;
 
 use super::agent_key;
@@ -25,12 +25,13 @@ use super::body::{JsonBody, unreadable_request};
 use super::pages::{has_next_page, page_limit, parse_position};
 use crate::app::App;
 use crate::auth::{Caller, authorise, check_statement_allows};
-use crate::ca::{CREDENTIAL_LIFE, make_ca};
+use crate::ca::CREDENTIAL_LIFE;
+use crate::ca_rotation::check_issuing;
 use crate::error::ApiError;
 use crate::forming::{ClusterRequest, explanations, show, summary_of};
 use crate::intents;
 use crate::kek::KeyPurpose;
-use crate::store::clusters::{ClusterFilter, Draft, OpenResult, WrappedCa};
+use crate::store::clusters::{ClusterFilter, Draft, OpenResult};
 use crate::store::{ListPosition, UnixMicros};
 
 /// Makes a draft: an id and two CAs, for a statement to be signed over.
@@ -52,16 +53,8 @@ pub(crate) async fn draft(
     }
     let now = app.store.now().await?;
     let cluster = Uuid::now_v7();
-    let make = |purpose| -> Result<WrappedCa, ApiError> {
-        let seconds = now.unsigned_abs() / 1_000_000;
-        let ca = make_ca(cluster, body.name.as_str(), purpose, seconds)?;
-        let wrapped_key = app
-            .keys
-            .kek
-            .wrap(cluster, purpose, &ca.key)
-            .map_err(|error| ApiError::internal("The CA's key can't be wrapped.", &error))?;
-        Ok(WrappedCa { ca, wrapped_key })
-    };
+    let seconds = now.unsigned_abs() / 1_000_000;
+    let make = |purpose| app.make_wrapped_ca(cluster, body.name.as_str(), purpose, seconds);
     let (peer, client) = (make(KeyPurpose::PeerCa)?, make(KeyPurpose::ClientCa)?);
     let (name, by) = (body.name.as_str(), caller.name.as_str());
     let store = &app.store;
@@ -79,6 +72,32 @@ pub(crate) async fn draft(
 fn name_taken_error(name: &str) -> ApiError {
     let next = "Choose another name, or abandon or retire that cluster first.";
     ApiError::new(Code::NameTaken, format!("There is a live cluster called {name}."), next)
+}
+
+/// Makes new CAs for a running cluster, for a statement to be signed over.
+#[utoipa::path(post, path = "/v1/clusters/{id}/cas", tag = "clusters",
+    params(("id" = Uuid, Path,)),
+    responses((status = 200, body = CaPair), (status = "default", body = Problem)))]
+pub(crate) async fn make_cas(
+    request: HttpRequest,
+    app: Data<App>,
+    path: Path<Uuid>,
+) -> Result<Json<CaPair>, ApiError> {
+    authorise(&request, &app, Action::PutStatement, Some(*path)).await?;
+    Ok(Json(app.make_other_cas(*path).await?))
+}
+
+/// Shows how far the members are with the replacement of their cluster's CAs.
+#[utoipa::path(get, path = "/v1/clusters/{id}/cas", tag = "clusters",
+    params(("id" = Uuid, Path,)),
+    responses((status = 200, body = RotationView), (status = "default", body = Problem)))]
+pub(crate) async fn rotation(
+    request: HttpRequest,
+    app: Data<App>,
+    path: Path<Uuid>,
+) -> Result<Json<RotationView>, ApiError> {
+    authorise(&request, &app, Action::ShowCluster, Some(*path)).await?;
+    Ok(Json(app.rotation(*path).await?))
 }
 
 /// Puts a draft's first statement, which opens the cluster, or a cluster's next one.
@@ -126,8 +145,8 @@ async fn open(
     let same = statement.cluster == id
         && statement.name.as_str() == draft.name
         && i16::from(statement.size) == draft.size
-        && ca_der(&statement.peer_ca).as_ref() == Some(&draft.authorities.peer.certificate)
-        && ca_der(&statement.client_ca).as_ref() == Some(&draft.authorities.client.certificate);
+        && draft.authorities.are_issuing(statement)
+        && statement.also_trusted.is_none();
     if !same {
         return Err(refused("Id, name, size or a CA is not the draft's."));
     }
@@ -472,6 +491,7 @@ pub(crate) async fn credentials(
         return Err(ApiError::new(Code::WrongState, detail, "Ask for one of a live cluster."));
     }
     let authorities = app.store.authorities(*path).await?;
+    check_issuing(&authorities, chain.newest())?;
     let ca = app.open_ca(*path, KeyPurpose::ClientCa, &authorities.client)?;
     let seconds = now.0 / 1_000_000;
     let leaf = ca.issue_credential(body.csr.der(), &caller.name, seconds)?;

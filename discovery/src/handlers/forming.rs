@@ -413,6 +413,9 @@ pub(crate) async fn report(
         app.apply(*path, incoming).await?.answer.phase
     };
     let followed = app.note_membership(*path, &caller.key, raft_cluster, &body).await?;
+    if let Some(cas) = body.cas {
+        app.note_member_cas(*path, &caller.key, cas).await?;
+    }
     let raft_cluster_id = followed.map(|id| format!("{id:016x}"));
     Ok(Json(ReportResponse { state: convert::state(phase), raft_cluster_id }))
 }

@@ -11,6 +11,7 @@ use uuid::Uuid;
 use super::refuse_removed;
 use crate::app::App;
 use crate::ca::{MemberLeaf, hosts};
+use crate::ca_rotation::check_issuing;
 use crate::error::ApiError;
 use crate::forming::show;
 use crate::members::roster::{Roster, RosterMember, check_running};
@@ -43,6 +44,7 @@ impl App {
             let detail = "The request is over another key than the member's record has.";
             return Err(ApiError::new(Code::CsrRefused, detail, next));
         }
+        check_issuing(&authorities, chain.newest())?;
         let authority = self.open_cluster_issuer(cluster, &authorities)?;
         let leaf = MemberLeaf {
             trust_domain: &self.keys.settings.trust_domain,

@@ -1,13 +1,15 @@
 //! Wraps the keys of clusters' CAs again, under the newest key-encryption key.
 
 use discovery_types::digest::Digest;
-use sqlx::PgConnection;
+use sqlx::{AssertSqlSafe, PgConnection};
 use uuid::Uuid;
 
 use super::StoreError;
 use super::cluster::append_event;
 use crate::kek::{Kek, KekError, KeyPurpose};
 
+/// Tables with CA keys: those of the CAs that issue, and of those that are trusted beside them.
+const TABLES: [&str; 2] = ["authorities", "other_authorities"];
 /// Number of CAs that are read and wrapped in one transaction.
 const PAGE: i64 = 500;
 
@@ -51,10 +53,12 @@ pub(crate) async fn rewrap(
 ) -> Result<RewrapCounts, RewrapError> {
     rewrap_seal(connection, kek).await?;
     let mut counts = RewrapCounts::default();
-    let mut after = (Uuid::nil(), String::new());
-    while let Some(last) = rewrap_page(connection, kek, &after, &mut counts).await? {
-        after = last;
-        progress(counts);
+    for table in TABLES {
+        let mut after = (Uuid::nil(), String::new());
+        while let Some(last) = rewrap_page(connection, kek, table, &after, &mut counts).await? {
+            after = last;
+            progress(counts);
+        }
     }
     if counts.rewrapped > 0 {
         let now: i64 = sqlx::query_scalar("SELECT now_us()")
@@ -92,19 +96,20 @@ async fn rewrap_seal(connection: &mut PgConnection, kek: &Kek) -> Result<(), Rew
     Ok(())
 }
 
-/// Wraps the keys of the next page. Returns its last place, or `None` after the last page.
+/// Wraps the keys of the next page of a table. Returns its last place, or `None` after the last page.
 async fn rewrap_page(
     connection: &mut PgConnection,
     kek: &Kek,
+    table: &str,
     after: &(Uuid, String),
     counts: &mut RewrapCounts,
 ) -> Result<Option<(Uuid, String)>, RewrapError> {
     let mut transaction = sqlx::Connection::begin(connection).await.map_err(lost)?;
-    let rows: Vec<(Uuid, String, Vec<u8>)> = sqlx::query_as(
-        "SELECT cluster_id, purpose, wrapped_key FROM authorities
+    let rows: Vec<(Uuid, String, Vec<u8>)> = sqlx::query_as(AssertSqlSafe(format!(
+        "SELECT cluster_id, purpose, wrapped_key FROM {table}
          WHERE wrapped_key IS NOT NULL AND (cluster_id, purpose) > ($1, $2)
-         ORDER BY cluster_id, purpose LIMIT $3 FOR UPDATE",
-    )
+         ORDER BY cluster_id, purpose LIMIT $3 FOR UPDATE"
+    )))
     .bind(after.0)
     .bind(&after.1)
     .bind(PAGE)
@@ -132,11 +137,11 @@ async fn rewrap_page(
         purposes.push(purpose);
     }
     counts.rewrapped += keys.len() as u64;
-    sqlx::query(
-        "UPDATE authorities a SET wrapped_key = n.wrapped_key
+    sqlx::query(AssertSqlSafe(format!(
+        "UPDATE {table} a SET wrapped_key = n.wrapped_key
          FROM unnest($1::uuid[], $2::text[], $3::bytea[]) AS n (cluster_id, purpose, wrapped_key)
-         WHERE a.cluster_id = n.cluster_id AND a.purpose = n.purpose",
-    )
+         WHERE a.cluster_id = n.cluster_id AND a.purpose = n.purpose"
+    )))
     .bind(clusters)
     .bind(purposes)
     .bind(keys)

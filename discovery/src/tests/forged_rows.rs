@@ -250,6 +250,7 @@ async fn an_agent_restarted_after_the_commit_reports_and_the_cluster_is_formed()
         raft_term: 2,
         raft_index: 4,
         membership: None,
+        cas: None,
     };
     // The same boot counter with another nonce means that another process uses the key.
     agent.nonce = Nonce::random();

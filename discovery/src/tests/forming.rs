@@ -59,6 +59,7 @@ async fn three_agents_become_one_cluster_with_certificates_of_its_own_cas() {
             raft_term: 2,
             raft_index: 4,
             membership: None,
+            cas: None,
         };
         agent.client.report(statement.cluster, &report).await.unwrap();
     }

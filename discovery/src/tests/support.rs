@@ -408,6 +408,7 @@ impl TestInstallation {
             deadline_seconds: 3_600,
             spread: None,
             needs_approval: false,
+            also_trusted: None,
         }
     }
 

@@ -93,6 +93,7 @@ impl ClusterFixture {
             deadline_seconds: 3600,
             spread: None,
             needs_approval: false,
+            also_trusted: None,
         };
         let token = Token::generate(TokenKind::Boot);
         let grant = Grant {

@@ -30,17 +30,23 @@ pub enum LeafError {
     /// The certificate is for another key than this member's.
     #[error("the {0} certificate is over another key than this member's")]
     OtherKey(&'static str),
-    /// The CA in the statement didn't sign the certificate.
-    #[error("the {0} certificate is not signed by the CA that the statement names")]
+    /// No CA in the statement signed the certificate.
+    #[error("the {0} certificate is not signed by a CA that the statement names")]
     OtherCa(&'static str),
 }
 
 impl Leaves {
-    /// Verifies that both certificates are for `node_key`, and that the CAs in the statement signed
-    /// them. Dates are not checked, because a host may boot with a wrong clock.
+    /// Verifies that both certificates are for `node_key`, and that CAs which the statement trusts
+    /// signed them. Dates are not checked, because a host may boot with a wrong clock.
     pub fn verify(&self, node_key: &Digest, statement: &Statement) -> Result<(), LeafError> {
-        verify_leaf("peer", &self.peer, node_key, &statement.peer_ca)?;
-        verify_leaf("client", &self.client, node_key, &statement.client_ca)
+        verify_leaf("peer", &self.peer, node_key, statement.peer_cas())?;
+        verify_leaf("client", &self.client, node_key, statement.client_cas())
+    }
+
+    /// Whether the CAs that issue by this statement signed both certificates.
+    pub fn are_by_issuing_cas(&self, statement: &Statement) -> bool {
+        is_signed_by(&self.peer, &statement.peer_ca)
+            && is_signed_by(&self.client, &statement.client_ca)
     }
 
     /// Returns the validity of the certificate that ends first; `None` if one can't be parsed.
@@ -98,12 +104,13 @@ impl Validity {
     }
 }
 
-/// Verifies the first certificate of a PEM chain. `what` is the certificate's name in errors.
-pub fn verify_leaf(
+/// Verifies the first certificate of a PEM chain: it is over `key`, and one of the CAs (PEM) signed
+/// it. `what` is the certificate's name in errors.
+pub fn verify_leaf<'a>(
     what: &'static str,
     pem: &str,
     key: &Digest,
-    ca_pem: &str,
+    mut cas: impl Iterator<Item = &'a str>,
 ) -> Result<(), LeafError> {
     let leaf =
         CertificateDer::from_pem_slice(pem.as_bytes()).map_err(|_| LeafError::Malformed(what))?;
@@ -111,15 +118,30 @@ pub fn verify_leaf(
     if Digest::of(parsed.tbs_certificate.subject_pki.raw) != *key {
         return Err(LeafError::OtherKey(what));
     }
-    let ca = ca_der(ca_pem).ok_or(LeafError::OtherCa(what))?;
-    let (_, ca) = X509Certificate::from_der(&ca).map_err(|_| LeafError::OtherCa(what))?;
-    parsed.verify_signature(Some(ca.public_key())).map_err(|_| LeafError::OtherCa(what))
+    match cas.any(|ca| has_signed(ca, &parsed)) {
+        true => Ok(()),
+        false => Err(LeafError::OtherCa(what)),
+    }
+}
+
+/// Whether the CA `ca` (PEM) signed the first certificate of a PEM chain.
+fn is_signed_by(pem: &str, ca: &str) -> bool {
+    let Ok(leaf) = CertificateDer::from_pem_slice(pem.as_bytes()) else { return false };
+    X509Certificate::from_der(&leaf).is_ok_and(|(_, parsed)| has_signed(ca, &parsed))
+}
+
+/// Whether the CA `ca` (PEM) signed a certificate.
+fn has_signed(ca: &str, certificate: &X509Certificate<'_>) -> bool {
+    let Some(ca) = ca_der(ca) else { return false };
+    let Ok((_, ca)) = X509Certificate::from_der(&ca) else { return false };
+    certificate.verify_signature(Some(ca.public_key())).is_ok()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::fixtures::{ClusterFixture, TestCa};
+    use crate::statement::CaPair;
 
     #[test]
     fn leaves_of_the_right_key_and_cas_are_accepted() {
@@ -127,6 +149,31 @@ mod tests {
         let leaves = world.leaves(0);
         let record = &world.records[0];
         assert_eq!(leaves.verify(&record.csr.verify().unwrap().node_key, &world.statement), Ok(()));
+    }
+
+    #[test]
+    fn leaves_of_each_trusted_ca_are_accepted() {
+        let world = ClusterFixture::new(1);
+        let key = world.records[0].csr.verify().unwrap().node_key;
+        let old = world.leaves(0);
+        let (peer, client) = (TestCa::new("peers"), TestCa::new("clients"));
+        let csr = &world.records[0].csr;
+        let new = Leaves {
+            peer: peer.issue_for(csr, "10.0.0.1"),
+            client: client.issue_for(csr, "10.0.0.1"),
+        };
+        let mut statement = world.statement.clone();
+        assert_eq!(new.verify(&key, &statement), Err(LeafError::OtherCa("peer")));
+        statement.also_trusted = Some(CaPair { peer: peer.pem, client: client.pem });
+        for leaves in [&old, &new] {
+            assert_eq!(leaves.verify(&key, &statement), Ok(()));
+        }
+        assert!(old.are_by_issuing_cas(&statement) && !new.are_by_issuing_cas(&statement));
+        let mixed = Leaves { peer: old.peer.clone(), client: new.client };
+        assert_eq!(mixed.verify(&key, &statement), Ok(()));
+        assert!(!mixed.are_by_issuing_cas(&statement), "both certificates count");
+        assert_eq!(statement.peer_bundle().matches("BEGIN CERTIFICATE").count(), 2);
+        assert!(statement.peer_bundle().starts_with(world.statement.peer_ca.trim_end()));
     }
 
     #[test]

@@ -15,6 +15,7 @@ use x509_parser::prelude::{FromDer, GeneralName, X509Certificate};
 use crate::digest::{Digest, MemberId};
 use crate::key::PublicKey;
 use crate::leaves::{LeafError, verify_leaf};
+use crate::statement::Statement;
 
 /// Start of the text that the node key signs, so that no other signature of that key fits.
 const SIGNED_PREFIX: &str = "muster readmission 1";
@@ -77,13 +78,12 @@ pub fn sign_as_node(node_key: &str, cluster: Uuid, agent: &PublicKey) -> Option<
 }
 
 impl MemberProof {
-    /// Verifies that the agent with the key `agent` belongs to a member of `cluster`, whose peers'
-    /// CA is `peer_ca` (PEM).
+    /// Verifies that the agent with the key `agent` belongs to a member of the cluster with this
+    /// newest statement.
     pub fn verify(
         &self,
-        cluster: Uuid,
         agent: &PublicKey,
-        peer_ca: &str,
+        statement: &Statement,
     ) -> Result<ProvenMember, MemberProofError> {
         let malformed = || MemberProofError::Leaf(LeafError::Malformed("peer"));
         let leaf = CertificateDer::from_pem_slice(self.certificate.as_bytes());
@@ -91,7 +91,8 @@ impl MemberProof {
         let (_, parsed) = X509Certificate::from_der(&leaf).map_err(|_| malformed())?;
         let key = &parsed.tbs_certificate.subject_pki;
         let node_key = Digest::of(key.raw);
-        verify_leaf("peer", &self.certificate, &node_key, peer_ca)?;
+        verify_leaf("peer", &self.certificate, &node_key, statement.peer_cas())?;
+        let cluster = statement.cluster;
         let member = certified_member(&parsed, cluster).ok_or(MemberProofError::NoMember)?;
         let signature = BASE64URL_NOPAD.decode(self.signature.as_bytes());
         let signature = signature.map_err(|_| MemberProofError::Signature)?;

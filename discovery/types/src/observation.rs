@@ -11,6 +11,7 @@ use crate::digest::{Digest, MemberId};
 use crate::jws::{Jws, JwsError, JwsType};
 use crate::key::{PublicKey, SigningKey};
 use crate::member_proof::{MemberProof, MemberProofError, ProvenMember};
+use crate::statement::Statement;
 
 /// Payload of an observation, which is a JWS by the agent's key.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -71,20 +72,19 @@ impl Observation {
 }
 
 impl SignedObservation {
-    /// Verifies the observation and the proof of its agent, under the cluster's id and the CA of its
-    /// peers (PEM). The caller has to compare the proven member with the observer.
+    /// Verifies the observation and the proof of its agent, for the cluster with this newest
+    /// statement. The caller has to compare the proven member with the observer.
     pub fn verify(
         &self,
-        cluster: Uuid,
-        peer_ca: &str,
+        statement: &Statement,
     ) -> Result<(Observation, ProvenMember), ObservationError> {
         let claimed: Observation = self.observation.claims_unverified(JwsType::Observation)?;
         let observation: Observation =
             self.observation.verify(JwsType::Observation, &claimed.agent)?;
-        if observation.cluster != cluster {
+        if observation.cluster != statement.cluster {
             return Err(ObservationError::OtherCluster);
         }
-        let proven = self.proof.verify(cluster, &observation.agent, peer_ca)?;
+        let proven = self.proof.verify(&observation.agent, statement)?;
         Ok((observation, proven))
     }
 

@@ -96,7 +96,7 @@ impl ReadmitRequest {
             certificate: self.certificate.clone(),
             signature: self.signature.clone(),
         };
-        let proven = proof.verify(newest.cluster, agent, &newest.peer_ca)?;
+        let proven = proof.verify(agent, newest)?;
         if proven.node_key != *record.node_key() {
             return Err(MemberProofError::Leaf(LeafError::OtherKey("peer")).into());
         }

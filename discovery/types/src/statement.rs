@@ -56,9 +56,9 @@ pub struct Statement {
     pub seq: u64,
     /// Hash of the statement before; `None` for the first.
     pub previous: Option<Digest>,
-    /// CA of the members' peer certificates, PEM. Every statement of a chain has the same one.
+    /// CA that issues the members' peer certificates, PEM.
     pub peer_ca: String,
-    /// CA of client certificates, PEM. Every statement of a chain has the same one.
+    /// CA that issues client certificates, PEM.
     pub client_ca: String,
     /// Admins of this cluster, with their roles.
     pub admins: Vec<Admin>,
@@ -76,6 +76,36 @@ pub struct Statement {
     /// it.
     #[serde(default, skip_serializing_if = "is_false")]
     pub needs_approval: bool,
+    /// CAs that are trusted, too, while the cluster's CAs are being replaced; none if absent. See
+    /// [`RotationStep`]. A program that doesn't know this field refuses a statement that has it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub also_trusted: Option<CaPair>,
+}
+
+/// The two CAs of a cluster. With a single CA, any client could pass for a peer.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct CaPair {
+    /// CA of the members' peer certificates, PEM.
+    pub peer: String,
+    /// CA of client certificates, PEM.
+    pub client: String,
+}
+
+/// Step by which a statement replaces the cluster's CAs.
+///
+/// CAs are replaced in three statements, so that members and clients trust every certificate that
+/// they meet: `Begin` makes the new CAs trusted, `Switch` makes them issue, and `End` makes the old
+/// ones untrusted. `Switch` can be taken back by another `Switch`, and `End` before it drops the new
+/// CAs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RotationStep {
+    /// The new CAs are trusted beside those that issue.
+    Begin,
+    /// The CAs that were only trusted issue from now on, and those that issued are only trusted.
+    Switch,
+    /// Only the CAs that issue are trusted.
+    End,
 }
 
 fn is_false(value: &bool) -> bool {
@@ -180,13 +210,17 @@ impl Statement {
         if !(1..=MAX_DEADLINE_SECONDS).contains(&self.deadline_seconds) {
             return bad("the deadline must be from 1 second to 30 days");
         }
-        if ca_der(&self.peer_ca).is_none() || ca_der(&self.client_ca).is_none() {
+        let authorities: Vec<&str> = self.peer_cas().chain(self.client_cas()).collect();
+        if authorities.iter().any(|pem| ca_der(pem).is_none()) {
             return bad("a CA is not one PEM certificate of a CA");
         }
-        if self.peer_ca == self.client_ca {
-            return bad(
-                "peers and clients need two CAs: with one, any client could pass for a peer",
-            );
+        for (i, pem) in authorities.iter().enumerate() {
+            if authorities[..i].iter().any(|other| ca_der(other) == ca_der(pem)) {
+                return bad(
+                    "peers and clients need different CAs: with one, any client could pass for a \
+                     peer",
+                );
+            }
         }
         if self.spreads_zones() && self.size == 1 {
             return bad("a single member can't be spread over zones");
@@ -201,6 +235,64 @@ impl Statement {
             }
         }
         Ok(())
+    }
+
+    /// Returns the CAs whose peer certificates are trusted, PEM. The first one issues them.
+    pub fn peer_cas(&self) -> impl Iterator<Item = &str> {
+        let other = self.also_trusted.as_ref().map(|other| other.peer.as_str());
+        std::iter::once(self.peer_ca.as_str()).chain(other)
+    }
+
+    /// Returns the CAs whose client certificates are trusted, PEM. The first one issues them.
+    pub fn client_cas(&self) -> impl Iterator<Item = &str> {
+        let other = self.also_trusted.as_ref().map(|other| other.client.as_str());
+        std::iter::once(self.client_ca.as_str()).chain(other)
+    }
+
+    /// Returns the content of a file with all CAs whose peer certificates are trusted, PEM.
+    pub fn peer_bundle(&self) -> String {
+        bundle(self.peer_cas())
+    }
+
+    /// Returns the content of a file with all CAs whose client certificates are trusted, PEM.
+    pub fn client_bundle(&self) -> String {
+        bundle(self.client_cas())
+    }
+
+    /// Returns the CAs that issue certificates.
+    pub fn issuing_cas(&self) -> CaPair {
+        CaPair { peer: self.peer_ca.clone(), client: self.client_ca.clone() }
+    }
+
+    /// Whether both statements name the same CAs, in the same roles.
+    pub fn has_same_cas(&self, other: &Self) -> bool {
+        self.issuing_cas() == other.issuing_cas() && self.also_trusted == other.also_trusted
+    }
+
+    /// Returns what this statement does to the CAs of `last`, the one before; `None` if they stay.
+    ///
+    /// # Errors
+    /// The name of the value that may not change so.
+    pub fn rotation_step(&self, last: &Self) -> Result<Option<RotationStep>, &'static str> {
+        if self.has_same_cas(last) {
+            return Ok(None);
+        }
+        let is_swapped = self.also_trusted.as_ref() == Some(&last.issuing_cas())
+            && last.also_trusted.as_ref() == Some(&self.issuing_cas());
+        if is_swapped {
+            return Ok(Some(RotationStep::Switch));
+        }
+        if self.peer_ca != last.peer_ca {
+            return Err("the peers' CA");
+        }
+        if self.client_ca != last.client_ca {
+            return Err("the clients' CA");
+        }
+        match (&last.also_trusted, &self.also_trusted) {
+            (None, Some(_)) => Ok(Some(RotationStep::Begin)),
+            (Some(_), None) => Ok(Some(RotationStep::End)),
+            _ => Err("the CAs that are trusted, too"),
+        }
     }
 
     /// Whether the members are spread over zones, so that no zone has a majority of them.
@@ -223,6 +315,10 @@ impl Statement {
     pub fn sign(&self, owner: &SigningKey) -> Jws {
         Jws::sign(JwsType::Statement, owner, self)
     }
+}
+
+fn bundle<'a>(cas: impl Iterator<Item = &'a str>) -> String {
+    cas.map(|pem| format!("{}\n", pem.trim_end())).collect()
 }
 
 /// Returns the DER of the one CA certificate in a PEM text; `None` if there isn't exactly one.
@@ -306,14 +402,13 @@ impl StatementChain {
             (statement.cluster == last.cluster, "the cluster's id"),
             (statement.name == last.name, "the cluster's name"),
             (statement.size == last.size, "the cluster's size"),
-            (statement.peer_ca == last.peer_ca, "the peers' CA"),
-            (statement.client_ca == last.client_ca, "the clients' CA"),
             (statement.spread == last.spread, "the spread of its members"),
             (statement.needs_approval == last.needs_approval, "the need for approvals"),
         ];
         if let Some((_, what)) = fixed.into_iter().find(|(same, _)| !same) {
             return Err(StatementError::Broken { seq, what });
         }
+        statement.rotation_step(last).map_err(|what| StatementError::Broken { seq, what })?;
         statement.check()?;
         self.links.push((next.clone(), next.hash(), statement));
         Ok(self.newest())
@@ -342,6 +437,11 @@ impl StatementChain {
         &self.links[self.links.len() - 1].2
     }
 
+    /// Returns the statements, in order.
+    pub fn statements(&self) -> impl Iterator<Item = &Statement> {
+        self.links.iter().map(|(_, _, statement)| statement)
+    }
+
     /// Returns the hash of the newest statement.
     pub fn newest_hash(&self) -> Digest {
         self.links[self.links.len() - 1].1
@@ -361,6 +461,14 @@ impl StatementChain {
     /// Returns the signed statements, in order.
     pub fn jws(&self) -> Vec<Jws> {
         self.links.iter().map(|(jws, ..)| jws.clone()).collect()
+    }
+
+    /// Returns the number of the first statement since which all statements name the CAs that the
+    /// newest one names, in the same roles.
+    pub fn cas_since(&self) -> u64 {
+        let newest = self.newest();
+        let others = self.statements().filter(|statement| !statement.has_same_cas(newest));
+        others.last().map_or(0, |last| last.seq + 1)
     }
 
     /// Returns the id of the key that signed the first statement.

@@ -234,6 +234,7 @@ impl BenchService {
             deadline_seconds: 3_600,
             spread: None,
             needs_approval: false,
+            also_trusted: None,
         };
         let jws = statement.sign(&self.owner);
         admin.put_statement(statement.cluster, &jws).await?;

@@ -24,6 +24,7 @@ use discovery_types::client::{ClientConfig, ClientError, DiscoveryClient};
 use discovery_types::convert;
 use discovery_types::digest::MemberId;
 use discovery_types::document::VerifiedDocument;
+use discovery_types::jws::Jws;
 use discovery_types::jws::JwsType;
 use discovery_types::leaves::Leaves;
 use discovery_types::problem::Code;
@@ -143,14 +144,14 @@ impl<'a> Newcomer<'a> {
     }
 
     async fn obtain_admission(&mut self) -> Result<(), ExitError> {
-        let (ticket, member) = loop {
+        let (mut ticket, member) = loop {
             let ticket = self.redeem().await?;
             if let Some(member) = self.wait(&ticket.view).await? {
                 break (ticket, member);
             }
         };
         crash::at(Failpoint::Added);
-        let leaves = self.request_leaves(&ticket.chain).await?;
+        let leaves = self.request_leaves(&mut ticket.chain).await?;
         write_certificates(&self.protocol.layout, &leaves, ticket.chain.newest())?;
         let listed = self.ask_cluster(&ticket, member).await?;
         let keepsakes = &mut self.protocol.extras;
@@ -189,6 +190,20 @@ impl<'a> Newcomer<'a> {
                 Err(error) => self.handle_failure(&error).await?,
             }
         }
+    }
+
+    /// Replaces the chain by discovery's if that continues it.
+    fn extend_chain(
+        &self,
+        chain_of: &mut StatementChain,
+        statements: &[Jws],
+    ) -> Result<(), ExitError> {
+        let found = redeem::verify_statements(statements, &self.join)
+            .map_err(|error| refused_answer(&error))?;
+        if found.position(&chain_of.newest_hash()).is_some() {
+            *chain_of = found;
+        }
+        Ok(())
     }
 
     fn verify_response(&mut self, response: JoinResponse) -> Result<RedeemedTicket, ExitError> {
@@ -268,7 +283,9 @@ impl<'a> Newcomer<'a> {
         tokio::time::sleep(pause).await;
     }
 
-    async fn request_leaves(&mut self, chain_of: &StatementChain) -> Result<Leaves, ExitError> {
+    /// Gets this host's certificates. A host can wait for weeks before it is added, so `chain_of` is
+    /// replaced by the present chain first: the cluster's CAs may have been replaced meanwhile.
+    async fn request_leaves(&mut self, chain_of: &mut StatementChain) -> Result<Leaves, ExitError> {
         let node_key = self
             .record
             .csr
@@ -276,19 +293,31 @@ impl<'a> Newcomer<'a> {
             .map_err(|error| ExitError::Failed(error_chain(&error)))?
             .node_key;
         loop {
-            match self.client.renew_leaves(self.join.cluster, &self.record.csr).await {
-                Ok(leaves) => {
-                    self.retry.reset();
-                    let verified = leaves.verify(&node_key, chain_of.newest());
-                    return verified.map(|()| leaves).map_err(|error| {
-                        ExitError::DoNotRestart(format!(
-                            "discovery's answer is refused: {}",
-                            error_chain(&error)
-                        ))
-                    });
+            let leaves = match self.client.renew_leaves(self.join.cluster, &self.record.csr).await {
+                Ok(leaves) => leaves,
+                Err(error) => {
+                    self.handle_failure(&error).await?;
+                    continue;
                 }
-                Err(error) => self.handle_failure(&error).await?,
+            };
+            // Read the statements after the certificates, which are by the CAs of the statements that
+            // the service had by then.
+            match self.client.statements(self.join.cluster).await {
+                Ok(list) => self.extend_chain(chain_of, &list.statements)?,
+                Err(error) => {
+                    self.handle_failure(&error).await?;
+                    continue;
+                }
             }
+            self.retry.reset();
+            return match leaves.verify(&node_key, chain_of.newest()) {
+                Ok(()) => Ok(leaves),
+                Err(error) => Err(refused_answer(&error)),
+            };
         }
     }
+}
+
+fn refused_answer(error: &(dyn std::error::Error + 'static)) -> ExitError {
+    ExitError::DoNotRestart(format!("discovery's answer is refused: {}", error_chain(error)))
 }

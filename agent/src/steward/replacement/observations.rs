@@ -143,7 +143,7 @@ impl Observations {
             let stored = node.read_key(&key).await.map_err(|error| error_chain(&error))?;
             let Some(value) = stored.value else { continue };
             let Ok(signed) = serde_json::from_slice::<SignedObservation>(&value) else { continue };
-            let verified = signed.verify(observer.cluster, &statements.newest().peer_ca);
+            let verified = signed.verify(statements.newest());
             let Ok((observation, proven)) = verified.inspect_err(|error| {
                 tracing::debug!("{key} doesn't count: {}", error_chain(error));
             }) else {

@@ -16,11 +16,12 @@ use crate::cli::printer::{Printer, duration};
 use crate::cli::session::{AdminSession, is_live, repeat_while_busy};
 
 #[derive(Serialize)]
-struct StatementResult {
+pub(super) struct StatementResult {
     #[serde(flatten)]
     summary: ClusterSummary,
     statement: Digest,
-    seq: u64,
+    /// Number of the statement in the chain.
+    pub(super) seq: u64,
     /// Whether this command signed the statement. If not, the newest one had the same content
     /// already.
     is_new: bool,
@@ -66,6 +67,7 @@ pub(super) async fn create(
         deadline_seconds,
         spread: args.spread,
         needs_approval: args.approve,
+        also_trusted: None,
     };
     print(printer, &put(session, &statement).await?)?;
     warn_single_owner(&admins, printer);
@@ -152,7 +154,11 @@ async fn restate_one(
     put(session, &next).await
 }
 
-async fn put(session: &AdminSession, statement: &Statement) -> Result<StatementResult, CliError> {
+/// Signs a statement and sends it.
+pub(super) async fn put(
+    session: &AdminSession,
+    statement: &Statement,
+) -> Result<StatementResult, CliError> {
     statement.check().map_err(CliError::Statement)?;
     let jws = statement.sign(&session.key);
     let summary = session.client.put_statement(statement.cluster, &jws).await?;

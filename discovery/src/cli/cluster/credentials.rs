@@ -56,7 +56,7 @@ pub(super) async fn credentials(
     let answer = session.client.issue_credentials(cluster.cluster, &csr).await?;
     let statement = chain.newest();
     let ours = csr.verify().map_err(|error| CliError::Answer(error.to_string()))?.node_key;
-    verify_leaf("client", &answer.certificate, &ours, &statement.client_ca)
+    verify_leaf("client", &answer.certificate, &ours, statement.client_cas())
         .map_err(|error| CliError::Answer(error.to_string()))?;
 
     // A renewed certificate is for the same key, so the key and certificate files always match.
@@ -64,7 +64,7 @@ pub(super) async fn credentials(
         let pem = Zeroizing::new(pair.serialize_pem());
         muster_files::replace(&files.key, pem.as_bytes())?;
     }
-    muster_files::replace(&files.ca, statement.client_ca.as_bytes())?;
+    muster_files::replace(&files.ca, statement.client_bundle().as_bytes())?;
     muster_files::replace(&files.certificate, answer.certificate.as_bytes())?;
 
     let endpoints = answer.endpoints.iter().map(ToString::to_string).collect::<Vec<_>>().join(",");

@@ -5,6 +5,7 @@ mod create;
 mod credentials;
 mod export;
 mod retire;
+mod rotate_ca;
 pub(super) mod show;
 mod wait;
 
@@ -53,6 +54,17 @@ Examples:
 Needed after `admin add` and `admin revoke`, so that the cluster knows its admins. Id, name, size and
 CAs stay; what was allowed stays allowed.")]
     Restate(RestateArgs),
+    /// Replace the CAs of a running cluster, one step at a time
+    #[command(after_help = "\
+Examples:
+  muster-discovery cluster rotate-ca demo
+  muster-discovery cluster rotate-ca demo --cancel
+
+Run it three times. First there are new CAs, which members trust beside the old ones. Then the new CAs issue:
+give all clients the new ca.crt before (cluster credentials --renew). At last only the new CAs are trusted.
+Before a step the command waits until all members have followed the last one. Members that run muster-node
+follow by themselves; stock etcd has to be restarted after the first step.")]
+    RotateCa(rotate_ca::RotateCaArgs),
     /// List the clusters and their states, the newest first
     #[command(after_help = "\
 Examples:
@@ -304,6 +316,7 @@ pub(super) async fn run(args: ClusterArgs, printer: &mut Printer) -> Result<(), 
     match args.command {
         ClusterCommand::Create(args) => create::create(&session, &args, printer).await,
         ClusterCommand::Restate(args) => create::restate(&session, &args, printer).await,
+        ClusterCommand::RotateCa(args) => rotate_ca::rotate(&session, &args, printer).await,
         ClusterCommand::List(args) => show::list(&session, &args, printer).await,
         ClusterCommand::Show { cluster } => show::show(&session, &cluster, printer).await,
         ClusterCommand::Explain { cluster } => show::explain(&session, &cluster, printer).await,

@@ -44,6 +44,7 @@ fn chain(owner: &SigningKey) -> StatementChain {
         deadline_seconds: 60,
         spread: None,
         needs_approval: false,
+        also_trusted: None,
     };
     StatementChain::verify_from_owners(&[statement.sign(owner)], &[*owner.public()]).unwrap()
 }

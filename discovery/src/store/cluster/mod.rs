@@ -567,7 +567,7 @@ pub(in crate::store) async fn add_statement(
     .bind(&jws.hash().0[..])
     .bind(jws.as_str())
     .bind(number_to_row(now.0)?)
-    .execute(connection)
+    .execute(&mut *connection)
     .await?;
-    Ok(())
+    super::ca_rotation::follow_statement(connection, &claimed).await
 }

@@ -7,6 +7,7 @@ mod policies;
 mod present;
 mod readmitted;
 mod recovered;
+mod rotated_cas;
 mod tickets;
 
 use discovery_types::api::{
@@ -152,6 +153,7 @@ impl CommittedCluster {
             raft_term: 2,
             raft_index,
             membership: Some(Membership { configuration, members }),
+            cas: None,
         }
     }
 

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
 use uuid::Uuid;
 
-use super::formation::ProbeResult;
+use super::formation::{MemberCas, ProbeResult};
 use crate::csr::Csr;
 use crate::digest::{Digest, Incarnation, MemberId};
 use crate::grant::GrantId;
@@ -108,6 +108,27 @@ pub struct DraftResponse {
     pub expires_at_ms: i64,
     /// Longest deadline that this service accepts, in seconds.
     pub max_deadline_seconds: u64,
+}
+
+/// Answer of `GET /v1/clusters/{id}/cas`: how far the members are with the replacement of the
+/// cluster's CAs.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct RotationView {
+    /// Members of the list that a quorum of the voters confirmed last.
+    pub members: Vec<MemberRotation>,
+}
+
+/// How far a present member is with the replacement of its cluster's CAs.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct MemberRotation {
+    /// Id of the member in the Raft cluster.
+    pub id: MemberId,
+    /// The member's name, or its id if it has none.
+    pub name: String,
+    /// CAs of the member, as its agent reported last; none if it has reported none.
+    pub cas: Option<MemberCas>,
+    /// Whether the member's agent has not reported for a while.
+    pub is_silent: bool,
 }
 
 /// Summary of one cluster.

@@ -209,6 +209,21 @@ pub struct ReportRequest {
     /// Members of the cluster as the node lists them, if it was asked.
     #[serde(default)]
     pub membership: Option<Membership>,
+    /// CAs of the member. Absent in a cluster whose CAs were never replaced.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cas: Option<MemberCas>,
+}
+
+/// How far a member is with the replacement of its cluster's CAs. The numbers are those of the
+/// cluster's statements.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct MemberCas {
+    /// The statement whose CAs the member's node trusts.
+    pub trusted: u64,
+    /// The statement whose issuing CAs signed the member's certificates; none if those of the newest
+    /// statement that the member knows didn't.
+    pub certified: Option<u64>,
 }
 
 /// Body of `POST /v1/clusters/{id}/trouble`: the reason why a member's node finds no leader.

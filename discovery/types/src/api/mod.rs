@@ -79,8 +79,8 @@ pub use clusters::{
     AbandonRequest, AskingHost, BadClusterState, ClusterList, ClusterQuery, ClusterState,
     ClusterStates, ClusterSummary, ClusterView, CommitDocument, CredentialsRequest,
     CredentialsResponse, DraftRequest, DraftResponse, EndView, ExplainResponse, Explanation,
-    MAX_PAGE, MIN_REPORT_INTERVAL, MemberView, MembersView, Moment, SILENT_AFTER, SeatView,
-    StatementList,
+    MAX_PAGE, MIN_REPORT_INTERVAL, MemberRotation, MemberView, MembersView, Moment, RotationView,
+    SILENT_AFTER, SeatView, StatementList,
 };
 pub use etcd_tokens::{
     EtcdMember, EtcdTokenList, EtcdTokenQuery, EtcdTokenRequest, EtcdTokenResponse, EtcdTokenState,
@@ -88,7 +88,7 @@ pub use etcd_tokens::{
 };
 pub use events::{CheckpointQuery, EventList, EventQuery, EventView};
 pub use formation::{
-    AdoptRequest, MatrixRow, NackReason, NackRequest, PREFER, PollRequest, PollResponse,
+    AdoptRequest, MatrixRow, MemberCas, NackReason, NackRequest, PREFER, PollRequest, PollResponse,
     ProbeResult, ProbesRequest, RETURN_MINIMAL, RedeemResponse, ReportRequest, ReportResponse,
     Session, Standing, TroubleRequest,
 };

@@ -11,12 +11,13 @@ use crate::api::{
     CredentialsResponse, DirectoryResponse, DraftRequest, DraftResponse, EtcdTokenList,
     EtcdTokenQuery, EtcdTokenRequest, EtcdTokenResponse, EtcdTokenView, EventList, EventQuery,
     ExplainResponse, GrantList, GrantQuery, GrantView, IntentList, IntentView, ProcessList,
-    RedemptionList, SignedBody, StatementList,
+    RedemptionList, RotationView, SignedBody, StatementList,
 };
 use crate::csr::Csr;
 use crate::digest::OperationId;
 use crate::grant::GrantId;
 use crate::jws::Jws;
+use crate::statement::CaPair;
 
 impl DiscoveryClient {
     /// Makes a draft of a cluster.
@@ -32,6 +33,16 @@ impl DiscoveryClient {
     ) -> Result<ClusterSummary, ClientError> {
         let body = SignedBody { jws: statement.clone() };
         self.send(Method::PUT, format!("/v1/clusters/{cluster}/statement"), &body).await
+    }
+
+    /// Makes new CAs for a running cluster. They replace those that no statement names yet.
+    pub async fn make_cas(&self, cluster: Uuid) -> Result<CaPair, ClientError> {
+        self.send(Method::POST, format!("/v1/clusters/{cluster}/cas"), &serde_json::json!({})).await
+    }
+
+    /// Fetches how far the members are with the replacement of their cluster's CAs.
+    pub async fn rotation(&self, cluster: Uuid) -> Result<RotationView, ClientError> {
+        self.get(format!("/v1/clusters/{cluster}/cas")).await
     }
 
     /// Fetches a page of the list of clusters.

@@ -134,6 +134,88 @@ fn a_spread_is_a_field_of_the_statement_only_if_it_is_used() {
     assert!(statement.check().is_ok());
 }
 
+/// A change to a statement's CAs. A digit stands for a pair of CAs: the one that issues, then the one
+/// that is trusted, too.
+fn with_cas(statement: &Statement, pairs: &[CaPair], cas: &str) -> Statement {
+    let mut digits = cas.chars().map(|digit| digit.to_digit(10).unwrap() as usize);
+    let issuing = pairs[digits.next().unwrap()].clone();
+    let also_trusted = digits.next().map(|digit| pairs[digit].clone());
+    Statement {
+        peer_ca: issuing.peer,
+        client_ca: issuing.client,
+        also_trusted,
+        ..statement.clone()
+    }
+}
+
+#[test]
+fn cas_are_replaced_by_statements_between_which_each_certificate_is_trusted() {
+    let world = ClusterFixture::new(1);
+    let pair = |_| CaPair { peer: TestCa::new("peers").pem, client: TestCa::new("clients").pem };
+    let pairs: Vec<CaPair> = (0..3).map(pair).collect();
+    let step = |from: &str, to: &str| {
+        let of = |cas| with_cas(&world.statement, &pairs, cas);
+        of(to).rotation_step(&of(from))
+    };
+    for (from, to, taken) in [
+        ("0", "0", None),
+        ("01", "01", None),
+        ("0", "01", Some(RotationStep::Begin)),
+        ("01", "10", Some(RotationStep::Switch)),
+        ("10", "1", Some(RotationStep::End)),
+        ("10", "01", Some(RotationStep::Switch)),
+        ("01", "0", Some(RotationStep::End)),
+    ] {
+        assert_eq!(step(from, to), Ok(taken), "{from} {to}");
+    }
+    // Certificates that one side has are not trusted by the other.
+    for (from, to) in [
+        ("0", "1"),
+        ("0", "10"),
+        ("0", "12"),
+        ("01", "1"),
+        ("01", "02"),
+        ("01", "12"),
+        ("01", "20"),
+    ] {
+        assert!(step(from, to).is_err(), "{from} {to}");
+    }
+    for twice in ["00", "11"] {
+        assert!(with_cas(&world.statement, &pairs, twice).check().is_err(), "{twice}");
+    }
+    let mut crossed = with_cas(&world.statement, &pairs, "01");
+    crossed.also_trusted =
+        Some(CaPair { peer: pairs[0].client.clone(), client: pairs[1].client.clone() });
+    assert!(crossed.check().is_err(), "a client's CA would be a peer's");
+}
+
+#[test]
+fn a_chain_knows_since_when_its_cas_are_named() {
+    let world = ClusterFixture::new(1);
+    let mut chain = world.chain();
+    let first = CaPair { peer: world.peer_ca.pem.clone(), client: world.client_ca.pem.clone() };
+    let new = CaPair { peer: TestCa::new("peers").pem, client: TestCa::new("clients").pem };
+    let pairs = [first, new];
+    let mut since = Vec::new();
+    for cas in ["0", "01", "01", "10", "10", "1"] {
+        let wanted = with_cas(&next(chain.newest(), chain.newest_hash()), &pairs, cas);
+        chain.append(&wanted.sign(&world.owner)).unwrap();
+        since.push(chain.cas_since());
+    }
+    assert_eq!(since, [0, 2, 2, 4, 4, 6]);
+    let mut skipped = with_cas(&next(chain.newest(), chain.newest_hash()), &pairs, "0");
+    skipped.peer_ca.clone_from(&pairs[0].peer);
+    let refused = chain.append(&skipped.sign(&world.owner)).err();
+    assert_eq!(refused, Some(StatementError::Broken { seq: 7, what: "the peers' CA" }));
+}
+
+/// Older programs refuse a statement with an unknown field, and read one without it.
+#[test]
+fn other_cas_are_a_field_of_the_statement_only_if_there_are_any() {
+    let statement = ClusterFixture::new(3).statement;
+    assert_eq!(serde_json::to_value(&statement).unwrap().get("also_trusted"), None);
+}
+
 #[test]
 fn a_leaf_certificate_is_no_ca() {
     let world = ClusterFixture::new(1);

@@ -1,0 +1,288 @@
+//! The CAs that this member's node trusts, and those that certify the member, while the cluster's CAs
+//! are being replaced.
+//!
+//! The newest statement names the CAs. The agent writes them where the node reads them, and reports
+//! to discovery how far this member is: an owner takes the next step of the replacement only after
+//! all members have taken the last one.
+//!
+//! muster-node reads changed CA files by itself. Stock etcd reads them only when it starts, so this
+//! module keeps in a file which statement was the newest when the running process was started.
+
+use discovery_types::api::MemberCas;
+use discovery_types::leaves::Leaves;
+use discovery_types::statement::{Statement, StatementChain};
+use serde::{Deserialize, Serialize};
+use tokio::sync::watch;
+
+use crate::exit::{ExitError, error_chain};
+use crate::launch::node_command::{NodeKind, write_certificates};
+use crate::launch::process::ProcessIdentity;
+use crate::observe::status::StatusHandle;
+use crate::state::{self, Layout};
+
+/// Text in the status while stock etcd has to be restarted.
+const RESTART_WANTED: &str = "the cluster's CAs have changed, and etcd reads them only when it starts: \
+     restart muster-agent on this host, and with it etcd, one member after the other";
+
+/// Keeps this member's files up to date with the CAs that the newest statement names.
+#[derive(Clone)]
+pub(crate) struct OwnCas {
+    layout: Layout,
+    kind: NodeKind,
+    board: StatusHandle,
+    facts: watch::Sender<CaFacts>,
+}
+
+/// Facts about this member's CAs. The numbers are those of statements.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct CaFacts {
+    /// Whether the cluster's CAs have been replaced, or are being replaced.
+    is_rotated: bool,
+    /// The first statement that names the CAs in this member's files as the newest one does.
+    written: u64,
+    /// The value of `written` when the node's process was started; `None` if that isn't known.
+    at_start: Option<u64>,
+    /// Whether the CAs that issue signed the member's certificates.
+    are_certificates_new: bool,
+}
+
+/// Content of the file about the start of the node's process.
+#[derive(Serialize, Deserialize)]
+struct StartFile {
+    process: ProcessIdentity,
+    trusted: u64,
+}
+
+impl OwnCas {
+    /// Begins with the statements and certificates with which the node is started. The files are
+    /// written already.
+    pub(crate) fn new(
+        layout: &Layout,
+        kind: NodeKind,
+        chain: &StatementChain,
+        leaves: &Leaves,
+        board: &StatusHandle,
+    ) -> Self {
+        let facts = CaFacts {
+            is_rotated: chain.cas_since() > 0,
+            written: chain.cas_since(),
+            at_start: None,
+            are_certificates_new: leaves.are_by_issuing_cas(chain.newest()),
+        };
+        let facts = watch::Sender::new(facts);
+        Self { layout: layout.clone(), kind, board: board.clone(), facts }
+    }
+
+    /// Writes the CAs of a longer chain. `leaves` are the member's present certificates.
+    pub(crate) fn follow(&self, chain: &StatementChain, leaves: &Leaves) -> Result<(), ExitError> {
+        write_certificates(&self.layout, leaves, chain.newest())?;
+        tracing::info!("the cluster's owners have changed its CAs: the new files are written");
+        self.facts.send_modify(|facts| {
+            facts.is_rotated = chain.cas_since() > 0;
+            facts.written = chain.cas_since();
+            facts.are_certificates_new = leaves.are_by_issuing_cas(chain.newest());
+        });
+        self.show();
+        Ok(())
+    }
+
+    /// Notes the certificates that the member has now.
+    pub(crate) fn note_certificates(&self, leaves: &Leaves, statement: &Statement) {
+        let are_new = leaves.are_by_issuing_cas(statement);
+        self.facts.send_modify(|facts| facts.are_certificates_new = are_new);
+    }
+
+    /// Returns what the files say now, for [`OwnCas::note_start`].
+    pub(crate) fn written(&self) -> u64 {
+        self.facts.borrow().written
+    }
+
+    /// Notes that the node's process has been started. `written` is what the files said right before.
+    pub(crate) fn note_start(&self, process: &ProcessIdentity, written: u64) {
+        self.facts.send_modify(|facts| facts.at_start = Some(written));
+        if self.kind != NodeKind::Muster {
+            let file = StartFile { process: process.clone(), trusted: written };
+            let text = serde_json::to_vec(&file).expect("plain structs always serialise");
+            let path = self.layout.node_start();
+            if let Err(error) = muster_files::data::replace_volatile(&path, &text) {
+                // After a restart of the agent, the node then counts as one that has to be restarted.
+                tracing::warn!(
+                    "the start of the node can't be written down: {}",
+                    error_chain(&error)
+                );
+            }
+        }
+        self.show();
+    }
+
+    /// Notes that the agent has found the node's process running.
+    pub(crate) fn note_adopted(&self, process: &ProcessIdentity) {
+        let bytes = state::read(&self.layout.node_start()).ok().flatten();
+        let file: Option<StartFile> = bytes.and_then(|bytes| serde_json::from_slice(&bytes).ok());
+        let found = file.filter(|file| file.process == *process).map(|file| file.trusted);
+        self.facts.send_modify(|facts| facts.at_start = found);
+        self.show();
+    }
+
+    /// Returns what to report to discovery. `None` in a cluster whose CAs were never replaced.
+    pub(crate) fn report(&self) -> Option<MemberCas> {
+        let facts = self.facts.borrow();
+        facts.is_rotated.then(|| MemberCas {
+            trusted: self.trusted(&facts),
+            certified: facts.are_certificates_new.then_some(facts.written),
+        })
+    }
+
+    /// Waits until the report differs from `reported`.
+    pub(crate) async fn wait_for_change(&self, reported: Option<MemberCas>) {
+        let mut facts = self.facts.subscribe();
+        while self.report() == reported {
+            if facts.changed().await.is_err() {
+                return std::future::pending().await;
+            }
+        }
+    }
+
+    /// Returns the statement whose CAs the node's process trusts.
+    fn trusted(&self, facts: &CaFacts) -> u64 {
+        match self.kind {
+            NodeKind::Muster => facts.written,
+            NodeKind::Etcd { .. } => facts.at_start.unwrap_or(0),
+        }
+    }
+
+    fn show(&self) {
+        let is_wanted = {
+            let facts = self.facts.borrow();
+            facts.is_rotated && self.trusted(&facts) < facts.written
+        };
+        let text = is_wanted.then(|| RESTART_WANTED.to_owned());
+        if let Some(text) = &text {
+            tracing::warn!("{text}");
+        }
+        self.board.update(|status| status.restart_wanted = text);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use discovery_types::fixtures::{ClusterFixture, TestCa};
+    use discovery_types::statement::CaPair;
+
+    use super::*;
+
+    const ETCD: NodeKind = NodeKind::Etcd { major: 3, minor: 7 };
+
+    struct CasFixture {
+        world: ClusterFixture,
+        chain: StatementChain,
+        dir: tempfile::TempDir,
+        board: StatusHandle,
+    }
+
+    impl CasFixture {
+        fn new() -> Self {
+            let (world, dir) = (ClusterFixture::new(1), tempfile::tempdir().unwrap());
+            Layout::new(dir.path()).unwrap().create().unwrap();
+            let chain = world.chain();
+            Self { world, chain, dir, board: StatusHandle::default() }
+        }
+
+        fn cas(&self, kind: NodeKind) -> OwnCas {
+            let layout = Layout::new(self.dir.path()).unwrap();
+            OwnCas::new(&layout, kind, &self.chain, &self.world.leaves(0), &self.board)
+        }
+
+        /// Appends a statement that names new CAs as trusted, too.
+        fn begin(&mut self) {
+            let new = CaPair { peer: TestCa::new("p").pem, client: TestCa::new("c").pem };
+            let last = self.chain.newest();
+            let next = Statement {
+                seq: last.seq + 1,
+                previous: Some(self.chain.newest_hash()),
+                also_trusted: Some(new),
+                ..last.clone()
+            };
+            self.chain.append(&next.sign(&self.world.owner)).unwrap();
+        }
+
+        fn follow(&self, cas: &OwnCas) {
+            cas.follow(&self.chain, &self.world.leaves(0)).unwrap();
+        }
+
+        fn is_restart_wanted(&self) -> bool {
+            self.board.read().restart_wanted.is_some()
+        }
+    }
+
+    fn process(pid: i32) -> ProcessIdentity {
+        ProcessIdentity { pid, start_ticks: 1, boot_id: "boot".to_owned(), program: "etcd".into() }
+    }
+
+    fn reported(trusted: u64, certified: Option<u64>) -> Option<MemberCas> {
+        Some(MemberCas { trusted, certified })
+    }
+
+    #[test]
+    fn muster_node_trusts_what_is_written() {
+        let mut fixture = CasFixture::new();
+        let cas = fixture.cas(NodeKind::Muster);
+        cas.note_start(&process(7), cas.written());
+        assert_eq!(cas.report(), None, "nothing was ever replaced");
+        fixture.begin();
+        fixture.follow(&cas);
+        assert_eq!(cas.report(), reported(1, Some(1)));
+        assert!(!fixture.is_restart_wanted());
+        let bundle = std::fs::read_to_string(fixture.dir.path().join("agent/tls/peer-ca.crt"));
+        assert_eq!(bundle.unwrap(), fixture.chain.newest().peer_bundle());
+    }
+
+    #[test]
+    fn etcd_trusts_what_was_written_when_it_was_started() {
+        let mut fixture = CasFixture::new();
+        let cas = fixture.cas(ETCD);
+        cas.note_start(&process(7), cas.written());
+        fixture.begin();
+        fixture.follow(&cas);
+        assert_eq!(cas.report(), reported(0, Some(1)));
+        assert!(fixture.is_restart_wanted());
+        // Another agent finds the process, and then restarts it.
+        let cas = fixture.cas(ETCD);
+        cas.note_adopted(&process(7));
+        assert_eq!(cas.report(), reported(0, Some(1)));
+        let before = cas.written();
+        cas.note_start(&process(8), before);
+        assert_eq!(cas.report(), reported(1, Some(1)));
+        assert!(!fixture.is_restart_wanted());
+        let cas = fixture.cas(ETCD);
+        cas.note_adopted(&process(8));
+        assert_eq!(cas.report(), reported(1, Some(1)));
+        // What an unknown process trusts is not known.
+        cas.note_adopted(&process(9));
+        assert_eq!(cas.report(), reported(0, Some(1)));
+        assert!(fixture.is_restart_wanted());
+    }
+
+    #[test]
+    fn files_that_change_while_etcd_starts_count_as_unread() {
+        let mut fixture = CasFixture::new();
+        let cas = fixture.cas(ETCD);
+        let before = cas.written();
+        fixture.begin();
+        fixture.follow(&cas);
+        cas.note_start(&process(7), before);
+        assert_eq!(cas.report(), reported(0, Some(1)));
+    }
+
+    #[tokio::test]
+    async fn a_change_of_the_certificates_is_reported() {
+        let mut fixture = CasFixture::new();
+        fixture.begin();
+        let cas = fixture.cas(NodeKind::Muster);
+        let last = cas.report();
+        let other = Statement { peer_ca: TestCa::new("p").pem, ..fixture.chain.newest().clone() };
+        let note = async { cas.note_certificates(&fixture.world.leaves(0), &other) };
+        tokio::join!(cas.wait_for_change(last), note);
+        assert_eq!(cas.report(), reported(1, None));
+    }
+}

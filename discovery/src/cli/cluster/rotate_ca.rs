@@ -1,0 +1,285 @@
+//! `cluster rotate-ca`: replaces a running cluster's CAs, one step at a time.
+
+use std::time::{Duration, Instant};
+
+use discovery_types::api::MemberRotation;
+use discovery_types::role::Action;
+use discovery_types::statement::{RotationStep, Statement, StatementChain};
+use serde_json::json;
+
+use super::create::put;
+use crate::cli::CliError;
+use crate::cli::confirm::IrreversibleAct;
+use crate::cli::printer::{Printer, duration};
+use crate::cli::session::AdminSession;
+
+/// Pause between two questions about the members.
+const INTERVAL: Duration = Duration::from_secs(1);
+
+/// Arguments of `cluster rotate-ca`.
+#[derive(Debug, clap::Args)]
+pub(super) struct RotateCaArgs {
+    /// Name or id of the cluster
+    cluster: String,
+    /// Go back: the CAs of before issue again, or the new ones are dropped
+    #[arg(long)]
+    cancel: bool,
+    /// Time to wait for the members to be ready for the step
+    #[arg(long, value_name = "TIME", value_parser = crate::server::parse_duration, default_value = "5m")]
+    timeout: Duration,
+    /// Do the step although members are not ready for it: they are cut off until they follow
+    #[arg(long)]
+    force: bool,
+    /// Skip the confirmation prompt
+    #[arg(long)]
+    yes: bool,
+}
+
+/// Condition that each member has to meet before a step is done.
+#[derive(Clone, Copy)]
+enum Readiness {
+    /// The member trusts the CAs of the statement with this number.
+    Trusts(u64),
+    /// The CAs that issue by the statement with this number signed the member's certificates.
+    Certified(u64),
+}
+
+impl Readiness {
+    /// Returns why the member isn't ready; `None` if it is.
+    fn objection(self, member: &MemberRotation) -> Option<String> {
+        let Some(cas) = member.cas else {
+            return Some(match member.is_silent {
+                true => "is silent".to_owned(),
+                false => {
+                    "has not said what it trusts (a muster-agent of an older version never does)"
+                        .to_owned()
+                }
+            });
+        };
+        let what = match self {
+            Self::Trusts(since) if cas.trusted < since => {
+                "doesn't trust the new CAs yet; stock etcd has to be restarted for it"
+            }
+            Self::Certified(since) if cas.certified.is_none_or(|by| by < since) => {
+                "has no certificates of the new CAs yet"
+            }
+            Self::Trusts(_) | Self::Certified(_) => return None,
+        };
+        let silent = if member.is_silent { ", and is silent" } else { "" };
+        Some(format!("{what}{silent}"))
+    }
+}
+
+pub(super) async fn rotate(
+    session: &AdminSession,
+    args: &RotateCaArgs,
+    printer: &mut Printer,
+) -> Result<(), CliError> {
+    let cluster = session.cluster(&args.cluster).await?;
+    let name = cluster.name.as_str();
+    let chain = session.chain(cluster.cluster).await?;
+    session.check_role_in_statement(&chain, Action::PutStatement)?;
+    let last = chain.newest();
+    let step = next_step(&chain, args.cancel)?;
+    let mut next =
+        Statement { seq: last.seq + 1, previous: Some(chain.newest_hash()), ..last.clone() };
+    let since = chain.cas_since();
+    match step {
+        RotationStep::Begin => {
+            next.also_trusted = Some(session.client.make_cas(cluster.cluster).await?);
+        }
+        RotationStep::Switch => {
+            wait_for_members(session, cluster.cluster, Readiness::Trusts(since), args, printer)
+                .await?;
+            let text = "Members and new clients get certificates of the other CAs from now on. A client \
+                        whose ca.crt has one CA alone can't connect any more: run `cluster credentials \
+                        --renew` for each client first, and restart what reads the file only at its start.";
+            IrreversibleAct { consequences: vec![text.to_owned()], name }
+                .confirm(args.yes, printer)?;
+            if let Some(other) = next.also_trusted.replace(last.issuing_cas()) {
+                (next.peer_ca, next.client_ca) = (other.peer, other.client);
+            }
+        }
+        RotationStep::End => {
+            if !args.cancel {
+                let ready = Readiness::Certified(since);
+                wait_for_members(session, cluster.cluster, ready, args, printer).await?;
+            }
+            let text = "Certificates of the CAs that don't issue are refused from now on, and the \
+                        service deletes the keys of these CAs.";
+            IrreversibleAct { consequences: vec![text.to_owned()], name }
+                .confirm(args.yes, printer)?;
+            next.also_trusted = None;
+        }
+    }
+    let stated = put(session, &next).await?;
+    let value = json!({ "cluster": cluster.cluster, "step": word(step), "seq": stated.seq });
+    printer.print_value(&value, |out| out.line(&description(step, args.cancel)))?;
+    if let Some(hint) = next_command(step, args.cancel, name) {
+        printer.note(&hint);
+    }
+    Ok(())
+}
+
+/// Returns the step that comes next, or that takes back the last one.
+fn next_step(chain: &StatementChain, cancel: bool) -> Result<RotationStep, CliError> {
+    match (chain.newest().also_trusted.is_some(), is_new_pair_issuing(chain)) {
+        (false, _) if cancel => Err(CliError::Usage(
+            "nothing to cancel: the cluster's CAs are not being replaced".into(),
+        )),
+        (false, _) => Ok(RotationStep::Begin),
+        (true, is_switched) if is_switched == cancel => Ok(RotationStep::Switch),
+        (true, _) => Ok(RotationStep::End),
+    }
+}
+
+/// Whether the CAs that the last replacement made issue now. A switch can be taken back, and made
+/// again.
+fn is_new_pair_issuing(chain: &StatementChain) -> bool {
+    let all: Vec<&Statement> = chain.statements().collect();
+    let steps = all.windows(2).filter_map(|pair| pair[1].rotation_step(pair[0]).ok().flatten());
+    let steps: Vec<RotationStep> = steps.collect();
+    let begun = steps.iter().rposition(|step| *step == RotationStep::Begin).unwrap_or(0);
+    let switches = steps[begun..].iter().filter(|step| **step == RotationStep::Switch).count();
+    !switches.is_multiple_of(2)
+}
+
+/// Waits until all members are ready. Says meanwhile which ones are not.
+async fn wait_for_members(
+    session: &AdminSession,
+    cluster: uuid::Uuid,
+    ready: Readiness,
+    args: &RotateCaArgs,
+    printer: &mut Printer,
+) -> Result<(), CliError> {
+    let ends = Instant::now() + args.timeout;
+    let mut said = String::new();
+    loop {
+        let members = session.client.rotation(cluster).await?.members;
+        let unready: Vec<String> = members
+            .iter()
+            .filter_map(|member| Some(format!("{} {}", member.name, ready.objection(member)?)))
+            .collect();
+        if unready.is_empty() {
+            return Ok(());
+        }
+        let progress = unready.join("; ");
+        if args.force {
+            printer.warn(&format!("not waiting for it: {progress}"));
+            return Ok(());
+        }
+        if progress != said {
+            printer.note(&progress);
+            said = progress;
+        }
+        let left = ends.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            let waited = duration(args.timeout.as_secs());
+            return Err(CliError::MembersNotReady(format!("after {waited}, {said}")));
+        }
+        tokio::time::sleep(INTERVAL.min(left)).await;
+    }
+}
+
+fn word(step: RotationStep) -> &'static str {
+    match step {
+        RotationStep::Begin => "begin",
+        RotationStep::Switch => "switch",
+        RotationStep::End => "end",
+    }
+}
+
+fn description(step: RotationStep, cancel: bool) -> String {
+    let text = match (step, cancel) {
+        (RotationStep::Begin, _) => {
+            "step 1 of 3: there are new CAs, which members trust beside those that issue"
+        }
+        (RotationStep::Switch, false) => {
+            "step 2 of 3: the new CAs issue, and members get new certificates"
+        }
+        (RotationStep::Switch, true) => "taken back: the CAs of before issue again",
+        (RotationStep::End, false) => "step 3 of 3: only the new CAs are trusted",
+        (RotationStep::End, true) => "taken back: the new CAs are dropped",
+    };
+    text.to_owned()
+}
+
+fn next_command(step: RotationStep, cancel: bool, name: &str) -> Option<String> {
+    let command = format!("muster-discovery cluster rotate-ca {name}");
+    match (step, cancel) {
+        (RotationStep::Begin, _) => Some(format!(
+            "next, for each client: muster-discovery cluster credentials {name} --renew --out DIR; then: \
+             {command}"
+        )),
+        (RotationStep::Switch, false) => Some(format!("next: {command}")),
+        (RotationStep::Switch, true) => {
+            Some(format!("next, to drop the new CAs: {command} --cancel"))
+        }
+        (RotationStep::End, _) => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use discovery_types::api::MemberCas;
+    use discovery_types::digest::MemberId;
+    use discovery_types::fixtures::{ClusterFixture, TestCa};
+    use discovery_types::statement::CaPair;
+
+    use super::*;
+
+    #[test]
+    fn each_step_follows_from_the_statements_and_can_be_taken_back() {
+        use RotationStep::{Begin, End, Switch};
+        let world = ClusterFixture::new(1);
+        let old = world.statement.issuing_cas();
+        let new = CaPair { peer: TestCa::new("p").pem, client: TestCa::new("c").pem };
+        let mut chain = world.chain();
+        let steps = |chain: &StatementChain| {
+            (next_step(chain, false).unwrap(), next_step(chain, true).ok())
+        };
+        assert_eq!(steps(&chain), (Begin, None));
+        for (issuing, other, expected) in [
+            (&old, Some(&new), (Switch, Some(End))),
+            (&new, Some(&old), (End, Some(Switch))),
+            (&old, Some(&new), (Switch, Some(End))),
+            (&new, Some(&old), (End, Some(Switch))),
+            (&new, None, (Begin, None)),
+            (&new, Some(&old), (Switch, Some(End))),
+        ] {
+            let next = Statement {
+                seq: chain.newest().seq + 1,
+                previous: Some(chain.newest_hash()),
+                peer_ca: issuing.peer.clone(),
+                client_ca: issuing.client.clone(),
+                also_trusted: other.cloned(),
+                ..world.statement.clone()
+            };
+            chain.append(&next.sign(&world.owner)).unwrap();
+            assert_eq!(steps(&chain), expected, "after statement {}", next.seq);
+        }
+    }
+
+    #[test]
+    fn a_member_is_ready_once_it_has_followed_the_last_step() {
+        let member = |cas: Option<(u64, Option<u64>)>, is_silent| MemberRotation {
+            id: MemberId::new(1),
+            name: "db-1".to_owned(),
+            cas: cas.map(|(trusted, certified)| MemberCas { trusted, certified }),
+            is_silent,
+        };
+        let trusts = |cas| Readiness::Trusts(2).objection(&member(cas, false));
+        assert_eq!(trusts(Some((2, None))), None);
+        assert_eq!(trusts(Some((3, None))), None);
+        assert!(trusts(Some((1, Some(1)))).unwrap().contains("restarted"));
+        assert!(trusts(None).unwrap().contains("older version"));
+        let certified = |cas| Readiness::Certified(2).objection(&member(Some(cas), true));
+        assert_eq!(certified((2, Some(2))), None);
+        for old in [None, Some(1)] {
+            let objection = certified((2, old)).unwrap();
+            assert!(objection.contains("no certificates") && objection.contains("silent"));
+        }
+        let silent = Readiness::Trusts(2).objection(&member(None, true)).unwrap();
+        assert_eq!(silent, "is silent");
+    }
+}

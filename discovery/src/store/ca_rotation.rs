@@ -1,0 +1,153 @@
+//! Queries on the replacement of a cluster's CAs.
+//!
+//! `authorities` holds the CAs that issue. `other_authorities` holds the pair that is trusted beside
+//! them: the new CAs before the switch, the old ones after it. Once the last statement trusts one pair
+//! alone, the rows of the other are deleted, and with them its keys.
+
+use discovery_types::api::MemberCas;
+use discovery_types::digest::MemberId;
+use discovery_types::statement::{Statement, ca_der};
+use sqlx::PgConnection;
+use uuid::Uuid;
+
+use super::cluster::{Authorities, AuthorityRow, authorities};
+use super::clusters::WrappedCa;
+use super::{Store, StoreError};
+use crate::domain::number_to_row;
+
+/// Returns the CAs of a cluster that don't issue; `None` if there are none.
+pub(crate) async fn other_authorities(
+    connection: &mut PgConnection,
+    cluster: Uuid,
+) -> Result<Option<Authorities>, StoreError> {
+    let rows: Vec<AuthorityRow> = sqlx::query_as(
+        "SELECT certificate, wrapped_key FROM other_authorities
+         WHERE cluster_id = $1 AND purpose IN ('peer', 'client') ORDER BY purpose DESC",
+    )
+    .bind(cluster)
+    .fetch_all(connection)
+    .await?;
+    let pair = <[AuthorityRow; 2]>::try_from(rows).ok();
+    Ok(pair.map(|[peer, client]| Authorities { peer, client }))
+}
+
+/// Makes the rows follow a statement that was just added to the chain: the CAs that issue by it are in
+/// `authorities`, and CAs that it doesn't name are deleted. Without the keys of its CAs, the rows stay;
+/// the service then issues nothing until the CAs are replaced again.
+pub(super) async fn follow_statement(
+    connection: &mut PgConnection,
+    statement: &Statement,
+) -> Result<(), StoreError> {
+    let cluster = statement.cluster;
+    if statement.seq == 0 {
+        return Ok(());
+    }
+    let Some(other) = other_authorities(connection, cluster).await? else { return Ok(()) };
+    let issuing = authorities(connection, cluster).await?;
+    if !issuing.are_issuing(statement) && other.are_issuing(statement) {
+        // Both parts read the rows as they were before this statement.
+        sqlx::query(
+            "WITH promoted AS (
+                 UPDATE authorities a SET certificate = o.certificate, wrapped_key = o.wrapped_key
+                 FROM other_authorities o
+                 WHERE a.cluster_id = $1 AND o.cluster_id = $1 AND o.purpose = a.purpose)
+             UPDATE other_authorities o SET certificate = a.certificate, wrapped_key = a.wrapped_key
+             FROM authorities a
+             WHERE o.cluster_id = $1 AND a.cluster_id = $1 AND a.purpose = o.purpose",
+        )
+        .bind(cluster)
+        .execute(&mut *connection)
+        .await?;
+    }
+    if statement.also_trusted.is_none() {
+        sqlx::query("DELETE FROM other_authorities WHERE cluster_id = $1")
+            .bind(cluster)
+            .execute(connection)
+            .await?;
+    }
+    Ok(())
+}
+
+impl Authorities {
+    /// Whether these are the CAs that issue by the statement.
+    pub(crate) fn are_issuing(&self, statement: &Statement) -> bool {
+        self.are_certified(&statement.peer_ca, &statement.client_ca)
+    }
+
+    /// Whether these are the CAs with the certificates `peer` and `client`, PEM.
+    pub(crate) fn are_certified(&self, peer: &str, client: &str) -> bool {
+        ca_der(peer).as_ref() == Some(&self.peer.certificate)
+            && ca_der(client).as_ref() == Some(&self.client.certificate)
+    }
+}
+
+impl Store {
+    /// Stores new CAs beside those that issue, in place of others that no statement names yet.
+    pub(crate) async fn put_other_authorities(
+        &self,
+        cluster: Uuid,
+        [peer, client]: [&WrappedCa; 2],
+    ) -> Result<(), StoreError> {
+        let mut transaction = self.begin("BEGIN").await?;
+        for (purpose, ca) in [("peer", peer), ("client", client)] {
+            sqlx::query(
+                "INSERT INTO other_authorities (cluster_id, purpose, certificate, wrapped_key)
+                 VALUES ($1, $2, $3, $4)
+                 ON CONFLICT (cluster_id, purpose) DO UPDATE
+                     SET certificate = excluded.certificate, wrapped_key = excluded.wrapped_key",
+            )
+            .bind(cluster)
+            .bind(purpose)
+            .bind(&ca.ca.certificate)
+            .bind(&ca.wrapped_key)
+            .execute(&mut *transaction)
+            .await?;
+        }
+        Ok(transaction.commit().await?)
+    }
+
+    /// Stores how far a member is with the replacement of its cluster's CAs.
+    pub(crate) async fn note_member_cas(
+        &self,
+        cluster: Uuid,
+        member: MemberId,
+        cas: MemberCas,
+    ) -> Result<(), StoreError> {
+        sqlx::query(
+            "INSERT INTO member_authorities AS m (cluster_id, member_id, trusted, certified)
+             VALUES ($1, $2, $3, $4)
+             ON CONFLICT (cluster_id, member_id) DO UPDATE
+                 SET trusted = excluded.trusted, certified = excluded.certified
+                 WHERE (m.trusted, m.certified)
+                     IS DISTINCT FROM (excluded.trusted, excluded.certified)",
+        )
+        .bind(cluster)
+        .bind(&member.0[..])
+        .bind(number_to_row(cas.trusted)?)
+        .bind(cas.certified.map(number_to_row).transpose()?)
+        .execute(&mut *self.acquire().await?)
+        .await?;
+        Ok(())
+    }
+
+    /// Returns how far each member is that has reported it.
+    pub(crate) async fn member_cas(
+        &self,
+        cluster: Uuid,
+    ) -> Result<Vec<(MemberId, MemberCas)>, StoreError> {
+        let rows: Vec<(Vec<u8>, i64, Option<i64>)> = sqlx::query_as(
+            "SELECT member_id, trusted, certified FROM member_authorities WHERE cluster_id = $1",
+        )
+        .bind(cluster)
+        .fetch_all(&mut *self.acquire().await?)
+        .await?;
+        let member = |(id, trusted, certified): (Vec<u8>, i64, Option<i64>)| {
+            let cas = MemberCas {
+                trusted: trusted.unsigned_abs(),
+                certified: certified.map(i64::unsigned_abs),
+            };
+            Some((MemberId(id.try_into().ok()?), cas))
+        };
+        Ok(rows.into_iter().filter_map(member).collect())
+    }
+}

@@ -1,0 +1,181 @@
+//! The CAs of a running cluster are replaced, in three steps, while clients write.
+
+use std::path::Path;
+use std::process::Output;
+
+use anyhow::{Context, Result, ensure};
+use muster_tests::harness::process::last_lines;
+use muster_tests::harness::testbed::path_text;
+use muster_tests::harness::{AgentProcess, Etcdctl, Network, wait_for};
+use muster_tests::stock_etcd;
+use serde_json::Value;
+
+use crate::running_cluster::{FormedCluster, LIMIT};
+
+/// Runs `cluster rotate-ca demo` and returns its answer.
+fn rotate(running: &FormedCluster, more: &[&str]) -> Result<Value> {
+    let args = ["cluster", "rotate-ca", "demo", "--yes"];
+    running.testbed.admin_json(&[&args[..], more].concat())
+}
+
+/// Runs `cluster rotate-ca demo`, which has to fail, since a member is not ready.
+fn rotate_too_early(running: &FormedCluster) -> Result<Output> {
+    let args = ["cluster", "rotate-ca", "demo", "--yes", "--timeout", "1s"];
+    let output = running.testbed.admin_output(&args)?;
+    ensure!(output.status.code() == Some(1), "{output:?}");
+    Ok(output)
+}
+
+fn expect_step(running: &FormedCluster, step: &str) -> Result<()> {
+    let taken = rotate(running, &[])?;
+    ensure!(taken["step"] == step, "{taken}");
+    Ok(())
+}
+
+/// Gives a client the present CAs, as an operator does on each client's machine.
+fn renew_credentials(running: &FormedCluster, client: &Etcdctl) -> Result<()> {
+    let out = path_text(client.credentials())?;
+    let args = ["cluster", "credentials", "demo", "--renew", "--yes", "--out", out];
+    running.testbed.admin_command(&args).map(drop)
+}
+
+/// Returns an own copy of a client, whose files stay as they are.
+fn copy_of(running: &FormedCluster, client: &Etcdctl, name: &str) -> Result<Etcdctl> {
+    let folder = running.testbed.path(name);
+    fs_err::create_dir(&folder)?;
+    for file in ["ca.crt", "client.crt", "client.key"] {
+        fs_err::copy(client.credentials().join(file), folder.join(file))?;
+    }
+    let host = running.founders()[0].clone();
+    Ok(Etcdctl::new(host, folder, client.endpoints().to_vec()))
+}
+
+/// Checks that each member takes and serves writes.
+fn check_each_serves(running: &FormedCluster, client: &Etcdctl) -> Result<()> {
+    for agent in &running.agents {
+        let own = client.with_endpoint(&agent.host);
+        wait_for(&format!("{} to serve", agent.host.name), LIMIT, || {
+            own.run(&["put", "k", "v"]).ok()
+        })
+        .with_context(|| last_lines(&agent.output(), 25))?;
+    }
+    Ok(())
+}
+
+fn certificates(agent: &AgentProcess) -> Result<String> {
+    Ok(fs_err::read_to_string(agent.data_dir.join("agent/tls/peer.crt"))?)
+}
+
+fn trusted_cas(agent: &AgentProcess) -> Result<usize> {
+    let bundle = fs_err::read_to_string(agent.data_dir.join("agent/tls/peer-ca.crt"))?;
+    Ok(bundle.matches("BEGIN CERTIFICATE").count())
+}
+
+fn wait_trusted_cas(running: &FormedCluster, count: usize) -> Result<()> {
+    for agent in &running.agents {
+        wait_for("the member to follow the statement", LIMIT, || {
+            (trusted_cas(agent).ok()? == count).then_some(())
+        })
+        .with_context(|| last_lines(&agent.output(), 25))?;
+    }
+    Ok(())
+}
+
+/// Restarts the agents one after the other, and with them their nodes.
+fn restart_each(running: &mut FormedCluster) -> Result<()> {
+    for agent in &mut running.agents {
+        let code = agent.terminate(LIMIT)?;
+        ensure!(code == 0, "exit code {code}");
+        agent.start()?;
+        wait_for("the node to run again", LIMIT, || {
+            (agent.status().ok()?["phase"] == "running").then_some(())
+        })?;
+    }
+    Ok(())
+}
+
+fn check_rotation(node: Option<&Path>) -> Result<()> {
+    let mut running = FormedCluster::start(Network::loopback(4), 3, node)?;
+    let client = running.etcdctl()?;
+    let first: Result<Vec<String>> = running.agents.iter().map(certificates).collect();
+    let first = first?;
+    let old = copy_of(&running, &client, "old-credentials")?;
+
+    expect_step(&running, "begin")?;
+    wait_trusted_cas(&running, 2)?;
+    if node.is_some() {
+        let refused = rotate_too_early(&running)?;
+        let text = String::from_utf8_lossy(&refused.stderr).into_owned();
+        ensure!(text.contains("stock etcd has to be restarted"), "{text}");
+        let status = running.agents[0].status()?;
+        ensure!(status["restart_wanted"].is_string(), "{status}");
+        restart_each(&mut running)?;
+    }
+    renew_credentials(&running, &client)?;
+    check_each_serves(&running, &client)?;
+
+    expect_step(&running, "switch")?;
+    check_each_serves(&running, &client)?;
+    // The third step waits until all members have new certificates.
+    expect_step(&running, "end")?;
+    for (agent, first) in running.agents.iter().zip(&first) {
+        ensure!(certificates(agent)? != *first);
+    }
+    wait_trusted_cas(&running, 1)?;
+    if node.is_some() {
+        restart_each(&mut running)?;
+    }
+    renew_credentials(&running, &client)?;
+    check_each_serves(&running, &client)?;
+    ensure!(old.run(&["get", "k"]).is_err(), "a client with a certificate of the old CA got in");
+
+    let fourth = running.newcomer(3, &[])?;
+    running.wait_voter(&fourth, 4)?;
+    // New processes, new connections: everything goes on under the new CAs alone.
+    restart_each(&mut running)?;
+    check_each_serves(&running, &client)
+}
+
+#[test]
+fn the_cas_of_a_running_cluster_are_replaced() -> Result<()> {
+    check_rotation(None)
+}
+
+#[test]
+fn the_cas_of_a_cluster_of_stock_etcd_are_replaced() -> Result<()> {
+    stock_etcd::oldest().map_or(Ok(()), |etcd| check_rotation(Some(&etcd)))
+}
+
+#[test]
+fn a_replacement_of_the_cas_waits_for_a_member_that_is_away_and_is_taken_back() -> Result<()> {
+    let mut running = FormedCluster::start(Network::loopback(3), 3, None)?;
+    let client = running.etcdctl()?;
+    let first = certificates(&running.agents[0])?;
+    let away = running.agents[2].status()?["name"].as_str().context("a name")?.to_owned();
+    running.agents[2].terminate(LIMIT)?;
+    expect_step(&running, "begin")?;
+    let refused = rotate_too_early(&running)?;
+    let text = String::from_utf8_lossy(&refused.stderr).into_owned();
+    ensure!(text.contains(away.as_str()) && text.contains("--force"), "{text}");
+
+    // The two others go on without it, and the third is back after they have new certificates.
+    let forced = rotate(&running, &["--force"])?;
+    ensure!(forced["step"] == "switch", "{forced}");
+    wait_for("the others to have new certificates", LIMIT, || {
+        (certificates(&running.agents[0]).ok()? != first).then_some(())
+    })?;
+    running.agents[2].start()?;
+    renew_credentials(&running, &client)?;
+    check_each_serves(&running, &client)?;
+
+    let back = rotate(&running, &["--cancel"])?;
+    ensure!(back["step"] == "switch", "{back}");
+    let dropped = rotate(&running, &["--cancel"])?;
+    ensure!(dropped["step"] == "end", "{dropped}");
+    wait_trusted_cas(&running, 1)?;
+    renew_credentials(&running, &client)?;
+    check_each_serves(&running, &client)?;
+    let nothing = running.testbed.admin_output(&["cluster", "rotate-ca", "demo", "--cancel"])?;
+    ensure!(nothing.status.code() == Some(2), "{nothing:?}");
+    Ok(())
+}
