@@ -4,7 +4,7 @@ SHELL := /bin/bash
 CARGO ?= cargo
 export CARGO_TERM_COLOR ?= auto
 
-.PHONY: help setup build release demo test dist test-packages test-monitoring kubernetes clients schemathesis verify audit sim explore fuzz-etcd fuzz mutants bench bench-discovery clean
+.PHONY: help setup build release demo test dist test-packages test-monitoring test-examples kubernetes clients schemathesis verify audit sim explore fuzz-etcd fuzz mutants bench bench-discovery clean
 
 help: ## show this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -43,6 +43,9 @@ test-packages: ## install the packages of `make dist` in a container that boots 
 
 test-monitoring: ## alert rules, their tests, the runbook and the dashboard, with promtool (Debian's packages are unpacked if it is missing)
 	@scripts/test-monitoring
+
+test-examples: ## check the examples for Terraform and Ansible with ansible-lint, checkov, cloud-init's schema and others (python3-venv)
+	@scripts/test-examples
 
 verify: ## what a reviewer runs: unused dependencies, each crate on its own, the release build's lints, then the tests (with format, lints, docs)
 	@scripts/setup verify
