@@ -42,7 +42,7 @@ mod steward;
 
 use std::process::ExitCode;
 
-use clap::Parser;
+use clap::{CommandFactory, Parser};
 use discovery_types::text::printable;
 
 use crate::cli::{AgentCli, AgentCommand};
@@ -50,6 +50,11 @@ use crate::commands::printer::Printer;
 use crate::exit::ExitError;
 use crate::launch::launcher;
 use crate::observe::logging;
+
+/// Returns the description of the command line, for manual pages and completions.
+pub fn command() -> clap::Command {
+    AgentCli::command()
+}
 
 /// Runs the program: parses the command line, runs one command, returns the exit code.
 pub fn main() -> ExitCode {

@@ -6,3 +6,9 @@ pub mod config;
 pub mod logging;
 pub mod recovery;
 pub mod server;
+
+/// Returns the description of the command line, for manual pages and completions.
+#[must_use]
+pub fn command() -> clap::Command {
+    config::describe(commands::command())
+}

@@ -34,7 +34,7 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory, Parser, Subcommand};
 use discovery_types::token::holds_secret;
 use rustix::process::{Resource, Rlimit, setrlimit};
 
@@ -200,6 +200,11 @@ struct RemoteArgs {
         help_heading = COMMON
     )]
     key: Option<PathBuf>,
+}
+
+/// Returns the description of the command line, for manual pages and completions.
+pub fn command() -> clap::Command {
+    DiscoveryCli::command()
 }
 
 /// Runs the program and returns its exit code.

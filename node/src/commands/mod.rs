@@ -10,7 +10,7 @@ use std::{
     io::{self, Write as _},
 };
 
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory as _, Parser, Subcommand};
 
 use node_engine::causes::error_chain;
 
@@ -34,6 +34,11 @@ enum ToolCommand {
     /// Save, examine and restore snapshots, in etcd's format.
     #[command(subcommand)]
     Snapshot(snapshot::SnapshotCommand),
+}
+
+/// Returns the description of these commands.
+pub(crate) fn command() -> clap::Command {
+    CommandLine::command()
 }
 
 /// Runs the command in `args`, which lack the program's name, and returns its exit code. Returns

@@ -11,6 +11,7 @@
 
 mod auth_token;
 mod bootstrap;
+mod describe;
 mod duration;
 mod file;
 mod flags;
@@ -38,6 +39,7 @@ use node_state::{
 pub use self::file::fuzz_file;
 pub use self::{
     bootstrap::restored_cluster,
+    describe::describe,
     help::{help, version},
     raw_flags::{RawFlags, UsageError},
     urls::ListenUrl,
