@@ -10,8 +10,8 @@ CREATE TABLE other_authorities (
     PRIMARY KEY (cluster_id, purpose)
 );
 
--- How far each member is with the replacement, as its agent reported last. The numbers are those of
--- statements.
+-- How far each member is with the replacement, as its agent reported last. The numbers are positions in the
+-- statement chain (statements.sequence).
 CREATE TABLE member_authorities (
     cluster_id uuid   NOT NULL REFERENCES clusters (id),
     member_id  bytea  NOT NULL CHECK (octet_length(member_id) = 8),

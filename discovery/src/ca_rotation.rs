@@ -1,6 +1,6 @@
 //! Replaces a cluster's CAs while it runs, in three statements that an owner signs.
 //!
-//! 1. The service makes new CAs. The owner's next statement names them as trusted, too.
+//! 1. The service makes new CAs. The owner's next statement names them as additional trusted CAs.
 //! 2. Once all members trust them, a statement makes the new CAs issue. Agents renew their members'
 //!    certificates at once.
 //! 3. Once all members have new certificates, a statement drops the old CAs, and the service deletes
@@ -12,7 +12,7 @@
 use discovery_types::api::{MemberCas, MemberRotation, RotationView};
 use discovery_types::key::PublicKey;
 use discovery_types::problem::Code;
-use discovery_types::statement::{CaPair, RotationStep, Statement};
+use discovery_types::statement::{CaPair, MAX_CHAIN, RotationStep, Statement};
 use uuid::Uuid;
 
 use crate::app::App;
@@ -26,15 +26,26 @@ use crate::store::ca_rotation::other_authorities;
 use crate::store::cluster::{Authorities, ClusterTransaction, RunningCluster};
 use crate::store::clusters::WrappedCa;
 
+/// Number of statements that a replacement needs if it is taken back on the way.
+const STATEMENTS_OF_ROTATION: u64 = 4;
+
 /// Refuses a statement that changes the cluster's CAs in a way that the service can't follow.
 pub(crate) async fn check_statement(
     transaction: &mut ClusterTransaction,
     next: &Statement,
 ) -> Result<(), ApiError> {
+    if next.also_trusted.is_some() && next.seq + 1 >= MAX_CHAIN as u64 {
+        let detail = format!(
+            "This would be the last of {MAX_CHAIN} statements, and the CAs are being replaced."
+        );
+        let next = "End the replacement first: muster-discovery cluster rotate-ca NAME, with or without --cancel.";
+        return Err(ApiError::new(Code::WrongState, detail, next));
+    }
     let last = transaction.chain.newest().clone();
     let Ok(Some(step)) = next.rotation_step(&last) else { return Ok(()) };
     check_running(&transaction.cluster)?;
     let id = transaction.id();
+    let issuing = transaction.authorities().await?;
     let other = other_authorities(transaction.connection(), id).await?;
     let named = match step {
         RotationStep::Begin => next.also_trusted.clone(),
@@ -42,7 +53,8 @@ pub(crate) async fn check_statement(
         RotationStep::End => None,
     };
     let is_known = |pair: &CaPair| {
-        other.as_ref().is_some_and(|other| other.are_certified(&pair.peer, &pair.client))
+        let mut stored = std::iter::once(&issuing).chain(&other);
+        stored.any(|stored| stored.are_certified(&pair.peer, &pair.client))
     };
     if named.as_ref().is_none_or(is_known) {
         return Ok(());
@@ -62,12 +74,13 @@ pub(crate) fn check_issuing(authorities: &Authorities, newest: &Statement) -> Re
     let detail = "This service doesn't have the keys of the cluster's CAs: its database is from before \
                   they were replaced.";
     let next = "An owner replaces the CAs again: muster-discovery cluster rotate-ca NAME.";
-    Err(ApiError::new(Code::WrongState, detail, next))
+    // A switch may have come between two reads, and lost statements come back from the agents.
+    Err(ApiError::new(Code::WrongState, detail, next).mark_retryable())
 }
 
 impl App {
     /// Makes new CAs for a running cluster. They are never read back from the database for an owner to
-    /// sign: whoever can write there could otherwise have their own CAs trusted.
+    /// sign: an attacker who can write there could otherwise get an owner to sign other CAs.
     pub(crate) async fn make_other_cas(&self, cluster: Uuid) -> Result<CaPair, ApiError> {
         let running = self.running(cluster).await?;
         check_running(&running.cluster)?;
@@ -77,10 +90,21 @@ impl App {
             let next = "Go on with `muster-discovery cluster rotate-ca`.";
             return Err(ApiError::new(Code::WrongState, detail, next));
         }
+        if newest.seq + STATEMENTS_OF_ROTATION >= MAX_CHAIN as u64 {
+            let detail = format!(
+                "A cluster has at most {MAX_CHAIN} statements, and this one has {}.",
+                newest.seq + 1
+            );
+            let next = "Make another cluster, and move the data there.";
+            return Err(ApiError::new(Code::WrongState, detail, next));
+        }
         let seconds = running.now.0 / 1_000_000;
         let make = |purpose| self.make_wrapped_ca(cluster, newest.name.as_str(), purpose, seconds);
         let (peer, client) = (make(KeyPurpose::PeerCa)?, make(KeyPurpose::ClientCa)?);
-        self.store.put_other_authorities(cluster, [&peer, &client]).await?;
+        if !self.store.put_other_authorities(cluster, newest.seq, [&peer, &client]).await? {
+            let detail = "An owner has signed another statement meanwhile.";
+            return Err(ApiError::new(Code::Conflict, detail, "Run the command again."));
+        }
         let pem = |made: &WrappedCa| show::pem("CERTIFICATE", &made.ca.certificate);
         tracing::info!(cluster.id = %cluster, "made new CAs for the cluster");
         Ok(CaPair { peer: pem(&peer), client: pem(&client) })

@@ -37,6 +37,7 @@ pub(crate) async fn openapi() -> HttpResponse {
         admins::put,
         clusters::draft,
         clusters::make_cas,
+        clusters::restore_statements,
         clusters::rotation,
         clusters::list,
         clusters::show_one,

@@ -163,7 +163,8 @@ fn one_cluster() -> Scope {
                 .route(put().to(clusters::statement)),
         )
         .service(
-            cluster_resource_at("/v1/clusters/{id}/statements", "GET, HEAD")
+            cluster_resource_at("/v1/clusters/{id}/statements", "GET, HEAD, POST")
+                .route(post().to(clusters::restore_statements))
                 .route(get().to(clusters::statements))
                 .route(head().to(clusters::statements)),
         )

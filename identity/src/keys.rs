@@ -118,7 +118,7 @@ impl TrustedKeys {
     }
 }
 
-/// Reads the keys in one file. Returns none if there is no such file.
+/// Reads the keys in one file. Returns an empty list if there is no such file.
 fn load_file<T>(
     directory: &Path,
     name: &str,

@@ -82,7 +82,7 @@ mod tests {
         for (page, text) in [
             ("muster-agent", "join bundle"),
             ("muster-agent-member-add", "\\-\\-peer\\-urls"),
-            ("muster-discovery-cluster-rotate-ca", "rotate-ca demo"),
+            ("muster-discovery-cluster-rotate-ca", "rotate\\-ca demo"),
             ("muster-node", "\\-\\-quota\\-backend\\-bytes"),
             ("muster-node-snapshot-restore", "\\-\\-data\\-dir"),
         ] {

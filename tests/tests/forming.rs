@@ -283,6 +283,15 @@ fn a_restarted_agent_adopts_the_running_node() -> Result<()> {
     agents[0].start()?;
     agents[0].wait_for_output("adopt", FORMATION_LIMIT)?;
     ensure!(agents[0].node_pid() == Some(node), "the agent replaced a running node");
+    // As systemd restarts the unit of an agent.
+    send_signal(agents[0].process_id().context("the agent runs")?, Signal::USR1);
+    let code = agents[0].exit_code(FORMATION_LIMIT)?;
+    ensure!(code == 0 && is_alive(node), "the agent ended with {code}");
+    agents[0].start()?;
+    wait_for("the next agent to supervise the node", FORMATION_LIMIT, || {
+        (agents[0].status().ok()?["phase"] == "running").then_some(())
+    })?;
+    ensure!(agents[0].node_pid() == Some(node), "the agent replaced a running node");
     let code = agents[0].terminate(FORMATION_LIMIT)?;
     ensure!(code == 0, "the agent ended with {code}");
     ensure!(!is_alive(node), "the adopted node outlived a clean stop");

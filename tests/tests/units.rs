@@ -79,7 +79,7 @@ const WATCHDOG_INTERVAL: &str = "300000";
 
 /// A unit with `WatchdogSec=` is killed if its process sends no keep-alives.
 #[test]
-fn the_service_tells_the_service_manager_that_it_lives() -> Result<()> {
+fn the_service_sends_keep_alives_to_the_service_manager() -> Result<()> {
     let folder = tempfile::tempdir()?;
     let socket = folder.path().join("notify");
     let manager = UnixDatagram::bind(&socket)?;

@@ -45,8 +45,8 @@ pub(crate) const DEFAULT_DATA_DIR: &str = "/var/lib/muster";
         0  done    1  failed, may be started again    2  wrong usage\n  \
         3  do not start me again: a person has to decide (RestartPreventExitStatus=3)\n\n\
         UNDER SYSTEMD\n  \
-        KillMode=mixed stops the agent first, and it stops the node; KillMode=process lets the \
-        node live through a restart of the agent, which adopts it again."
+        SIGTERM stops the agent and its node. SIGUSR1 ends the agent alone, and the next one adopts the \
+        node: KillMode=process, RestartKillSignal=SIGUSR1."
 )]
 pub(crate) struct AgentCli {
     /// The subcommand to run.

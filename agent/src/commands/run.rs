@@ -82,17 +82,24 @@ pub(crate) async fn run(typed: cli::RunArguments) -> Result<(), ExitError> {
     result
 }
 
-/// Cancels `stop` at SIGTERM or SIGINT.
+/// Cancels `stop` at SIGTERM or SIGINT. Exits at SIGUSR1: the node runs on, and the next agent adopts it.
+/// An agent may be killed at any time, so it has nothing to put in order first.
+#[expect(clippy::disallowed_methods, reason = "an agent may be killed at any time")]
 fn stop_on_signals(stop: &CancellationToken) -> Result<(), ExitError> {
     use tokio::signal::unix::{SignalKind, signal};
     let failed = |error| ExitError::Failed(format!("can't listen for signals: {error}"));
     let mut terminate = signal(SignalKind::terminate()).map_err(failed)?;
     let mut interrupt = signal(SignalKind::interrupt()).map_err(failed)?;
+    let mut leave = signal(SignalKind::user_defined1()).map_err(failed)?;
     let stop = stop.clone();
     tokio::spawn(async move {
         tokio::select! {
             _ = terminate.recv() => tracing::info!("SIGTERM: stopping"),
             _ = interrupt.recv() => tracing::info!("SIGINT: stopping"),
+            _ = leave.recv() => {
+                tracing::info!("SIGUSR1: ending; the node runs on");
+                std::process::exit(0);
+            }
         }
         stop.cancel();
     });

@@ -66,7 +66,7 @@ pub(crate) fn render(status: &AgentStatus) -> String {
     let starts = i64::try_from(node.starts).unwrap_or(i64::MAX);
     gauge("node_starts", "Starts and adoptions of the node by this agent", starts);
     let late = i64::from(status.certificates_late.is_some());
-    gauge("certificates_late", "Whether the certificates should have been renewed long ago", late);
+    gauge("certificates_late", "Whether the certificates should have been renewed", late);
     gauge("seat", "This host's seat, 0 for none", i64::from(status.seat.unwrap_or(0)));
     let unreachable = i64::from(status.unreachable_voters);
     let help = "Other voters that this host can't reach, while a replacement policy is in force";

@@ -1,5 +1,5 @@
-//! The CAs that this member's node trusts, and those that certify the member, while the cluster's CAs
-//! are being replaced.
+//! CAs that this member's node trusts, and CAs that issued its certificates, while the cluster's CAs are
+//! being replaced.
 //!
 //! The newest statement names the CAs. The agent writes them where the node reads them, and reports
 //! to discovery how far this member is: an owner takes the next step of the replacement only after
@@ -22,7 +22,7 @@ use crate::state::{self, Layout};
 
 /// Text in the status while stock etcd has to be restarted.
 const RESTART_WANTED: &str = "the cluster's CAs have changed, and etcd reads them only when it starts: \
-     restart muster-agent on this host, and with it etcd, one member after the other";
+     stop muster-agent on this host, which stops etcd, and start it again, one member after the other";
 
 /// Keeps this member's files up to date with the CAs that the newest statement names.
 #[derive(Clone)]
@@ -33,13 +33,13 @@ pub(crate) struct OwnCas {
     facts: watch::Sender<CaFacts>,
 }
 
-/// Facts about this member's CAs. The numbers are those of statements.
+/// Facts about this member's CAs. The numbers are positions in the statement chain.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct CaFacts {
-    /// Whether the cluster's CAs have been replaced, or are being replaced.
-    is_rotated: bool,
-    /// The first statement that names the CAs in this member's files as the newest one does.
+    /// Statement since which the CAs in this member's files are trusted.
     written: u64,
+    /// Statement since which the CAs that issue by those files do so.
+    issuing: u64,
     /// The value of `written` when the node's process was started; `None` if that isn't known.
     at_start: Option<u64>,
     /// Whether the CAs that issue signed the member's certificates.
@@ -64,8 +64,8 @@ impl OwnCas {
         board: &StatusHandle,
     ) -> Self {
         let facts = CaFacts {
-            is_rotated: chain.cas_since() > 0,
-            written: chain.cas_since(),
+            written: chain.trusted_since(),
+            issuing: chain.issuing_since(),
             at_start: None,
             are_certificates_new: leaves.are_by_issuing_cas(chain.newest()),
         };
@@ -73,16 +73,22 @@ impl OwnCas {
         Self { layout: layout.clone(), kind, board: board.clone(), facts }
     }
 
+    /// Whether the files and reports are those of the chain.
+    pub(crate) fn is_following(&self, chain: &StatementChain) -> bool {
+        let facts = self.facts.borrow();
+        (facts.written, facts.issuing) == (chain.trusted_since(), chain.issuing_since())
+    }
+
     /// Writes the CAs of a longer chain. `leaves` are the member's present certificates.
     pub(crate) fn follow(&self, chain: &StatementChain, leaves: &Leaves) -> Result<(), ExitError> {
         write_certificates(&self.layout, leaves, chain.newest())?;
         tracing::info!("the cluster's owners have changed its CAs: the new files are written");
         self.facts.send_modify(|facts| {
-            facts.is_rotated = chain.cas_since() > 0;
-            facts.written = chain.cas_since();
+            facts.written = chain.trusted_since();
+            facts.issuing = chain.issuing_since();
             facts.are_certificates_new = leaves.are_by_issuing_cas(chain.newest());
         });
-        self.show();
+        self.show_restart();
         Ok(())
     }
 
@@ -92,12 +98,13 @@ impl OwnCas {
         self.facts.send_modify(|facts| facts.are_certificates_new = are_new);
     }
 
-    /// Returns what the files say now, for [`OwnCas::note_start`].
+    /// Returns the statement since which the CAs in the files are trusted, for [`OwnCas::note_start`].
     pub(crate) fn written(&self) -> u64 {
         self.facts.borrow().written
     }
 
-    /// Notes that the node's process has been started. `written` is what the files said right before.
+    /// Notes that the node's process has been started. `written` is the value of [`OwnCas::written`]
+    /// right before.
     pub(crate) fn note_start(&self, process: &ProcessIdentity, written: u64) {
         self.facts.send_modify(|facts| facts.at_start = Some(written));
         if self.kind != NodeKind::Muster {
@@ -112,7 +119,7 @@ impl OwnCas {
                 );
             }
         }
-        self.show();
+        self.show_restart();
     }
 
     /// Notes that the agent has found the node's process running.
@@ -121,15 +128,16 @@ impl OwnCas {
         let file: Option<StartFile> = bytes.and_then(|bytes| serde_json::from_slice(&bytes).ok());
         let found = file.filter(|file| file.process == *process).map(|file| file.trusted);
         self.facts.send_modify(|facts| facts.at_start = found);
-        self.show();
+        self.show_restart();
     }
 
     /// Returns what to report to discovery. `None` in a cluster whose CAs were never replaced.
     pub(crate) fn report(&self) -> Option<MemberCas> {
         let facts = self.facts.borrow();
-        facts.is_rotated.then(|| MemberCas {
+        // The first replacement changes what is trusted.
+        (facts.written > 0).then(|| MemberCas {
             trusted: self.trusted(&facts),
-            certified: facts.are_certificates_new.then_some(facts.written),
+            certified: facts.are_certificates_new.then_some(facts.issuing),
         })
     }
 
@@ -151,10 +159,10 @@ impl OwnCas {
         }
     }
 
-    fn show(&self) {
+    fn show_restart(&self) {
         let is_wanted = {
             let facts = self.facts.borrow();
-            facts.is_rotated && self.trusted(&facts) < facts.written
+            self.trusted(&facts) < facts.written
         };
         let text = is_wanted.then(|| RESTART_WANTED.to_owned());
         if let Some(text) = &text {
@@ -198,6 +206,7 @@ mod tests {
             let new = CaPair { peer: TestCa::new("p").pem, client: TestCa::new("c").pem };
             let last = self.chain.newest();
             let next = Statement {
+                version: 2,
                 seq: last.seq + 1,
                 previous: Some(self.chain.newest_hash()),
                 also_trusted: Some(new),
@@ -231,7 +240,7 @@ mod tests {
         assert_eq!(cas.report(), None, "nothing was ever replaced");
         fixture.begin();
         fixture.follow(&cas);
-        assert_eq!(cas.report(), reported(1, Some(1)));
+        assert_eq!(cas.report(), reported(1, Some(0)));
         assert!(!fixture.is_restart_wanted());
         let bundle = std::fs::read_to_string(fixture.dir.path().join("agent/tls/peer-ca.crt"));
         assert_eq!(bundle.unwrap(), fixture.chain.newest().peer_bundle());
@@ -244,22 +253,22 @@ mod tests {
         cas.note_start(&process(7), cas.written());
         fixture.begin();
         fixture.follow(&cas);
-        assert_eq!(cas.report(), reported(0, Some(1)));
+        assert_eq!(cas.report(), reported(0, Some(0)));
         assert!(fixture.is_restart_wanted());
         // Another agent finds the process, and then restarts it.
         let cas = fixture.cas(ETCD);
         cas.note_adopted(&process(7));
-        assert_eq!(cas.report(), reported(0, Some(1)));
+        assert_eq!(cas.report(), reported(0, Some(0)));
         let before = cas.written();
         cas.note_start(&process(8), before);
-        assert_eq!(cas.report(), reported(1, Some(1)));
+        assert_eq!(cas.report(), reported(1, Some(0)));
         assert!(!fixture.is_restart_wanted());
         let cas = fixture.cas(ETCD);
         cas.note_adopted(&process(8));
-        assert_eq!(cas.report(), reported(1, Some(1)));
+        assert_eq!(cas.report(), reported(1, Some(0)));
         // What an unknown process trusts is not known.
         cas.note_adopted(&process(9));
-        assert_eq!(cas.report(), reported(0, Some(1)));
+        assert_eq!(cas.report(), reported(0, Some(0)));
         assert!(fixture.is_restart_wanted());
     }
 
@@ -271,7 +280,7 @@ mod tests {
         fixture.begin();
         fixture.follow(&cas);
         cas.note_start(&process(7), before);
-        assert_eq!(cas.report(), reported(0, Some(1)));
+        assert_eq!(cas.report(), reported(0, Some(0)));
     }
 
     #[tokio::test]

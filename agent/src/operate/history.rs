@@ -99,7 +99,8 @@ impl HistoryWatch {
             tracing::error!(evidence = %self.evidence().display(), "{fault}");
             let later = jws.clone();
             let found = Contradiction { fault, found_at, earlier, later };
-            // The first contradiction stays: later ones could be made to replace its evidence.
+            // The first contradiction stays: an attacker could otherwise provoke another one that
+            // overwrites it.
             if !self.evidence().exists() {
                 let text = serde_json::to_vec_pretty(&found).map_err(|error| cause(&error))?;
                 data::replace(&self.evidence(), &text).map_err(|error| cause(&error))?;

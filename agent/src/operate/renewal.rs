@@ -54,6 +54,10 @@ impl Renewal {
         // Certificates for another address, or of other CAs, are due at once.
         let is_due = !old.is_for_own_address || !old.are_by_issuing_cas;
         let due = if is_due { i64::MIN } else { life.renewal_due() };
+        if !is_due && unix_seconds() < life.renewal_overdue() {
+            // They may have become right again without a renewal: an owner has undone a switch of CAs.
+            self.board.update(|status| status.certificates_late = None);
+        }
         let failed = |why: &str, pause| self.report_failure(&old, why, pause);
         let leaves =
             wait_and_renew(due, unix_seconds, async || self.request_once(&old).await, failed).await;
@@ -105,7 +109,7 @@ impl Renewal {
         let is_late = now.as_second() >= old.life.renewal_overdue();
         if !old.is_for_own_address || !old.are_by_issuing_cas || is_late {
             let what = if !old.are_by_issuing_cas {
-                "the certificates are not by the cluster's new CAs".to_owned()
+                "the certificates are not from the CAs that issue now".to_owned()
             } else if old.is_for_own_address {
                 let ends = Timestamp::from_second(old.life.ends).unwrap_or_default();
                 format!("the certificates end at {ends}, and are not renewed")
@@ -121,7 +125,7 @@ impl Renewal {
             self.board.update(|status| {
                 match &status.certificates_late {
                     // This is only a warning: discovery learns of a member's new address some
-                    // seconds late, and new CAs are asked for once.
+                    // seconds late, and the first request for certificates of new CAs may fail.
                     None if !is_late => tracing::warn!("{text}"),
                     None => tracing::error!("{text}"),
                     Some(_) => {}
@@ -292,7 +296,7 @@ mod tests {
         renewal.statement =
             Statement { peer_ca: peer, client_ca: client, also_trusted, ..renewal.statement };
         let late = is_asking(&renewal).await.unwrap();
-        assert!(late.contains("not by the cluster's new CAs"), "{late}");
+        assert!(late.contains("not from the CAs that issue now"), "{late}");
     }
 
     #[test]

@@ -44,6 +44,8 @@ use crate::steward::{ReplacementKeeper, Statements, Steward, StewardParts, Voter
 
 /// How often the agent checks whether a node has created its log, at the node's first start.
 const LOG_CHECK_INTERVAL: Duration = Duration::from_millis(20);
+/// Pause until files that could not be written are written again.
+const FILE_RETRY_PAUSE: Duration = Duration::from_secs(5);
 /// How long a removed member's agent tries to report the removal to discovery.
 const REMOVAL_REPORT_TIMEOUT: Duration = Duration::from_secs(5);
 
@@ -215,7 +217,7 @@ impl NodeStart {
         })
     }
 
-    /// Returns the statement chain in the journal. The present one if that can't be verified.
+    /// Returns the statement chain in the journal; the chain of the start if that can't be verified.
     fn journalled_chain(&self, protocol: &Protocol) -> StatementChain {
         let join = protocol.extras.join.as_ref();
         let journalled = &protocol.extras.statements;
@@ -224,22 +226,45 @@ impl NodeStart {
         chain.unwrap_or_else(|| self.statements.clone())
     }
 
-    /// Journals new certificates and writes them where the node reads them.
+    /// Writes the CAs of the journalled chain if they differ from those in the files. Returns the newest
+    /// statement then.
+    fn follow_statements(
+        &self,
+        protocol: &Protocol,
+        known: &SharedFacts,
+        leaves: &Leaves,
+    ) -> Result<Option<Statement>, ExitError> {
+        let chain = self.journalled_chain(protocol);
+        if known.cas.is_following(&chain) {
+            return Ok(None);
+        }
+        known.cas.follow(&chain, leaves)?;
+        Ok(Some(chain.newest().clone()))
+    }
+
+    /// Journals new certificates and writes them where the node reads them. Returns whether they are in
+    /// place.
     fn install_certificates(
         &self,
         leaves: &Leaves,
         statement: &Statement,
         protocol: &mut Protocol,
         board: &StatusHandle,
-    ) {
-        show_certificate_expiry(leaves, board);
+    ) -> bool {
         protocol.extras.leaves = Some(leaves.clone());
         let kept = protocol
             .persist_extras()
             .and_then(|()| write_certificates(&protocol.layout, leaves, statement));
         match kept {
-            Ok(()) => tracing::info!("the certificates are renewed"),
-            Err(end) => tracing::warn!("the new certificates can't be put in place: {end}"),
+            Ok(()) => {
+                show_certificate_expiry(leaves, board);
+                tracing::info!("the certificates are renewed");
+                true
+            }
+            Err(end) => {
+                tracing::warn!("the new certificates can't be put in place: {end}");
+                false
+            }
         }
     }
 
@@ -306,6 +331,8 @@ async fn supervise_and_journal(
     let mut ran = protocol.agent.journal.launch_state == LaunchState::Ran;
     let mut renewal = plan.renewal(protocol, board, found);
     let mut newest = plan.statements.newest().clone();
+    // When to write the CAs of a longer chain; `None` if that is done.
+    let (mut follow_in, mut renewal_pause): (Option<Duration>, _) = (None, Duration::ZERO);
     let mut leaves = plan.leaves.clone();
     let mut chores = Box::pin(background_tasks(plan, protocol, board, found));
     let mut statements = found.statements.subscribe();
@@ -313,12 +340,7 @@ async fn supervise_and_journal(
     let mut contact = std::pin::pin!(show_contact(found.client.clone(), board.clone()));
     let mut supervision = std::pin::pin!(supervision);
     loop {
-        let renewed = async {
-            match &renewal {
-                Some(renewal) => renewal.next_certificates(&leaves).await,
-                None => std::future::pending().await,
-            }
-        };
+        let renewed = renew_after(renewal_pause, renewal.as_ref(), &leaves);
         tokio::select! {
             outcome = &mut supervision => return Ok(outcome),
             () = tokio::time::sleep(LOG_CHECK_INTERVAL), if !ran => {
@@ -330,28 +352,34 @@ async fn supervise_and_journal(
                 }
             }
             new = renewed, if ran => {
-                plan.install_certificates(&new, &newest, protocol, board);
-                found.cas.note_certificates(&new, &newest);
-                leaves = new;
-                // These tasks hold clients with the old certificates; build them again with the new
-                // ones.
-                chores.set(self::background_tasks(plan, protocol, board, found));
+                renewal_pause = FILE_RETRY_PAUSE;
+                if plan.install_certificates(&new, &newest, protocol, board) {
+                    renewal_pause = Duration::ZERO;
+                    found.cas.note_certificates(&new, &newest);
+                    leaves = new;
+                    // These tasks hold clients with the old certificates.
+                    chores.set(self::background_tasks(plan, protocol, board, found));
+                }
             }
             Ok(()) = statements.changed() => {
-                let longer = statements.borrow_and_update().clone();
-                journal_statements(longer, protocol);
-                let chain = plan.journalled_chain(protocol);
-                if !chain.newest().has_same_cas(&newest) {
-                    match found.cas.follow(&chain, &leaves) {
-                        Ok(()) => {
-                            newest = chain.newest().clone();
-                            if let Some(renewal) = &mut renewal {
-                                renewal.statement = newest.clone();
-                            }
-                            // These tasks hold clients that trust the CAs of before.
-                            chores.set(self::background_tasks(plan, protocol, board, found));
+                journal_statements(&statements.borrow_and_update(), protocol);
+                follow_in = Some(Duration::ZERO);
+            }
+            () = tokio::time::sleep(follow_in.unwrap_or_default()), if follow_in.is_some() => {
+                follow_in = None;
+                match plan.follow_statements(protocol, found, &leaves) {
+                    Ok(None) => {}
+                    Ok(Some(changed)) => {
+                        if let Some(renewal) = &mut renewal {
+                            renewal.statement = changed.clone();
                         }
-                        Err(end) => tracing::error!("the cluster's new CAs can't be put in place: {end}"),
+                        newest = changed;
+                        // These tasks hold clients that trust the old CAs.
+                        chores.set(self::background_tasks(plan, protocol, board, found));
+                    }
+                    Err(end) => {
+                        tracing::error!("the cluster's new CAs can't be put in place: {end}");
+                        follow_in = Some(FILE_RETRY_PAUSE);
                     }
                 }
             }
@@ -365,6 +393,13 @@ async fn supervise_and_journal(
             never = &mut contact => match never {},
         }
     }
+}
+
+/// Waits for the pause, then until new certificates are there.
+async fn renew_after(pause: Duration, renewal: Option<&Renewal>, now: &Leaves) -> Leaves {
+    let Some(renewal) = renewal else { return std::future::pending().await };
+    tokio::time::sleep(pause).await;
+    renewal.next_certificates(now).await
 }
 
 /// The agent's tasks beside its node: reports to discovery, the search for a discovery that has
@@ -401,11 +436,11 @@ fn background_tasks(
 
 /// Journals a longer statement chain. Later starts begin with it, so nobody can present a shorter
 /// one to this agent as current.
-fn journal_statements(longer: Vec<Jws>, protocol: &mut Protocol) {
+fn journal_statements(longer: &[Jws], protocol: &mut Protocol) {
     if longer.len() <= protocol.extras.statements.len() {
         return;
     }
-    protocol.extras.statements = longer;
+    protocol.extras.statements = longer.to_vec();
     match protocol.persist_extras() {
         Ok(()) => tracing::info!("the cluster's owners have made a new statement"),
         Err(end) => tracing::warn!("the newest statement can't be journalled: {end}"),

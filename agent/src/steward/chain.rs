@@ -56,16 +56,34 @@ impl Statements {
     }
 
     /// Fetches discovery's chain if `newest`, the newest statement there, is not in the known
-    /// chain. Adopts the fetched chain if it is longer.
+    /// chain. Adopts the fetched chain if it is longer. If the known chain is longer, shows it to
+    /// discovery.
     pub(super) async fn fetch_newer(
         &mut self,
         client: &DiscoveryClient,
         cluster: Uuid,
         newest: &Digest,
     ) -> Result<(), String> {
-        if self.chain.position(newest).is_some() {
+        if *newest == self.chain.newest_hash() {
             return Ok(());
         }
+        if self.chain.position(newest).is_some() {
+            // The service's database is from before the last statements. An owner who signed others in
+            // their place would split the chain.
+            let shown = client.show_statements(cluster, &self.chain.jws()).await;
+            shown.map_err(|error| causes(&error))?;
+            tracing::info!("discovery had lost the newest statements, and has them again");
+            return Ok(());
+        }
+        self.fetch(client, cluster).await
+    }
+
+    /// Fetches discovery's chain, and adopts it if it is longer than the known one.
+    pub(super) async fn fetch(
+        &mut self,
+        client: &DiscoveryClient,
+        cluster: Uuid,
+    ) -> Result<(), String> {
         let list = client.statements(cluster).await.map_err(|error| causes(&error))?;
         let found: Vec<String> = list.statements.iter().map(Jws::to_string).collect();
         self.adopt_if_longer(&found).map(drop).map_err(|error| error.to_string())
@@ -288,9 +306,9 @@ mod tests {
             assert!(error.to_string().contains(why), "{error}");
             assert_eq!(journalled, 2, "the readable part is adopted");
         };
-        unreadable(&[by(&world.owner)], "made by a newer Muster (version 2)");
+        unreadable(&[by(&world.owner)], "made by a newer Muster (version 3)");
         // Statements after an unreadable one can't be judged, so they change nothing.
-        unreadable(&[by(&world.owner), "x".to_owned()], "made by a newer Muster (version 2)");
+        unreadable(&[by(&world.owner), "x".to_owned()], "made by a newer Muster (version 3)");
         let mut long = serde_json::to_value(&third).unwrap();
         long["more"] = serde_json::json!("x".repeat(30_000));
         let long = Jws::sign(JwsType::Statement, &world.owner, &long).to_string();

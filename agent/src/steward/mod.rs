@@ -51,6 +51,8 @@ const INTENT_CHECK_INTERVAL: Duration = Duration::from_millis(500);
 const STANDBY_CHECK_INTERVAL: Duration = Duration::from_secs(2);
 /// How often the agent asks an unreachable node for its status.
 const NODE_RETRY_PAUSE: Duration = Duration::from_secs(1);
+/// How often the statements are fetched while the node can't be asked.
+const STATEMENTS_FETCH_INTERVAL: Duration = Duration::from_secs(15);
 /// Minimum time between two reports to discovery on why one intent waits.
 const MIN_EXPLAIN_INTERVAL: Duration = Duration::from_secs(5);
 /// Time after which a warning that is still true is logged again.
@@ -152,13 +154,27 @@ impl Steward {
         }
     }
 
+    /// Fetches the statement chain from time to time while the node can't be asked. A newer statement can
+    /// be what this takes: it names the CAs of the certificates that the node gets.
+    async fn fetch_statements_if_due(&mut self, fetched: &mut Instant) {
+        if fetched.elapsed() < STATEMENTS_FETCH_INTERVAL {
+            return;
+        }
+        *fetched = Instant::now();
+        if let Err(error) = self.statements.fetch(&self.client, self.cluster).await {
+            tracing::debug!(error, "the statements can't be fetched");
+        }
+    }
+
     async fn carry_out_intents(mut self) -> Infallible {
         let mut known = None;
+        let mut fetched = Instant::now();
         loop {
             let status = match self.node.status().await {
                 Ok(status) => status,
                 Err(error) => {
                     tracing::debug!(error = causes(&error), "the node can't be asked");
+                    self.fetch_statements_if_due(&mut fetched).await;
                     sleep(NODE_RETRY_PAUSE).await;
                     continue;
                 }

@@ -57,8 +57,9 @@ pub(crate) enum ClusterRequest {
     Report { key: PublicKey, session: Session, h: Digest, raft_cluster: u64 },
     /// A member's report of why its node finds no leader.
     Trouble { key: PublicKey, session: Session, h: Digest, text: String },
-    /// The next statement, sent by an admin.
-    Restate { jws: Jws },
+    /// The next statement: a new one of an owner, or one that this database has lost and a member's agent
+    /// knows.
+    Restate { jws: Jws, is_new: bool },
     /// Revocation of a grant by the admin `by`, who may also free the seats that it gave.
     RevokeGrant { id: GrantId, by: String, frees_seats: bool },
     /// An issuer's signed approval of an agent.
@@ -234,7 +235,7 @@ impl App {
                 let text = text.clone();
                 with_session(key, session, ClusterEvent::Trouble { key: convert::key(key), text })
             }
-            ClusterRequest::Restate { jws } => prepare_restate(transaction, jws).await?,
+            ClusterRequest::Restate { jws, is_new } => restate(transaction, jws, *is_new).await?,
             ClusterRequest::RevokeGrant { id, by, frees_seats } => {
                 prepare_revocation(*id, by, *frees_seats)
             }
@@ -260,16 +261,20 @@ impl App {
     }
 }
 
-async fn prepare_restate(
+/// Appends the next statement. A new one may not name CAs whose keys this service lacks; a lost one may.
+async fn restate(
     transaction: &mut ClusterTransaction,
     jws: &Jws,
+    is_new: bool,
 ) -> Result<PreparedEvent, ApiError> {
     let mut chain = StatementChain::clone(&transaction.chain);
     if jws.hash() == chain.newest_hash() {
         return Ok(ClusterEvent::StatementAdded(convert::statement(&chain)).into());
     }
     chain.append(jws)?;
-    check_statement(transaction, chain.newest()).await?;
+    if is_new {
+        check_statement(transaction, chain.newest()).await?;
+    }
     let event = ClusterEvent::StatementAdded(convert::statement(&chain));
     Ok(PreparedEvent { statement: Some(jws.clone()), ..event.into() })
 }

@@ -201,7 +201,7 @@ pub(crate) fn explanations(
     }));
     if chain.newest().also_trusted.is_some() {
         lines.push(Explanation {
-            code: "cas_replaced".into(),
+            code: "cas_being_replaced".into(),
             missing: "the cluster's CAs are being replaced: members trust the old and the new ones"
                 .into(),
             held_by: vec!["owner".into()],

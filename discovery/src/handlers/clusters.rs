@@ -7,8 +7,8 @@ use discovery_types::SIZES;
 use discovery_types::api::{
     AbandonRequest, AskingHost, ClusterList, ClusterQuery, ClusterState, ClusterStates,
     ClusterSummary, ClusterView, CommitDocument, CredentialsRequest, CredentialsResponse,
-    DraftRequest, DraftResponse, ExplainResponse, Explanation, MembersView, RotationView,
-    SignedBody, StatementList,
+    DraftRequest, DraftResponse, ExplainResponse, Explanation, MAX_STATEMENTS_BODY_BYTES,
+    MembersView, RotationView, SignedBody, StatementList, StatementsRequest,
 };
 use discovery_types::convert;
 use discovery_types::digest::Digest;
@@ -31,6 +31,7 @@ use crate::error::ApiError;
 use crate::forming::{ClusterRequest, explanations, show, summary_of};
 use crate::intents;
 use crate::kek::KeyPurpose;
+use crate::members::roster::check_running;
 use crate::store::clusters::{ClusterFilter, Draft, OpenResult};
 use crate::store::{ListPosition, UnixMicros};
 
@@ -119,7 +120,7 @@ pub(crate) async fn statement(
                 let next = "Run `muster-discovery cluster create` again.";
                 return Err(ApiError::new(Code::DraftGone, "The draft is gone.", next));
             }
-            let incoming = ClusterRequest::Restate { jws: body.jws };
+            let incoming = ClusterRequest::Restate { jws: body.jws, is_new: true };
             app.apply(*path, incoming).await?;
         }
     }
@@ -169,7 +170,7 @@ async fn open(
         OpenResult::NameTaken => Err(name_taken_error(&draft.name)),
         // A concurrent request with the same statement has opened the cluster.
         OpenResult::NoDraft => {
-            app.apply(id, ClusterRequest::Restate { jws: jws.clone() }).await?;
+            app.apply(id, ClusterRequest::Restate { jws: jws.clone(), is_new: true }).await?;
             Ok(())
         }
     }
@@ -302,6 +303,39 @@ pub(crate) async fn statements(
     path: Path<Uuid>,
 ) -> Result<Json<StatementList>, ApiError> {
     authorise(&request, &app, Action::ReadStatements, Some(*path)).await?;
+    let found = app.store.read_cluster(*path).await?;
+    let (_, chain, _) = found.ok_or_else(|| ApiError::not_found("such cluster"))?;
+    let service = app.store.service_statement(*path).await?;
+    Ok(Json(StatementList { statements: chain.jws(), service }))
+}
+
+/// Takes statements that this database has lost, as after a restore, from a member's agent. An owner has
+/// signed each.
+#[utoipa::path(post, path = "/v1/clusters/{id}/statements", tag = "clusters",
+    params(("id" = Uuid, Path,)), request_body = StatementsRequest,
+    responses((status = 200, body = StatementList), (status = "default", body = Problem)))]
+pub(crate) async fn restore_statements(
+    request: HttpRequest,
+    app: Data<App>,
+    path: Path<Uuid>,
+    JsonBody(body): JsonBody<StatementsRequest, MAX_STATEMENTS_BODY_BYTES>,
+) -> Result<Json<StatementList>, ApiError> {
+    authorise(&request, &app, Action::Report, Some(*path)).await?;
+    let found = app.store.read_cluster(*path).await?;
+    let (cluster, chain, _) = found.ok_or_else(|| ApiError::not_found("such cluster"))?;
+    check_running(&cluster)?;
+    let shown = StatementChain::verify_links(&body.statements)?;
+    if shown.position(&chain.newest_hash()).is_some() {
+        for jws in shown.jws().iter().skip(chain.jws().len()) {
+            app.apply(*path, ClusterRequest::Restate { jws: jws.clone(), is_new: false }).await?;
+            tracing::warn!(cluster.id = %path, "a statement that the database had lost is back");
+        }
+    } else if chain.position(&shown.newest_hash()).is_none() {
+        let detail =
+            "The statements part from those that are known here, and owners have signed both.";
+        let next = "Look who signed them: two statement chains of one cluster can't both be right.";
+        return Err(ApiError::new(Code::Conflict, detail, next));
+    }
     let found = app.store.read_cluster(*path).await?;
     let (_, chain, _) = found.ok_or_else(|| ApiError::not_found("such cluster"))?;
     let service = app.store.service_statement(*path).await?;
@@ -504,7 +538,7 @@ pub(crate) async fn credentials(
     let endpoints = urls.filter_map(|url| url.parse().ok());
     Ok(Json(CredentialsResponse {
         certificate: show::pem("CERTIFICATE", &leaf),
-        client_ca: show::pem("CERTIFICATE", &authorities.client.certificate),
+        client_ca: chain.newest().client_bundle(),
         expires_at_ms: ((seconds + CREDENTIAL_LIFE.as_secs()) * 1_000) as i64,
         endpoints: endpoints.collect(),
     }))

@@ -5,6 +5,7 @@ use discovery_types::csr::Csr;
 use discovery_types::key::PublicKey;
 use discovery_types::leaves::Leaves;
 use discovery_types::problem::Code;
+use discovery_types::statement::StatementChain;
 use discovery_types::url::NodeUrl;
 use uuid::Uuid;
 
@@ -68,6 +69,7 @@ impl App {
             ApiError::new(Code::WrongState, "There is no document yet.", next)
         })?;
         let authorities = self.store.authorities(cluster).await?;
+        check_issuing(&authorities, StatementChain::verify_links(&statements)?.newest())?;
         let encoded = |key: Option<Vec<u8>>| {
             let missing = || StoreError::damaged(format!("a CA's key of cluster {cluster}"));
             key.map(|key| data_encoding::BASE64.encode(&key)).ok_or_else(missing)

@@ -32,8 +32,8 @@ pub(crate) async fn other_authorities(
 }
 
 /// Makes the rows follow a statement that was just added to the chain: the CAs that issue by it are in
-/// `authorities`, and CAs that it doesn't name are deleted. Without the keys of its CAs, the rows stay;
-/// the service then issues nothing until the CAs are replaced again.
+/// `authorities`, and CAs that it doesn't name are deleted. If no row has the CAs that issue, nothing
+/// changes; the service then issues nothing until the CAs are replaced again.
 pub(super) async fn follow_statement(
     connection: &mut PgConnection,
     statement: &Statement,
@@ -82,13 +82,28 @@ impl Authorities {
 }
 
 impl Store {
-    /// Stores new CAs beside those that issue, in place of others that no statement names yet.
+    /// Stores new CAs beside those that issue, in place of others that no statement names yet. Stores
+    /// nothing and returns `false` if `newest` is not the position of the cluster's newest statement any
+    /// more: that one may name the others.
     pub(crate) async fn put_other_authorities(
         &self,
         cluster: Uuid,
+        newest: u64,
         [peer, client]: [&WrappedCa; 2],
-    ) -> Result<(), StoreError> {
+    ) -> Result<bool, StoreError> {
         let mut transaction = self.begin("BEGIN").await?;
+        sqlx::query("SELECT 1 FROM clusters WHERE id = $1 FOR UPDATE")
+            .bind(cluster)
+            .execute(&mut *transaction)
+            .await?;
+        let found: Option<i64> =
+            sqlx::query_scalar("SELECT max(sequence) FROM statements WHERE cluster_id = $1")
+                .bind(cluster)
+                .fetch_one(&mut *transaction)
+                .await?;
+        if found != Some(number_to_row(newest)?) {
+            return Ok(false);
+        }
         for (purpose, ca) in [("peer", peer), ("client", client)] {
             sqlx::query(
                 "INSERT INTO other_authorities (cluster_id, purpose, certificate, wrapped_key)
@@ -103,7 +118,8 @@ impl Store {
             .execute(&mut *transaction)
             .await?;
         }
-        Ok(transaction.commit().await?)
+        transaction.commit().await?;
+        Ok(true)
     }
 
     /// Stores how far a member is with the replacement of its cluster's CAs.

@@ -44,7 +44,7 @@ pub struct Permissions {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Statement {
-    /// Version of the format, always 1.
+    /// Version of the format, see [`Statement::format_version`].
     pub version: u32,
     /// Id of the cluster in discovery (UUIDv7). Every statement of a chain has the same one.
     pub cluster: Uuid,
@@ -76,8 +76,8 @@ pub struct Statement {
     /// it.
     #[serde(default, skip_serializing_if = "is_false")]
     pub needs_approval: bool,
-    /// CAs that are trusted, too, while the cluster's CAs are being replaced; none if absent. See
-    /// [`RotationStep`]. A program that doesn't know this field refuses a statement that has it.
+    /// Additional trusted CAs, while the cluster's CAs are being replaced; none if absent. See
+    /// [`RotationStep`].
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub also_trusted: Option<CaPair>,
 }
@@ -197,6 +197,9 @@ impl Statement {
     /// Checks the statement's values. Neither its signature nor the chain is checked.
     pub fn check(&self) -> Result<(), StatementError> {
         let bad = |what| Err(StatementError::Invalid { seq: self.seq, what });
+        if self.version != self.format_version() {
+            return bad("its version is not that of its content");
+        }
         if self.cluster.get_version_num() != 7 {
             return bad("the cluster's id is not a UUIDv7");
         }
@@ -237,6 +240,12 @@ impl Statement {
         Ok(())
     }
 
+    /// Returns the version of the format that this statement needs. Programs that know no additional CAs
+    /// thereby see that the statement is newer than they are, and not that it is invalid.
+    pub fn format_version(&self) -> u32 {
+        if self.also_trusted.is_some() { 2 } else { 1 }
+    }
+
     /// Returns the CAs whose peer certificates are trusted, PEM. The first one issues them.
     pub fn peer_cas(&self) -> impl Iterator<Item = &str> {
         let other = self.also_trusted.as_ref().map(|other| other.peer.as_str());
@@ -269,6 +278,17 @@ impl Statement {
         self.issuing_cas() == other.issuing_cas() && self.also_trusted == other.also_trusted
     }
 
+    /// Whether both statements trust the same CAs, whichever of them issue.
+    fn trusts_same_cas(&self, other: &Self) -> bool {
+        self.has_same_cas(other) || self.is_swapped(other)
+    }
+
+    /// Whether the CAs that issue by one of the statements are the additional ones of the other.
+    fn is_swapped(&self, other: &Self) -> bool {
+        self.also_trusted.as_ref() == Some(&other.issuing_cas())
+            && other.also_trusted.as_ref() == Some(&self.issuing_cas())
+    }
+
     /// Returns what this statement does to the CAs of `last`, the one before; `None` if they stay.
     ///
     /// # Errors
@@ -277,9 +297,7 @@ impl Statement {
         if self.has_same_cas(last) {
             return Ok(None);
         }
-        let is_swapped = self.also_trusted.as_ref() == Some(&last.issuing_cas())
-            && last.also_trusted.as_ref() == Some(&self.issuing_cas());
-        if is_swapped {
+        if self.is_swapped(last) {
             return Ok(Some(RotationStep::Switch));
         }
         if self.peer_ca != last.peer_ca {
@@ -291,7 +309,7 @@ impl Statement {
         match (&last.also_trusted, &self.also_trusted) {
             (None, Some(_)) => Ok(Some(RotationStep::Begin)),
             (Some(_), None) => Ok(Some(RotationStep::End)),
-            _ => Err("the CAs that are trusted, too"),
+            _ => Err("the additional trusted CAs"),
         }
     }
 
@@ -463,11 +481,23 @@ impl StatementChain {
         self.links.iter().map(|(jws, ..)| jws.clone()).collect()
     }
 
-    /// Returns the number of the first statement since which all statements name the CAs that the
-    /// newest one names, in the same roles.
-    pub fn cas_since(&self) -> u64 {
+    /// Returns the number of the first statement since which the trusted CAs are those of the newest
+    /// one, whichever of them issue.
+    pub fn trusted_since(&self) -> u64 {
         let newest = self.newest();
-        let others = self.statements().filter(|statement| !statement.has_same_cas(newest));
+        self.since(|statement| statement.trusts_same_cas(newest))
+    }
+
+    /// Returns the number of the first statement since which the CAs that issue are those of the newest
+    /// one.
+    pub fn issuing_since(&self) -> u64 {
+        let issuing = self.newest().issuing_cas();
+        self.since(|statement| statement.issuing_cas() == issuing)
+    }
+
+    /// Returns the number of the first statement since which `is_same` holds for all.
+    fn since(&self, is_same: impl Fn(&Statement) -> bool) -> u64 {
+        let others = self.statements().filter(|statement| !is_same(statement));
         others.last().map_or(0, |last| last.seq + 1)
     }
 

@@ -2,15 +2,20 @@
 
 use std::path::Path;
 use std::process::Output;
+use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use muster_tests::harness::process::last_lines;
 use muster_tests::harness::testbed::path_text;
-use muster_tests::harness::{AgentProcess, Etcdctl, Network, wait_for};
+use muster_tests::harness::{AgentProcess, Etcdctl, Network, poll_slowly, wait_for};
 use muster_tests::stock_etcd;
 use serde_json::Value;
 
+use crate::moved_house::{back_up, lose_and_restore};
 use crate::running_cluster::{FormedCluster, LIMIT};
+
+/// Time until the agents have reached a restored service.
+const REPORT_LIMIT: Duration = Duration::from_secs(180);
 
 /// Runs `cluster rotate-ca demo` and returns its answer.
 fn rotate(running: &FormedCluster, more: &[&str]) -> Result<Value> {
@@ -178,4 +183,37 @@ fn a_replacement_of_the_cas_waits_for_a_member_that_is_away_and_is_taken_back() 
     let nothing = running.testbed.admin_output(&["cluster", "rotate-ca", "demo", "--cancel"])?;
     ensure!(nothing.status.code() == Some(2), "{nothing:?}");
     Ok(())
+}
+
+#[test]
+fn a_service_restored_from_before_a_replacement_gets_the_statements_back_and_replaces_the_cas_again()
+-> Result<()> {
+    let mut running = FormedCluster::start(Network::loopback(3), 3, None)?;
+    let client = running.etcdctl()?;
+    let backups = back_up(&running)?;
+    for step in ["begin", "switch", "end"] {
+        renew_credentials(&running, &client)?;
+        expect_step(&running, step)?;
+    }
+    wait_trusted_cas(&running, 1)?;
+    let certificate = certificates(&running.agents[0])?;
+    let port = running.testbed.options.ports[0];
+    lose_and_restore(&mut running, &backups, port)?;
+    // Agents show the service the statements that its backup lacks. Without the keys of the new CAs it
+    // issues nothing, rather than what nobody trusts.
+    let out = running.testbed.path("of-a-restored-service");
+    let wanted = ["cluster", "credentials", "demo", "--renew", "--yes", "--out", path_text(&out)?];
+    poll_slowly("the service to know the newest statements", REPORT_LIMIT, || {
+        let output = running.testbed.admin_output(&wanted).ok()?;
+        let text = String::from_utf8_lossy(&output.stderr).into_owned();
+        text.contains("from before they were replaced").then_some(())
+    })
+    .with_context(|| last_lines(&running.agents[0].output(), 25))?;
+
+    for step in ["begin", "switch", "end"] {
+        expect_step(&running, step)?;
+    }
+    ensure!(certificates(&running.agents[0])? != certificate);
+    renew_credentials(&running, &client)?;
+    check_each_serves(&running, &client)
 }

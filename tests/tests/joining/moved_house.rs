@@ -18,13 +18,13 @@ use crate::running_cluster::FormedCluster;
 const REPORT_LIMIT: Duration = Duration::from_secs(180);
 
 /// Paths of a backup: of the keys, and of database and ledger.
-struct Backups {
+pub(crate) struct Backups {
     identity: PathBuf,
     keys: PathBuf,
     data: PathBuf,
 }
 
-fn back_up(running: &FormedCluster) -> Result<Backups> {
+pub(crate) fn back_up(running: &FormedCluster) -> Result<Backups> {
     let testbed = &running.testbed;
     let [identity, keys, data] = ["identity", "keys.age", "backup"].map(|name| testbed.path(name));
     let made = Command::new("age-keygen").args(["-o", path_text(&identity)?]).output()?;
@@ -53,7 +53,11 @@ fn back_up(running: &FormedCluster) -> Result<Backups> {
 }
 
 /// Loses the service with all it had, and restores it from the backups at this port.
-fn lose_and_restore(running: &mut FormedCluster, backups: &Backups, port: u16) -> Result<()> {
+pub(crate) fn lose_and_restore(
+    running: &mut FormedCluster,
+    backups: &Backups,
+    port: u16,
+) -> Result<()> {
     let testbed = &mut running.testbed;
     testbed.kill_discovery();
     let (keys, postgres) = (testbed.keys_dir(), testbed.postgres_dir());

@@ -17,18 +17,18 @@ const STATEMENTS: &str = "muster/v1/statements";
 /// Time for which agents are watched while they must not act. Agents read the chain each second or
 /// two.
 const OBSERVATION_TIME: Duration = Duration::from_secs(6);
-const VERSION_ERROR: &str = "made by a newer Muster (version 2); this program knows 1: upgrade it";
+const VERSION_ERROR: &str = "made by a newer Muster (version 3); this program knows 2: upgrade it";
 
 /// Returns a stored chain with one more statement, which the owner has signed. The statement has
-/// version 2, and a JSON member that today's programs don't know.
-fn with_version_2(chain: &str, owner: &SigningKey) -> Result<String> {
+/// version 3, and a JSON member that today's programs don't know.
+fn with_newer_version(chain: &str, owner: &SigningKey) -> Result<String> {
     let mut chain: Vec<Jws> = serde_json::from_str(chain)?;
     let last = chain.last().context("a statement")?;
     let mut next: Value = last.claims_unverified(JwsType::Statement)?;
-    next["version"] = 2.into();
+    next["version"] = 3.into();
     next["seq"] = (next["seq"].as_u64().context("a number")? + 1).into();
     next["previous"] = Digest::of(last.as_str().as_bytes()).to_string().into();
-    next["added_in_version_2"] = "anything".into();
+    next["added_in_version_3"] = "anything".into();
     chain.push(Jws::sign(JwsType::Statement, owner, &next));
     Ok(serde_json::to_string(&chain)?)
 }
@@ -46,7 +46,7 @@ fn agents_leave_a_newer_programs_chain_unchanged_and_the_cluster_still_serves() 
         stored().ok().filter(|text| text.starts_with("[\"ey"))
     })?;
     let owner = SigningKey::from_pem(&fs_err::read_to_string(running.testbed.admin_key())?)?;
-    let newer = with_version_2(&readable, &owner)?;
+    let newer = with_newer_version(&readable, &owner)?;
     etcdctl.run(&["put", STATEMENTS, &newer])?;
 
     let told = |agents: &[AgentProcess]| {

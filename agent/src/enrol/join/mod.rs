@@ -192,7 +192,7 @@ impl<'a> Newcomer<'a> {
         }
     }
 
-    /// Replaces the chain by discovery's if that continues it.
+    /// Adopts discovery's statement chain if it extends `chain_of`.
     fn extend_chain(
         &self,
         chain_of: &mut StatementChain,
@@ -300,8 +300,8 @@ impl<'a> Newcomer<'a> {
                     continue;
                 }
             };
-            // Read the statements after the certificates, which are by the CAs of the statements that
-            // the service had by then.
+            // Read the statements after the certificates: a later chain also names the CAs that issued
+            // them.
             match self.client.statements(self.join.cluster).await {
                 Ok(list) => self.extend_chain(chain_of, &list.statements)?,
                 Err(error) => {
@@ -310,10 +310,15 @@ impl<'a> Newcomer<'a> {
                 }
             }
             self.retry.reset();
-            return match leaves.verify(&node_key, chain_of.newest()) {
-                Ok(()) => Ok(leaves),
-                Err(error) => Err(refused_answer(&error)),
-            };
+            match leaves.verify(&node_key, chain_of.newest()) {
+                Ok(()) => return Ok(leaves),
+                // The CAs may have been replaced in between.
+                Err(error) => {
+                    let text =
+                        format!("discovery's certificates are refused: {}", error_chain(&error));
+                    self.wait_before_retry(text).await;
+                }
+            }
         }
     }
 }

@@ -159,6 +159,7 @@ pub(super) async fn put(
     session: &AdminSession,
     statement: &Statement,
 ) -> Result<StatementResult, CliError> {
+    let statement = &Statement { version: statement.format_version(), ..statement.clone() };
     statement.check().map_err(CliError::Statement)?;
     let jws = statement.sign(&session.key);
     let summary = session.client.put_statement(statement.cluster, &jws).await?;

@@ -60,10 +60,12 @@ Examples:
   muster-discovery cluster rotate-ca demo
   muster-discovery cluster rotate-ca demo --cancel
 
-Run it three times. First there are new CAs, which members trust beside the old ones. Then the new CAs issue:
-give all clients the new ca.crt before (cluster credentials --renew). At last only the new CAs are trusted.
-Before a step the command waits until all members have followed the last one. Members that run muster-node
-follow by themselves; stock etcd has to be restarted after the first step.")]
+Run it three times:
+  1. Members trust new CAs. The old ones still issue.
+  2. The new CAs issue. Run `cluster credentials --renew` for each client before, and again after it.
+  3. The old CAs are dropped.
+Before steps 2 and 3 the command waits until all members have followed the last one. muster-node follows by
+itself; stock etcd has to be restarted after steps 1 and 3.")]
     RotateCa(rotate_ca::RotateCaArgs),
     /// List the clusters and their states, the newest first
     #[command(after_help = "\

@@ -21,13 +21,13 @@ const INTERVAL: Duration = Duration::from_secs(1);
 pub(super) struct RotateCaArgs {
     /// Name or id of the cluster
     cluster: String,
-    /// Go back: the CAs of before issue again, or the new ones are dropped
+    /// Undo the last step: let the old CAs issue again, or drop the new CAs
     #[arg(long)]
     cancel: bool,
     /// Time to wait for the members to be ready for the step
     #[arg(long, value_name = "TIME", value_parser = crate::server::parse_duration, default_value = "5m")]
     timeout: Duration,
-    /// Do the step although members are not ready for it: they are cut off until they follow
+    /// Take the step even if members are not ready. They can't connect until they have followed
     #[arg(long)]
     force: bool,
     /// Skip the confirmation prompt
@@ -50,18 +50,16 @@ impl Readiness {
         let Some(cas) = member.cas else {
             return Some(match member.is_silent {
                 true => "is silent".to_owned(),
-                false => {
-                    "has not said what it trusts (a muster-agent of an older version never does)"
-                        .to_owned()
-                }
+                false => "has not reported its CAs (a muster-agent of an older version never does)"
+                    .to_owned(),
             });
         };
         let what = match self {
             Self::Trusts(since) if cas.trusted < since => {
-                "doesn't trust the new CAs yet; stock etcd has to be restarted for it"
+                "doesn't trust the new CAs yet (stock etcd has to be restarted first)"
             }
             Self::Certified(since) if cas.certified.is_none_or(|by| by < since) => {
-                "has no certificates of the new CAs yet"
+                "has no certificates from the CAs that issue yet"
             }
             Self::Trusts(_) | Self::Certified(_) => return None,
         };
@@ -83,17 +81,23 @@ pub(super) async fn rotate(
     let step = next_step(&chain, args.cancel)?;
     let mut next =
         Statement { seq: last.seq + 1, previous: Some(chain.newest_hash()), ..last.clone() };
-    let since = chain.cas_since();
     match step {
         RotationStep::Begin => {
             next.also_trusted = Some(session.client.make_cas(cluster.cluster).await?);
         }
         RotationStep::Switch => {
-            wait_for_members(session, cluster.cluster, Readiness::Trusts(since), args, printer)
-                .await?;
+            wait_for_members(
+                session,
+                cluster.cluster,
+                Readiness::Trusts(chain.trusted_since()),
+                args,
+                printer,
+            )
+            .await?;
             let text = "Members and new clients get certificates of the other CAs from now on. A client \
                         whose ca.crt has one CA alone can't connect any more: run `cluster credentials \
-                        --renew` for each client first, and restart what reads the file only at its start.";
+                        --renew` for each client first, and restart clients that read the file only when they \
+                        start. --cancel undoes this step.";
             IrreversibleAct { consequences: vec![text.to_owned()], name }
                 .confirm(args.yes, printer)?;
             if let Some(other) = next.also_trusted.replace(last.issuing_cas()) {
@@ -101,14 +105,17 @@ pub(super) async fn rotate(
             }
         }
         RotationStep::End => {
-            if !args.cancel {
-                let ready = Readiness::Certified(since);
+            // A replacement that is taken back before the switch has given no certificates out.
+            if !args.cancel || chain.issuing_since() >= last_begin(&chain) {
+                let ready = Readiness::Certified(chain.issuing_since());
                 wait_for_members(session, cluster.cluster, ready, args, printer).await?;
             }
-            let text = "Certificates of the CAs that don't issue are refused from now on, and the \
-                        service deletes the keys of these CAs.";
-            IrreversibleAct { consequences: vec![text.to_owned()], name }
-                .confirm(args.yes, printer)?;
+            let dropped = if args.cancel { "new" } else { "old" };
+            let text = format!(
+                "New connections with certificates of the {dropped} CAs are refused from now on, and the \
+                 service deletes the keys of these CAs."
+            );
+            IrreversibleAct { consequences: vec![text], name }.confirm(args.yes, printer)?;
             next.also_trusted = None;
         }
     }
@@ -136,12 +143,22 @@ fn next_step(chain: &StatementChain, cancel: bool) -> Result<RotationStep, CliEr
 /// Whether the CAs that the last replacement made issue now. A switch can be taken back, and made
 /// again.
 fn is_new_pair_issuing(chain: &StatementChain) -> bool {
-    let all: Vec<&Statement> = chain.statements().collect();
-    let steps = all.windows(2).filter_map(|pair| pair[1].rotation_step(pair[0]).ok().flatten());
-    let steps: Vec<RotationStep> = steps.collect();
-    let begun = steps.iter().rposition(|step| *step == RotationStep::Begin).unwrap_or(0);
-    let switches = steps[begun..].iter().filter(|step| **step == RotationStep::Switch).count();
+    let begun = last_begin(chain);
+    let switches =
+        steps(chain).filter(|(seq, step)| *seq > begun && *step == RotationStep::Switch).count();
     !switches.is_multiple_of(2)
+}
+
+/// Returns the position of the statement that began the last replacement; 0 if there is none.
+fn last_begin(chain: &StatementChain) -> u64 {
+    let begins = steps(chain).filter(|(_, step)| *step == RotationStep::Begin);
+    begins.map(|(seq, _)| seq).last().unwrap_or(0)
+}
+
+/// Returns the steps of all replacements, with the positions of their statements.
+fn steps(chain: &StatementChain) -> impl Iterator<Item = (u64, RotationStep)> {
+    let pairs = chain.statements().zip(chain.statements().skip(1));
+    pairs.filter_map(|(last, next)| Some((next.seq, next.rotation_step(last).ok()??)))
 }
 
 /// Waits until all members are ready. Says meanwhile which ones are not.
@@ -165,7 +182,7 @@ async fn wait_for_members(
         }
         let progress = unready.join("; ");
         if args.force {
-            printer.warn(&format!("not waiting for it: {progress}"));
+            printer.warn(&format!("going on without these members: {progress}"));
             return Ok(());
         }
         if progress != said {
@@ -191,15 +208,13 @@ fn word(step: RotationStep) -> &'static str {
 
 fn description(step: RotationStep, cancel: bool) -> String {
     let text = match (step, cancel) {
-        (RotationStep::Begin, _) => {
-            "step 1 of 3: there are new CAs, which members trust beside those that issue"
-        }
+        (RotationStep::Begin, _) => "step 1 of 3: members trust new CAs; the old CAs still issue",
         (RotationStep::Switch, false) => {
             "step 2 of 3: the new CAs issue, and members get new certificates"
         }
-        (RotationStep::Switch, true) => "taken back: the CAs of before issue again",
+        (RotationStep::Switch, true) => "step 2 is undone: the old CAs issue again",
         (RotationStep::End, false) => "step 3 of 3: only the new CAs are trusted",
-        (RotationStep::End, true) => "taken back: the new CAs are dropped",
+        (RotationStep::End, true) => "step 1 is undone: the new CAs are dropped",
     };
     text.to_owned()
 }
@@ -211,11 +226,18 @@ fn next_command(step: RotationStep, cancel: bool, name: &str) -> Option<String> 
             "next, for each client: muster-discovery cluster credentials {name} --renew --out DIR; then: \
              {command}"
         )),
-        (RotationStep::Switch, false) => Some(format!("next: {command}")),
-        (RotationStep::Switch, true) => {
-            Some(format!("next, to drop the new CAs: {command} --cancel"))
-        }
-        (RotationStep::End, _) => None,
+        (RotationStep::Switch, false) => Some(format!(
+            "next, for each client: muster-discovery cluster credentials {name} --renew --out DIR; then: \
+             {command}"
+        )),
+        (RotationStep::Switch, true) => Some(format!(
+            "next, for each client: muster-discovery cluster credentials {name} --renew --out DIR; then, \
+                 to drop the new CAs: {command} --cancel"
+        )),
+        (RotationStep::End, _) => Some(format!(
+            "at last, so that clients and stock etcd forget the other CAs: restart members that run stock \
+             etcd, and for each client: muster-discovery cluster credentials {name} --renew --out DIR"
+        )),
     }
 }
 
@@ -255,6 +277,7 @@ mod tests {
                 also_trusted: other.cloned(),
                 ..world.statement.clone()
             };
+            let next = Statement { version: next.format_version(), ..next };
             chain.append(&next.sign(&world.owner)).unwrap();
             assert_eq!(steps(&chain), expected, "after statement {}", next.seq);
         }

@@ -21,8 +21,9 @@ After=network-online.target time-sync.target
 [Service]
 Type=notify
 ExecStart=/usr/local/bin/muster-agent run --data-dir /var/lib/muster --bundle-file /etc/muster/join.bundle
-# The node outlives its agent: an agent that is restarted or upgraded finds it and goes on.
+# A restart ends the agent alone: the next one finds the node and goes on. A stop ends both.
 KillMode=process
+RestartKillSignal=SIGUSR1
 Restart=always
 RestartSec=5
 RestartPreventExitStatus=2 3

@@ -28,6 +28,7 @@ impl CommittedCluster {
             }
             RotationStep::End => next.also_trusted = None,
         }
+        next.version = next.format_version();
         next
     }
 

@@ -110,6 +110,14 @@ pub struct DraftResponse {
     pub max_deadline_seconds: u64,
 }
 
+/// Body of `POST /v1/clusters/{id}/statements`: a chain that a member's agent knows.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct StatementsRequest {
+    /// All statements of the cluster that the agent knows, in order.
+    pub statements: Vec<Jws>,
+}
+
 /// Answer of `GET /v1/clusters/{id}/cas`: how far the members are with the replacement of the
 /// cluster's CAs.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]

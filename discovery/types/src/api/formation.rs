@@ -214,15 +214,15 @@ pub struct ReportRequest {
     pub cas: Option<MemberCas>,
 }
 
-/// How far a member is with the replacement of its cluster's CAs. The numbers are those of the
-/// cluster's statements.
+/// Progress of a member in the replacement of its cluster's CAs. The numbers are positions in the
+/// cluster's statement chain (`seq`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct MemberCas {
-    /// The statement whose CAs the member's node trusts.
+    /// Statement since which the CAs that the member's node trusts are trusted.
     pub trusted: u64,
-    /// The statement whose issuing CAs signed the member's certificates; none if those of the newest
-    /// statement that the member knows didn't.
+    /// Statement since which the CAs that signed the member's certificates issue. `None` if they don't
+    /// issue by the newest statement that the member knows.
     pub certified: Option<u64>,
 }
 

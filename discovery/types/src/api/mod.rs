@@ -80,7 +80,7 @@ pub use clusters::{
     ClusterStates, ClusterSummary, ClusterView, CommitDocument, CredentialsRequest,
     CredentialsResponse, DraftRequest, DraftResponse, EndView, ExplainResponse, Explanation,
     MAX_PAGE, MIN_REPORT_INTERVAL, MemberRotation, MemberView, MembersView, Moment, RotationView,
-    SILENT_AFTER, SeatView, StatementList,
+    SILENT_AFTER, SeatView, StatementList, StatementsRequest,
 };
 pub use etcd_tokens::{
     EtcdMember, EtcdTokenList, EtcdTokenQuery, EtcdTokenRequest, EtcdTokenResponse, EtcdTokenState,
@@ -107,16 +107,21 @@ pub use processes::{ProcessList, ProcessView};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-use crate::jws::Jws;
+use crate::jws::{Jws, JwsType, MAX_JWS};
+use crate::statement::MAX_CHAIN;
 
-/// Longest request body in bytes, except for [`MAX_ADOPT_BODY_BYTES`] and
-/// [`MAX_RECOVERIES_BODY_BYTES`].
+/// Longest request body in bytes, except for [`MAX_ADOPT_BODY_BYTES`], [`MAX_STATEMENTS_BODY_BYTES`]
+/// and [`MAX_RECOVERIES_BODY_BYTES`].
 pub const MAX_BODY_BYTES: usize = 64 * 1024;
 /// Longest body with recovery statements, in bytes. It has room for the maximum number of
 /// statements of the maximum length, as JSON.
 pub const MAX_RECOVERIES_BODY_BYTES: usize = 136 * 1024;
+/// Longest body with a cluster's statement chain, in bytes. It has room for the maximum number of
+/// statements of the maximum length, as JSON.
+pub const MAX_STATEMENTS_BODY_BYTES: usize =
+    MAX_CHAIN * (JwsType::Statement.max_bytes() + 8) + MAX_BODY_BYTES;
 /// Longest body of an `adopt` request, in bytes: a commit document and its statement chain.
-pub const MAX_ADOPT_BODY_BYTES: usize = 512 * 1024;
+pub const MAX_ADOPT_BODY_BYTES: usize = MAX_STATEMENTS_BODY_BYTES + MAX_JWS;
 /// Longest response body that the client accepts, in bytes.
 pub const MAX_RESPONSE: usize = 4 * 1024 * 1024;
 

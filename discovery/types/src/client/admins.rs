@@ -11,7 +11,7 @@ use crate::api::{
     CredentialsResponse, DirectoryResponse, DraftRequest, DraftResponse, EtcdTokenList,
     EtcdTokenQuery, EtcdTokenRequest, EtcdTokenResponse, EtcdTokenView, EventList, EventQuery,
     ExplainResponse, GrantList, GrantQuery, GrantView, IntentList, IntentView, ProcessList,
-    RedemptionList, RotationView, SignedBody, StatementList,
+    RedemptionList, RotationView, SignedBody, StatementList, StatementsRequest,
 };
 use crate::csr::Csr;
 use crate::digest::OperationId;
@@ -58,6 +58,16 @@ impl DiscoveryClient {
     /// Fetches a cluster's statement chain, unverified.
     pub async fn statements(&self, cluster: Uuid) -> Result<StatementList, ClientError> {
         self.get(format!("/v1/clusters/{cluster}/statements")).await
+    }
+
+    /// Sends the statement chain that a member's agent knows, to a service that has lost some of it.
+    pub async fn show_statements(
+        &self,
+        cluster: Uuid,
+        statements: &[Jws],
+    ) -> Result<StatementList, ClientError> {
+        let body = StatementsRequest { statements: statements.to_vec() };
+        self.send(Method::POST, format!("/v1/clusters/{cluster}/statements"), &body).await
     }
 
     /// Sends the statement of where the service is. Returns the service's statements.

@@ -103,8 +103,9 @@ impl JwsType {
         match self {
             // Version 2 is that of replacement policies.
             JwsType::Grant => Some(2),
-            JwsType::Statement
-            | JwsType::Record
+            // Version 2 is that of additional trusted CAs.
+            JwsType::Statement => Some(2),
+            JwsType::Record
             | JwsType::Document
             | JwsType::Admin
             | JwsType::Order
@@ -127,7 +128,7 @@ impl JwsType {
 
     /// Returns the maximum length of the compact form, in bytes. A document contains nine records
     /// with their grants, so its limit must fit their sum.
-    pub fn max_bytes(self) -> usize {
+    pub const fn max_bytes(self) -> usize {
         match self {
             JwsType::Document => super::MAX_JWS,
             JwsType::Statement => 24 * 1024,

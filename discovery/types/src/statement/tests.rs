@@ -141,6 +141,7 @@ fn with_cas(statement: &Statement, pairs: &[CaPair], cas: &str) -> Statement {
     let issuing = pairs[digits.next().unwrap()].clone();
     let also_trusted = digits.next().map(|digit| pairs[digit].clone());
     Statement {
+        version: if also_trusted.is_some() { 2 } else { 1 },
         peer_ca: issuing.peer,
         client_ca: issuing.client,
         also_trusted,
@@ -190,7 +191,7 @@ fn cas_are_replaced_by_statements_between_which_each_certificate_is_trusted() {
 }
 
 #[test]
-fn a_chain_knows_since_when_its_cas_are_named() {
+fn a_chain_knows_since_when_its_cas_are_trusted_and_issue() {
     let world = ClusterFixture::new(1);
     let mut chain = world.chain();
     let first = CaPair { peer: world.peer_ca.pem.clone(), client: world.client_ca.pem.clone() };
@@ -200,20 +201,28 @@ fn a_chain_knows_since_when_its_cas_are_named() {
     for cas in ["0", "01", "01", "10", "10", "1"] {
         let wanted = with_cas(&next(chain.newest(), chain.newest_hash()), &pairs, cas);
         chain.append(&wanted.sign(&world.owner)).unwrap();
-        since.push(chain.cas_since());
+        since.push((chain.trusted_since(), chain.issuing_since()));
     }
-    assert_eq!(since, [0, 2, 2, 4, 4, 6]);
+    assert_eq!(since, [(0, 0), (2, 0), (2, 0), (2, 4), (2, 4), (6, 4)]);
     let mut skipped = with_cas(&next(chain.newest(), chain.newest_hash()), &pairs, "0");
     skipped.peer_ca.clone_from(&pairs[0].peer);
     let refused = chain.append(&skipped.sign(&world.owner)).err();
     assert_eq!(refused, Some(StatementError::Broken { seq: 7, what: "the peers' CA" }));
 }
 
-/// Older programs refuse a statement with an unknown field, and read one without it.
+/// Older programs see by the version that a statement with additional CAs is newer than they are.
 #[test]
-fn other_cas_are_a_field_of_the_statement_only_if_there_are_any() {
-    let statement = ClusterFixture::new(3).statement;
+fn a_statement_with_additional_cas_has_another_version() {
+    let mut statement = ClusterFixture::new(3).statement;
     assert_eq!(serde_json::to_value(&statement).unwrap().get("also_trusted"), None);
+    let additional = CaPair { peer: TestCa::new("p").pem, client: TestCa::new("c").pem };
+    for (also_trusted, version) in [(None, 1), (Some(additional), 2)] {
+        statement.also_trusted = also_trusted;
+        for other in 1..=2 {
+            statement.version = other;
+            assert_eq!(statement.check().is_ok(), other == version, "{version} {other}");
+        }
+    }
 }
 
 #[test]
