@@ -154,8 +154,8 @@ impl Steward {
         }
     }
 
-    /// Fetches the statement chain from time to time while the node can't be asked. A newer statement can
-    /// be what this takes: it names the CAs of the certificates that the node gets.
+    /// Fetches the statement chain from time to time while the node can't be asked. The node may need
+    /// it: a newer statement names the CAs of certificates that this agent could get for it.
     async fn fetch_statements_if_due(&mut self, fetched: &mut Instant) {
         if fetched.elapsed() < STATEMENTS_FETCH_INTERVAL {
             return;

@@ -366,6 +366,8 @@ fn a_replacement_that_discovery_has_forgotten_comes_to_an_end() -> Result<()> {
         let last = running.agents.iter().map(|agent| last_lines(&agent.output(), 25));
         format!("{:?}\n{}", running.replacements(), last.collect::<Vec<_>>().join("\n---\n"))
     })?;
+    // The next newcomer gets more time than the first: a slow machine makes no progress in 3 s.
+    running.restart_agents(&[AFTER])?;
     let second = running.standby(4, &bundle)?;
     running.wait_replaced(&second, &gone)
 }
@@ -383,6 +385,8 @@ fn a_place_that_a_dead_newcomer_left_is_filled_by_the_next_one() -> Result<()> {
     first.exit_code(REPLACED)?;
     running.wait_intents("replace", "stalled", 1)?;
     ensure!(running.members()?.len() == 2, "{:?}", running.members());
+    // The next newcomer gets more time than the first: a slow machine makes no progress in 3 s.
+    running.restart_agents(&[AFTER, ZONE])?;
     let second = running.standby(4, &bundle)?;
     running.wait_replaced(&second, &gone)?;
     running.wait_intents("replace", "promoted", 1)?;
