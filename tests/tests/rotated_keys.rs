@@ -85,7 +85,8 @@ fn a_new_tls_key_is_made_in_a_copy() -> Result<()> {
     Ok(())
 }
 
-/// After `keys rewrap`, the database needs no older key-encryption key any more.
+/// After `keys rewrap`, the database needs no older key-encryption key any more, in the middle of a
+/// replacement of CAs either.
 #[test]
 fn ca_keys_that_were_wrapped_again_need_the_newest_key_alone() -> Result<()> {
     let mut testbed = Testbed::start(Network::loopback(1), TestbedOptions::default())?;
@@ -93,6 +94,8 @@ fn ca_keys_that_were_wrapped_again_need_the_newest_key_alone() -> Result<()> {
     let _agents = testbed.start_agents(0..1, &bundle)?;
     testbed.wait_cluster_state("demo", "formed", LIMIT)?;
     let keys = path_text(&testbed.keys_dir())?.to_owned();
+    let rotate_ca = ["cluster", "rotate-ca", "demo", "--yes"];
+    testbed.admin_command(&rotate_ca)?;
     testbed.admin_json(&["keys", "rotate", "--keys", &keys, "--kek"])?;
     testbed.stop_discovery()?;
     let postgres = testbed.postgres_dir();
@@ -105,17 +108,20 @@ fn ca_keys_that_were_wrapped_again_need_the_newest_key_alone() -> Result<()> {
     let unasked = testbed.admin_output(&rewrap[..6])?;
     ensure!(unasked.status.code() == Some(2), "{unasked:?}");
     let done = testbed.admin_json(&rewrap)?;
-    ensure!(done["kek"] == 2 && done["keys"] == 2 && done["rewrapped"] == 2, "{done}");
+    ensure!(done["kek"] == 2 && done["keys"] == 4 && done["rewrapped"] == 4, "{done}");
     let again = testbed.admin_json(&rewrap)?;
-    ensure!(again["keys"] == 2 && again["rewrapped"] == 0, "{again}");
+    ensure!(again["keys"] == 4 && again["rewrapped"] == 0, "{again}");
 
     testbed.stop_discovery()?;
     let old = testbed.keys_dir().join("kek-1.key");
     fs_err::rename(&old, testbed.path("kek-1.key"))?;
     testbed.start_discovery()?;
-    // A certificate needs the CA's key.
-    let folder = testbed.path("credentials");
-    testbed.admin_command(&["cluster", "credentials", "demo", "--out", path_text(&folder)?])?;
+    // A certificate needs the CA's key, of the old CA and then of the new one.
+    for folder in ["credentials", "credentials-of-the-new-ca"] {
+        let folder = testbed.path(folder);
+        testbed.admin_command(&["cluster", "credentials", "demo", "--out", path_text(&folder)?])?;
+        testbed.admin_command(&rotate_ca)?;
+    }
     // Without the newest key, nothing opens.
     fs_err::rename(testbed.path("kek-1.key"), &old)?;
     fs_err::rename(testbed.keys_dir().join("kek-2.key"), testbed.path("kek-2.key"))?;

@@ -55,7 +55,8 @@ impl Renewal {
         let is_due = !old.is_for_own_address || !old.are_by_issuing_cas;
         let due = if is_due { i64::MIN } else { life.renewal_due() };
         if !is_due && unix_seconds() < life.renewal_overdue() {
-            // They may have become right again without a renewal: an owner has undone a switch of CAs.
+            // The certificates may have become right again without a renewal: an owner has undone a switch
+            // of CAs.
             self.board.update(|status| status.certificates_late = None);
         }
         let failed = |why: &str, pause| self.report_failure(&old, why, pause);

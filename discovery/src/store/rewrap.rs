@@ -53,11 +53,20 @@ pub(crate) async fn rewrap(
 ) -> Result<RewrapCounts, RewrapError> {
     rewrap_seal(connection, kek).await?;
     let mut counts = RewrapCounts::default();
-    for table in TABLES {
-        let mut after = (Uuid::nil(), String::new());
-        while let Some(last) = rewrap_page(connection, kek, table, &after, &mut counts).await? {
-            after = last;
-            progress(counts);
+    // A replacement of CAs moves keys from one table to the other. So the tables are read again until
+    // nothing is left to do.
+    loop {
+        let before = counts.rewrapped;
+        counts.all = 0;
+        for table in TABLES {
+            let mut after = (Uuid::nil(), String::new());
+            while let Some(last) = rewrap_page(connection, kek, table, &after, &mut counts).await? {
+                after = last;
+                progress(counts);
+            }
+        }
+        if counts.rewrapped == before {
+            break;
         }
     }
     if counts.rewrapped > 0 {

@@ -122,9 +122,7 @@ pub(super) async fn rotate(
     let stated = put(session, &next).await?;
     let value = json!({ "cluster": cluster.cluster, "step": word(step), "seq": stated.seq });
     printer.print_value(&value, |out| out.line(&description(step, args.cancel)))?;
-    if let Some(hint) = next_command(step, args.cancel, name) {
-        printer.note(&hint);
-    }
+    printer.note(&next_commands(step, args.cancel, name));
     Ok(())
 }
 
@@ -219,25 +217,22 @@ fn description(step: RotationStep, cancel: bool) -> String {
     text.to_owned()
 }
 
-fn next_command(step: RotationStep, cancel: bool, name: &str) -> Option<String> {
-    let command = format!("muster-discovery cluster rotate-ca {name}");
+/// Returns what to do after the step.
+fn next_commands(step: RotationStep, cancel: bool, name: &str) -> String {
+    let renew =
+        format!("for each client: muster-discovery cluster credentials {name} --renew --out DIR");
+    let rotate = format!("muster-discovery cluster rotate-ca {name}");
     match (step, cancel) {
-        (RotationStep::Begin, _) => Some(format!(
-            "next, for each client: muster-discovery cluster credentials {name} --renew --out DIR; then: \
-             {command}"
-        )),
-        (RotationStep::Switch, false) => Some(format!(
-            "next, for each client: muster-discovery cluster credentials {name} --renew --out DIR; then: \
-             {command}"
-        )),
-        (RotationStep::Switch, true) => Some(format!(
-            "next, for each client: muster-discovery cluster credentials {name} --renew --out DIR; then, \
-                 to drop the new CAs: {command} --cancel"
-        )),
-        (RotationStep::End, _) => Some(format!(
-            "at last, so that clients and stock etcd forget the other CAs: restart members that run stock \
-             etcd, and for each client: muster-discovery cluster credentials {name} --renew --out DIR"
-        )),
+        (RotationStep::Begin, _) | (RotationStep::Switch, false) => {
+            format!("next, {renew}; then: {rotate}")
+        }
+        (RotationStep::Switch, true) => {
+            format!("next, {renew}; then, to drop the new CAs: {rotate} --cancel")
+        }
+        (RotationStep::End, _) => format!(
+            "at last, so that clients and stock etcd forget the other CAs: stop and start the agents of \
+             members that run stock etcd, and {renew}"
+        ),
     }
 }
 
