@@ -23,7 +23,7 @@ use uuid::Uuid;
 
 use super::agent::{TestAgent, form};
 use super::malformed::requests::RequestMaker;
-use super::malformed::{CallerKind, connect, read_answer};
+use super::malformed::{CallerKind, Connection, RawAnswer, connect, read_answer};
 use super::random::Random;
 use super::support::TestInstallation;
 use crate::server::RunningService;
@@ -31,6 +31,12 @@ use crate::server::RunningService;
 /// Number of requests with random bodies that fit the schema, for each route and caller. A request
 /// whose body is refused tells nothing about rights.
 const ATTEMPTS: u64 = 60;
+
+/// Maximum number of times that a request is sent which the service can't answer now.
+const TRIES: u32 = 20;
+
+/// Pause before a request is sent again.
+const PAUSE: std::time::Duration = std::time::Duration::from_millis(500);
 
 /// Answer to the question whether a caller may use a route.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -181,6 +187,32 @@ impl RightsWorld {
         }
     }
 
+    /// Sends a request, and again on another connection while the service is overloaded or closes
+    /// the connection, as both happen on a slow machine.
+    async fn answer(
+        &self,
+        connection: &mut Connection,
+        caller: &RightsCaller,
+        request: &str,
+    ) -> RawAnswer {
+        for _ in 0..TRIES {
+            let answer = match connection.write_all(request.as_bytes()).await {
+                Ok(()) => read_answer(connection, true).await,
+                Err(_) => None,
+            };
+            let is_open =
+                answer.as_ref().is_some_and(|answer| answer.header("connection") != Some("close"));
+            if !is_open {
+                *connection = connect(&self.world, &self.service, &caller.kind).await;
+            }
+            match answer {
+                Some(answer) if answer.status != 503 => return answer,
+                _ => tokio::time::sleep(PAUSE).await,
+            }
+        }
+        panic!("no answer to {request}");
+    }
+
     /// Sends requests of one caller to one route.
     async fn right(&self, number: usize, caller: &RightsCaller, random: &mut Random) -> Right {
         let (method, path) = &self.maker.operations()[number];
@@ -206,11 +238,7 @@ impl RightsWorld {
                 }
             }
             let request = format!("{head}content-length: {}\r\n\r\n{body}", body.len());
-            connection.write_all(request.as_bytes()).await.unwrap();
-            let answer = read_answer(&mut connection, true).await.unwrap();
-            if answer.header("connection") == Some("close") {
-                connection = connect(&self.world, &self.service, &caller.kind).await;
-            }
+            let answer = self.answer(&mut connection, caller, &request).await;
             let code =
                 serde_json::from_str::<Problem>(&answer.body).ok().map(|problem| problem.code);
             match (answer.status, code) {

@@ -94,13 +94,12 @@ fn a_revoked_operators_order_is_refused_after_a_restore_of_discovery() -> Result
     for agent in &mut running.agents {
         agent.wait_for_output("made a new statement", LIMIT)?;
     }
-    restore_state(&mut running.testbed)?;
-    // Restarted agents know only what is on their disks.
+    let name = running.name(&running.agents[2])?;
+    // Agents that run would give the restored service the statement that it lacks.
     for agent in &mut running.agents {
         agent.kill();
-        agent.start()?;
     }
-    let name = running.name(&running.agents[2])?;
+    restore_state(&mut running.testbed)?;
     let order = || -> Result<()> {
         let order = ["intent", "remove", "demo", &name, "--yes", "--key", path_text(&key)?];
         let output = running.testbed.admin_output(&order)?;
@@ -109,6 +108,10 @@ fn a_revoked_operators_order_is_refused_after_a_restore_of_discovery() -> Result
         Ok(())
     };
     order()?;
+    // Restarted agents know only what is on their disks.
+    for agent in &mut running.agents {
+        agent.start()?;
+    }
     let refused = || running.agents.iter().any(|agent| agent.output().contains("that is refused"));
     wait_for("an agent to refuse it", LIMIT, || refused().then_some(()))?;
     // An agent of the cluster reports the order as refused, with the reason.
