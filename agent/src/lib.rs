@@ -119,6 +119,7 @@ fn dispatch(command: AgentCommand) -> Result<(), ExitError> {
         AgentCommand::Status(typed) => on_runtime(commands::status::run(&typed, &mut printer)),
         AgentCommand::Recover(typed) => on_runtime(commands::recover::run(&typed, &mut printer)),
         AgentCommand::Reset(typed) => commands::reset::run(&typed, &mut printer),
+        AgentCommand::Address(typed) => commands::address::run(&typed, &mut printer),
         AgentCommand::Context(typed) => commands::context::run(&typed, &mut printer),
         AgentCommand::Member(typed) => on_runtime(commands::member::run(&typed, &mut printer)),
         AgentCommand::Policy(typed) => on_runtime(commands::policy::run(&typed, &mut printer)),

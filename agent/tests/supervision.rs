@@ -36,6 +36,7 @@ impl SupervisorFixture {
             launcher: launcher(),
             node: shell(script),
             stop_deadline: LIMIT,
+            is_lost: &|_| false,
         }
     }
 

@@ -12,6 +12,7 @@ use discovery_types::confirmation::ConfirmationError;
 use discovery_types::convert::problem_code;
 use discovery_types::document::DocumentError;
 use discovery_types::grant::GrantError;
+use discovery_types::member_address::MemberAddressError;
 use discovery_types::order::OrderError;
 use discovery_types::problem::{Code, PROBLEM_JSON, Problem, Removal};
 use discovery_types::readmission::ReadmissionError;
@@ -315,6 +316,7 @@ impl From<ReadmissionError> for ApiError {
 }
 
 refused_as! {
+    MemberAddressError => RecordRefused, "Wait until the agent has renewed its member's certificates.";
     StatementError => StatementRefused, "Sign a statement that follows the newest one.";
     RedeemError => RecordRefused, "Check which service the bundle is for.";
     DocumentError => DocumentRefused, "Show the document as it was received.";

@@ -38,6 +38,7 @@ pub(crate) async fn openapi() -> HttpResponse {
         clusters::draft,
         clusters::make_cas,
         clusters::restore_statements,
+        clusters::addresses,
         clusters::rotation,
         clusters::list,
         clusters::show_one,

@@ -243,6 +243,10 @@ fn one_cluster() -> Scope {
                 .route(post().to(forming::report)),
         )
         .service(
+            cluster_resource_at("/v1/clusters/{id}/addresses", "POST")
+                .route(post().to(clusters::addresses)),
+        )
+        .service(
             cluster_resource_at("/v1/clusters/{id}/checkpoint", "GET, HEAD")
                 .route(get().to(events::checkpoint))
                 .route(head().to(events::checkpoint)),

@@ -392,10 +392,6 @@ fn a_newcomer_joins_at_the_cluster_address_that_an_operator_gives() -> Result<()
     make(&testbed, &first)?;
     first.host = homes[SIZE].clone();
     first.start()?;
-    let url = format!("https://{}:2380", first.host.address);
-    poll_slowly("the move", LIMIT, || {
-        run(on_host(&first, &["member", "update", "db-1", "--peer-urls", &url]).ok()?).ok()
-    })?;
     wait_settled(&testbed, &first, 1)?;
     let mut newcomer = newcomer(&testbed, "db-4", &homes[SIZE + 1])?;
     newcomer.options.env = vec![("MUSTER_CRASH_AT".to_owned(), "added".to_owned())];

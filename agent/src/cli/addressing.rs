@@ -141,6 +141,39 @@ impl AddressFlags {
         Ok(Addresses { peer_url, client_url, listen: ListenAddresses { peer, client } })
     }
 
+    /// Returns the addresses of a member whose host has lost an address on which the node listens, and
+    /// whose packets to discovery now leave from `route`. An address that a flag of this start gives
+    /// stays unchanged. `None` if nothing changes, or if `route` is no address for other hosts.
+    pub(crate) fn follow_host(
+        &self,
+        before: &Addresses,
+        own: &[IpAddr],
+        route: IpAddr,
+    ) -> Option<Addresses> {
+        if is_lost(route, own) || route.is_loopback() || route.is_unspecified() {
+            return None;
+        }
+        let is_given = self.advertise.is_some() || self.listen.is_some();
+        let place = |said: &Option<NodeUrl>, url: &NodeUrl, at: SocketAddr| {
+            if is_given || said.is_some() || !is_lost(at.ip(), own) {
+                return Some((url.clone(), at));
+            }
+            let url = match url.host() {
+                UrlHost::Address(address) if *address == at.ip() => {
+                    NodeUrl::new(route, url.port()).ok()?
+                }
+                // A name, or an address that is translated (NAT): it may lead here still.
+                UrlHost::Address(_) | UrlHost::Dns(_) => url.clone(),
+            };
+            Some((url, SocketAddr::new(route, at.port())))
+        };
+        let (peer_url, peer) = place(&self.peer_url, &before.peer_url, before.listen.peer)?;
+        let (client_url, client) =
+            place(&self.client_url, &before.client_url, before.listen.client)?;
+        let now = Addresses { peer_url, client_url, listen: ListenAddresses { peer, client } };
+        (now != *before).then_some(now)
+    }
+
     /// Returns the address to listen on: that of `--listen-address` if the flag was given, else the
     /// advertised address if this host has it, so that no other address is open. If the advertised
     /// address is a name or a translated (NAT) address, returns the unspecified address.
@@ -160,6 +193,12 @@ impl AddressFlags {
             }
         }
     }
+}
+
+/// Whether a host with the addresses `own` doesn't have this address, on which something should
+/// listen.
+pub(crate) fn is_lost(address: IpAddr, own: &[IpAddr]) -> bool {
+    !address.is_unspecified() && !address.is_loopback() && !own.contains(&address)
 }
 
 /// Parses a client URL from a complete URL, HOST:PORT, or HOST with the default port.
@@ -308,5 +347,35 @@ mod tests {
             addresses_after_start(&["--listen-address", "0.0.0.0"], &["10.0.0.7"]).unwrap();
         assert_eq!(listens, [peer, client, "0.0.0.0:2380", "0.0.0.0:2379"]);
         assert_eq!(addresses_after_start(&["--peer-port", "2379"], &[]).unwrap_err().code(), 2);
+    }
+
+    #[test]
+    fn a_member_follows_its_host_to_another_address_unless_a_flag_gives_one() {
+        let before = addresses(&[], "10.0.0.7", &["10.0.0.7"]);
+        let own = |list: &[&str]| -> Vec<IpAddr> {
+            list.iter().map(|address| address.parse().unwrap()).collect()
+        };
+        let route: IpAddr = "10.1.0.9".parse().unwrap();
+        let follow = |arguments: &[&str], before: &Addresses, list: &[&str], route: IpAddr| {
+            addressing(arguments).unwrap().follow_host(before, &own(list), route)
+        };
+        let moved = follow(&[], &before, &["10.1.0.9"], route).unwrap();
+        assert_eq!(moved.peer_url.to_string(), "https://10.1.0.9:2380");
+        assert_eq!(moved.client_url.to_string(), "https://10.1.0.9:2379");
+        assert_eq!(moved.listen.peer.to_string(), "10.1.0.9:2380");
+        assert_eq!(moved.listen.client.to_string(), "10.1.0.9:2379");
+        let both = ["10.0.0.7", "10.1.0.9"];
+        assert_eq!(follow(&[], &before, &both, route), None, "its address is still there");
+        let loopback = "127.0.0.1".parse().unwrap();
+        assert_eq!(follow(&[], &before, &["127.0.0.1"], loopback), None, "no network");
+        assert_eq!(follow(&[], &before, &["10.2.0.1"], route), None, "the route is of before");
+        for flag in ["--advertise-address", "--listen-address"] {
+            assert_eq!(follow(&[flag, "10.0.0.7"], &before, &["10.1.0.9"], route), None, "{flag}");
+        }
+        let named = ["--advertise-address", "db-7.example.org", "--listen-address", "10.0.0.7"];
+        let named = addresses(&named, "10.0.0.7", &["10.0.0.7"]);
+        let moved = follow(&[], &named, &["10.1.0.9"], route).unwrap();
+        assert_eq!(moved.peer_url, named.peer_url, "the name may lead to the new address");
+        assert_eq!(moved.listen.peer.to_string(), "10.1.0.9:2380");
     }
 }

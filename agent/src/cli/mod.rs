@@ -39,7 +39,7 @@ pub(crate) const DEFAULT_DATA_DIR: &str = "/var/lib/muster";
         muster-agent run --bundle-file /root/ticket\n\n\
         EVERY LATER START (no bundle, no discovery)\n  \
         muster-agent run\n\n\
-        WHEN THIS HOST HAS MOVED (after muster-agent member update, on another one)\n  \
+        TO ANOTHER ADDRESS (an address that the host itself loses is replaced without this)\n  \
         muster-agent run --advertise-address 10.1.0.2\n\n\
         EXIT CODES\n  \
         0  done    1  failed, may be started again    2  wrong usage\n  \
@@ -100,6 +100,17 @@ pub(crate) enum AgentCommand {
             muster-agent context set demo.service"
     )]
     Context(ContextCommand),
+    /// Let members find each other after all their hosts have moved, without discovery.
+    #[command(
+        subcommand,
+        after_help = "\
+EXAMPLES\n  \
+  On each host, then copy the files to the others:\n    \
+    muster-agent address show > db-1.address\n  \
+  On each host, with the files of the others; works while the agent runs:\n    \
+    muster-agent address add db-2.address db-3.address"
+    )]
+    Address(AddressCommand),
     /// Show and change the cluster's members.
     Member(MemberCommand),
     /// Show and end the replacement policies in the cluster's own store, without discovery.
@@ -125,6 +136,8 @@ impl AgentCommand {
             Self::Recover(RecoverCommand::Examine(examine)) => examine.json,
             Self::Recover(RecoverCommand::Make(make)) => make.json,
             Self::Context(ContextCommand::Set(set)) => set.json,
+            Self::Address(AddressCommand::Show(_)) => true,
+            Self::Address(AddressCommand::Add(add)) => add.json,
             Self::Member(member) => member.access.json,
             Self::Policy(policy) => policy.access.json,
             Self::LaunchNode(_) => false,
@@ -310,6 +323,37 @@ pub(crate) struct ContextSetArguments {
     /// may hold lines of other clusters, too.
     #[arg(value_name = "FILE")]
     pub file: PathBuf,
+    /// Option for the data directory.
+    #[command(flatten)]
+    pub data_dir: DataDir,
+    /// Print JSON for programs to read.
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// The subcommands of `muster-agent address`.
+#[derive(Debug, Subcommand)]
+pub(crate) enum AddressCommand {
+    /// Print where this host's member is, signed, as one line of JSON.
+    Show(AddressShowArguments),
+    /// Let this host's node look for other members where these files say.
+    Add(AddressAddArguments),
+}
+
+/// Arguments of `address show`.
+#[derive(Args, Debug)]
+pub(crate) struct AddressShowArguments {
+    /// Option for the data directory.
+    #[command(flatten)]
+    pub data_dir: DataDir,
+}
+
+/// Arguments of `address add`.
+#[derive(Args, Debug)]
+pub(crate) struct AddressAddArguments {
+    /// Files with what muster-agent address show has printed on other hosts.
+    #[arg(value_name = "FILE", required = true)]
+    pub files: Vec<PathBuf>,
     /// Option for the data directory.
     #[command(flatten)]
     pub data_dir: DataDir,

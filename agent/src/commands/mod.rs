@@ -1,5 +1,6 @@
 //! The commands of muster-agent, one file each.
 
+pub(crate) mod address;
 pub(crate) mod context;
 pub(crate) mod member;
 pub(crate) mod policy;

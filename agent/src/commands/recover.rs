@@ -301,13 +301,12 @@ fn next_steps(made: &RecoveryResult) -> String {
     format!(
         "Made cluster {} with member {} of the data of member {}. Now:\n\
          1. here: muster-agent run (as before; no bundle is needed). If this host has another address now:\n\
-         muster-agent run --advertise-address ADDRESS, and once it runs:\n\
-         muster-agent member update {} --peer-urls https://ADDRESS:2380\n\
-         The agent tells discovery of the new cluster\n\
+         muster-agent run --advertise-address ADDRESS\n\
+         The agent tells the new cluster where it is, and discovery of the new cluster\n\
          2. on each other host, one at a time: muster-agent reset --yes, then muster-agent run with a join\n\
          ticket (muster-discovery token create --kind join): the agent here adds it as a learner and\n\
          promotes it. A member of the old cluster that comes back is refused: its cluster id is another.",
-        made.is.cluster_id, made.is.member_id, made.was.member_id, made.is.member_id
+        made.is.cluster_id, made.is.member_id, made.was.member_id
     )
 }
 

@@ -31,7 +31,9 @@ use crate::host::local::LocalHost;
 use crate::launch::node_command::{NodeKindFuture, detect_kind_in_background};
 use crate::observe::status::{Phase, StatusHandle};
 use crate::observe::{metrics, service_manager, status};
-use crate::operate::{addresses, node_start, removal, supervise};
+use crate::operate::addresses::{self, HostAddressWatch};
+use crate::operate::supervise::{self, NodeEnd};
+use crate::operate::{node_start, removal};
 use crate::retry::Retry;
 use crate::state::addresses::{Addresses, ListenAddresses};
 use crate::state::archive::move_to_quarantine;
@@ -468,7 +470,22 @@ impl Daemon<'_> {
                 "can't journal this start; the node starts anyway"
             );
         }
-        let protocol = Protocol::new(layout, key, journal, keepsakes, document);
+        let mut protocol = Protocol::new(layout, key, journal, keepsakes, document);
+        let watch = HostAddressWatch::of(
+            &self.host,
+            &protocol.layout,
+            &protocol.extras,
+            &record,
+            &self.settings.addressing,
+        );
+        if let Some(watch) = watch {
+            let waited = self.stop.run_until_cancelled(watch.wait_for_addresses(&self.board)).await;
+            let Some(moved) = waited else { return Ok(()) };
+            if let Some(now) = moved {
+                addresses::note_host_move(&mut protocol.extras, &watch.now, now);
+                protocol.persist_extras()?;
+            }
+        }
         self.run_node(protocol).await
     }
 
@@ -487,10 +504,21 @@ impl Daemon<'_> {
         }
     }
 
-    async fn run_node(&self, protocol: Protocol) -> Result<(), ExitError> {
-        let program =
-            supervise::NodePrograms { own: &self.own_program, node_kind: self.node_kind.clone() };
-        supervise::run(protocol, self.settings, program, &self.board, &self.stop).await
+    /// Runs the node, and again at its new addresses if the host moves.
+    async fn run_node(&self, mut protocol: Protocol) -> Result<(), ExitError> {
+        loop {
+            let surroundings = supervise::NodeSurroundings {
+                own_program: &self.own_program,
+                node_kind: self.node_kind.clone(),
+                host: Arc::clone(&self.host),
+            };
+            let end =
+                supervise::run(&mut protocol, self.settings, surroundings, &self.board, &self.stop);
+            match end.await? {
+                NodeEnd::Stopped => return Ok(()),
+                NodeEnd::Moved => {}
+            }
+        }
     }
 
     fn context(&self) -> AgentContext {

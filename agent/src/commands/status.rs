@@ -228,6 +228,7 @@ fn format_text(report: &StatusReport) -> String {
     line("discovery", status.and_then(discovery_line));
     line("history", status.and_then(|status| status.history_fault.clone()));
     line("late", status.and_then(|s| s.certificates_late.clone()));
+    line("address", status.and_then(|s| s.unrecorded_address.clone()));
     line("restart", status.and_then(|s| s.restart_wanted.clone()));
     line(
         "error",

@@ -19,7 +19,7 @@ use std::sync::Arc;
 
 use discovery_types::digest::Digest;
 use discovery_types::jws::Jws;
-use discovery_types::key::SigningKey;
+use discovery_types::key::{PublicKey, SigningKey};
 use discovery_types::member_proof::{MemberProof, sign_as_node};
 use discovery_types::readmission::ReadmitRequest;
 use discovery_types::redeem::Redeem;
@@ -30,8 +30,8 @@ use zeroize::Zeroizing;
 use super::protocol::Protocol;
 use crate::exit::ExitError;
 use crate::host::cloud::{IdentitySource, MetadataError};
-use crate::state;
-use crate::state::journal::{Join, signed_record};
+use crate::state::journal::{Join, JournalExtras, signed_record};
+use crate::state::{self, Layout};
 
 /// Why the statements in an answer of the service can't be used.
 #[derive(Debug, thiserror::Error)]
@@ -99,19 +99,25 @@ impl UnsignedRedeem {
 pub(crate) fn readmission(protocol: &Protocol, join: &Join) -> Option<ReadmitRequest> {
     let extras = &protocol.extras;
     let ticket = extras.admission.as_ref()?.ticket.clone()?;
-    let MemberProof { certificate, signature } = member_proof(protocol, join)?;
+    let MemberProof { certificate, signature } =
+        member_proof(&protocol.layout, &protocol.extras, protocol.key.public(), join)?;
     // A member that is let back in proves itself by its certificate, not as a virtual machine.
     let redeem = UnsignedRedeem::new(protocol, join).ok()?.signed().into_iter().next()?;
     Some(ReadmitRequest { ticket, redeem, certificate, signature })
 }
 
-/// Makes the proof that this host's agent belongs to its member. `None` if a file with a key or a
-/// certificate is missing.
-pub(crate) fn member_proof(protocol: &Protocol, join: &Join) -> Option<MemberProof> {
-    let certificate = protocol.extras.leaves.as_ref()?.peer.clone();
-    let node_key = Zeroizing::new(state::read(&protocol.layout.node_key()).ok()??);
+/// Makes the proof that the agent with the key `own` belongs to its member. `None` if a file with a key
+/// or a certificate is missing.
+pub(crate) fn member_proof(
+    layout: &Layout,
+    extras: &JournalExtras,
+    own: &PublicKey,
+    join: &Join,
+) -> Option<MemberProof> {
+    let certificate = extras.leaves.as_ref()?.peer.clone();
+    let node_key = Zeroizing::new(state::read(&layout.node_key()).ok()??);
     let node_key = std::str::from_utf8(&node_key).ok()?;
-    let signature = sign_as_node(node_key, join.cluster, protocol.key.public())?;
+    let signature = sign_as_node(node_key, join.cluster, own)?;
     Some(MemberProof { certificate, signature })
 }
 

@@ -1,11 +1,13 @@
 //! A running node: a child of this agent, or a process that an earlier agent started.
 
 use std::io;
+use std::net::IpAddr;
 use std::os::unix::process::ExitStatusExt;
 use std::path::PathBuf;
 use std::process::{ExitStatus, Stdio};
 use std::time::Duration;
 
+use discovery_types::url::{NodeUrl, UrlHost};
 use rustix::process::Signal;
 use tokio::process::{Child, Command};
 
@@ -18,6 +20,9 @@ use crate::state::{self, Layout, StateError, lock};
 const LAUNCHER_DEADLINE: Duration = Duration::from_secs(10);
 /// How often the agent reads the pid file meanwhile.
 const PID_FILE_CHECK_INTERVAL: Duration = Duration::from_millis(5);
+
+/// Flag of the node's listen addresses for the other members.
+const PEER_LISTEN_FLAG: &str = "--listen-peer-urls";
 
 /// A program to start.
 #[derive(Clone, Debug)]
@@ -157,6 +162,21 @@ impl RunningNode {
     /// Returns whether an earlier agent started this node.
     pub fn is_adopted(&self) -> bool {
         self.child.is_none()
+    }
+
+    /// Returns the addresses on which the node listens for the other members, according to its command
+    /// line. Empty if that can't be read.
+    pub fn peer_listen_addresses(&self) -> Vec<IpAddr> {
+        let path = format!("/proc/{}/cmdline", self.identity.pid);
+        let Ok(bytes) = std::fs::read(path) else { return Vec::new() };
+        let words: Vec<_> = bytes.split(|byte| *byte == 0).map(String::from_utf8_lossy).collect();
+        let values = words.windows(2).filter(|pair| pair[0] == PEER_LISTEN_FLAG);
+        let urls = values.filter_map(|pair| pair[1].parse::<NodeUrl>().ok());
+        let address = |url: NodeUrl| match url.host() {
+            UrlHost::Address(address) => Some(*address),
+            UrlHost::Dns(_) => None,
+        };
+        urls.filter_map(address).collect()
     }
 
     /// Waits until the node has ended. The future may be dropped, and the method called again.

@@ -2,6 +2,7 @@
 //! restarts a node that died, with growing pauses, and gives up with a reason. It stops the node on
 //! request.
 
+use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
 use tokio_util::sync::CancellationToken;
@@ -56,6 +57,9 @@ pub struct Supervisor<'a> {
     pub node: CommandLine,
     /// How long to wait for the node to stop after SIGTERM.
     pub stop_deadline: Duration,
+    /// Whether this host has lost an address. A node of an earlier agent that listens on such an
+    /// address is stopped, and started at the new one.
+    pub is_lost: &'a (dyn Fn(IpAddr) -> bool + Sync),
 }
 
 impl Supervisor<'_> {
@@ -113,6 +117,18 @@ impl Supervisor<'_> {
     ) -> Result<RunResult, ExitError> {
         let adopted =
             RunningNode::adopt(self.layout).await.map_err(|error| start_failed(&error))?;
+        let adopted = match adopted {
+            Some(node) if self.is_stranded(&node) => {
+                tracing::warn!(
+                    pid = node.identity.pid,
+                    "the node listens on an address that this host has lost: it is restarted"
+                );
+                observer.stopping();
+                self.stop(node).await?;
+                None
+            }
+            adopted => adopted,
+        };
         let mut node = match adopted {
             Some(node) => node,
             None => {
@@ -134,6 +150,13 @@ impl Supervisor<'_> {
                 self.stop(node).await
             }
         }
+    }
+
+    /// Whether no other member can connect to the node, since all addresses on which it listens for
+    /// them are gone.
+    fn is_stranded(&self, node: &RunningNode) -> bool {
+        let addresses = node.peer_listen_addresses();
+        !addresses.is_empty() && addresses.into_iter().all(self.is_lost)
     }
 
     async fn stop(&self, mut node: RunningNode) -> Result<RunResult, ExitError> {

@@ -149,6 +149,9 @@ pub(crate) struct AgentStatus {
     /// Why the node has to be restarted, if it has to.
     #[serde(default)]
     pub restart_wanted: Option<String>,
+    /// Text that names this member's address, while its cluster has recorded another one.
+    #[serde(default)]
+    pub unrecorded_address: Option<String>,
     /// The outage of discovery, if the agent can't reach discovery.
     pub discovery_unreachable: Option<DiscoveryOutage>,
     /// Contradiction in discovery's history of this cluster, if the agent has found one.

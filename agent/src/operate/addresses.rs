@@ -1,19 +1,35 @@
 //! This member's addresses: those that its cluster agreed on, or those that it has moved to since.
 //!
 //! A host whose node has not run yet is bound to the agreed addresses. Once its node has run, the
-//! host may move with its data. Its peers learn the new addresses by a membership change. Its agent
-//! learns them from the flags of its next start.
+//! host may move with its data. Its agent learns the new addresses from the flags of its next start,
+//! or finds that the host has lost the old ones ([`HostAddressWatch`]). How the other members learn
+//! them, see [`super::relocation`].
 
+use std::collections::BTreeSet;
 use std::net::IpAddr;
+use std::sync::Arc;
+use std::time::Duration;
 
 use discovery_types::record::Record;
+use discovery_types::statement::StatementChain;
+use discovery_types::url::ServiceUrl;
+use tokio::time::{Instant, sleep};
 
-use crate::cli::addressing::AddressFlags;
+use crate::cli::addressing::{AddressFlags, is_lost};
 use crate::cli::settings::RunSettings;
+use crate::enrol::bootstrap::record::local_address;
 use crate::exit::ExitError;
+use crate::host::Host;
+use crate::observe::status::{Phase, StatusHandle};
 use crate::state::addresses::Addresses;
 use crate::state::journal::JournalExtras;
-use crate::state::lock;
+use crate::state::{Layout, lock, service};
+
+/// How long a host must have another address before its member moves there. An address can be gone
+/// for a moment, and come back.
+const SETTLE_TIME: Duration = Duration::from_secs(10);
+/// How often the host's addresses are compared with those on which the node listens.
+const CHECK_INTERVAL: Duration = Duration::from_secs(2);
 
 /// The error if the journal of a member lacks `what`.
 pub(super) fn missing_in_journal(what: &str) -> ExitError {
@@ -64,22 +80,125 @@ pub(crate) fn apply_address_flags(
     if now == before {
         return Ok(());
     }
-    tracing::warn!(
-        "this member was at {} (clients: {}) and is at {} (clients: {}) from now on. Unless its peers \
-         know: muster-agent member update {} --peer-urls {}, on another member's host",
-        before.peer_url,
-        before.client_url,
-        now.peer_url,
-        now.client_url,
-        record.name,
-        now.peer_url
-    );
+    log_move(&before, &now);
     if lock::holder(&settings.layout.node_lock()).is_ok_and(|holder| holder.is_some()) {
         tracing::warn!(
             "its node runs already, where it was: it moves when it is stopped, with this agent, and \
              both are started again"
         );
     }
-    keepsakes.moved = Some(now);
+    keepsakes.note_move(&before, now, unix_seconds());
     Ok(())
+}
+
+fn log_move(before: &Addresses, now: &Addresses) {
+    tracing::warn!(
+        "this member was at {} (clients: {}) and is at {} (clients: {}) from now on; its agent tells \
+         the cluster",
+        before.peer_url,
+        before.client_url,
+        now.peer_url,
+        now.client_url
+    );
+}
+
+fn unix_seconds() -> u64 {
+    jiff::Timestamp::now().as_second().unsigned_abs()
+}
+
+/// Watches whether the host still has the addresses on which a member's node listens.
+pub(crate) struct HostAddressWatch {
+    pub host: Arc<dyn Host>,
+    /// The address flags of this start. What they give stays, whatever the host's addresses are.
+    pub flags: AddressFlags,
+    /// URLs of discovery. The address from which packets leave to it is the host's new one.
+    pub urls: Vec<ServiceUrl>,
+    /// Addresses on which the host is checked: the journal's at this start of the node.
+    pub now: Addresses,
+}
+
+impl HostAddressWatch {
+    /// Makes the watch from the journal. `None` if the journal lacks something.
+    pub(crate) fn of(
+        host: &Arc<dyn Host>,
+        layout: &Layout,
+        extras: &JournalExtras,
+        record: &Record,
+        flags: &AddressFlags,
+    ) -> Option<Self> {
+        let join = extras.join.as_ref()?;
+        let chain = StatementChain::verify_from_pin(&extras.statements, &join.statement).ok();
+        let known = chain.and_then(|chain| service::read_known(layout, &chain));
+        let urls = known.map_or_else(|| join.urls.clone(), |known| known.urls_before(&join.urls));
+        let now = journalled_addresses(extras, record, flags).ok()?;
+        Some(Self { host: Arc::clone(host), flags: flags.clone(), urls, now })
+    }
+
+    /// Waits until the host has lost an address on which the node listens and has had another one for
+    /// some time. Returns the addresses to use.
+    pub(crate) async fn moved(&self) -> Addresses {
+        let mut found: Option<(Addresses, Instant)> = None;
+        loop {
+            let new = self.new_addresses().await;
+            found = match (new, found) {
+                (Some(new), Some((known, since))) if new == known => {
+                    if since.elapsed() >= SETTLE_TIME {
+                        return new;
+                    }
+                    Some((known, since))
+                }
+                (Some(new), _) => Some((new, Instant::now())),
+                (None, _) => None,
+            };
+            sleep(CHECK_INTERVAL).await;
+        }
+    }
+
+    /// Waits at a start until the host has the member's addresses, or others instead of them. Returns
+    /// the others. A host gets its addresses some time after it has booted.
+    pub(crate) async fn wait_for_addresses(&self, board: &StatusHandle) -> Option<Addresses> {
+        let lost = self.lost();
+        if lost.is_empty() {
+            return None;
+        }
+        let lost: Vec<String> = lost.iter().map(ToString::to_string).collect();
+        let text = format!(
+            "waits for the address {}, which this host doesn't have now, or for another one for {} s; \
+             muster-agent run --advertise-address ADDRESS chooses one",
+            lost.join(", "),
+            SETTLE_TIME.as_secs()
+        );
+        tracing::warn!("{text}");
+        board.set_phase(Phase::Launching, text);
+        let returned = async {
+            while !self.lost().is_empty() {
+                sleep(CHECK_INTERVAL).await;
+            }
+        };
+        tokio::select! {
+            new = self.moved() => Some(new),
+            () = returned => None,
+        }
+    }
+
+    /// Returns the addresses on which the node listens and which the host doesn't have.
+    fn lost(&self) -> BTreeSet<IpAddr> {
+        let own = self.host.addresses();
+        let listen = [self.now.listen.peer.ip(), self.now.listen.client.ip()];
+        listen.into_iter().filter(|address| is_lost(*address, &own)).collect()
+    }
+
+    async fn new_addresses(&self) -> Option<Addresses> {
+        if self.lost().is_empty() {
+            return None;
+        }
+        let route = local_address(&*self.host, &self.urls).await.ok()?;
+        self.flags.follow_host(&self.now, &self.host.addresses(), route)
+    }
+}
+
+/// Journals that the host has moved the member from `before` to `now`.
+pub(crate) fn note_host_move(extras: &mut JournalExtras, before: &Addresses, now: Addresses) {
+    log_move(before, &now);
+    extras.note_move(before, now, unix_seconds());
 }

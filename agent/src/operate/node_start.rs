@@ -46,6 +46,11 @@ pub(super) fn check_maker(layout: &Layout, kind: NodeKind) -> Result<(), ExitErr
     )))
 }
 
+/// Whether the node's data was made by stock etcd.
+pub(crate) fn is_stock_etcd(layout: &Layout) -> bool {
+    node_dir::has_log(&layout.node()) && !layout.node().join(MUSTER_NODE_FILE).exists()
+}
+
 /// A file that muster-node creates in its data directory at its first start, and etcd never
 /// creates.
 const MUSTER_NODE_FILE: &str = "muster-boot";
@@ -113,6 +118,8 @@ pub(super) struct NodeStart {
     /// The identity with which the node runs.
     pub(super) identity: RaftIdentity,
     pub(super) program: CommandLine,
+    /// Kind of the node's program.
+    pub(super) kind: NodeKind,
     /// The member's URLs and listen addresses.
     pub(super) addresses: Addresses,
     /// Client URLs of the members in the journal.
@@ -163,6 +170,7 @@ impl NodeStart {
         let life = RaftIdentity::of(protocol)?;
         Ok(Self {
             program,
+            kind,
             addresses: at,
             seat,
             identity: life,

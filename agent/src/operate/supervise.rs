@@ -12,34 +12,41 @@ use discovery_types::api::{AdoptRequest, ClusterState, Session};
 use discovery_types::client::DiscoveryClient;
 use discovery_types::jws::Jws;
 use discovery_types::leaves::Leaves;
+use discovery_types::member_proof::MemberProof;
 use discovery_types::statement::{Statement, StatementChain};
 use tokio::sync::{Notify, watch};
 use tokio_util::sync::CancellationToken;
 
+use super::addresses::{self, HostAddressWatch};
 use super::authorities::OwnCas;
 use super::history::HistoryWatch;
 use super::node_start::{
     NodeStart, RaftIdentity, check_maker, own_record, show_certificate_expiry,
 };
+use super::relocation::Relocation;
 use super::removal;
 use super::renewal::Renewal;
 use super::report::NodeReporter;
 use super::service::{FinderStart, ServiceFinder, make_client};
+use crate::cli::addressing::is_lost;
 use crate::cli::settings::RunSettings;
 use crate::cluster::{ClusterApiClient, ClusterMember, MemberId};
 use crate::crash::{self, Failpoint};
 use crate::enrol::protocol::Protocol;
 use crate::enrol::{join, redeem};
 use crate::exit::{ExitError, error_chain};
+use crate::host::Host;
 use crate::launch::environment;
-use crate::launch::node_command::{NodeKindFuture, write_certificates};
+use crate::launch::node_command::{NodeKind, NodeKindFuture, write_certificates};
 use crate::launch::running_node::{CommandLine, RunningNode};
 use crate::launch::supervisor::{Observer, STOP_DEADLINE, SupervisionOutcome, Supervisor};
 use crate::observe::contact;
 use crate::observe::logging;
 use crate::observe::node_log::Tail;
 use crate::observe::status::{NodeProcessStatus, Phase, StatusHandle};
-use crate::state::{self, journal, known, node_dir, state_exit_error};
+use crate::state::addresses::Addresses;
+use crate::state::journal::Join;
+use crate::state::{self, Layout, journal, known, node_dir, state_exit_error};
 use crate::steward::{ReplacementKeeper, Statements, Steward, StewardParts, VoterObserver};
 
 /// How often the agent checks whether a node has created its log, at the node's first start.
@@ -49,24 +56,35 @@ const FILE_RETRY_PAUSE: Duration = Duration::from_secs(5);
 /// How long a removed member's agent tries to report the removal to discovery.
 const REMOVAL_REPORT_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// The programs that the agent executes.
-pub(crate) struct NodePrograms<'a> {
+/// Parts of this machine that the node's supervision uses.
+pub(crate) struct NodeSurroundings<'a> {
     /// Path of this program, which is also the launcher.
-    pub own: &'a Path,
+    pub own_program: &'a Path,
     /// Kind of the node's program: muster-node or etcd.
     pub node_kind: NodeKindFuture,
+    pub host: Arc<dyn Host>,
 }
 
-/// Runs and supervises the node of the journalled document. Returns when told to stop, when the
-/// member is removed, or when the node can't run.
+/// Why the supervision of a node ended without an error.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum NodeEnd {
+    /// The agent was told to stop.
+    Stopped,
+    /// The host has other addresses. They are journalled, and the node has to be started there.
+    Moved,
+}
+
+/// Runs and supervises the node of the journalled document. Returns when told to stop, when the host
+/// has moved, when the member is removed, or when the node can't run.
 pub(crate) async fn run(
-    mut protocol: Protocol,
+    protocol: &mut Protocol,
     settings: &RunSettings,
-    programs: NodePrograms<'_>,
+    surroundings: NodeSurroundings<'_>,
     board: &StatusHandle,
     stop: &CancellationToken,
-) -> Result<(), ExitError> {
-    let kind = programs.node_kind.await.map_err(ExitError::Failed)?;
+) -> Result<NodeEnd, ExitError> {
+    let NodeSurroundings { own_program, node_kind, host } = surroundings;
+    let kind = node_kind.await.map_err(ExitError::Failed)?;
     check_maker(&settings.layout, kind)?;
     let withheld = environment::withheld_variables();
     if !withheld.is_empty() {
@@ -75,29 +93,59 @@ pub(crate) async fn run(
             withheld.join(", ")
         );
     }
-    refresh_admission(&mut protocol).await;
-    let plan = NodeStart::of(&protocol, settings, kind)?;
+    refresh_admission(protocol).await;
+    let plan = NodeStart::of(protocol, settings, kind)?;
     plan.show(board);
     let layout = &settings.layout;
     let launcher =
-        CommandLine { path: programs.own.to_owned(), arguments: vec!["launch-node".to_owned()] };
-    let supervisor =
-        Supervisor { layout, launcher, node: plan.program.clone(), stop_deadline: STOP_DEADLINE };
+        CommandLine { path: own_program.to_owned(), arguments: vec!["launch-node".to_owned()] };
+    let is_lost = |address| is_lost(address, &host.addresses());
+    let supervisor = Supervisor {
+        layout,
+        launcher,
+        node: plan.program.clone(),
+        stop_deadline: STOP_DEADLINE,
+        is_lost: &is_lost,
+    };
     let tail_stop = CancellationToken::new();
     let tail = Tail::new(layout.node_log(), layout.tail_position());
     let tail = tokio::spawn(tail.follow(tail_stop.clone(), logging::pass_on_node_line));
     let cas = OwnCas::new(layout, kind, &plan.statements, &plan.leaves, board);
-    let known = SharedFacts::at_start(&protocol, &plan.statements, cas.clone());
+    let known = SharedFacts::at_start(protocol, &plan.statements, cas.clone());
     let program = plan.program.path.clone();
     let mut observer = StatusObserver { board: board.clone(), program, cas, cas_at_start: 0 };
+    let watch =
+        HostAddressWatch::of(&host, layout, &protocol.extras, &plan.record, &settings.addressing);
+    let node_stop = stop.child_token();
     let outcome = {
-        let supervision = supervisor.run(stop, &mut observer);
-        supervise_and_journal(supervision, &mut protocol, &plan, board, &known).await
+        let supervision = supervisor.run(&node_stop, &mut observer);
+        let parts = WatchedNode { plan: &plan, watch: watch.as_ref(), stop: &node_stop };
+        supervise_and_journal(supervision, protocol, parts, board, &known).await
     };
     tail_stop.cancel();
     // The task passes on the remaining log lines, then ends.
     let _ = tail.await;
-    handle_outcome(outcome?, &plan, &mut protocol, &known).await
+    let is_stopped_to_move = node_stop.is_cancelled() && !stop.is_cancelled();
+    handle_outcome(outcome?, &plan, protocol, &known).await?;
+    Ok(if is_stopped_to_move { NodeEnd::Moved } else { NodeEnd::Stopped })
+}
+
+/// A node under supervision.
+struct WatchedNode<'a> {
+    plan: &'a NodeStart,
+    watch: Option<&'a HostAddressWatch>,
+    /// Token that stops the node.
+    stop: &'a CancellationToken,
+}
+
+impl WatchedNode<'_> {
+    /// Waits until the host has other addresses than those on which the node listens.
+    async fn moved(&self) -> (Addresses, Addresses) {
+        match self.watch {
+            Some(watch) if !self.stop.is_cancelled() => (watch.now.clone(), watch.moved().await),
+            _ => std::future::pending().await,
+        }
+    }
 }
 
 /// Facts that the concurrent tasks learn. The tasks share them with each other and with the
@@ -165,7 +213,7 @@ impl NodeStart {
         let statements = Statements::new(join.statement, journalled, document, recoveries, longest);
         let endpoint = self.client_endpoint(&protocol.layout)?;
         let node = ClusterApiClient::new(vec![endpoint.clone()]);
-        let observer = redeem::member_proof(protocol, join).map(|proof| VoterObserver {
+        let observer = own_proof(protocol, join).map(|proof| VoterObserver {
             cluster: join.cluster,
             key: Arc::clone(&protocol.key),
             proof,
@@ -197,6 +245,32 @@ impl NodeStart {
             join: protocol.extras.join.clone()?,
             statements: known.statements.subscribe(),
             announced: known.announced.subscribe(),
+            board: board.clone(),
+        })
+    }
+
+    /// Builds the task that has this member's address recorded, and finds members that have moved.
+    fn relocation(
+        &self,
+        protocol: &Protocol,
+        board: &StatusHandle,
+        known: &SharedFacts,
+    ) -> Option<Relocation> {
+        let join = protocol.extras.join.as_ref()?;
+        Some(Relocation {
+            client: known.client.clone()?,
+            cluster: join.cluster,
+            node: ClusterApiClient::new(vec![self.client_endpoint(&protocol.layout)?]),
+            layout: protocol.layout.clone(),
+            key: Arc::clone(&protocol.key),
+            proof: own_proof(protocol, join)?,
+            node_key: self.record.csr.verify().ok()?.node_key,
+            pin: join.statement,
+            statements: known.statements.subscribe(),
+            peer_url: self.addresses.peer_url.clone(),
+            former: protocol.extras.former_peer_urls.clone(),
+            number: protocol.extras.address_number,
+            reads_addresses: self.kind == NodeKind::Muster,
             board: board.clone(),
         })
     }
@@ -318,15 +392,21 @@ impl NodeStart {
     }
 }
 
+/// Makes the proof that this agent belongs to its member.
+fn own_proof(protocol: &Protocol, join: &Join) -> Option<MemberProof> {
+    redeem::member_proof(&protocol.layout, &protocol.extras, protocol.key.public(), join)
+}
+
 /// Supervises the node. Meanwhile journals that the node has created its log, and runs the agent's
 /// other tasks.
 async fn supervise_and_journal(
     supervision: impl Future<Output = SupervisionOutcome>,
     protocol: &mut Protocol,
-    plan: &NodeStart,
+    node: WatchedNode<'_>,
     board: &StatusHandle,
     found: &SharedFacts,
 ) -> Result<SupervisionOutcome, ExitError> {
+    let plan = node.plan;
     let layout = protocol.layout.clone();
     let mut ran = protocol.agent.journal.launch_state == LaunchState::Ran;
     let mut renewal = plan.renewal(protocol, board, found);
@@ -339,6 +419,7 @@ async fn supervise_and_journal(
     let mut members = found.members.subscribe();
     let mut contact = std::pin::pin!(show_contact(found.client.clone(), board.clone()));
     let mut supervision = std::pin::pin!(supervision);
+    let mut moved = std::pin::pin!(node.moved());
     loop {
         let renewed = renew_after(renewal_pause, renewal.as_ref(), &leaves);
         tokio::select! {
@@ -360,6 +441,11 @@ async fn supervise_and_journal(
                     // These tasks hold clients with the old certificates.
                     chores.set(self::background_tasks(plan, protocol, board, found));
                 }
+            }
+            (before, now) = &mut moved, if ran && !node.stop.is_cancelled() => {
+                addresses::note_host_move(&mut protocol.extras, &before, now);
+                protocol.persist_extras()?;
+                node.stop.cancel();
             }
             Ok(()) = statements.changed() => {
                 journal_statements(&statements.borrow_and_update(), protocol);
@@ -384,14 +470,18 @@ async fn supervise_and_journal(
                 }
             }
             Ok(()) = members.changed() => {
-                let newest = members.borrow_and_update().clone();
-                if let Err(error) = known::write(&layout, &newest) {
-                    tracing::warn!("the list of members can't be written down: {}", error_chain(&error));
-                }
+                write_known_members(&layout, &members.borrow_and_update());
             }
             never = &mut chores, if ran => match never {},
             never = &mut contact => match never {},
         }
+    }
+}
+
+/// Writes down the members for a later search for the cluster.
+fn write_known_members(layout: &Layout, members: &[ClusterMember]) {
+    if let Err(error) = known::write(layout, members) {
+        tracing::warn!("the list of members can't be written down: {}", error_chain(&error));
     }
 }
 
@@ -402,8 +492,8 @@ async fn renew_after(pause: Duration, renewal: Option<&Renewal>, now: &Leaves) -
     renewal.next_certificates(now).await
 }
 
-/// The agent's tasks beside its node: reports to discovery, the search for a discovery that has
-/// moved, and duties for the cluster.
+/// The agent's tasks beside its node: reports to discovery, the searches for a discovery and for members
+/// that have moved, and duties for the cluster.
 fn background_tasks(
     plan: &NodeStart,
     protocol: &Protocol,
@@ -413,6 +503,7 @@ fn background_tasks(
     let report = run_reporter(plan.report(protocol, known, Some(board)), board.clone());
     let steward = plan.steward(protocol, board, known);
     let finder = plan.finder(protocol, board, known);
+    let relocation = plan.relocation(protocol, board, known);
     async move {
         let steward = async {
             match steward {
@@ -426,10 +517,17 @@ fn background_tasks(
                 None => std::future::pending().await,
             }
         };
+        let relocation = async {
+            match relocation {
+                Some(relocation) => relocation.run().await,
+                None => std::future::pending().await,
+            }
+        };
         tokio::select! {
             never = report => never,
             never = steward => never,
             never = finder => never,
+            never = relocation => never,
         }
     }
 }

@@ -64,6 +64,12 @@ pub struct JournalExtras {
     /// The member's current addresses, if it has moved since its first start.
     #[serde(default)]
     pub moved: Option<Addresses>,
+    /// Peer URLs of this member before it moved, oldest first.
+    #[serde(default)]
+    pub former_peer_urls: Vec<NodeUrl>,
+    /// Number of the statement of this member's addresses; 0 if it has not moved.
+    #[serde(default)]
+    pub address_number: u64,
     /// The longest statement chain that was verified.
     pub statements: Vec<Jws>,
     pub leaves: Option<Leaves>,
@@ -76,6 +82,27 @@ pub struct JournalExtras {
     /// The facts with which the node of an added member starts; `None` for a founder.
     #[serde(default)]
     pub admission: Option<Admission>,
+}
+
+/// Maximum number of former peer URLs that are kept.
+const MAX_FORMER_URLS: usize = 8;
+
+impl JournalExtras {
+    /// Notes that the member is at `now` and not at `before` any more. `seconds` is the time since
+    /// 1970.
+    pub(crate) fn note_move(&mut self, before: &Addresses, now: Addresses, seconds: u64) {
+        if before.peer_url != now.peer_url {
+            let urls = &mut self.former_peer_urls;
+            urls.retain(|url| *url != before.peer_url && *url != now.peer_url);
+            urls.push(before.peer_url.clone());
+            let excess = urls.len().saturating_sub(MAX_FORMER_URLS);
+            urls.drain(..excess);
+            // The time keeps the number growing, even if an older agent has dropped it from the
+            // journal meanwhile.
+            self.address_number = seconds.max(self.address_number + 1);
+        }
+        self.moved = Some(now);
+    }
 }
 
 /// Facts that an added member's agent has read from the cluster itself.
@@ -475,5 +502,36 @@ mod tests {
         let pem = key.to_pem();
         let secret = pem.lines().nth(1).unwrap();
         assert!(!text.contains(&secret[secret.len() - 40..]));
+    }
+
+    #[test]
+    fn moves_are_numbered_and_former_urls_are_kept_without_the_present_one() {
+        let at = |host: u8| Addresses {
+            peer_url: format!("https://10.0.0.{host}:2380").parse().unwrap(),
+            client_url: format!("https://10.0.0.{host}:2379").parse().unwrap(),
+            listen: ListenAddresses {
+                peer: ([10, 0, 0, host], 2380).into(),
+                client: ([10, 0, 0, host], 2379).into(),
+            },
+        };
+        let mut extras = JournalExtras::default();
+        extras.note_move(&at(1), at(2), 1_000);
+        assert_eq!(
+            (extras.address_number, &extras.former_peer_urls),
+            (1_000, &vec![at(1).peer_url])
+        );
+        extras.note_move(&at(2), at(1), 900);
+        assert_eq!(
+            (extras.address_number, &extras.former_peer_urls),
+            (1_001, &vec![at(2).peer_url])
+        );
+        let listens = Addresses { listen: at(3).listen, ..at(1) };
+        extras.note_move(&at(1), listens.clone(), 2_000);
+        assert_eq!((extras.address_number, extras.moved.as_ref()), (1_001, Some(&listens)));
+        for host in 1..20 {
+            extras.note_move(&at(host), at(host + 1), 2_000);
+        }
+        assert_eq!(extras.former_peer_urls.len(), MAX_FORMER_URLS);
+        assert_eq!(extras.former_peer_urls.last(), Some(&at(19).peer_url));
     }
 }

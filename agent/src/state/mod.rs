@@ -10,6 +10,7 @@ pub mod journal;
 pub(crate) mod known;
 pub mod lock;
 pub mod node_dir;
+pub(crate) mod peer_addresses;
 pub(crate) mod service;
 
 use std::ffi::OsStr;
@@ -167,6 +168,11 @@ impl Layout {
     /// File with the list of members that the cluster confirmed last.
     pub fn known_members(&self) -> PathBuf {
         self.agent().join("known-members.json")
+    }
+
+    /// File in the node's directory with addresses of peers that have moved.
+    pub fn peer_addresses(&self) -> PathBuf {
+        self.node().join("muster-peer-addresses")
     }
 
     /// File about the start of the node's process.

@@ -5,10 +5,11 @@ use actix_web::web::{Data, Json, Path, Query};
 use discovery_formation::service::{Cluster, FormationSettings, Phase};
 use discovery_types::SIZES;
 use discovery_types::api::{
-    AbandonRequest, AskingHost, ClusterList, ClusterQuery, ClusterState, ClusterStates,
-    ClusterSummary, ClusterView, CommitDocument, CredentialsRequest, CredentialsResponse,
-    DraftRequest, DraftResponse, ExplainResponse, Explanation, MAX_STATEMENTS_BODY_BYTES,
-    MembersView, RotationView, SignedBody, StatementList, StatementsRequest,
+    AbandonRequest, AddressesRequest, AddressesResponse, AskingHost, ClusterList, ClusterQuery,
+    ClusterState, ClusterStates, ClusterSummary, ClusterView, CommitDocument, CredentialsRequest,
+    CredentialsResponse, DraftRequest, DraftResponse, ExplainResponse, Explanation,
+    MAX_STATEMENTS_BODY_BYTES, MembersView, RotationView, SignedBody, StatementList,
+    StatementsRequest,
 };
 use discovery_types::convert;
 use discovery_types::digest::Digest;
@@ -340,6 +341,23 @@ pub(crate) async fn restore_statements(
     let (_, chain, _) = found.ok_or_else(|| ApiError::not_found("such cluster"))?;
     let service = app.store.service_statement(*path).await?;
     Ok(Json(StatementList { statements: chain.jws(), service }))
+}
+
+/// Takes the statement of where the calling agent's member is since it moved, if it has moved, and
+/// returns those of all present members. Agents of a cluster without a leader find each other's
+/// members by them.
+#[utoipa::path(post, path = "/v1/clusters/{id}/addresses", tag = "clusters",
+    params(("id" = Uuid, Path,)), request_body = AddressesRequest,
+    responses((status = 200, body = AddressesResponse), (status = "default", body = Problem)))]
+pub(crate) async fn addresses(
+    request: HttpRequest,
+    app: Data<App>,
+    path: Path<Uuid>,
+    JsonBody(body): JsonBody<AddressesRequest>,
+) -> Result<Json<AddressesResponse>, ApiError> {
+    let caller = authorise(&request, &app, Action::Report, Some(*path)).await?;
+    let addresses = app.exchange_addresses(*path, &caller.key, body.own.as_ref()).await?;
+    Ok(Json(AddressesResponse { addresses }))
 }
 
 /// Explains what a cluster waits for, who holds it up, and what to do.

@@ -1,6 +1,7 @@
 //! Members of a running cluster: who they are, and which of them report. [`directory`],
 //! [`lineage`], [`present`] and [`roster`] are pure.
 
+mod addresses;
 pub(crate) mod directory;
 pub(crate) mod lineage;
 pub(crate) mod present;

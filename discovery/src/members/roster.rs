@@ -177,6 +177,12 @@ impl Roster {
         })
     }
 
+    /// Returns the keys of the agents whose members were not removed.
+    pub(crate) fn present_keys(&self) -> impl Iterator<Item = &PublicKey> {
+        let members = self.founders.iter().chain(&self.newcomers);
+        members.map(|member| &member.key).filter(|key| self.removal(key).is_none())
+    }
+
     /// Error for the agent of a lost cluster's member.
     fn refuse_lost(&self, member: &RosterMember) -> ApiError {
         let detail = format!(

@@ -19,6 +19,7 @@ pub(crate) mod instances;
 pub(crate) mod intents;
 mod key_directory;
 pub(crate) mod leases;
+mod member_addresses;
 pub(crate) mod present;
 pub(crate) mod rewrap;
 mod transaction;

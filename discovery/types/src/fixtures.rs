@@ -14,6 +14,7 @@ use crate::jws::{Jws, JwsType};
 use crate::key::SigningKey;
 use crate::leaves::Leaves;
 use crate::machine::MachineFacts;
+use crate::member_proof::{MemberProof, sign_as_node};
 use crate::proposal::{Ack, Proposal};
 use crate::record::{Record, SignedRecord};
 use crate::role::Role;
@@ -67,6 +68,7 @@ pub struct ClusterFixture {
     pub token: Token,
     pub grant: Grant,
     pub agents: Vec<SigningKey>,
+    pub node_keys: Vec<NodeKey>,
     pub records: Vec<Record>,
 }
 
@@ -114,7 +116,9 @@ impl ClusterFixture {
             require: Vec::new(),
         };
         let agents: Vec<_> = (0..size).map(|_| SigningKey::generate()).collect();
-        let records = agents.iter().zip(1..).map(|(key, i)| record(&grant, key, i)).collect();
+        let node_keys: Vec<_> = (0..size).map(|_| NodeKey::generate()).collect();
+        let keys = agents.iter().zip(&node_keys).zip(1..);
+        let records = keys.map(|((key, node), i)| record(&grant, key, node, i)).collect();
         let service = SigningKey::generate();
         Self {
             owner,
@@ -126,6 +130,7 @@ impl ClusterFixture {
             token,
             grant,
             agents,
+            node_keys,
             records,
         }
     }
@@ -172,6 +177,19 @@ impl ClusterFixture {
         }
     }
 
+    /// Returns the proof that the agent of member `i` belongs to that member, which is the founder in
+    /// seat `i + 1`.
+    pub fn member_proof(&self, i: usize) -> MemberProof {
+        let cluster = self.statement.cluster;
+        let uri = format!("spiffe://muster/cluster/{cluster}/member/{}", i + 1);
+        let mut params = rcgen::CertificateParams::default();
+        params.subject_alt_names = vec![rcgen::SanType::URI(uri.try_into().unwrap())];
+        let certificate = self.peer_ca.issue_as(&self.records[i].csr, params);
+        let key = &self.node_keys[i].key_pem;
+        let signature = sign_as_node(key, cluster, self.agents[i].public()).unwrap();
+        MemberProof { certificate, signature }
+    }
+
     /// Issues certificates to member `i` that last until the first day of `year`.
     pub fn leaves_until(&self, i: usize, year: i32) -> Leaves {
         let csr = &self.records[i].csr;
@@ -180,7 +198,7 @@ impl ClusterFixture {
     }
 }
 
-fn record(grant: &Grant, key: &SigningKey, i: u8) -> Record {
+fn record(grant: &Grant, key: &SigningKey, node_key: &NodeKey, i: u8) -> Record {
     Record {
         version: 1,
         cluster: grant.cluster,
@@ -190,7 +208,7 @@ fn record(grant: &Grant, key: &SigningKey, i: u8) -> Record {
         name: format!("db-{i}").parse().unwrap(),
         peer_urls: vec![format!("https://10.0.0.{i}:2380").parse().unwrap()],
         client_urls: vec![format!("https://10.0.0.{i}:2379").parse().unwrap()],
-        csr: NodeKey::generate().csr,
+        csr: node_key.csr.clone(),
         machine: MachineFacts { dmi_uuid: Some(format!("machine-{i}")), machine_id: None },
         zone: None,
     }

@@ -44,6 +44,7 @@ pub mod jws;
 pub mod key;
 pub mod leaves;
 pub mod machine;
+pub mod member_address;
 pub mod member_proof;
 pub mod name;
 pub mod observation;

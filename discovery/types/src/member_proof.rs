@@ -9,6 +9,7 @@ use rcgen::SigningKey as _;
 use ring::signature::{ECDSA_P256_SHA256_ASN1, UnparsedPublicKey};
 use rustls::pki_types::{CertificateDer, pem::PemObject};
 use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
 use uuid::Uuid;
 use x509_parser::prelude::{FromDer, GeneralName, X509Certificate};
 
@@ -21,7 +22,7 @@ use crate::statement::Statement;
 const SIGNED_PREFIX: &str = "muster readmission 1";
 
 /// Certificate of a member, and the signature by which its node key names its agent.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct MemberProof {
     /// The member's peer certificate, as a PEM chain with the leaf first. It may have expired.

@@ -54,6 +54,9 @@ const PUBLISH_TIMEOUT: Duration = Duration::from_secs(7);
 /// Maximum size of a peer frame in addition to one request: headers, and other entries of the
 /// batch.
 const FRAME_OVERHEAD: usize = 16 << 20;
+/// File in the data directory, written by an agent or an operator, that says where peers may be found
+/// since they have moved: see [`transport::address_hints`].
+const ADDRESS_HINTS_FILE: &str = "muster-peer-addresses";
 
 /// A running node. Dropping this value stops the node at once; `stop` stops it gracefully.
 pub(super) struct Node {
@@ -109,7 +112,7 @@ impl Node {
             Arc::clone(&marks),
             own_urls,
         );
-        let options = transport_options(config, local, peer_tls.clone(), marks);
+        let options = transport_options(config, local, peer_tls.clone(), marks, &dir);
         let transport = Transport::start(options, Arc::clone(&inbound) as _)?;
         outbound.connect(transport.clone(), inbox);
         let (tasks, stopping) = (TaskTracker::new(), CancellationToken::new());
@@ -488,6 +491,7 @@ fn transport_options(
     local: LocalMember,
     tls: Option<Arc<PeerTls>>,
     marks: Arc<WitnessFile>,
+    dir: &DataDir,
 ) -> transport::TransportOptions {
     let listen = config
         .listen_peer_urls
@@ -498,7 +502,8 @@ fn transport_options(
         frame_bytes: driver::MAX_PROPOSAL_BYTES + FRAME_OVERHEAD,
         ..TransportLimits::default()
     };
-    transport::TransportOptions { local, listen, tls, witness_file: marks, limits }
+    let address_hints = Some(dir.join(ADDRESS_HINTS_FILE));
+    transport::TransportOptions { local, listen, tls, witness_file: marks, address_hints, limits }
 }
 
 /// Opens the file that records the votes and acknowledgements of the other members.

@@ -152,6 +152,18 @@ impl Network {
         run_in(hub, &["link", "set", &format!("p{}", host + 1), if up { "up" } else { "down" }])
     }
 
+    /// Gives a host another address instead of the one that it has, as a new DHCP lease does, and
+    /// returns the host. Works in namespaces only.
+    pub fn change_address(&mut self, host: usize, last: u8) -> Result<TestHost> {
+        let host = &mut self.hosts[host];
+        let namespace = host.namespace.as_deref().context("loopback hosts keep their address")?;
+        let address = IpAddr::V4(Ipv4Addr::new(10, 77, 0, last));
+        run_in(namespace, &["addr", "flush", "dev", "eth0"])?;
+        run_in(namespace, &["addr", "add", &format!("{address}/24"), "dev", "eth0"])?;
+        host.address = address;
+        Ok(host.clone())
+    }
+
     /// Drops all packets from host `from` to host `to`. Works in namespaces only, and needs nft.
     pub fn cut(&self, from: usize, to: usize) -> Result<()> {
         let host = self.hosts[to].namespace.as_deref().context("loopback hosts can't be cut")?;

@@ -1,6 +1,7 @@
 //! Changes of a running cluster by join tickets and orders, with the built programs. Whichever
 //! process is killed at whichever time, a host becomes a member once, or shows why it doesn't.
 
+mod addresses;
 mod ca_rotation;
 mod certificates;
 mod hung_leader_agent;

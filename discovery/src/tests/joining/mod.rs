@@ -1,5 +1,6 @@
 //! Tests of changes of running clusters: tickets, orders, and agents' reports about them.
 
+mod addresses;
 mod announced;
 mod members;
 mod orders;

@@ -15,6 +15,7 @@ use crate::grant::GrantId;
 use crate::jws::Jws;
 use crate::key::{KeyId, PublicKey};
 use crate::leaves::Leaves;
+use crate::member_address::SignedMemberAddress;
 use crate::name::Name;
 use crate::url::NodeUrl;
 
@@ -116,6 +117,21 @@ pub struct DraftResponse {
 pub struct StatementsRequest {
     /// All statements of the cluster that the agent knows, in order.
     pub statements: Vec<Jws>,
+}
+
+/// Body of `POST /v1/clusters/{id}/addresses`: where the agent's member is since it moved.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct AddressesRequest {
+    /// The member's newest statement of its addresses; `None` if it hasn't moved.
+    pub own: Option<SignedMemberAddress>,
+}
+
+/// Answer of `POST /v1/clusters/{id}/addresses`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct AddressesResponse {
+    /// The newest statement of each present member that has moved.
+    pub addresses: Vec<SignedMemberAddress>,
 }
 
 /// Answer of `GET /v1/clusters/{id}/cas`: how far the members are with the replacement of the

@@ -44,6 +44,7 @@
 //! | `POST /v1/clusters/{id}/probes` | [`ProbesRequest`] | [`PollResponse`] |
 //! | `POST /v1/clusters/{id}/release` | [`SignedBody`] | [`PollResponse`] |
 //! | `POST /v1/clusters/{id}/report` | [`ReportRequest`] | [`ReportResponse`] |
+//! | `POST /v1/clusters/{id}/addresses` | [`AddressesRequest`] | [`AddressesResponse`] |
 //! | `POST /v1/clusters/{id}/trouble` | [`TroubleRequest`] | [`ReportResponse`] |
 //! | `POST /v1/join[?program=]` | [`SignedBody`] | [`JoinResponse`] |
 //! | `PUT /v1/orders` | [`SignedBody`] | [`IntentView`] |
@@ -76,11 +77,11 @@ pub use access::{
     TokenResponse,
 };
 pub use clusters::{
-    AbandonRequest, AskingHost, BadClusterState, ClusterList, ClusterQuery, ClusterState,
-    ClusterStates, ClusterSummary, ClusterView, CommitDocument, CredentialsRequest,
-    CredentialsResponse, DraftRequest, DraftResponse, EndView, ExplainResponse, Explanation,
-    MAX_PAGE, MIN_REPORT_INTERVAL, MemberRotation, MemberView, MembersView, Moment, RotationView,
-    SILENT_AFTER, SeatView, StatementList, StatementsRequest,
+    AbandonRequest, AddressesRequest, AddressesResponse, AskingHost, BadClusterState, ClusterList,
+    ClusterQuery, ClusterState, ClusterStates, ClusterSummary, ClusterView, CommitDocument,
+    CredentialsRequest, CredentialsResponse, DraftRequest, DraftResponse, EndView, ExplainResponse,
+    Explanation, MAX_PAGE, MIN_REPORT_INTERVAL, MemberRotation, MemberView, MembersView, Moment,
+    RotationView, SILENT_AFTER, SeatView, StatementList, StatementsRequest,
 };
 pub use etcd_tokens::{
     EtcdMember, EtcdTokenList, EtcdTokenQuery, EtcdTokenRequest, EtcdTokenResponse, EtcdTokenState,

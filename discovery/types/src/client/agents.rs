@@ -9,15 +9,16 @@ use uuid::Uuid;
 use super::http::{REQUEST_LIMIT, Request, RequestBody};
 use super::{ClientError, DiscoveryClient};
 use crate::api::{
-    AdoptRequest, ClusterSummary, IntentView, JoinResponse, Jwks, LeavesRequest, NackRequest,
-    NodeProgram, OutcomeRequest, PollRequest, PollResponse, ProbesRequest, RecoveriesRequest,
-    RecoveriesResponse, RedeemResponse, ReportRequest, ReportResponse, SignedBody, TroubleRequest,
-    WaitRequest,
+    AddressesRequest, AddressesResponse, AdoptRequest, ClusterSummary, IntentView, JoinResponse,
+    Jwks, LeavesRequest, NackRequest, NodeProgram, OutcomeRequest, PollRequest, PollResponse,
+    ProbesRequest, RecoveriesRequest, RecoveriesResponse, RedeemResponse, ReportRequest,
+    ReportResponse, SignedBody, TroubleRequest, WaitRequest,
 };
 use crate::csr::Csr;
 use crate::digest::OperationId;
 use crate::jws::Jws;
 use crate::leaves::Leaves;
+use crate::member_address::SignedMemberAddress;
 use crate::problem::{Code, Problem};
 use crate::readmission::ReadmitRequest;
 use crate::redeem::RedeemError;
@@ -216,6 +217,16 @@ impl DiscoveryClient {
     ) -> Result<RecoveriesResponse, ClientError> {
         let body = RecoveriesRequest { recoveries: recoveries.to_vec() };
         self.send(Method::POST, format!("/v1/clusters/{cluster}/recoveries"), &body).await
+    }
+
+    /// Sends where this member is since it moved, and returns where the others are.
+    pub async fn exchange_addresses(
+        &self,
+        cluster: Uuid,
+        own: Option<SignedMemberAddress>,
+    ) -> Result<AddressesResponse, ClientError> {
+        let body = AddressesRequest { own };
+        self.send(Method::POST, format!("/v1/clusters/{cluster}/addresses"), &body).await
     }
 
     /// Reports why this member's node finds no leader.

@@ -59,6 +59,9 @@ pub enum JwsType {
     /// Observation of which members of a cluster can't be reached; signed by an agent.
     #[serde(rename = "muster-observation+jwt")]
     Observation,
+    /// Statement of a member's addresses since it moved; signed by its agent.
+    #[serde(rename = "muster-address+jwt")]
+    MemberAddress,
     /// Checkpoint of a cluster's event chain, which agents keep; signed by the service.
     #[serde(rename = "muster-checkpoint+jwt")]
     Checkpoint,
@@ -91,6 +94,7 @@ impl JwsType {
             JwsType::Recovery => "muster-recovery+jwt",
             JwsType::Service => "muster-service+jwt",
             JwsType::Observation => "muster-observation+jwt",
+            JwsType::MemberAddress => "muster-address+jwt",
             JwsType::Checkpoint => "muster-checkpoint+jwt",
             JwsType::Assertion => "muster-assertion+jwt",
             JwsType::Access => "at+jwt",
@@ -120,6 +124,7 @@ impl JwsType {
             | JwsType::Retire
             | JwsType::Unretire
             | JwsType::Observation
+            | JwsType::MemberAddress
             | JwsType::Checkpoint
             | JwsType::Assertion
             | JwsType::Access => None,
@@ -147,6 +152,7 @@ impl JwsType {
             | JwsType::Order
             | JwsType::Recovery
             | JwsType::Observation
+            | JwsType::MemberAddress
             | JwsType::Checkpoint
             | JwsType::Assertion
             | JwsType::Access => 2 * 1024,

@@ -44,8 +44,8 @@ pub(super) async fn run(shared: Arc<TransportState>, peer: Arc<PeerHandle>) {
         .without_max_times();
     let mut delays = policy.build();
     for attempt in 0.. {
-        let record = peer.registry.record();
-        let Some(url) = record.urls.get(attempt % record.urls.len().max(1)) else {
+        let urls = shared.address_hints.candidates(&peer.registry.record()).await;
+        let Some(url) = urls.get(attempt % urls.len().max(1)) else {
             tokio::select! {
                 () = peer.cancellation.cancelled() => return,
                 () = peer.updated.notified() => continue,
@@ -129,7 +129,7 @@ pub(super) async fn connect_any(
     purpose: StreamPurpose,
 ) -> io::Result<PeerStream> {
     let mut stream = Err(io::ErrorKind::NotConnected.into());
-    for url in &peer.registry.record().urls {
+    for url in &shared.address_hints.candidates(&peer.registry.record()).await {
         let connected = connect(shared, peer, url, purpose).await;
         stream = connected.map(|(stream, _)| stream).map_err(io::Error::other);
         if stream.is_ok() {

@@ -18,6 +18,7 @@
 //!   status).
 //! - Snapshots and requests have streams of their own. A member that can't open such a stream
 //!   invites the peer, on the message stream, to open it: see `invitations`.
+//! - `address_hints` adds addresses at which peers may be found since they have moved.
 //! - A joining member opens its streams itself, because no other member knows it yet.
 //! - Older builds know one-way streams only. Each end of a message stream learns from the other
 //!   end's hello or first frame whether the other end knows two-way streams. An older build is sent
@@ -41,6 +42,7 @@
 //! What it does not do: order messages across reconnects, retry, or interpret messages.
 
 mod accept;
+pub mod address_hints;
 mod dial;
 #[cfg(fuzzing)]
 pub mod fuzz;
@@ -64,6 +66,7 @@ use std::{
     collections::{BTreeMap, BTreeSet, HashSet},
     fmt, io,
     net::SocketAddr,
+    path::PathBuf,
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -199,6 +202,9 @@ pub struct TransportOptions {
     pub tls: Option<Arc<PeerTls>>,
     /// File of what this member remembers of its peers' promises and processes.
     pub witness_file: Arc<WitnessFile>,
+    /// File of addresses at which peers may be found beside those in the member table: see
+    /// [`address_hints`].
+    pub address_hints: Option<PathBuf>,
     pub limits: TransportLimits,
 }
 

@@ -22,7 +22,9 @@ use tokio_util::{
 
 use super::{
     Counters, LocalMember, PeerEvents, PeerMembership, PeerTraffic, SendError, SnapshotWriter,
-    StreamRefusal, TransportLimits, TransportOptions, TransportStartError, accept, dial,
+    StreamRefusal, TransportLimits, TransportOptions, TransportStartError, accept,
+    address_hints::AddressHints,
+    dial,
     links::Opener,
     peer_handle::PeerHandle,
     request, snapshot,
@@ -51,6 +53,7 @@ pub(super) struct TransportState {
     /// Bound sockets. Connections on them are accepted only after the members are known.
     listeners: Mutex<Vec<(std::net::TcpListener, SocketAddr, bool)>>,
     witness_file: Arc<WitnessFile>,
+    pub address_hints: AddressHints,
     /// Wakes `wait_until_refused`, because new information may show that an accepted process isn't
     /// the member.
     witness_changed: Notify,
@@ -111,6 +114,7 @@ pub(super) fn start(
         stopping,
         members: RwLock::default(),
         witness_file: options.witness_file,
+        address_hints: AddressHints::new(options.address_hints),
         witness_changed: Notify::new(),
         refusals: LogLimit::new(),
         runtime,

@@ -123,6 +123,7 @@ impl TransportNode {
             }],
             tls,
             witness_file: Arc::clone(&marks),
+            address_hints: None,
             limits,
         };
         let seen = Arc::new(seen);
@@ -617,6 +618,7 @@ fn a_peer_that_restarts_is_reached_again() {
         listen: vec![ListenAddress { address, tls: false }],
         tls: None,
         witness_file: Arc::new(WitnessFile::open(&dir.path().join("marks")).unwrap()),
+        address_hints: None,
         limits: TransportLimits::default(),
     };
     let again = Transport::start(options, Arc::new(TransportEventRecorder::default())).unwrap();

@@ -1,0 +1,343 @@
+//! Members that have moved: how they find each other, and how their cluster learns of it.
+//!
+//! A member that has moved connects to the others itself, and one connection serves both directions.
+//! So as long as a majority has a leader, this agent only has its member's new peer URL recorded
+//! (`MemberUpdate`). It changes a URL of this member that it knows from before, and no other: that
+//! one is an operator's.
+//!
+//! If so many members have moved that there is no leader, nobody can be found by the member table, and
+//! the table can't be changed. Then the agents exchange statements of their members' addresses through
+//! discovery. Each is signed by an agent, with the proof that this agent belongs to a member, and it
+//! shows the member's node key. The agent gives these addresses to its node
+//! ([`peer_addresses`]), which accepts a peer there only if that peer proves the key that
+//! the member table binds. So discovery can withhold addresses, but not put another node in a member's
+//! place. Stock etcd reads no such file: a majority of its members can't move at once.
+
+use std::collections::BTreeMap;
+use std::convert::Infallible;
+use std::sync::Arc;
+use std::time::Duration;
+
+use discovery_types::client::DiscoveryClient;
+use discovery_types::digest::Digest;
+use discovery_types::jws::Jws;
+use discovery_types::key::SigningKey;
+use discovery_types::member_address::{MemberAddress, SignedMemberAddress};
+use discovery_types::member_proof::MemberProof;
+use discovery_types::statement::StatementChain;
+use discovery_types::url::NodeUrl;
+use tokio::sync::watch;
+use tokio::time::{Instant, sleep};
+use uuid::Uuid;
+
+use crate::cluster::{
+    ChangeMetadata, ClusterApiClient, ClusterError, ClusterMemberChange, MemberId,
+};
+use crate::exit::error_chain;
+use crate::observe::status::StatusHandle;
+use crate::retry::jittered;
+use crate::state::peer_addresses::{self, PeerAddresses};
+use crate::state::{Layout, node_dir};
+
+/// How often the node is asked for its leader while all is well.
+const CALM_INTERVAL: Duration = Duration::from_secs(15);
+/// How often the node is asked for its leader while it has none, or while the cluster has another
+/// address of this member.
+const BUSY_INTERVAL: Duration = Duration::from_secs(3);
+/// How long a node may be without a leader before agents exchange addresses. An election takes less.
+const LEADERLESS_TIME: Duration = Duration::from_secs(5);
+/// How often agents exchange addresses while there is no leader. Jitter at most doubles it.
+const EXCHANGE_INTERVAL: Duration = Duration::from_secs(8);
+/// How long a node must have had a leader before the exchanged addresses are given up: the cluster
+/// has recorded them by then.
+const FORGET_TIME: Duration = Duration::from_secs(120);
+
+/// The task that has a moved member's address recorded, and finds members that have moved.
+pub(crate) struct Relocation {
+    /// Client of discovery, through which agents exchange addresses.
+    pub client: Arc<DiscoveryClient>,
+    /// The cluster's id at discovery.
+    pub cluster: Uuid,
+    /// API client of this host's own node.
+    pub node: ClusterApiClient,
+    pub layout: Layout,
+    pub key: Arc<SigningKey>,
+    /// Proof that this agent belongs to its member.
+    pub proof: MemberProof,
+    /// SHA-256 of the public key of this host's node.
+    pub node_key: Digest,
+    /// Hash of the statement at which the verification of the chain begins.
+    pub pin: Digest,
+    /// The longest statement chain that this agent knows.
+    pub statements: watch::Receiver<Vec<Jws>>,
+    /// This member's peer URL.
+    pub peer_url: NodeUrl,
+    /// Peer URLs of this member before it moved.
+    pub former: Vec<NodeUrl>,
+    /// Number of the statement of this member's addresses; 0 if it has not moved.
+    pub number: u64,
+    /// Whether the node reads the file of its peers' addresses. Stock etcd doesn't.
+    pub reads_addresses: bool,
+    pub board: StatusHandle,
+}
+
+/// Findings of a [`Relocation`] so far.
+#[derive(Default)]
+struct Progress {
+    /// Whether the cluster has this member's address, or an operator's.
+    is_recorded: bool,
+    /// Since when the node has been without a leader, or with one.
+    leaderless_since: Option<Instant>,
+    led_since: Option<Instant>,
+    next_exchange: Option<Instant>,
+    /// Newest number and URLs of each peer's statement, by its node key.
+    heard: BTreeMap<Digest, (u64, Vec<NodeUrl>)>,
+    /// Text of the last failure, so that it is logged once.
+    failure: Option<String>,
+}
+
+impl Relocation {
+    /// Works until the future is dropped.
+    pub(crate) async fn run(self) -> Infallible {
+        let mut progress = Progress { is_recorded: self.former.is_empty(), ..Progress::default() };
+        self.show(progress.is_recorded);
+        loop {
+            let pause = self.pass(&mut progress).await;
+            sleep(jittered(pause)).await;
+        }
+    }
+
+    /// Looks once, and returns the pause until the next look.
+    async fn pass(&self, progress: &mut Progress) -> Duration {
+        let leader = self
+            .node
+            .status()
+            .await
+            .ok()
+            .and_then(|status| status.leader.map(|_| status.member_id));
+        let now = Instant::now();
+        let Some(own) = leader else {
+            progress.led_since = None;
+            let since = *progress.leaderless_since.get_or_insert(now);
+            let is_due = progress.next_exchange.is_none_or(|at| now >= at);
+            if now.duration_since(since) >= LEADERLESS_TIME && is_due && self.reads_addresses {
+                self.exchange(progress).await;
+                progress.next_exchange = Some(Instant::now() + jittered(EXCHANGE_INTERVAL));
+            }
+            return BUSY_INTERVAL;
+        };
+        (progress.leaderless_since, progress.next_exchange) = (None, None);
+        let since = *progress.led_since.get_or_insert(now);
+        if !progress.is_recorded {
+            match self.record(own).await {
+                Ok(()) => {
+                    progress.is_recorded = true;
+                    self.show(true);
+                }
+                Err(error) => self.warn_once(
+                    progress,
+                    format!(
+                        "the cluster doesn't record yet that this member is at {}: {}",
+                        self.peer_url,
+                        error_chain(&error)
+                    ),
+                ),
+            }
+            return BUSY_INTERVAL;
+        }
+        if now.duration_since(since) >= FORGET_TIME {
+            self.forget(progress);
+        }
+        CALM_INTERVAL
+    }
+
+    fn show(&self, is_recorded: bool) {
+        let text = (!is_recorded).then(|| {
+            format!("this member is at {}, and its cluster hasn't recorded that yet", self.peer_url)
+        });
+        self.board.update(|status| status.unrecorded_address = text);
+    }
+
+    fn warn_once(&self, progress: &mut Progress, text: String) {
+        if progress.failure.as_ref() != Some(&text) {
+            tracing::warn!("{text}");
+            progress.failure = Some(text);
+        }
+    }
+
+    /// Has this member's peer URL recorded, if the cluster has one from before it moved.
+    async fn record(&self, own: MemberId) -> Result<(), ClusterError> {
+        let members = self.node.list_members().await?;
+        let Some(member) = members.of_id(own) else { return Ok(()) };
+        match recorded_address(&member.peer_urls, &self.peer_url, &self.former) {
+            RecordedAddress::Current => return Ok(()),
+            RecordedAddress::Others => {
+                tracing::warn!(
+                    "the cluster has this member at {}, which is neither where it is ({}) nor where it \
+                     was: an operator must have set it. If it is wrong: muster-agent member update {} \
+                     --peer-urls {}",
+                    member.peer_urls.join(", "),
+                    self.peer_url,
+                    member.id,
+                    self.peer_url
+                );
+                return Ok(());
+            }
+            RecordedAddress::Former => {}
+        }
+        let change = ClusterMemberChange::Update(own, vec![self.peer_url.to_string()]);
+        let metadata =
+            ChangeMetadata { operation: self.operation(own), planned_at: members.configuration };
+        self.node.carry_out(&change, &metadata).await?;
+        tracing::info!("the cluster has recorded that this member is at {}", self.peer_url);
+        Ok(())
+    }
+
+    /// Returns the id of the operation that records this address. It is the same after a restart of
+    /// the agent, so that the cluster carries it out once.
+    fn operation(&self, own: MemberId) -> [u8; 16] {
+        let text = format!("{own} {} {} {}", self.cluster, self.number, self.peer_url);
+        let mut operation = [0; 16];
+        operation.copy_from_slice(&Digest::of(text.as_bytes()).0[..16]);
+        operation
+    }
+
+    /// Exchanges addresses through discovery, and gives the node those of its peers.
+    async fn exchange(&self, progress: &mut Progress) {
+        let own = (self.number > 0).then(|| self.own_statement());
+        let answer = match self.client.exchange_addresses(self.cluster, own).await {
+            Ok(answer) => answer,
+            Err(error) => {
+                return tracing::debug!("addresses can't be exchanged: {}", error_chain(&error));
+            }
+        };
+        let chain = StatementChain::verify_from_pin(&self.statements.borrow(), &self.pin);
+        let Ok(chain) = chain else { return };
+        for signed in &answer.addresses {
+            match signed.verify(chain.newest()) {
+                Ok(found) if found.proven.node_key == self.node_key => {}
+                Ok(found) => note(
+                    &mut progress.heard,
+                    found.proven.node_key,
+                    (found.address.number, found.address.peer_urls),
+                ),
+                Err(error) => self.warn_once(
+                    progress,
+                    format!("an address from discovery is refused: {}", error_chain(&error)),
+                ),
+            }
+        }
+        self.give_to_node(progress);
+    }
+
+    fn own_statement(&self) -> SignedMemberAddress {
+        let address = MemberAddress {
+            cluster: self.cluster,
+            agent: *self.key.public(),
+            number: self.number,
+            peer_urls: vec![self.peer_url.clone()],
+        };
+        address.sign(&self.key, self.proof.clone())
+    }
+
+    /// Writes the peers' addresses where the node reads them. Addresses that an operator has put there
+    /// stay, unless a statement has others for the same key.
+    fn give_to_node(&self, progress: &mut Progress) {
+        if !node_dir::has_log(&self.layout.node()) {
+            return;
+        }
+        let before = peer_addresses::read(&self.layout);
+        let mut after = before.clone();
+        let heard = progress.heard.iter();
+        after.extend(heard.map(|(key, (_, urls))| (*key, urls.clone())));
+        if after == before {
+            return;
+        }
+        match peer_addresses::write(&self.layout, &after) {
+            Ok(()) => tracing::info!(
+                "{} of this cluster's members have moved; the node looks for them at their new addresses",
+                after.len()
+            ),
+            Err(error) => self.warn_once(
+                progress,
+                format!("the peers' new addresses can't be written down: {}", error_chain(&error)),
+            ),
+        }
+    }
+
+    /// Removes the addresses, which would only be dialled in vain once members have moved again.
+    fn forget(&self, progress: &mut Progress) {
+        progress.heard.clear();
+        if self.layout.peer_addresses().exists()
+            && let Err(error) = peer_addresses::write(&self.layout, &PeerAddresses::new())
+        {
+            tracing::debug!("old addresses can't be removed: {}", error_chain(&error));
+        }
+    }
+}
+
+/// Kind of the address that the cluster has recorded for a member.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum RecordedAddress {
+    /// The address at which the member is.
+    Current,
+    /// An address at which the member was.
+    Former,
+    /// An address that the member's agent doesn't know.
+    Others,
+}
+
+fn recorded_address(recorded: &[String], current: &NodeUrl, former: &[NodeUrl]) -> RecordedAddress {
+    let is =
+        |url: &NodeUrl, text: &String| text.parse::<NodeUrl>().is_ok_and(|found| found == *url);
+    if recorded.iter().any(|text| is(current, text)) {
+        RecordedAddress::Current
+    } else if recorded.iter().all(|text| former.iter().any(|url| is(url, text))) {
+        RecordedAddress::Former
+    } else {
+        RecordedAddress::Others
+    }
+}
+
+/// Notes a peer's statement, unless a newer one is known.
+fn note(
+    heard: &mut BTreeMap<Digest, (u64, Vec<NodeUrl>)>,
+    key: Digest,
+    (number, urls): (u64, Vec<NodeUrl>),
+) {
+    let known = heard.entry(key).or_insert_with(|| (number, urls.clone()));
+    if known.0 < number {
+        *known = (number, urls);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn url(host: u8) -> NodeUrl {
+        format!("https://10.0.0.{host}:2380").parse().unwrap()
+    }
+
+    #[test]
+    fn only_an_address_from_before_is_replaced() {
+        let text = |host: u8| url(host).to_string();
+        let judge = |recorded: &[String]| recorded_address(recorded, &url(3), &[url(1), url(2)]);
+        assert_eq!(judge(&[text(3)]), RecordedAddress::Current);
+        assert_eq!(judge(&[text(9), text(3)]), RecordedAddress::Current);
+        assert_eq!(judge(&[text(1)]), RecordedAddress::Former);
+        assert_eq!(judge(&[text(2), text(1)]), RecordedAddress::Former);
+        assert_eq!(judge(&[text(9)]), RecordedAddress::Others);
+        assert_eq!(judge(&[text(1), text(9)]), RecordedAddress::Others);
+    }
+
+    #[test]
+    fn of_two_statements_of_a_peer_the_one_with_the_higher_number_counts() {
+        let (mut heard, key) = (BTreeMap::new(), Digest::of(b"key"));
+        note(&mut heard, key, (2, vec![url(2)]));
+        note(&mut heard, key, (1, vec![url(1)]));
+        assert_eq!(heard[&key], (2, vec![url(2)]));
+        note(&mut heard, key, (3, vec![url(3)]));
+        assert_eq!(heard[&key], (3, vec![url(3)]));
+    }
+}

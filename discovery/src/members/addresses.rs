@@ -1,0 +1,50 @@
+//! Addresses of members that moved: a mailbox for the agents of a cluster without a leader.
+//!
+//! Such a cluster can't record new addresses. Its agents sign where their members are, and leave
+//! the statements here for each other. The service decides nothing by them: agents verify them
+//! again, and the nodes verify each other's keys.
+
+use discovery_types::key::PublicKey;
+use discovery_types::member_address::SignedMemberAddress;
+use discovery_types::problem::Code;
+use uuid::Uuid;
+
+use super::roster::{Roster, check_running};
+use crate::app::App;
+use crate::error::ApiError;
+
+impl App {
+    /// Stores the statement of the agent with this key, if it has one, and returns the newest ones of
+    /// all present members.
+    pub(crate) async fn exchange_addresses(
+        &self,
+        cluster: Uuid,
+        agent: &PublicKey,
+        own: Option<&SignedMemberAddress>,
+    ) -> Result<Vec<SignedMemberAddress>, ApiError> {
+        let running = self.store.read_running(cluster).await?;
+        let running = running.ok_or_else(|| ApiError::not_found("such cluster"))?;
+        check_running(&running.cluster)?;
+        let roster = Roster::of(&running.cluster, &running.chain, &running.changes)?;
+        let member = roster.member(agent)?;
+        if let Some(signed) = own {
+            let verified = signed.verify(running.chain.newest())?;
+            if verified.address.agent != *agent {
+                let detail = "The address is signed by another agent.";
+                let next = "Send the address of the agent's own member.";
+                return Err(ApiError::new(Code::RecordRefused, detail, next));
+            }
+            if verified.proven.node_key != member.node_key {
+                let detail = "The proof is of another member.";
+                let next = "Send the proof of the agent's own member.";
+                return Err(ApiError::new(Code::RecordRefused, detail, next));
+            }
+            let (number, json) = (verified.address.number, signed.to_json());
+            self.store.put_member_address(cluster, agent, number, &json).await?;
+        }
+        let keys: Vec<PublicKey> = roster.present_keys().copied().collect();
+        let stored = self.store.member_addresses(cluster, &keys).await?;
+        // A damaged row is none; its agent sends its statement again.
+        Ok(stored.iter().filter_map(|text| serde_json::from_str(text).ok()).collect())
+    }
+}
