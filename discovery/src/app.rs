@@ -1,5 +1,6 @@
 //! State that every request handler can reach.
 
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -25,6 +26,7 @@ use crate::metrics::ServiceMetrics;
 use crate::notify::ClusterNotifier;
 use crate::refusals::RefusalCounts;
 use crate::store::Store;
+use crate::throttle_log::{ThrottleKind, ThrottleLog};
 
 /// State shared by all workers and by every clone. The logic that uses it is elsewhere: `forming`
 /// applies events to clusters, `ledger` reacts to a changed database, and `handlers` does the rest.
@@ -58,6 +60,8 @@ pub(crate) struct App {
     pub identity_keys: Arc<IdentityKeys>,
     /// Refused requests of this process that have yet to become events.
     pub refusals: Arc<RefusalCounts>,
+    /// Counts and logs requests and connections over a limit.
+    pub throttle_log: Arc<ThrottleLog>,
     /// Rate limit on requests, per address.
     pub request_limit: Arc<AddressLimit>,
     /// Rate limit on adopted documents, per address: each costs dozens of signature checks.
@@ -83,9 +87,9 @@ pub(crate) struct App {
 pub(crate) const ADOPTION_RATE_AND_BURST: (u32, u32) = (2, 20);
 
 impl App {
-    /// Returns the error for an address over its rate limit, and counts an alarm.
-    pub(crate) fn rate_limited(&self, wait: Duration) -> ApiError {
-        self.metrics.count_alarm("rate_limited");
+    /// Returns the error for an address over its rate limit, and raises an alarm.
+    pub(crate) fn rate_limited(&self, address: IpAddr, wait: Duration) -> ApiError {
+        self.throttle_log.note(ThrottleKind::Request, address);
         let next = "Wait, and send less often.";
         ApiError::new(Code::RateLimited, "Too many requests from this address.", next)
             .retry_after(wait.as_secs() + 1)

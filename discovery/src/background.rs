@@ -19,6 +19,9 @@ const PROGRESS_INTERVAL: Duration = Duration::from_secs(5);
 const FIRST_PAUSE: Duration = Duration::from_millis(200);
 const LONGEST_PAUSE: Duration = Duration::from_secs(10);
 
+/// Minimum time between two counts of the clusters.
+const COUNT_INTERVAL: Duration = Duration::from_secs(60);
+
 /// Spawns all background tasks on `tracker`. Cancelling `stop` ends them.
 pub(crate) fn start(app: &App, sweep: Duration, tracker: &TaskTracker, stop: &CancellationToken) {
     tracker.spawn(run_until_stopped(stop.clone(), listen(app.clone())));
@@ -91,6 +94,7 @@ async fn copy(app: &App) {
 }
 
 async fn sweep_periodically(app: App, every: Duration) {
+    let mut last_count: Option<Instant> = None;
     loop {
         match app.sweep().await {
             Ok(()) => {
@@ -107,7 +111,18 @@ async fn sweep_periodically(app: App, every: Duration) {
         }
         app.request_limit.forget_quiet();
         app.connection_limit.forget_quiet();
+        if last_count.is_none_or(|last| last.elapsed() >= COUNT_INTERVAL) {
+            last_count = Some(Instant::now());
+            show_cluster_counts(&app).await;
+        }
         tokio::time::sleep(every).await;
+    }
+}
+
+/// Counts the clusters for the metrics. After an error, the metrics keep their values.
+async fn show_cluster_counts(app: &App) {
+    if let Err(error) = app.count_clusters().await {
+        tracing::debug!(%error, "can't count the clusters");
     }
 }
 
@@ -115,6 +130,7 @@ async fn write_refusals_periodically(app: App) {
     loop {
         tokio::time::sleep(REFUSALS_INTERVAL).await;
         app.write_refusals().await;
+        app.throttle_log.log_rest();
     }
 }
 

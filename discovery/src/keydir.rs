@@ -262,6 +262,13 @@ impl KeyDirectory {
             .expect("the certificate was read when the directory was loaded")
     }
 
+    /// Returns when the listener's certificate expires, in seconds since 1970.
+    pub(crate) fn tls_certificate_end(&self) -> i64 {
+        let parsed = x509_parser::parse_x509_certificate(&self.tls_certificate);
+        let (_, certificate) = parsed.expect("it was read when the directory was loaded");
+        certificate.validity().not_after.timestamp()
+    }
+
     /// The newest signing key: all new signatures use it.
     pub(crate) fn signer(&self) -> &VersionedSigningKey {
         &self.signing_keys[0]

@@ -46,6 +46,7 @@ mod refusals;
 mod routes;
 mod server;
 mod store;
+mod throttle_log;
 
 #[cfg(test)]
 mod tests;

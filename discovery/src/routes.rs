@@ -348,12 +348,13 @@ pub(crate) async fn wrap_request(
     let started = std::time::Instant::now();
     let peer = request.conn_data::<ConnectionPeer>().cloned();
     let address = peer.as_ref().map(|peer| peer.address.ip());
-    let limited = address.map_or(Ok(()), |address| app.request_limit.check(address));
+    let check = |address| app.request_limit.check(address).map_err(|wait| (address, wait));
+    let limited = address.map_or(Ok(()), check);
     let pattern = request.match_pattern().unwrap_or_else(|| "unmatched".into());
     let mut response = match limited {
         Ok(()) => next.call(request).await?.map_into_boxed_body(),
-        Err(wait) => {
-            let error = app.rate_limited(wait);
+        Err((address, wait)) => {
+            let error = app.rate_limited(address, wait);
             match pattern.starts_with(v2::V2_PREFIX) {
                 true => request.into_response(v2::overloaded()),
                 false => request.error_response(error).map_into_boxed_body(),

@@ -39,6 +39,7 @@ use super::registry::{EtcdRegistry, RegisteredMember, Registrant, RegistrationRe
 use super::{EtcdError, format_id, parse_id};
 use crate::app::App;
 use crate::store::etcd_tokens::StoredEtcdToken;
+use crate::throttle_log::ThrottleKind;
 use listener::EtcdClientAddress;
 
 /// Beginning of all keys.
@@ -77,7 +78,7 @@ impl DiscoveryApi {
         let address = address.ok_or_else(|| Status::internal("the connection has no address"))?;
         let address = address.0.ip().to_canonical();
         self.app.request_limit.check(address).map_err(|_| {
-            self.app.metrics.count_alarm("rate_limited");
+            self.app.throttle_log.note(ThrottleKind::Request, address);
             Status::unavailable("too many requests from this address: wait")
         })?;
         Ok(address)

@@ -15,6 +15,7 @@ use crate::store::clusters::FormingPosition;
 
 /// Number of failed clusters at which a sweep ends. The next sweep does the rest.
 const STUCK_MAX: usize = 1_000;
+const MICROS_PER_SECOND: i64 = 1_000_000;
 /// How long the database's clock must have run without a jump before expired rows are deleted. It
 /// is longer than an assertion lives.
 const MIN_STEADY_FOR_DELETION: Duration = Duration::from_secs(2 * MAX_ASSERTION_SECONDS);
@@ -85,6 +86,17 @@ impl App {
         Ok(())
     }
 
+    /// Counts the clusters by state for the metrics, and shows the age of the oldest forming one.
+    pub(crate) async fn count_clusters(&self) -> Result<(), ApiError> {
+        let counts = self.store.count_clusters().await?;
+        for (state, number) in counts.by_state {
+            self.metrics.set_clusters(state, number);
+        }
+        let oldest_us = counts.oldest_forming_us.unwrap_or(0);
+        self.metrics.forming_oldest.set(oldest_us / MICROS_PER_SECOND);
+        Ok(())
+    }
+
     /// Runs one sweep: checks the database, then handles every cluster that is due.
     pub(crate) async fn sweep(&self) -> Result<(), ApiError> {
         self.store.look_at_database(Occasion::Sweep).await?;
@@ -129,6 +141,7 @@ impl App {
             self.store.delete_expired().await?;
             self.store.delete_old_etcd_tokens().await?;
         }
+        self.metrics.note_sweep();
         Ok(())
     }
 }

@@ -470,9 +470,8 @@ pub(crate) async fn adopt(
     if !body.statements.first().is_some_and(|first| begun_by_owner(first.kid())) {
         return Err(forbidden("No owner of this service has begun the document's statements."));
     }
-    app.adoption_limit
-        .check(peer(&request)?.address.ip())
-        .map_err(|wait| app.rate_limited(wait))?;
+    let address = peer(&request)?.address.ip();
+    app.adoption_limit.check(address).map_err(|wait| app.rate_limited(address, wait))?;
     if let Some(removal) = app.store.removal_of(*path, key.as_bytes()).await? {
         return Err(ApiError::removed(removal));
     }

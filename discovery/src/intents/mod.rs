@@ -96,6 +96,12 @@ impl App {
         if is_new_state {
             crate::crash::point("after", stored.state.as_str());
         }
+        if is_new_state {
+            self.metrics.count_intent(stored.intent.verb, stored.state);
+            if stored.state == IntentState::Promoted && stored.seen_us.is_some() {
+                self.metrics.policy_replacements.inc();
+            }
+        }
         if before.map(|known| known.rev) != Some(stored.rev) {
             self.metrics.count_change("intent");
         }

@@ -31,8 +31,8 @@ use super::tls::remember_peer;
 use super::unread::WriteTimeoutStream;
 use crate::app::App;
 use crate::limits::AddressLimit;
-use crate::metrics::ServiceMetrics;
 use crate::routes;
+use crate::throttle_log::{ThrottleKind, ThrottleLog};
 
 /// Time limit for a request's headers.
 const HEADER_TIMEOUT: Duration = Duration::from_secs(5);
@@ -49,7 +49,7 @@ pub(super) struct ConnectionLimits {
     sockets: SlotPool<IpAddr>,
     handshake_limits: AdmissionControl,
     rate: Arc<AddressLimit>,
-    metrics: Arc<ServiceMetrics>,
+    throttle_log: Arc<ThrottleLog>,
     handshake_timeout: Duration,
     write_timeout: Duration,
 }
@@ -72,7 +72,7 @@ impl ConnectionLimits {
     pub(super) fn new(
         sockets: &SocketLimits,
         rate: Arc<AddressLimit>,
-        metrics: Arc<ServiceMetrics>,
+        throttle_log: Arc<ThrottleLog>,
     ) -> Self {
         let &SocketLimits {
             max,
@@ -92,7 +92,7 @@ impl ConnectionLimits {
             sockets: SlotPool::new(max, each),
             handshake_limits: strangers,
             rate,
-            metrics,
+            throttle_log,
             handshake_timeout: handshake,
             write_timeout: unread,
         }
@@ -106,7 +106,7 @@ impl ConnectionLimits {
             ))
         });
         if entered.is_none() {
-            self.metrics.count_alarm("connections_refused");
+            self.throttle_log.note(ThrottleKind::Connection, address);
         }
         entered
     }
@@ -200,7 +200,7 @@ where
             };
             let opened = knock.admit(socket, handshake).await.map_err(|turned| {
                 if matches!(turned, AdmissionError::Evicted) {
-                    door.metrics.count_alarm("connections_refused");
+                    door.throttle_log.note(ThrottleKind::Connection, address.ip());
                 }
             })?;
             let opened = WriteTimeoutStream::new(opened, door.write_timeout);

@@ -36,8 +36,10 @@ use crate::host_identity::IdentityKeys;
 use crate::keydir::KeyDirectory;
 use crate::ledger::{LEDGER_USED_TWICE, Ledger, LedgerError};
 use crate::limits::AddressLimit;
+use crate::metrics::ServiceMetrics;
 use crate::notify::ClusterNotifier;
 use crate::store::{ConnectError, PoolSettings, connect};
+use crate::throttle_log::ThrottleLog;
 
 /// How long a request waits for a connection to Postgres before it is refused.
 const POOL_WAIT: Duration = Duration::from_secs(1);
@@ -112,6 +114,7 @@ pub(crate) async fn serve(args: ServeArgs) -> Result<(), ServerError> {
 /// Starts a service. Returns when it listens.
 pub(crate) async fn start(args: ServeArgs) -> Result<RunningService, ServerError> {
     check_args(&args)?;
+    let metrics = Arc::new(ServiceMetrics::default());
     tracing::info!(
         version = env!("CARGO_PKG_VERSION"),
         keys = %args.keys.display(),
@@ -138,7 +141,7 @@ pub(crate) async fn start(args: ServeArgs) -> Result<RunningService, ServerError
     let etcd_sockets = bind(&args.etcd_listen)?;
     let (options, postgres) = open_database(&args.database).await?;
     let pool = PoolSettings { size: args.database.pool_size, wait: POOL_WAIT };
-    let store = match connect(options, pool, ledger, &keys, Arc::default()).await {
+    let store = match connect(options, pool, ledger, &keys, metrics).await {
         Ok(store) => store,
         Err(error) => {
             if let Some(postgres) = postgres {
@@ -181,7 +184,8 @@ fn build_server(
     sockets: Vec<(SocketAddr, TcpSocket)>,
 ) -> Result<(ServerBuilder, Vec<SocketAddr>), ServerError> {
     let bounds = socket_limits(args);
-    let door = ConnectionLimits::new(&bounds, app.connection_limit.clone(), app.metrics.clone());
+    let door =
+        ConnectionLimits::new(&bounds, app.connection_limit.clone(), app.throttle_log.clone());
     actix_tls::accept::max_concurrent_tls_connect(MAX_HANDSHAKES);
     let mut server = actix_server::Server::build()
         .max_concurrent_connections(args.limits.max_connections)
@@ -400,8 +404,12 @@ fn build_app(
         ..FormationSettings::DEFAULT
     };
     let clock = Arc::new(Clock::default());
+    let metrics = store.watch().metrics.clone();
+    metrics.parked_limit.set(i64::try_from(args.limits.max_parked_polls).unwrap_or(i64::MAX));
+    metrics.tls_certificate_end.set(keys.tls_certificate_end());
     Ok(App {
-        metrics: store.watch().metrics.clone(),
+        throttle_log: Arc::new(ThrottleLog::new(metrics.clone())),
+        metrics,
         issuer: issuer(&keys.owner).into(),
         admins: Arc::new(AdminCache::new(keys.owner, store.clone(), clock.clone())),
         keys: Arc::new(keys),

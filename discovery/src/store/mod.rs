@@ -12,6 +12,7 @@ pub(crate) mod check;
 pub(crate) mod cluster;
 pub(crate) mod clusters;
 mod connect;
+pub(crate) mod counts;
 mod error;
 pub(crate) mod etcd_tokens;
 pub(crate) mod grants;
@@ -25,13 +26,15 @@ pub(crate) mod rewrap;
 mod transaction;
 
 use std::fmt;
+use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
 use std::time::Duration;
 
 use sqlx::pool::PoolConnection;
-use sqlx::{Connection, PgPool, Postgres, SqlSafeStr};
+use sqlx::{Connection, PgConnection, PgPool, Postgres, SqlSafeStr};
 
 use crate::ledger::{DatabaseWatch, Ledger};
+use crate::metrics::{DatabaseTimer, DatabaseUse};
 
 pub(crate) use connect::{ConnectError, PoolSettings, connect};
 pub(crate) use error::StoreError;
@@ -75,6 +78,27 @@ pub(crate) struct Store {
     caches: Arc<cluster::Caches>,
 }
 
+/// A pooled connection. The time until it goes back to the pool is measured.
+#[derive(Debug)]
+pub(crate) struct StoreConnection {
+    connection: PoolConnection<Postgres>,
+    _timer: DatabaseTimer,
+}
+
+impl Deref for StoreConnection {
+    type Target = PgConnection;
+
+    fn deref(&self) -> &PgConnection {
+        &self.connection
+    }
+}
+
+impl DerefMut for StoreConnection {
+    fn deref_mut(&mut self) -> &mut PgConnection {
+        &mut self.connection
+    }
+}
+
 impl Store {
     /// The pool, for listening and for closing it at the end.
     pub(crate) fn pool(&self) -> &PgPool {
@@ -83,11 +107,12 @@ impl Store {
 
     /// Takes a connection from the pool and pings it. A dead connection is dropped, and the next
     /// one is tried. If a ping gets no answer in time, returns an error at once.
-    pub(crate) async fn acquire(&self) -> Result<PoolConnection<Postgres>, StoreError> {
+    pub(crate) async fn acquire(&self) -> Result<StoreConnection, StoreError> {
+        let timer = self.watch.metrics.time_database(DatabaseUse::Statements);
         for _ in 0..=self.pool.size() {
             let mut connection = self.pool.acquire().await?;
             match tokio::time::timeout(PING_WAIT, connection.ping()).await {
-                Ok(Ok(())) => return Ok(connection),
+                Ok(Ok(())) => return Ok(StoreConnection { connection, _timer: timer }),
                 Ok(Err(error)) => {
                     tracing::debug!(%error, "a pooled connection has died");
                     connection.close_on_drop();
@@ -103,7 +128,8 @@ impl Store {
 
     /// Begins a transaction with the statements in `begin`.
     pub(crate) async fn begin(&self, begin: impl SqlSafeStr) -> Result<Transaction, StoreError> {
-        Ok(Transaction::begin(&self.pool, begin).await?)
+        let timer = self.watch.metrics.time_database(DatabaseUse::Transaction);
+        Ok(Transaction::begin(&self.pool, begin, timer).await?)
     }
 
     pub(crate) fn ledger(&self) -> &Ledger {

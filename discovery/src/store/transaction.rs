@@ -16,6 +16,7 @@ use sqlx::pool::PoolConnection;
 use sqlx::{PgConnection, PgPool, Postgres, SqlSafeStr, SqlStr};
 
 use super::error::{is_dead_connection, no_answer_error};
+use crate::metrics::DatabaseTimer;
 
 /// Time limit for BEGIN, including the wait for a connection. It exceeds the session's
 /// `lock_timeout`.
@@ -31,12 +32,19 @@ const ROLLBACK_WAIT: Duration = Duration::from_secs(5);
 pub(crate) struct Transaction {
     /// `None` once the transaction has ended.
     connection: Option<PoolConnection<Postgres>>,
+    /// Measures the transaction until it is dropped. `None` until it has begun.
+    _timer: Option<DatabaseTimer>,
 }
 
 impl Transaction {
     /// Starts a transaction. `begin` is BEGIN, followed by any statements that share its round
-    /// trip. BEGIN also tests whether the connection is alive.
-    pub(super) async fn begin(pool: &PgPool, begin: impl SqlSafeStr) -> Result<Self, sqlx::Error> {
+    /// trip. BEGIN also tests whether the connection is alive. `timer` is dropped when the
+    /// transaction ends, or can't begin.
+    pub(super) async fn begin(
+        pool: &PgPool,
+        begin: impl SqlSafeStr,
+        timer: DatabaseTimer,
+    ) -> Result<Self, sqlx::Error> {
         let begin = begin.into_sql_str();
         let begun = async {
             // BEGIN on a dead connection has changed nothing, so trying the next connection is
@@ -51,14 +59,17 @@ impl Transaction {
             }
             Transaction::begin_on(pool.acquire().await?, begin.clone()).await
         };
-        tokio::time::timeout(BEGIN_WAIT, begun).await.unwrap_or_else(|_| Err(no_answer_error()))
+        let begun = tokio::time::timeout(BEGIN_WAIT, begun).await;
+        let mut transaction = begun.unwrap_or_else(|_| Err(no_answer_error()))?;
+        transaction._timer = Some(timer);
+        Ok(transaction)
     }
 
     async fn begin_on(
         connection: PoolConnection<Postgres>,
         begin: SqlStr,
     ) -> Result<Self, sqlx::Error> {
-        let mut transaction = Transaction { connection: Some(connection) };
+        let mut transaction = Transaction { connection: Some(connection), _timer: None };
         sqlx::raw_sql(begin).execute(&mut *transaction).await?;
         Ok(transaction)
     }

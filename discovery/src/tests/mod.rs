@@ -19,6 +19,7 @@ mod leases;
 mod limits;
 mod lists;
 mod malformed;
+mod metrics;
 mod openapi;
 mod parked;
 mod past;

@@ -10,6 +10,7 @@ use super::agent::{TestAgent, form};
 use super::support::{TestDatabase, TestInstallation, socket};
 use crate::server::{RunningService, start};
 use crate::store::clusters::FormingPosition;
+use crate::store::counts::ClusterCounts;
 
 /// Number of clusters in the database, of which a statement must not read all.
 const CLUSTERS: usize = 20_000;
@@ -176,6 +177,25 @@ async fn form_and_run(world: &TestInstallation, service: &RunningService, name: 
     service.app().sweep().await.unwrap();
 }
 
+/// Fails if the numbers of clusters aren't about those that `fill` made. They may be estimates.
+fn assert_near_filled(counts: &ClusterCounts) {
+    for (state, part) in [
+        (ClusterState::Open, 0.05),
+        (ClusterState::Expired, 0.05),
+        (ClusterState::Retired, 0.1),
+        (ClusterState::Formed, 0.8),
+        (ClusterState::Abandoned, 0.0),
+    ] {
+        let (_, number) = counts.by_state.iter().find(|(counted, _)| *counted == state).unwrap();
+        let expected = part * CLUSTERS as f64;
+        let error = (*number as f64 - expected).abs();
+        assert!(error <= expected * 0.1 + 2.0, "{number} {state:?} clusters, and not {expected}");
+    }
+    // The oldest open cluster is among the first twenty, which were made a second apart.
+    let oldest = counts.oldest_forming_us.unwrap() / 1_000_000;
+    assert!(oldest >= CLUSTERS as i64 - 20, "{oldest}");
+}
+
 #[tokio::test]
 async fn no_request_reads_more_rows_if_there_are_more_clusters() {
     let world = TestInstallation::new().await;
@@ -199,6 +219,7 @@ async fn no_request_reads_more_rows_if_there_are_more_clusters() {
     for _ in 0..REPEATS {
         assert!(!store.forming_clusters(&mut forming).await.unwrap().is_empty());
         assert!(store.unsettled_clusters(&mut unsettled).await.unwrap().is_empty());
+        assert_near_filled(&store.count_clusters().await.unwrap());
     }
     for number in 0..REPEATS {
         form_and_run(&world, &service, &format!("real-{number}")).await;

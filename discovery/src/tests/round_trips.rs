@@ -111,8 +111,11 @@ async fn start_counted(world: &TestInstallation) -> (RunningService, Counter) {
     args.database.pool_size = 2;
     args.times.sweep = Duration::from_secs(3_600);
     let service = start(args).await.unwrap();
-    // Wait for the sweep at the start. No other sweep follows.
-    wait_until("it has swept", async || service.app().metrics.database_up.get() == 1).await;
+    // Wait for the sweep at the start, and the count of clusters after it. No other one follows.
+    wait_until("it has swept", async || {
+        service.app().metrics.text().contains("muster_discovery_clusters{")
+    })
+    .await;
     (service, counter)
 }
 

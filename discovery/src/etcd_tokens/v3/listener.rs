@@ -21,6 +21,7 @@ use tonic::transport::server::Connected;
 
 use super::DiscoveryApi;
 use crate::app::App;
+use crate::throttle_log::ThrottleKind;
 
 /// Largest number of open connections.
 const MAX_CONNECTIONS: usize = 1_024;
@@ -100,7 +101,7 @@ async fn accept(
         let ip = address.ip().to_canonical();
         let slot = app.connection_limit.check(ip).ok().and_then(|()| slots.take(network_of(ip)));
         let Some(slot) = slot else {
-            app.metrics.count_alarm("connections_refused");
+            app.throttle_log.note(ThrottleKind::Connection, ip);
             continue;
         };
         let (acceptor, sender) = (acceptor.clone(), sender.clone());

@@ -164,6 +164,15 @@ async fn the_replaced_member_is_known_by_what_the_clusters_agents_report() {
     let promoted = Outcome::Promoted { member };
     let said = cluster.report_outcome(founder, &view, promoted, 30).await.unwrap();
     assert_eq!((said.state, said.about), (IntentState::Promoted, Some(dead)));
+    let metrics = cluster.service.app().metrics.text();
+    for (sample, number) in [
+        ("intents_total{verb=\"replace\",state=\"open\"}", 1),
+        ("intents_total{verb=\"replace\",state=\"added\"}", 1),
+        ("intents_total{verb=\"replace\",state=\"promoted\"}", 1),
+        ("policy_replacements_total", 1),
+    ] {
+        assert!(metrics.contains(&format!("muster_discovery_{sample} {number}\n")), "{metrics}");
+    }
     let used = cluster.admin.redemptions(grant.id).await.unwrap().redemptions;
     let [host] = &used[..] else { panic!("{used:?}") };
     assert_eq!((host.name.as_str(), host.member), ("node-9", Some(member)));

@@ -63,6 +63,14 @@ async fn a_clusters_agents_get_a_redeemed_ticket_and_its_host_becomes_a_member()
     let done =
         cluster.report_outcome(founder, view, Outcome::Promoted { member }, 30).await.unwrap();
     assert_eq!((done.state, done.explain), (IntentState::Promoted, Vec::new()));
+    let metrics = cluster.service.app().metrics.text();
+    for sample in [
+        "intents_total{verb=\"join\",state=\"promoted\"} 1\n",
+        "intents_total{verb=\"join\",state=\"refused\"} 0\n",
+        "policy_replacements_total 0\n",
+    ] {
+        assert!(metrics.contains(sample), "no {sample} in {metrics}");
+    }
     assert!(founder.client.intents(id, None, false).await.unwrap().intents.is_empty());
     assert_eq!(founder.client.intents(id, None, true).await.unwrap().intents.len(), 1);
     // The newcomer is a member now, so it may read the cluster's intents.

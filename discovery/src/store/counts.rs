@@ -1,0 +1,109 @@
+//! The number of clusters in each state, without reading every cluster.
+//!
+//! A state with few clusters is counted in the index `clusters_by_phase`. The number in a larger
+//! state comes from the statistics that Postgres' autovacuum gathers. An exact number of a million
+//! rows would have to be read again and again, or be a row that every change of a cluster updates.
+
+use discovery_types::api::ClusterState;
+
+use super::{Store, StoreError, UnixMicros};
+
+/// Number of clusters of one state up to which they are counted. From it on the number is an
+/// estimate, and at least this.
+pub(crate) const MAX_COUNTED: i64 = 500;
+
+/// The numbers of clusters.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct ClusterCounts {
+    /// Number of clusters in each state.
+    pub by_state: Vec<(ClusterState, i64)>,
+    /// Age of the oldest cluster that is still forming, in microseconds.
+    pub oldest_forming_us: Option<UnixMicros>,
+}
+
+impl Store {
+    /// Counts the clusters in each state, and finds the oldest one that is still forming.
+    pub(crate) async fn count_clusters(&self) -> Result<ClusterCounts, StoreError> {
+        let mut transaction = self.begin(BEGIN_IN_INDEX_ORDER).await?;
+        let counted: Vec<(String, i64)> = sqlx::query_as(sqlx::AssertSqlSafe(count_statement()))
+            .fetch_all(&mut *transaction)
+            .await?;
+        let estimated: Vec<(String, i64)> =
+            match counted.iter().any(|(_, number)| *number >= MAX_COUNTED) {
+                true => sqlx::query_as(ESTIMATE).fetch_all(&mut *transaction).await?,
+                false => Vec::new(),
+            };
+        let oldest_forming_us =
+            sqlx::query_scalar(OLDEST_FORMING).fetch_one(&mut *transaction).await?;
+        transaction.commit().await?;
+        let by_state = ClusterState::ALL.map(|state| (state, number(state, &counted, &estimated)));
+        Ok(ClusterCounts { by_state: by_state.into(), oldest_forming_us })
+    }
+}
+
+/// Returns the number of clusters in a state: the counted one, or a larger one by the statistics.
+fn number(state: ClusterState, counted: &[(String, i64)], estimated: &[(String, i64)]) -> i64 {
+    let find = |numbers: &[(String, i64)]| {
+        let found = numbers.iter().find(|(phase, _)| phase == state.as_str());
+        found.map_or(0, |(_, number)| *number)
+    };
+    match find(counted) {
+        counted if counted < MAX_COUNTED => counted,
+        counted => counted.max(find(estimated)),
+    }
+}
+
+/// Begins a transaction in which Postgres follows the order of an index. With a thousand clusters in a
+/// state, it would otherwise rather read and sort all of them than the first [`MAX_COUNTED`].
+const BEGIN_IN_INDEX_ORDER: &str = "BEGIN READ ONLY; SET LOCAL enable_seqscan = off; \
+     SET LOCAL enable_bitmapscan = off; SET LOCAL enable_sort = off";
+
+/// Returns the statement that counts the clusters of each state, at most [`MAX_COUNTED`]. The order
+/// lets Postgres read no more of the index.
+fn count_statement() -> String {
+    let branch = |state: ClusterState| {
+        let phase = state.as_str();
+        format!(
+            "SELECT '{phase}' AS phase, count(*) AS number FROM (SELECT FROM clusters
+                 WHERE phase = '{phase}' ORDER BY created_us, id LIMIT {MAX_COUNTED}) c"
+        )
+    };
+    ClusterState::ALL.map(branch).join(" UNION ALL ")
+}
+
+/// The number of clusters in each frequent state, by Postgres' statistics. Without statistics, or
+/// without the right to read them, there is no row.
+const ESTIMATE: &str = "
+    SELECT v.phase, (greatest(c.reltuples, 0) * v.frequency)::bigint AS number
+    FROM pg_class c
+    JOIN pg_stats s ON s.schemaname = c.relnamespace::regnamespace::text
+        AND s.tablename = c.relname AND s.attname = 'phase' AND NOT s.inherited
+    CROSS JOIN LATERAL unnest(s.most_common_vals::text::text[], s.most_common_freqs)
+        AS v (phase, frequency)
+    WHERE c.oid = 'clusters'::regclass";
+
+/// The age of the oldest forming cluster, which is the first one of a phase in `clusters_by_phase`.
+const OLDEST_FORMING: &str = "
+    SELECT now_us() - min(created_us) FROM (
+        (SELECT created_us FROM clusters WHERE phase = 'open' ORDER BY created_us, id LIMIT 1)
+        UNION ALL
+        (SELECT created_us FROM clusters WHERE phase = 'preparing' ORDER BY created_us, id LIMIT 1)
+    ) forming";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_a_state_that_was_not_counted_to_its_end_is_estimated() {
+        let row = |state: ClusterState, number: i64| (state.as_str().to_owned(), number);
+        let (open, formed) = (ClusterState::Open, ClusterState::Formed);
+        let counted = [row(open, MAX_COUNTED - 1), row(formed, MAX_COUNTED)];
+        let estimated = [row(open, 2_000), row(formed, 1_000_000)];
+        assert_eq!(number(open, &counted, &estimated), MAX_COUNTED - 1);
+        assert_eq!(number(formed, &counted, &estimated), 1_000_000);
+        assert_eq!(number(formed, &counted, &[]), MAX_COUNTED);
+        assert_eq!(number(formed, &counted, &[row(formed, 3)]), MAX_COUNTED);
+        assert_eq!(number(ClusterState::Retired, &counted, &estimated), 0);
+    }
+}
