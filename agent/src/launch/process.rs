@@ -137,6 +137,17 @@ fn start_ticks(pid: i32) -> io::Result<u64> {
     parse_start_ticks(&stat).ok_or_else(|| io::Error::other("unexpected format of stat"))
 }
 
+/// Clock ticks per second, the unit of times in `/proc` on every Linux system.
+const TICKS_PER_SECOND: f64 = 100.0;
+
+/// Returns when a process started, in seconds since 1970.
+pub(crate) fn started_at(pid: i32) -> io::Result<f64> {
+    let kernel = std::fs::read_to_string("/proc/stat")?;
+    let booted = kernel.lines().find_map(|line| line.strip_prefix("btime ")?.parse::<f64>().ok());
+    let booted = booted.ok_or_else(|| io::Error::other("no time of the boot in /proc/stat"))?;
+    Ok(booted + start_ticks(pid)? as f64 / TICKS_PER_SECOND)
+}
+
 /// Parses field 22 of `/proc/PID/stat`. Fields are counted from the last `)`, because field 2, the
 /// program's name in parentheses, may contain spaces and parentheses.
 fn parse_start_ticks(stat: &str) -> Option<u64> {
@@ -153,6 +164,23 @@ mod tests {
         let fields = (3..=30).map(|n| n.to_string()).collect::<Vec<_>>().join(" ");
         assert_eq!(parse_start_ticks(&format!("7 (a) b (c) ) {fields}")), Some(22));
         assert_eq!(parse_start_ticks("junk"), None);
+    }
+
+    #[test]
+    fn a_new_process_has_started_now() {
+        let seconds = || {
+            let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
+            since.unwrap().as_secs_f64()
+        };
+        let before = seconds();
+        let mut child = std::process::Command::new("sleep").arg("600").spawn().unwrap();
+        let started = started_at(i32::try_from(child.id()).unwrap());
+        let after = seconds();
+        child.kill().unwrap();
+        child.wait().unwrap();
+        // The kernel shows the time of its boot in whole seconds.
+        let (started, slack) = (started.unwrap(), 2.0);
+        assert!((before - slack..after + slack).contains(&started), "{before} {started} {after}");
     }
 
     #[test]

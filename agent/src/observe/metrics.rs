@@ -17,7 +17,7 @@ use hyper_util::rt::{TokioExecutor, TokioIo};
 use hyper_util::server::conn::auto;
 use hyper_util::service::TowerToHyperService;
 use prometheus_client::encoding::EncodeLabelSet;
-use prometheus_client::encoding::text::encode;
+use prometheus_client::encoding::text::{encode_eof, encode_registry};
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::Registry;
@@ -25,6 +25,7 @@ use tokio::net::TcpListener;
 use tokio::sync::{Semaphore, watch};
 use tokio_util::sync::CancellationToken;
 
+use crate::launch::process;
 use crate::observe::status::{AgentStatus, Phase};
 
 /// Maximum number of requests served at one time; further connections are closed.
@@ -44,12 +45,34 @@ struct VersionLabel {
     version: &'static str,
 }
 
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct InfoLabels {
+    version: &'static str,
+    cluster: String,
+    cluster_id: String,
+    member: String,
+}
+
+/// Returns the metrics that have Prometheus' names for those of any process.
+fn process_registry() -> Registry {
+    let mut registry = Registry::default();
+    let pid = rustix::process::getpid().as_raw_nonzero().get();
+    if let Ok(started_at) = process::started_at(pid) {
+        let started: Gauge<f64, AtomicU64> = Gauge::default();
+        started.set(started_at);
+        let help = "Start time of the process since unix epoch in seconds";
+        registry.register("process_start_time_seconds", help, started);
+    }
+    registry
+}
+
 /// Returns the text of the metrics for `status`.
 pub(crate) fn render(status: &AgentStatus) -> String {
     let mut registry = Registry::with_prefix("muster_agent");
     let build = Family::<VersionLabel, Gauge>::default();
     build.get_or_create(&VersionLabel { version: env!("CARGO_PKG_VERSION") }).set(1);
     registry.register("build_info", "The agent's version", build);
+    registry.register("info", "Whose agent this is", member_info(status));
     let phases = Family::<PhaseLabel, Gauge>::default();
     for phase in Phase::ALL {
         let label = PhaseLabel { phase: phase.as_str() };
@@ -89,8 +112,25 @@ pub(crate) fn render(status: &AgentStatus) -> String {
     let help = "Until when this member's certificates last, Unix time, 0 without any";
     registry.register("certificates_end_timestamp_seconds", help, until);
     let mut text = String::new();
-    encode(&mut text, &registry).expect("a string takes everything");
+    encode_registry(&mut text, &registry)
+        .and_then(|()| encode_registry(&mut text, &process_registry()))
+        .and_then(|()| encode_eof(&mut text))
+        .expect("a string takes everything");
     text
+}
+
+/// Returns a gauge with the value 1, whose labels name the cluster and the member. A label is empty
+/// until the agent knows its value.
+fn member_info(status: &AgentStatus) -> Family<InfoLabels, Gauge> {
+    let info = Family::<InfoLabels, Gauge>::default();
+    let labels = InfoLabels {
+        version: env!("CARGO_PKG_VERSION"),
+        cluster: status.cluster_name.clone().unwrap_or_default(),
+        cluster_id: status.cluster_id.clone().unwrap_or_default(),
+        member: status.name.clone().unwrap_or_default(),
+    };
+    info.get_or_create(&labels).set(1);
+    info
 }
 
 fn seconds(at: jiff::Timestamp) -> f64 {
@@ -165,6 +205,36 @@ mod tests {
         assert!(text.contains("muster_agent_certificates_late 1"), "{text}");
         let until = "muster_agent_certificates_end_timestamp_seconds 1700000000";
         assert!(text.contains(until), "{text}");
+    }
+
+    #[test]
+    fn metrics_name_the_cluster_and_the_member_once_they_are_known() {
+        let board = StatusHandle::default();
+        let version = env!("CARGO_PKG_VERSION");
+        let info = |cluster: &str, id: &str, member: &str| {
+            let of = format!("cluster=\"{cluster}\",cluster_id=\"{id}\",member=\"{member}\"");
+            format!("\nmuster_agent_info{{version=\"{version}\",{of}}} 1\n")
+        };
+        assert!(render(&board.read()).contains(&info("", "", "")));
+        board.update(|status| {
+            status.cluster_name = Some("demo".to_owned());
+            status.cluster_id = Some("0198".to_owned());
+            status.name = Some("db-1".to_owned());
+        });
+        let text = render(&board.read());
+        assert!(text.contains(&info("demo", "0198", "db-1")), "{text}");
+        assert_eq!(text.matches("muster_agent_info{").count(), 1);
+    }
+
+    #[test]
+    fn metrics_show_when_this_process_started() {
+        let text = render(&StatusHandle::default().read());
+        let name = "\nprocess_start_time_seconds ";
+        let (_, rest) = text.split_once(name).unwrap();
+        let shown: f64 = rest.lines().next().unwrap().parse().unwrap();
+        let pid = i32::try_from(std::process::id()).unwrap();
+        assert_eq!(shown, process::started_at(pid).unwrap());
+        assert!(text.ends_with("# EOF\n") && text.matches("# EOF").count() == 1, "{text}");
     }
 
     #[test]
