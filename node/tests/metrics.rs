@@ -167,10 +167,15 @@ async fn every_metric_that_etcds_dashboard_and_alerts_use_exists() {
         let received = scrape.named("etcd_network_peer_received_bytes_total");
         assert!(received.map(|(_, bytes)| bytes).sum::<f64>() > 0.0);
         for method in ["Put", "Range", "Status"] {
-            let method = [format!("grpc_method=\"{method}\"")];
-            for counter in ["started_total", "handled_total", "handling_seconds_count"] {
-                let counted = scrape.value(&format!("grpc_server_{counter}"), &method);
-                assert!((counted - 1.0).abs() < f64::EPSILON, "{counter} {method:?}: {counted}");
+            let method = format!("grpc_method=\"{method}\"");
+            let ok = "grpc_code=\"OK\"".to_owned();
+            for (counter, labels) in [
+                ("started_total", vec![method.clone()]),
+                ("handled_total", vec![method.clone(), ok]),
+                ("handling_seconds_count", vec![method.clone()]),
+            ] {
+                let counted = scrape.value(&format!("grpc_server_{counter}"), &labels);
+                assert!((counted - 1.0).abs() < f64::EPSILON, "{counter} {labels:?}: {counted}");
             }
         }
         assert_eq!(scrape.named("grpc_server_handling_seconds_bucket").count(), 3 * 12);
@@ -182,6 +187,33 @@ async fn every_metric_that_etcds_dashboard_and_alerts_use_exists() {
         assert_eq!(scrape.types["grpc_server_handled_total"], "counter");
         assert_eq!(scrape.types["etcd_network_peer_round_trip_time_seconds"], "histogram");
         assert_eq!(scrape.types["etcd_debugging_mvcc_keys_total"], "gauge");
+    }
+}
+
+/// Number of gRPC's codes, which Go's interceptor shows for each method from the start.
+const CODES: usize = 17;
+
+#[test]
+fn a_new_member_shows_a_zero_for_each_code_of_each_method_as_etcd_does() {
+    let root = tempfile::tempdir().unwrap();
+    let mut member = TestMember::alone(root.path());
+    member.start();
+    member.wait_ready();
+    let scrape = Scrape::of(&member);
+    let methods: Vec<&str> = scrape
+        .named("grpc_server_started_total")
+        .map(|(sample, _)| sample.split_once('{').unwrap().1)
+        .collect();
+    assert!(methods.len() > 40, "{methods:?}");
+    let handled: Vec<(&str, f64)> = scrape.named("grpc_server_handled_total").collect();
+    assert_eq!(handled.len(), methods.len() * CODES);
+    for method in methods {
+        let codes: Vec<f64> = handled
+            .iter()
+            .filter(|(sample, _)| sample.ends_with(&format!(",{method}")))
+            .map(|(_, count)| *count)
+            .collect();
+        assert_eq!(codes, [0.0; CODES], "{method}");
     }
 }
 

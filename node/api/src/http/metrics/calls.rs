@@ -23,13 +23,11 @@ impl MetricsCollector {
         let mut family = out.0.encode_descriptor(name, help, None, MetricType::Counter)?;
         for method in Method::ALL {
             for (code, handled) in (0..).zip(&self.0.metrics.calls(*method).handled) {
-                let handled = load(handled);
-                if handled > 0 {
-                    let code = code_name(tonic::Code::from_i32(code));
-                    let mut all = labels(*method).to_vec();
-                    all.insert(0, ("grpc_code", code));
-                    ConstCounter::new(handled).encode(family.encode_family(&all)?)?;
-                }
+                // etcd, too, shows a code that no call has had yet: else `rate()` misses the first.
+                let code = code_name(tonic::Code::from_i32(code));
+                let [name, service, kind] = labels(*method);
+                let labels = [("grpc_code", code), name, service, kind];
+                ConstCounter::new(load(handled)).encode(family.encode_family(&labels)?)?;
             }
         }
         let name = "grpc_server_handling_seconds";
