@@ -9,7 +9,9 @@ use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStringExt;
 use std::path::{Component, Path, PathBuf};
 
-use rustix::fs::{CWD, FileType, Mode, OFlags, Stat, fstat, mkdirat, openat, readlinkat};
+use rustix::fs::{
+    Access, AtFlags, CWD, FileType, Mode, OFlags, Stat, fstat, mkdirat, openat, readlinkat,
+};
 use rustix::io::Errno;
 
 use crate::Error;
@@ -32,10 +34,69 @@ const MAX_LINKS: u32 = 40;
 /// neither to root nor to us, or everybody may write to a parent.
 pub fn open_own_folder(path: &Path) -> Result<File, Error> {
     let own_user = effective_user_id();
-    let walked = PathWalker { rule: ParentRule::Protected, user: own_user }.walk(path)?;
+    let walked = PathWalker::making(ParentRule::Protected, own_user).walk(path)?;
     let (file, found) = walked.open(path)?;
     check_own_folder(path, FileAttributes::from_stat(&found), own_user)?;
     Ok(file)
+}
+
+/// Checks the folder at `path` as [`open_own_folder`] does, and changes nothing. Returns `false` if it
+/// doesn't exist and could be made.
+///
+/// # Errors
+/// Fails as [`open_own_folder`] does, also if the folder doesn't exist and can't be made.
+pub fn inspect_own_folder(path: &Path) -> Result<bool, Error> {
+    let own_user = effective_user_id();
+    match PathWalker::finding(ParentRule::Protected, own_user).walk(path) {
+        Ok(walked) => {
+            let (_, found) = walked.open(path)?;
+            check_own_folder(path, FileAttributes::from_stat(&found), own_user)?;
+            check_writable(path)?;
+            Ok(true)
+        }
+        Err(error) => check_missing(path, error).map(|()| false),
+    }
+}
+
+/// Checks the folder at `path` as [`open_data_folder`] does, and changes nothing. Returns `None` if
+/// it doesn't exist and could be made.
+///
+/// # Errors
+/// Fails as [`open_data_folder`] does, also if the folder doesn't exist and can't be made.
+pub fn inspect_data_folder(path: &Path) -> Result<Option<DataFolder>, Error> {
+    let own_user = effective_user_id();
+    match PathWalker::finding(ParentRule::AllowWritable, own_user).walk(path) {
+        Ok(mut walked) => {
+            let (file, found) = walked.open(path)?;
+            check_writable(path)?;
+            let exposure = find_exposure(&walked.path, FileAttributes::from_stat(&found), own_user)
+                .or(walked.exposure.take());
+            Ok(Some(DataFolder { file, path: walked.path, exposure }))
+        }
+        Err(error) => check_missing(path, error).map(|()| None),
+    }
+}
+
+/// Accepts the error of a walk if a folder is missing on the path, and could be made.
+fn check_missing(path: &Path, error: Error) -> Result<(), Error> {
+    match &error {
+        Error::Io { source, .. } if source.kind() == ErrorKind::NotFound => {
+            let absolute = std::path::absolute(path).map_err(Error::io("find", path))?;
+            check_writable(existing_ancestor(&absolute))
+        }
+        _ => Err(error),
+    }
+}
+
+/// Returns the nearest folder on an absolute path that exists.
+pub fn existing_ancestor(path: &Path) -> &Path {
+    path.ancestors().find(|folder| folder.exists()).unwrap_or(Path::new("/"))
+}
+
+fn check_writable(folder: &Path) -> Result<(), Error> {
+    let access = Access::WRITE_OK | Access::EXEC_OK;
+    rustix::fs::accessat(CWD, folder, access, AtFlags::EACCESS)
+        .map_err(|errno| Error::io("write to", folder)(errno.into()))
 }
 
 /// An open folder for data. Its content must be accessed through [`DataFolder::path`].
@@ -85,7 +146,7 @@ impl fmt::Display for Exposure {
 /// that everybody may write to.
 pub fn open_data_folder(path: &Path) -> Result<DataFolder, Error> {
     let own_user = effective_user_id();
-    let mut walked = PathWalker { rule: ParentRule::AllowWritable, user: own_user }.walk(path)?;
+    let mut walked = PathWalker::making(ParentRule::AllowWritable, own_user).walk(path)?;
     let (file, found) = walked.open(path)?;
     let exposure = find_exposure(&walked.path, FileAttributes::from_stat(&found), own_user)
         .or(walked.exposure.take());
@@ -106,7 +167,7 @@ pub fn open_folder(path: &Path) -> io::Result<File> {
 /// write to.
 pub(crate) fn open_resolved_folder(path: &Path) -> Result<OwnedFd, Error> {
     let mut walked =
-        PathWalker { rule: ParentRule::AlreadyChecked, user: effective_user_id() }.walk(path)?;
+        PathWalker::finding(ParentRule::AlreadyChecked, effective_user_id()).walk(path)?;
     let (folder, _) = walked.folders.pop().expect("the root at least");
     Ok(folder)
 }
@@ -200,6 +261,8 @@ enum ParentRule {
 struct PathWalker {
     rule: ParentRule,
     user: u32,
+    /// Whether missing folders are made. Otherwise they are an error.
+    makes_missing: bool,
 }
 
 /// State of a walk: the folder that was reached, and all folders above it.
@@ -243,8 +306,16 @@ impl ResolvedPath {
 }
 
 impl PathWalker {
-    /// Walks to `path`. Checks each folder and link before going through it, and creates missing
-    /// folders.
+    fn making(rule: ParentRule, user: u32) -> Self {
+        PathWalker { rule, user, makes_missing: true }
+    }
+
+    fn finding(rule: ParentRule, user: u32) -> Self {
+        PathWalker { rule, user, makes_missing: false }
+    }
+
+    /// Walks to `path`. Checks each folder and link before going through it. Creates missing folders,
+    /// or fails with `NotFound` at the first one.
     fn walk(self, path: &Path) -> Result<ResolvedPath, Error> {
         let absolute = std::path::absolute(path).map_err(Error::io("find", path))?;
         let root =
@@ -291,10 +362,7 @@ impl PathWalker {
         next: &Path,
     ) -> Result<(OwnedFd, FileAttributes), Error> {
         match open_component(at, step) {
-            Err(error)
-                if error.kind() == ErrorKind::NotFound
-                    && self.rule != ParentRule::AlreadyChecked =>
-            {
+            Err(error) if error.kind() == ErrorKind::NotFound && self.makes_missing => {
                 make_folder(at, step, next)?;
                 open_component(at, step)
             }
@@ -466,7 +534,7 @@ mod tests {
         }
         let owner = link.path().symlink_metadata().unwrap().uid();
         // Run the check as a user who is not the owner of the link.
-        let closed = |own_user| PathWalker { rule: ParentRule::Protected, user: own_user };
+        let closed = |own_user| PathWalker::making(ParentRule::Protected, own_user);
         let refused = closed(owner + 1).walk(link.path()).err().unwrap();
         assert!(matches!(refused, Error::OtherOwner { path, .. } if path == link.path()));
         assert_eq!(closed(owner).walk(link.path()).unwrap().path, Path::new("/"));
@@ -480,6 +548,24 @@ mod tests {
         symlink(&real, dir.path().join("link")).unwrap();
         let opened = open_own_folder(&dir.path().join("link/inner")).unwrap().metadata().unwrap();
         assert_eq!(opened.ino(), real.join("inner").metadata().unwrap().ino());
+    }
+
+    #[test]
+    fn an_inspection_changes_nothing_and_refuses_what_a_start_refuses() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("a/b");
+        assert!(!inspect_own_folder(&path).unwrap());
+        assert!(inspect_data_folder(&path).unwrap().is_none());
+        assert!(!dir.path().join("a").exists(), "nothing was made");
+        open_own_folder(&path).unwrap();
+        assert!(inspect_own_folder(&path).unwrap());
+        assert_eq!(inspect_data_folder(&path).unwrap().unwrap().exposure, None);
+        set_mode(&path, 0o777);
+        assert!(matches!(inspect_own_folder(&path), Err(Error::OthersMayWrite { .. })));
+        assert!(inspect_data_folder(&path).unwrap().unwrap().exposure.is_some());
+        let file = dir.path().join("file");
+        std::fs::write(&file, "").unwrap();
+        assert!(inspect_own_folder(&file).is_err() && inspect_own_folder(&file.join("x")).is_err());
     }
 
     #[test]

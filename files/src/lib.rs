@@ -25,7 +25,10 @@ mod open;
 mod write;
 
 pub use error::Error;
-pub use folder::{DataFolder, Exposure, open_data_folder, open_folder, open_own_folder};
+pub use folder::{
+    DataFolder, Exposure, existing_ancestor, inspect_data_folder, inspect_own_folder,
+    open_data_folder, open_folder, open_own_folder,
+};
 pub use named_file::{open_named, read_named};
 pub use open::{open, read};
 pub use write::{create, is_temporary_name, rename, replace, replace_by, sweep, sync, sync_folder};

@@ -264,16 +264,30 @@ fn check_socket_path(dir: &Path) -> Result<(), ManagedPostgresError> {
     Ok(())
 }
 
-/// Prepares directories, permissions and the data directory for the server's start. The returned
-/// file holds the lock.
-fn prepare(
+/// Checks whether a server could be started with these settings. Changes nothing.
+pub fn check(settings: &ManagedPostgresSettings) -> Result<(), ManagedPostgresError> {
+    find(settings).map(drop)
+}
+
+/// Finds Postgres' programs and the account that they run as. Refuses a folder that is not for a
+/// server of ours.
+fn find(
     settings: &ManagedPostgresSettings,
-) -> Result<(Installation, UnixAccount, std::fs::File), ManagedPostgresError> {
+) -> Result<(Installation, UnixAccount), ManagedPostgresError> {
     check_socket_path(&settings.dir)?;
     let account = UnixAccount::find(&settings.user)?;
     let installation =
         Installation::find(settings.binaries.as_deref(), &settings.dir.join("data"))?;
     claim::check(&settings.dir)?;
+    Ok((installation, account))
+}
+
+/// Prepares directories, permissions and the data directory for the server's start. The returned
+/// file holds the lock.
+fn prepare(
+    settings: &ManagedPostgresSettings,
+) -> Result<(Installation, UnixAccount, std::fs::File), ManagedPostgresError> {
+    let (installation, account) = find(settings)?;
     account.make_base(&settings.dir)?;
     let lock = lock(&settings.dir)?;
     account.make_dir(&run_dir(&settings.dir))?;
