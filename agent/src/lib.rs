@@ -76,7 +76,8 @@ pub fn main() -> ExitCode {
     // A core dump would contain private keys.
     let no_core = rustix::process::Rlimit { current: Some(0), maximum: Some(0) };
     let _ = rustix::process::setrlimit(rustix::process::Resource::Core, no_core);
-    let (json, logs) = (command.is_for_programs(), matches!(command, AgentCommand::Run(_)));
+    let json = command.is_for_programs();
+    let logs = matches!(&command, AgentCommand::Run(run) if !run.check);
     match dispatch(command) {
         Ok(()) => ExitCode::SUCCESS,
         Err(end) => {
@@ -104,6 +105,10 @@ fn dispatch(command: AgentCommand) -> Result<(), ExitError> {
     let mut out = std::io::stdout();
     let mut printer = Printer::new(&mut out);
     match command {
+        AgentCommand::Run(typed) if typed.check => {
+            logging::start(&typed.log, typed.log_format)?;
+            on_runtime(commands::check::run(*typed, &mut printer))
+        }
         AgentCommand::Run(typed) => {
             logging::start(&typed.log, typed.log_format)?;
             let runtime = tokio::runtime::Builder::new_multi_thread()

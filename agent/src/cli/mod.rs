@@ -41,6 +41,8 @@ pub(crate) const DEFAULT_DATA_DIR: &str = "/var/lib/muster";
         muster-agent run\n\n\
         TO ANOTHER ADDRESS (an address that the host itself loses is replaced without this)\n  \
         muster-agent run --advertise-address 10.1.0.2\n\n\
+        WOULD A START WORK? (starts and changes nothing)\n  \
+        muster-agent run --check --bundle-file /root/bundle\n\n\
         EXIT CODES\n  \
         0  done    1  failed, may be started again    2  wrong usage\n  \
         3  do not start me again: a person has to decide (RestartPreventExitStatus=3)\n\n\
@@ -130,6 +132,7 @@ impl AgentCommand {
     /// Returns whether programs read the command's output, so that its errors are JSON, too.
     pub(crate) fn is_for_programs(&self) -> bool {
         match self {
+            Self::Run(run) if run.check => run.json,
             Self::Run(run) => run.log_format == AgentLogFormat::Json,
             Self::Status(status) => status.json,
             Self::Reset(reset) => reset.json,
@@ -268,6 +271,15 @@ pub(crate) struct RunArguments {
     /// Format of log lines on standard error.
     #[arg(long, value_enum, env = "MUSTER_LOG_FORMAT", default_value_t)]
     pub log_format: AgentLogFormat,
+
+    /// Check the set-up and end: data directory, state, bundle, node, addresses, discovery, clock.
+    /// Nothing is started, redeemed or changed. Exit code 0 if a start would work, 1 if not.
+    #[arg(long)]
+    pub check: bool,
+
+    /// Print the result of --check as JSON.
+    #[arg(long, requires = "check")]
+    pub json: bool,
 
     /// More flags for the node, after --. Flags that determine the member's identity are refused.
     #[arg(last = true, value_name = "NODE FLAGS")]

@@ -50,9 +50,7 @@ const TICKET_CHECK_INTERVAL: Duration = Duration::from_secs(15);
 
 /// Runs the command `run`.
 pub(crate) async fn run(typed: cli::RunArguments) -> Result<(), ExitError> {
-    let own_program = std::env::current_exe().map_err(|error| {
-        ExitError::Failed(format!("can't find this program's own file: {error}"))
-    })?;
+    let own_program = own_program()?;
     let path = std::env::var_os("PATH");
     let mut settings = RunSettings::resolve(typed, &own_program, path.as_deref())?;
     settings.layout = settings.layout.create().map_err(state_exit_error)?;
@@ -82,6 +80,20 @@ pub(crate) async fn run(typed: cli::RunArguments) -> Result<(), ExitError> {
     board.set_phase(Phase::Ended, reason);
     services.finish().await;
     result
+}
+
+/// Returns the path of this program's own file.
+pub(super) fn own_program() -> Result<std::path::PathBuf, ExitError> {
+    std::env::current_exe()
+        .map_err(|error| ExitError::Failed(format!("can't find this program's own file: {error}")))
+}
+
+/// The error for a node's directory in which a recovery was interrupted.
+pub(super) fn half_made_error(node: &std::path::Path) -> ExitError {
+    ExitError::Failed(format!(
+        "{}: a new cluster is half made here: muster-agent recover make ends what it began",
+        node.display()
+    ))
 }
 
 /// Cancels `stop` at SIGTERM or SIGINT. Exits at SIGUSR1: the node runs on, and the next agent adopts it.
@@ -181,10 +193,7 @@ impl Daemon<'_> {
             // Don't start the node now: it would complete the recovery, and run a cluster for which
             // there is no recovery statement.
             if node.join(node_dir::FORCING_FILE).exists() {
-                return Err(ExitError::Failed(format!(
-                    "{}: a new cluster is half made here: muster-agent recover make ends what it began",
-                    node.display()
-                )));
+                return Err(half_made_error(&node));
             }
             let directory = node_dir::classify(&node).map_err(state_exit_error)?;
             let journal = loaded.as_ref().map(|(_, loaded)| loaded.for_directory());

@@ -1,6 +1,7 @@
 //! The node's command line, and the files that the node reads. Both are made from the commit
 //! document and the journal.
 
+use std::fmt;
 use std::path::Path;
 use std::process::Stdio;
 use std::time::Duration;
@@ -40,6 +41,15 @@ pub(crate) enum NodeKind {
         /// Minor version: 6 for etcd 3.6.
         minor: u32,
     },
+}
+
+impl fmt::Display for NodeKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Muster => f.write_str("muster-node"),
+            Self::Etcd { major, minor } => write!(f, "etcd {major}.{minor}"),
+        }
+    }
 }
 
 impl NodeKind {

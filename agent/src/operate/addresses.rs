@@ -10,6 +10,7 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use discovery_types::convert;
 use discovery_types::record::Record;
 use discovery_types::statement::StatementChain;
 use discovery_types::url::ServiceUrl;
@@ -21,8 +22,9 @@ use crate::enrol::bootstrap::record::local_address;
 use crate::exit::ExitError;
 use crate::host::Host;
 use crate::observe::status::{Phase, StatusHandle};
+use crate::operate::node_start;
 use crate::state::addresses::Addresses;
-use crate::state::journal::JournalExtras;
+use crate::state::journal::{JournalExtras, VerifiedJournal};
 use crate::state::{Layout, lock, service};
 
 /// How long a host must have another address before its member moves there. An address can be gone
@@ -62,6 +64,19 @@ pub(crate) fn journalled_addresses(
             .clone(),
         listen,
     })
+}
+
+/// Returns the addresses that a start of this member would use: those in the journal, as this start's
+/// flags change them.
+pub(crate) fn current_addresses(
+    loaded: &VerifiedJournal,
+    settings: &RunSettings,
+    own: &[IpAddr],
+) -> Result<Addresses, ExitError> {
+    let key = convert::public_key(loaded.journal.key);
+    let record = node_start::own_record(&loaded.journal, &key)?;
+    let before = journalled_addresses(&loaded.extras, &record, &settings.addressing)?;
+    settings.addressing.apply_to(&before, own)
 }
 
 /// Applies this start's address flags to the journalled addresses, for a member whose node has run

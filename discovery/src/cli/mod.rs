@@ -42,7 +42,7 @@ pub use error::CliError;
 
 use crate::server::{
     BackupArgs, BackupKeysArgs, InitArgs, RestoreArgs, RestoreKeysArgs, RewrapKeysArgs,
-    RotateKeysArgs, ServeArgs,
+    RotateKeysArgs, ServeArgs, ServerError,
 };
 use log::LogArgs;
 use printer::Printer;
@@ -90,8 +90,8 @@ enum DiscoveryCommand {
         args: Box<ServeArgs>,
         #[command(flatten)]
         log: LogArgs,
-        /// Refused: --log-format sets the format of the log
-        #[arg(long, hide = true)]
+        /// Print the result of --check as JSON. For the log: --log-format json
+        #[arg(long)]
         json: bool,
     },
     /// Back up the managed Postgres and the ledger, while the service runs
@@ -290,8 +290,8 @@ impl DiscoveryCli {
 impl DiscoveryCommand {
     fn wants_json(&self) -> bool {
         match self {
-            DiscoveryCommand::Serve { .. }
-            | DiscoveryCommand::Backup { .. }
+            DiscoveryCommand::Serve { json, args, .. } => *json && args.check,
+            DiscoveryCommand::Backup { .. }
             | DiscoveryCommand::Restore { .. }
             | DiscoveryCommand::BackupKeys { .. }
             | DiscoveryCommand::RestoreKeys { .. }
@@ -315,6 +315,9 @@ impl DiscoveryCommand {
 
     fn run(self, printer: &mut Printer) -> Result<(), CliError> {
         match self {
+            DiscoveryCommand::Serve { args, log, .. } if args.check => {
+                check_serve(&args, &log, printer)
+            }
             DiscoveryCommand::Serve { json: true, .. } => Err(CliError::Usage(
                 "`serve` prints no answer: --log-format json makes its log JSON".into(),
             )),
@@ -357,6 +360,19 @@ fn serve(args: ServeArgs, log: &LogArgs) -> Result<(), CliError> {
         .build()
         .map_err(|source| CliError::io("starting the runtime", source))?;
     Ok(runtime.block_on(crate::server::serve(args))?)
+}
+
+/// Checks the set-up of `serve`, and prints what was found.
+fn check_serve(args: &ServeArgs, log: &LogArgs, printer: &mut Printer) -> Result<(), CliError> {
+    log.install()?;
+    let report = session::block_on(async { Ok(crate::server::check(args).await?) })?;
+    printer.print_value(&report.document(), |out| {
+        report.checks().iter().for_each(|check| out.line(&check.to_string()));
+    })?;
+    match report.failures() {
+        0 => Ok(()),
+        failures => Err(ServerError::failed_checks(failures, report.checks().len()).into()),
+    }
 }
 
 fn init(args: &InitArgs, printer: &mut Printer) -> Result<(), CliError> {

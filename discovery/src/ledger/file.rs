@@ -1,6 +1,6 @@
 //! The ledger's file: opening, locking, appending and parsing.
 
-use std::io::{Read, Seek, SeekFrom, Write};
+use std::io::{ErrorKind, Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -127,9 +127,56 @@ pub(super) fn open(dir: &Path) -> Result<(LedgerFile, Uuid, Vec<LedgerLine>), Le
     if !sealed {
         ledger.seal()?;
     }
+    match take_header(&mut lines) {
+        Some(process) => Ok((ledger, process, lines)),
+        None => Err(LedgerError::Damaged { path, offset: 0 }),
+    }
+}
+
+/// A ledger's file, read without changing it.
+pub(super) struct InspectedLedger {
+    /// Lines after the header.
+    pub(super) lines: Vec<LedgerLine>,
+    /// The database's position, from the file beside the ledger.
+    pub(super) position: Option<StoredPosition>,
+    /// Whether another process has locked the file.
+    pub(super) is_locked: bool,
+}
+
+/// Reads the ledger in `dir`, and changes nothing. Returns `None` if there is none yet, and one could
+/// be made.
+pub(super) fn inspect(dir: &Path) -> Result<Option<InspectedLedger>, LedgerError> {
+    if !muster_files::inspect_own_folder(dir)? {
+        return Ok(None);
+    }
+    let path = dir.join(NAME);
+    let opened = muster_files::open(&path, std::fs::OpenOptions::new().read(true));
+    let mut file = match opened {
+        Err(muster_files::Error::Io { source, .. }) if source.kind() == ErrorKind::NotFound => {
+            return Ok(None);
+        }
+        opened => opened?,
+    };
+    // The lock is released when the file is closed, and a start waits longer for it than that takes.
+    let tried = rustix::fs::flock(&file, rustix::fs::FlockOperation::NonBlockingLockShared);
+    let is_locked = tried == Err(rustix::io::Errno::WOULDBLOCK);
+    let mut bytes = Vec::new();
+    file.read_to_end(&mut bytes).map_err(io(format!("can't read {}", path.display())))?;
+    let damaged = |offset| LedgerError::Damaged { path: path.clone(), offset };
+    let (mut lines, _) = parse(&bytes).map_err(damaged)?;
+    lines.retain(|line| *line != LedgerLine::Seal);
+    let position = position::read(dir, &file)?;
+    if !lines.is_empty() {
+        take_header(&mut lines).ok_or_else(|| damaged(0))?;
+    }
+    Ok(Some(InspectedLedger { lines, position, is_locked }))
+}
+
+/// Takes the first line, which names the process. Returns `None` if it is no header of this version.
+fn take_header(lines: &mut Vec<LedgerLine>) -> Option<Uuid> {
     match lines.remove(0) {
-        LedgerLine::Header { version: VERSION, process } => Ok((ledger, process, lines)),
-        _ => Err(LedgerError::Damaged { path, offset: 0 }),
+        LedgerLine::Header { version: VERSION, process } => Some(process),
+        _ => None,
     }
 }
 

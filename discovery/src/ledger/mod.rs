@@ -89,6 +89,7 @@ pub(crate) use server::{current_site, oids};
 pub(crate) use watch::DatabaseWatch;
 
 use index::{CopiedDecisions, Index, LedgerLine};
+use position::StoredPosition;
 
 /// Notification channel that announces new decisions and changes of the admin chain. Each process
 /// then copies them into its ledger.
@@ -123,18 +124,7 @@ impl Ledger {
     /// Opens and locks the ledger in `dir`. Makes the folder and the file if they don't exist.
     pub(crate) fn open(dir: &Path) -> Result<Self, LedgerError> {
         let (file, process, lines) = file::open(dir)?;
-        let mut index = Index::default();
-        for line in lines {
-            index.apply(line);
-        }
-        let position = file.read_position()?;
-        let at_home = position.as_ref().map(|position| position.is_original);
-        if let Some(position) = position {
-            index.update_position(position.seen);
-        }
-        // A ledger without commits can still lack a position file. Only with commits does a missing
-        // file mean that the ledger is a copy.
-        let is_copy = !at_home.unwrap_or(index.commits() == 0);
+        let (index, is_copy) = build_index(lines, file.read_position()?);
         let is_copy = Arc::new(AtomicBool::new(is_copy));
         let index = Arc::new(RwLock::new(index));
         let (appends, queue) = mpsc::channel(QUEUE);
@@ -283,6 +273,43 @@ impl Ledger {
 
     fn read<T>(&self, with: impl FnOnce(&Index) -> T) -> T {
         with(&self.index.read().unwrap_or_else(PoisonError::into_inner))
+    }
+}
+
+/// Builds the index of a ledger. Returns also whether the ledger is a copy.
+fn build_index(lines: Vec<LedgerLine>, position: Option<StoredPosition>) -> (Index, bool) {
+    let mut index = Index::default();
+    for line in lines {
+        index.apply(line);
+    }
+    let at_home = position.as_ref().map(|position| position.is_original);
+    if let Some(position) = position {
+        index.update_position(position.seen);
+    }
+    // A ledger without commits can still lack a position file. Only with commits does a missing file
+    // mean that the ledger is a copy.
+    let is_copy = !at_home.unwrap_or(index.commits() == 0);
+    (index, is_copy)
+}
+
+/// Facts about a ledger that this process doesn't open.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct LedgerFacts {
+    /// Number of commits in the ledger.
+    pub commits: usize,
+    /// Whether the ledger is a copy of the original files.
+    pub is_copy: bool,
+    /// Whether a running process uses the ledger.
+    pub is_in_use: bool,
+}
+
+impl LedgerFacts {
+    /// Reads the ledger in `dir`, and changes nothing. Returns `None` if there is none yet, and one
+    /// could be made.
+    pub(crate) fn read(dir: &Path) -> Result<Option<Self>, LedgerError> {
+        let Some(found) = file::inspect(dir)? else { return Ok(None) };
+        let (index, is_copy) = build_index(found.lines, found.position);
+        Ok(Some(LedgerFacts { commits: index.commits(), is_copy, is_in_use: found.is_locked }))
     }
 }
 

@@ -59,6 +59,10 @@ pub(crate) struct ServeArgs {
     pub times: TimeArgs,
     #[command(flatten)]
     pub limits: LimitArgs,
+    /// Check the set-up and end: keys, certificate, database, ledger, addresses. Nothing is started or
+    /// changed. Exit code 0 if a start would work, 1 if not; with --json as one document
+    #[arg(long)]
+    pub check: bool,
 }
 
 /// Environment variable with the database's URL. It is read only if no option names a database: a

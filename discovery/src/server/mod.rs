@@ -3,6 +3,7 @@
 mod args;
 mod backup;
 mod backup_keys;
+mod check;
 mod door;
 mod rewrap_keys;
 mod rotate_keys;
@@ -22,6 +23,7 @@ pub(crate) use args::{
 };
 pub(crate) use backup::{BackupList, back_up, restore};
 pub(crate) use backup_keys::{KeyBackup, back_up_keys, restore_keys};
+pub(crate) use check::check;
 pub(crate) use rewrap_keys::rewrap_keys;
 pub(crate) use rotate_keys::rotate_keys;
 pub(crate) use run::serve;
@@ -80,6 +82,12 @@ impl ServerError {
             true => ServerError::DoNotRestart { message: message.into(), source: source.into() },
             false => ServerError::failed(message, source),
         }
+    }
+
+    /// Makes the error of `--check`, which ends with exit code 1.
+    pub(crate) fn failed_checks(failures: usize, checks: usize) -> Self {
+        let message = format!("{failures} of {checks} checks failed: see the lines with FAIL");
+        ServerError::Failed { message, source: None }
     }
 
     pub(crate) fn failed(

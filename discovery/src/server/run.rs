@@ -121,20 +121,9 @@ pub(crate) async fn start(args: ServeArgs) -> Result<RunningService, ServerError
         ledger = %args.ledger.display(),
         "starting"
     );
-    let keys = KeyDirectory::load(&args.keys).map_err(|error| {
-        ServerError::permanent_if(error.is_permanent(), "can't read the keys", error)
-    })?;
-    let identity_keys = IdentityKeys::load(args.identity_keys.as_deref())
-        .map_err(|error| ServerError::failed("--identity-keys", error))?;
-    let ledger = Ledger::open(&args.ledger).map_err(|error| match error {
-        LedgerError::Files(error) if error.is_refusal() => {
-            ServerError::Usage(format!("--ledger: {error}"))
-        }
-        error => {
-            let damaged = matches!(error, LedgerError::Damaged { .. });
-            ServerError::permanent_if(damaged, "can't open the ledger", error)
-        }
-    })?;
+    let keys = load_keys(&args)?;
+    let identity_keys = load_identity_keys(&args)?;
+    let ledger = Ledger::open(&args.ledger).map_err(ledger_error)?;
     // Bind before using the database: if a port is taken, this process must leave no row in the
     // database.
     let sockets = bind(&args.listen)?;
@@ -147,14 +136,12 @@ pub(crate) async fn start(args: ServeArgs) -> Result<RunningService, ServerError
             if let Some(postgres) = postgres {
                 postgres.stop().await;
             }
-            let foreign = matches!(error, ConnectError::OtherKeys { .. });
-            return Err(ServerError::permanent_if(foreign, "can't use the database", error));
+            return Err(database_error(error));
         }
     };
     let process = store.ledger().process();
     tracing::info!(%process, ledger = %args.ledger.display(), "this process's ledger");
-    let tls =
-        server_config(&keys).map_err(|error| ServerError::failed("can't set up TLS", error))?;
+    let tls = load_tls(&keys)?;
     let etcd_listeners = listen_for_etcd(etcd_sockets)?;
     let app = build_app(&args, (keys, identity_keys), store, &etcd_listeners)?;
 
@@ -174,6 +161,38 @@ pub(crate) async fn start(args: ServeArgs) -> Result<RunningService, ServerError
     let server = tokio::spawn(server);
     let drain = args.times.drain;
     Ok(RunningService { addresses, handle, server, app, tracker, stop_background, postgres, drain })
+}
+
+pub(super) fn load_keys(args: &ServeArgs) -> Result<KeyDirectory, ServerError> {
+    KeyDirectory::load(&args.keys).map_err(|error| {
+        ServerError::permanent_if(error.is_permanent(), "can't read the keys", error)
+    })
+}
+
+pub(super) fn load_identity_keys(args: &ServeArgs) -> Result<IdentityKeys, ServerError> {
+    IdentityKeys::load(args.identity_keys.as_deref())
+        .map_err(|error| ServerError::failed("--identity-keys", error))
+}
+
+pub(super) fn load_tls(keys: &KeyDirectory) -> Result<rustls::ServerConfig, ServerError> {
+    server_config(keys).map_err(|error| ServerError::failed("can't set up TLS", error))
+}
+
+pub(super) fn ledger_error(error: LedgerError) -> ServerError {
+    match error {
+        LedgerError::Files(error) if error.is_refusal() => {
+            ServerError::Usage(format!("--ledger: {error}"))
+        }
+        error => {
+            let damaged = matches!(error, LedgerError::Damaged { .. });
+            ServerError::permanent_if(damaged, "can't open the ledger", error)
+        }
+    }
+}
+
+pub(super) fn database_error(error: ConnectError) -> ServerError {
+    let foreign = matches!(error, ConnectError::OtherKeys { .. });
+    ServerError::permanent_if(foreign, "can't use the database", error)
 }
 
 /// Makes the HTTPS server, which listens on `sockets`.
@@ -218,7 +237,7 @@ fn socket_limits(args: &ServeArgs) -> SocketLimits {
 }
 
 /// Binds the addresses without listening. Until the sockets listen, the kernel refuses connections.
-fn bind(addresses: &[SocketAddr]) -> Result<Vec<(SocketAddr, TcpSocket)>, ServerError> {
+pub(super) fn bind(addresses: &[SocketAddr]) -> Result<Vec<(SocketAddr, TcpSocket)>, ServerError> {
     let bound = |address: SocketAddr| {
         let socket = match address {
             SocketAddr::V4(_) => TcpSocket::new_v4()?,
@@ -266,7 +285,7 @@ fn cant_listen(address: SocketAddr, error: std::io::Error) -> ServerError {
     ServerError::failed(format!("can't listen on {address}"), error)
 }
 
-fn check_args(args: &ServeArgs) -> Result<(), ServerError> {
+pub(super) fn check_args(args: &ServeArgs) -> Result<(), ServerError> {
     if args.listen.is_empty() {
         return Err(ServerError::Usage("--listen: name at least one address".into()));
     }
@@ -291,15 +310,7 @@ async fn open_database(
     args: &DatabaseArgs,
 ) -> Result<(PgConnectOptions, Option<ManagedPostgres>), ServerError> {
     if let Some(dir) = &args.managed_postgres {
-        // The managed Postgres has another working directory, so it needs an absolute path.
-        let dir = std::path::absolute(dir)
-            .map_err(|error| ServerError::failed("--managed-postgres", error))?;
-        let settings = PostgresSettings {
-            dir,
-            binaries: args.postgres_bin.clone(),
-            user: args.postgres_user.clone(),
-        };
-        let postgres = start_postgres(settings).await?;
+        let postgres = start_postgres(postgres_settings(args, dir)?).await?;
         let made = make_database(&postgres).await;
         return match made {
             Ok(()) => Ok((postgres.connect_options(DATABASE), Some(postgres))),
@@ -310,6 +321,18 @@ async fn open_database(
         };
     }
     Ok((external_options(args)?, None))
+}
+
+/// Returns the settings of the managed Postgres in `dir`.
+pub(super) fn postgres_settings(
+    args: &DatabaseArgs,
+    dir: &Path,
+) -> Result<PostgresSettings, ServerError> {
+    // The managed Postgres has another working directory, so it needs an absolute path.
+    let dir = std::path::absolute(dir)
+        .map_err(|error| ServerError::failed("--managed-postgres", error))?;
+    let (binaries, user) = (args.postgres_bin.clone(), args.postgres_user.clone());
+    Ok(PostgresSettings { dir, binaries, user })
 }
 
 /// Returns the connect options of a database that a running service uses.
@@ -329,7 +352,7 @@ pub(super) fn running_database_options(
 
 /// Returns the connect options of an external Postgres. Its URL can hold a password, so no error
 /// message repeats the URL.
-fn external_options(args: &DatabaseArgs) -> Result<PgConnectOptions, ServerError> {
+pub(super) fn external_options(args: &DatabaseArgs) -> Result<PgConnectOptions, ServerError> {
     let from_environment =
         || std::env::var(DATABASE_URL).ok().filter(|url| !url.is_empty()).map(Zeroizing::new);
     let url = match (&args.database_url, &args.database_url_file) {
@@ -365,12 +388,17 @@ fn read_url(file: &Path) -> Result<Zeroizing<String>, ServerError> {
 pub(super) async fn start_postgres(
     settings: PostgresSettings,
 ) -> Result<ManagedPostgres, ServerError> {
-    ManagedPostgres::start(settings).await.map_err(|error| match &*error {
+    ManagedPostgres::start(settings).await.map_err(postgres_error)
+}
+
+/// Converts the error of a managed Postgres that can't be started.
+pub(super) fn postgres_error(error: Arc<ManagedPostgresError>) -> ServerError {
+    match &*error {
         ManagedPostgresError::Foreign { .. } => {
             ServerError::Usage(format!("--managed-postgres: {error}"))
         }
         _ => ServerError::failed("can't run Postgres", error),
-    })
+    }
 }
 
 pub(super) async fn make_database(postgres: &ManagedPostgres) -> Result<(), sqlx::Error> {

@@ -5,9 +5,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use discovery_types::digest::Digest;
-use sqlx::migrate::Migrator;
+use sqlx::migrate::{MigrateError, Migrator};
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
-use sqlx::{ConnectOptions, Connection};
+use sqlx::{ConnectOptions, Connection, PgConnection};
 
 use super::{Store, StoreError, check, key_directory};
 use crate::keydir::KeyDirectory;
@@ -61,7 +61,71 @@ pub(crate) enum ConnectError {
     Keys(String),
     /// The schema is newer than this program, or a migration failed.
     #[error("can't bring the schema up to date")]
-    Migrate(#[source] sqlx::migrate::MigrateError),
+    Migrate(#[source] MigrateError),
+}
+
+/// Facts about a database that this process doesn't change.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct DatabaseFacts {
+    /// Settings of the server that weaken durability, in sentences.
+    pub warnings: Vec<String>,
+    /// Whether the database has no schema yet.
+    pub is_new: bool,
+    /// Number of migrations that the next start applies.
+    pub pending_migrations: usize,
+}
+
+/// Checks the server and the database as [`connect`] does, and changes nothing. Without `keys`, the
+/// owner of the database isn't checked.
+pub(crate) async fn inspect(
+    options: PgConnectOptions,
+    keys: Option<&KeyDirectory>,
+) -> Result<DatabaseFacts, ConnectError> {
+    let mut connection = options.connect().await.map_err(StoreError::from)?;
+    let findings = check::check(&mut connection).await?;
+    if !findings.refusals.is_empty() {
+        return Err(ConnectError::UnsafeServer(findings.refusals));
+    }
+    sqlx::raw_sql("BEGIN READ ONLY").execute(&mut connection).await.map_err(StoreError::from)?;
+    let has_schema: bool = sqlx::query_scalar("SELECT to_regclass('_sqlx_migrations') IS NOT NULL")
+        .fetch_one(&mut connection)
+        .await
+        .map_err(StoreError::from)?;
+    let pending_migrations = match has_schema {
+        true => pending_migrations(&mut connection).await.map_err(ConnectError::Migrate)?,
+        false => MIGRATOR.iter().count(),
+    };
+    if has_schema && pending_migrations == 0 {
+        let whole = sqlx::query_scalar("SELECT is_whole()").fetch_one(&mut connection).await;
+        if !whole.map_err(StoreError::from)? {
+            return Err(ConnectError::HalfLoaded);
+        }
+        if let Some(keys) = keys {
+            key_directory::verify(&mut connection, keys).await?;
+        }
+    }
+    connection.close().await.map_err(StoreError::from)?;
+    Ok(DatabaseFacts { warnings: findings.warnings, is_new: !has_schema, pending_migrations })
+}
+
+/// Returns the number of migrations that are not applied yet. Applied migrations that this program
+/// doesn't know, or knows with another content, are an error as in [`Migrator::run`].
+async fn pending_migrations(connection: &mut PgConnection) -> Result<usize, MigrateError> {
+    let applied: Vec<(i64, bool, Vec<u8>)> =
+        sqlx::query_as("SELECT version, success, checksum FROM _sqlx_migrations ORDER BY version")
+            .fetch_all(connection)
+            .await?;
+    for (version, succeeded, checksum) in &applied {
+        let known = MIGRATOR.iter().find(|known| known.version == *version);
+        let known = known.ok_or(MigrateError::VersionMissing(*version))?;
+        if !succeeded {
+            return Err(MigrateError::Dirty(*version));
+        }
+        if known.checksum.as_ref() != checksum.as_slice() {
+            return Err(MigrateError::VersionMismatch(*version));
+        }
+    }
+    Ok(MIGRATOR.iter().count() - applied.len())
 }
 
 /// Checks the server, migrates the schema, opens the pool, and compares the database with `ledger`.

@@ -26,10 +26,20 @@ pub(super) async fn check(
         .execute(&mut *connection)
         .await
         .map_err(StoreError::from)?;
-    let (sealed, pin): (Vec<u8>, Vec<u8>) = sqlx::query_as("SELECT sealed, pin FROM key_directory")
-        .fetch_one(connection)
+    verify(connection, keys).await
+}
+
+/// Returns an error if the database belongs to another key directory. Changes nothing.
+pub(super) async fn verify(
+    connection: &mut PgConnection,
+    keys: &KeyDirectory,
+) -> Result<(), ConnectError> {
+    let owner = sqlx::query_as("SELECT sealed, pin FROM key_directory")
+        .fetch_optional(connection)
         .await
         .map_err(StoreError::from)?;
+    // Without a row, the next start claims the database.
+    let Some((sealed, pin)): Option<(Vec<u8>, Vec<u8>)> = owner else { return Ok(()) };
     match keys.kek.opens(&sealed) {
         true => Ok(()),
         false => Err(ConnectError::OtherKeys {

@@ -36,7 +36,7 @@ use sqlx::{Connection, PgConnection, PgPool, Postgres, SqlSafeStr};
 use crate::ledger::{DatabaseWatch, Ledger};
 use crate::metrics::{DatabaseTimer, DatabaseUse};
 
-pub(crate) use connect::{ConnectError, PoolSettings, connect};
+pub(crate) use connect::{ConnectError, PoolSettings, connect, inspect};
 pub(crate) use error::StoreError;
 pub(crate) use transaction::Transaction;
 

@@ -335,6 +335,7 @@ impl TestInstallation {
 
     pub(super) fn args(&self, ledger: &str) -> ServeArgs {
         ServeArgs {
+            check: false,
             etcd_listen: Vec::new(),
             identity_keys: None,
             keys: self.folder.path().join("keys"),
