@@ -11,6 +11,7 @@ use discovery_types::url::{ServiceUrl, UrlHost};
 use muster_checks::CheckReport;
 
 use crate::cli;
+use crate::cli::addressing::is_lost;
 use crate::cli::settings::{BundleSource, RunSettings};
 use crate::commands::printer::Printer;
 use crate::commands::run::half_made_error;
@@ -289,8 +290,17 @@ impl SetupCheckup<'_> {
         match self.addresses(state, join).await {
             Ok(Some(addresses)) => {
                 self.check_advertised(&addresses);
-                self.check_bind("peer-port", addresses.listen.peer);
-                self.check_bind("client-port", addresses.listen.client);
+                let own = self.host.addresses();
+                let listen = addresses.listen;
+                for (check, at) in [("peer-port", listen.peer), ("client-port", listen.client)] {
+                    if state.is_member && is_lost(at.ip(), &own) {
+                        let text = format!("{at}: this host doesn't have the address now");
+                        let next = "the start waits for it, or moves this member to another one";
+                        self.report.warn(check, text, next);
+                    } else {
+                        self.check_bind(check, at);
+                    }
+                }
             }
             Ok(None) => {}
             Err(error) => self.report.fail_with("addresses", &error),
