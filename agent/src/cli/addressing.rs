@@ -71,6 +71,12 @@ impl AddressFlags {
         self.advertise.is_some() || (self.peer_url.is_some() && self.client_url.is_some())
     }
 
+    /// Whether any flag names an address of this host.
+    pub(crate) fn give_an_address(&self) -> bool {
+        let urls = [&self.peer_url, &self.client_url];
+        self.advertise.is_some() || self.listen.is_some() || urls.iter().any(|url| url.is_some())
+    }
+
     fn peer_port(&self) -> u16 {
         self.peer_port.unwrap_or(PEER_PORT)
     }

@@ -21,7 +21,7 @@ use crate::exit::ExitError;
 use crate::host::Host;
 use crate::host::local::LocalHost;
 use crate::launch::node_command::detect_kind;
-use crate::operate::addresses::current_addresses;
+use crate::operate::addresses::{current_addresses, usable_addresses};
 use crate::state::addresses::Addresses;
 use crate::state::journal::{self, Join, JournalExtras, VerifiedJournal};
 use crate::state::{Layout, lock, node_dir};
@@ -290,8 +290,8 @@ impl SetupCheckup<'_> {
         match self.addresses(state, join).await {
             Ok(Some(addresses)) => {
                 self.check_advertised(&addresses);
-                let own = self.host.addresses();
                 let listen = addresses.listen;
+                let own = usable_addresses(&self.host, &[listen.peer.ip(), listen.client.ip()]);
                 for (check, at) in [("peer-port", listen.peer), ("client-port", listen.client)] {
                     if state.is_member && is_lost(at.ip(), &own) {
                         let text = format!("{at}: this host doesn't have the address now");

@@ -6,7 +6,7 @@
 //! them, see [`super::relocation`].
 
 use std::collections::BTreeSet;
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -121,6 +121,19 @@ fn unix_seconds() -> u64 {
     jiff::Timestamp::now().as_second().unsigned_abs()
 }
 
+/// Returns the host's addresses, and those of `wanted` on which a program can listen although the host
+/// doesn't list them, as with a local route to a whole network or with `ip_nonlocal_bind`.
+pub(crate) fn usable_addresses(host: &dyn Host, wanted: &[IpAddr]) -> Vec<IpAddr> {
+    let mut own = host.addresses();
+    let can_bind = |address: IpAddr| host.test_bind(SocketAddr::new(address, 0)).is_ok();
+    for address in wanted {
+        if is_lost(*address, &own) && can_bind(*address) {
+            own.push(*address);
+        }
+    }
+    own
+}
+
 /// Watches whether the host still has the addresses on which a member's node listens.
 pub(crate) struct HostAddressWatch {
     pub host: Arc<dyn Host>,
@@ -177,12 +190,19 @@ impl HostAddressWatch {
             return None;
         }
         let lost: Vec<String> = lost.iter().map(ToString::to_string).collect();
-        let text = format!(
-            "waits for the address {}, which this host doesn't have now, or for another one for {} s; \
-             muster-agent run --advertise-address ADDRESS chooses one",
-            lost.join(", "),
-            SETTLE_TIME.as_secs()
-        );
+        let lost = lost.join(", ");
+        let text = if self.flags.give_an_address() {
+            format!(
+                "waits for the address {lost}, which this host doesn't have now: give it the address, or \
+                 correct this start's address flags"
+            )
+        } else {
+            format!(
+                "waits until this host has the address {lost} again, or another one for {} s; \
+                 muster-agent run --advertise-address ADDRESS chooses one",
+                SETTLE_TIME.as_secs()
+            )
+        };
         tracing::warn!("{text}");
         board.set_phase(Phase::Launching, text);
         let returned = async {
@@ -198,9 +218,16 @@ impl HostAddressWatch {
 
     /// Returns the addresses on which the node listens and which the host doesn't have.
     fn lost(&self) -> BTreeSet<IpAddr> {
-        let own = self.host.addresses();
-        let listen = [self.now.listen.peer.ip(), self.now.listen.client.ip()];
+        let (listen, own) = (self.listen(), self.usable());
         listen.into_iter().filter(|address| is_lost(*address, &own)).collect()
+    }
+
+    fn listen(&self) -> [IpAddr; 2] {
+        [self.now.listen.peer.ip(), self.now.listen.client.ip()]
+    }
+
+    fn usable(&self) -> Vec<IpAddr> {
+        usable_addresses(&*self.host, &self.listen())
     }
 
     async fn new_addresses(&self) -> Option<Addresses> {
@@ -208,7 +235,7 @@ impl HostAddressWatch {
             return None;
         }
         let route = local_address(&*self.host, &self.urls).await.ok()?;
-        self.flags.follow_host(&self.now, &self.host.addresses(), route)
+        self.flags.follow_host(&self.now, &self.usable(), route)
     }
 }
 
@@ -216,4 +243,18 @@ impl HostAddressWatch {
 pub(crate) fn note_host_move(extras: &mut JournalExtras, before: &Addresses, now: Addresses) {
     log_move(before, &now);
     extras.note_move(before, now, unix_seconds());
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::host::fake::FakeHost;
+
+    #[test]
+    fn an_address_that_can_be_listened_on_is_not_lost_although_the_host_does_not_list_it() {
+        let address = |host: u8| IpAddr::from([10, 0, 0, host]);
+        let host = FakeHost { taken: vec![(address(9), 0).into()], ..FakeHost::default() };
+        let usable = usable_addresses(&host, &[address(7), address(8), address(9)]);
+        assert_eq!(usable, [address(7), address(8)]);
+    }
 }

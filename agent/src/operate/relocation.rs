@@ -76,6 +76,9 @@ pub(crate) struct Relocation {
     pub former: Vec<NodeUrl>,
     /// Number of the statement of this member's addresses; 0 if it has not moved.
     pub number: u64,
+    /// Number of the last address that the cluster has recorded. It is journalled, so that the address is
+    /// not recorded again after an operator has set another one.
+    pub recorded: watch::Sender<u64>,
     /// Whether the node reads the file of its peers' addresses. Stock etcd doesn't.
     pub reads_addresses: bool,
     pub board: StatusHandle,
@@ -132,6 +135,7 @@ impl Relocation {
             match self.record(own).await {
                 Ok(()) => {
                     progress.is_recorded = true;
+                    self.recorded.send_replace(self.number);
                     self.show(true);
                 }
                 Err(error) => self.warn_once(

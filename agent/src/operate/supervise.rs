@@ -17,7 +17,7 @@ use discovery_types::statement::{Statement, StatementChain};
 use tokio::sync::{Notify, watch};
 use tokio_util::sync::CancellationToken;
 
-use super::addresses::{self, HostAddressWatch};
+use super::addresses::{self, HostAddressWatch, usable_addresses};
 use super::authorities::OwnCas;
 use super::history::HistoryWatch;
 use super::node_start::{
@@ -99,7 +99,7 @@ pub(crate) async fn run(
     let layout = &settings.layout;
     let launcher =
         CommandLine { path: own_program.to_owned(), arguments: vec!["launch-node".to_owned()] };
-    let is_lost = |address| is_lost(address, &host.addresses());
+    let is_lost = |address| is_lost(address, &usable_addresses(&*host, &[address]));
     let supervisor = Supervisor {
         layout,
         launcher,
@@ -163,6 +163,8 @@ struct SharedFacts {
     client: Option<Arc<DiscoveryClient>>,
     /// CAs of this member.
     cas: OwnCas,
+    /// Number of the last address of this member that the cluster has recorded.
+    recorded_address: watch::Sender<u64>,
 }
 
 impl SharedFacts {
@@ -176,6 +178,7 @@ impl SharedFacts {
             announced: watch::Sender::new(None),
             client: join.and_then(|join| make_client(join, &protocol.key, service.as_ref())),
             cas,
+            recorded_address: watch::Sender::default(),
         }
     }
 }
@@ -270,6 +273,7 @@ impl NodeStart {
             peer_url: self.addresses.peer_url.clone(),
             former: protocol.extras.former_peer_urls.clone(),
             number: protocol.extras.address_number,
+            recorded: known.recorded_address.clone(),
             reads_addresses: self.kind == NodeKind::Muster,
             board: board.clone(),
         })
@@ -415,8 +419,8 @@ async fn supervise_and_journal(
     let (mut follow_in, mut renewal_pause): (Option<Duration>, _) = (None, Duration::ZERO);
     let mut leaves = plan.leaves.clone();
     let mut chores = Box::pin(background_tasks(plan, protocol, board, found));
-    let mut statements = found.statements.subscribe();
-    let mut members = found.members.subscribe();
+    let (mut statements, mut members) = (found.statements.subscribe(), found.members.subscribe());
+    let mut recorded = found.recorded_address.subscribe();
     let mut contact = std::pin::pin!(show_contact(found.client.clone(), board.clone()));
     let mut supervision = std::pin::pin!(supervision);
     let mut moved = std::pin::pin!(node.moved());
@@ -469,6 +473,7 @@ async fn supervise_and_journal(
                     }
                 }
             }
+            Ok(()) = recorded.changed() => journal_recorded_address(protocol),
             Ok(()) = members.changed() => {
                 write_known_members(&layout, &members.borrow_and_update());
             }
@@ -542,6 +547,17 @@ fn journal_statements(longer: &[Jws], protocol: &mut Protocol) {
     match protocol.persist_extras() {
         Ok(()) => tracing::info!("the cluster's owners have made a new statement"),
         Err(end) => tracing::warn!("the newest statement can't be journalled: {end}"),
+    }
+}
+
+/// Journals that the cluster has recorded this member's address. From then on the agent changes no
+/// recorded address, until the member moves again: an operator may announce a former address.
+fn journal_recorded_address(protocol: &mut Protocol) {
+    protocol.extras.former_peer_urls.clear();
+    if let Err(end) = protocol.persist_extras() {
+        tracing::warn!(
+            "it can't be journalled that the cluster knows this member's address: {end}"
+        );
     }
 }
 

@@ -64,7 +64,8 @@ pub struct JournalExtras {
     /// The member's current addresses, if it has moved since its first start.
     #[serde(default)]
     pub moved: Option<Addresses>,
-    /// Peer URLs of this member before it moved, oldest first.
+    /// Peer URLs of this member before it moved, oldest first. Empty once the cluster has recorded
+    /// where the member is.
     #[serde(default)]
     pub former_peer_urls: Vec<NodeUrl>,
     /// Number of the statement of this member's addresses; 0 if it has not moved.
