@@ -284,3 +284,35 @@ async fn a_program_that_cannot_be_executed_is_named_in_the_error() {
     assert!(end.to_string().contains("/etc/hostname"), "{end}");
     assert!(Path::new("/etc/hostname").exists());
 }
+
+/// A node on an address that the host has lost is killed if it doesn't stop, both when it is adopted and
+/// when the agent stops it.
+#[tokio::test]
+async fn a_stranded_node_is_started_again_and_killed_if_it_does_not_stop() {
+    let world = SupervisorFixture::new();
+    let stubborn = "trap '' TERM; echo began $$; while :; do sleep 0.1; done";
+    let mut node = shell(stubborn);
+    let flag = ["node", "--listen-peer-urls", "https://192.0.2.7:2380"];
+    node.arguments.extend(flag.map(str::to_owned));
+    let first = RunningNode::start(&world.layout, &launcher(), &node).await.unwrap().unwrap();
+    world.wait_for_log("began").await;
+    let (pid, stop) = (first.identity.pid, CancellationToken::new());
+    // The agent of the next start is no parent of the node; the test has to reap it.
+    let reaper = tokio::spawn(async move {
+        let mut first = first;
+        first.ended().await
+    });
+    let lost = std::net::IpAddr::from([192, 0, 2, 7]);
+    let is_lost = move |address| address == lost;
+    let supervisor = Supervisor { node, is_lost: &is_lost, ..world.supervisor(stubborn) };
+    let mut events = RecordedEvents::default();
+    let when = stop.clone();
+    events.on_running = Some(Box::new(move || when.cancel()));
+    let began = Instant::now();
+    let outcome = supervisor.run(&stop, &mut events).await;
+    assert!(matches!(outcome, SupervisionOutcome::Stopped), "{outcome:?}");
+    assert!(began.elapsed() < LIMIT, "it waited for the node's own end");
+    assert_eq!(reaper.await.unwrap().unwrap(), NodeExit::Killed(9));
+    assert_eq!((events.pids.len(), events.adopted), (1, 0), "{:?}", events.pids);
+    assert_ne!(events.pids[0], pid);
+}

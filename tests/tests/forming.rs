@@ -289,7 +289,10 @@ fn a_restarted_agent_adopts_the_running_node() -> Result<()> {
     ensure!(code == 0 && is_alive(node), "the agent ended with {code}");
     agents[0].start()?;
     wait_for("the next agent to supervise the node", FORMATION_LIMIT, || {
-        (agents[0].status().ok()?["phase"] == "running").then_some(())
+        // The status may still be the one of the agent before.
+        let status = agents[0].status().ok()?;
+        let is_new = status["agent_pid"] == agents[0].process_id()?;
+        (is_new && status["phase"] == "running").then_some(())
     })?;
     ensure!(agents[0].node_pid() == Some(node), "the agent replaced a running node");
     let code = agents[0].terminate(FORMATION_LIMIT)?;

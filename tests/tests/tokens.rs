@@ -59,6 +59,8 @@ fn etcdctl(tool: &Path, node: &NodeProcess, line: &str) -> Result<()> {
     let output = Command::new(tool)
         .env("ETCDCTL_API", "3")
         .arg(format!("--endpoints={}", client_url(&node.host)))
+        // A slow machine computes long on a password's hash.
+        .arg("--command-timeout=60s")
         .args(line.split(' '))
         .output()?;
     let said = String::from_utf8_lossy(&output.stderr);

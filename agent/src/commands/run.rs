@@ -489,8 +489,13 @@ impl Daemon<'_> {
         );
         if let Some(watch) = watch {
             let waited = self.stop.run_until_cancelled(watch.wait_for_addresses(&self.board)).await;
-            let Some(moved) = waited else { return Ok(()) };
-            if let Some(now) = moved {
+            // A node that runs is stopped with its agent, also if the agent has just started.
+            let is_running =
+                lock::holder(&protocol.layout.node_lock()).map_err(state_exit_error)?.is_some();
+            if waited.is_none() && !is_running {
+                return Ok(());
+            }
+            if let Some(now) = waited.flatten() {
                 addresses::note_host_move(&mut protocol.extras, &watch.now, now);
                 protocol.persist_extras()?;
             }

@@ -187,6 +187,11 @@ impl RunningNode {
         }
     }
 
+    /// Sends SIGKILL to the node. Its log survives that.
+    pub fn kill(&self) -> io::Result<()> {
+        self.process.signal(Signal::KILL)
+    }
+
     /// Sends SIGTERM to the node.
     pub fn terminate(&self) -> io::Result<()> {
         self.process.signal(Signal::TERM)

@@ -17,6 +17,9 @@ use crate::state::{Layout, StateError};
 
 /// How long a node may take to stop after SIGTERM before the agent stops waiting for it.
 pub const STOP_DEADLINE: Duration = Duration::from_secs(30);
+/// Time to stop for a node on an address that the host has lost. Such a node is killed then: stock etcd
+/// waits for peers that it can't reach, to hand its leadership over.
+const STRANDED_STOP_DEADLINE: Duration = Duration::from_secs(5);
 /// Number of log lines quoted in the report of a node's death.
 const LAST_LINES: usize = 5;
 /// The node's exit code for "do not restart".
@@ -163,6 +166,12 @@ impl Supervisor<'_> {
         let pid = node.identity.pid;
         let failed = |error| ExitError::Failed(format!("can't stop the node, pid {pid}: {error}"));
         node.terminate().map_err(failed)?;
+        if self.is_stranded(&node)
+            && tokio::time::timeout(STRANDED_STOP_DEADLINE, node.ended()).await.is_err()
+        {
+            tracing::warn!(pid, "the node doesn't stop, and nobody can reach it: it is killed");
+            node.kill().map_err(failed)?;
+        }
         match tokio::time::timeout(self.stop_deadline, node.ended()).await {
             Ok(ended) => {
                 let end = ended.map_err(failed)?;
