@@ -128,6 +128,7 @@ impl App {
         if self.clock.steady_for() >= MIN_STEADY_FOR_DELETION {
             self.store.delete_expired().await?;
             self.store.delete_old_etcd_tokens().await?;
+            self.store.delete_expired_console_rows().await?;
         }
         Ok(())
     }

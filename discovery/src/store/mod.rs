@@ -12,6 +12,7 @@ pub(crate) mod check;
 pub(crate) mod cluster;
 pub(crate) mod clusters;
 mod connect;
+pub(crate) mod console;
 mod error;
 pub(crate) mod etcd_tokens;
 pub(crate) mod grants;
