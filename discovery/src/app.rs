@@ -7,7 +7,7 @@ use std::time::Duration;
 use discovery_formation::service::FormationSettings;
 use discovery_types::access::{AccessToken, ClientKind, Confirmation, MAX_ACCESS_SECONDS};
 use discovery_types::api::TokenResponse;
-use discovery_types::digest::Nonce;
+use discovery_types::digest::{Digest, Nonce};
 use discovery_types::key::PublicKey;
 use discovery_types::problem::Code;
 use muster_shares::slots::{Slot, SlotPool};
@@ -72,6 +72,8 @@ pub(crate) struct App {
     pub poll_slots: SlotPool<[u8; 32]>,
     /// Bounded slots for waits of stock etcd.
     pub etcd_wait_slots: EtcdWaitSlots,
+    /// The console of this process. `None` if it serves none.
+    pub console: Option<Arc<ConsoleSettings>>,
     /// Addresses (`host:port`) at which this process serves etcd's discovery protocol v3.
     pub etcd_v3_endpoints: Arc<[String]>,
     /// Maximum time that a long poll waits for a change.
@@ -80,6 +82,24 @@ pub(crate) struct App {
     pub draft_life: Duration,
     /// Cancelled when the process drains, which ends every long poll.
     pub draining: CancellationToken,
+}
+
+/// Longest life of a sign-in link of the console.
+pub(crate) const CONSOLE_LINK_LIFE: Duration = Duration::from_secs(60);
+/// Longest life of a session of the console.
+pub(crate) const CONSOLE_SESSION_LIFE: Duration = Duration::from_secs(8 * 3_600);
+
+/// How browsers reach the console of a process.
+#[derive(Clone, Debug)]
+pub(crate) struct ConsoleSettings {
+    /// URL of the console, without a path.
+    pub url: String,
+    /// SHA-256 of the certificate that browsers are shown.
+    pub certificate: Digest,
+    /// Whether that certificate is the service's own.
+    pub is_own_certificate: bool,
+    /// Bounded slots for streams. The key is the hash of a session's cookie.
+    pub stream_slots: SlotPool<[u8; 32]>,
 }
 
 /// Limit on the documents that one address may show: rate per second, and burst. A burst is normal

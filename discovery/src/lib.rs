@@ -5,6 +5,7 @@
 //! | `cli` | the command line: the program's whole command tree, and the admin's commands |
 //! | `server` | start and stop: arguments, listener, drain |
 //! | `routes`, `handlers`, `auth`, `error` | the API: routing table, handlers, authorisation, one error format |
+//! | `console` | the read-only pages for browsers; it calls handlers and store, and nothing calls it but the listener |
 //! | `redeem` | the verification of redeemed boot tokens and join tickets |
 //! | `gate`, `members` | the start of work on a cluster; who its members are, and which of them report |
 //! | `forming` | one event on one cluster: the shell around the pure state machine |
@@ -23,6 +24,7 @@ mod ca;
 mod ca_rotation;
 pub mod cli;
 mod clock;
+mod console;
 mod crash;
 mod domain;
 mod error;

@@ -9,11 +9,13 @@ use uuid::Uuid;
 
 type ClusterChannels = Mutex<BTreeMap<Uuid, watch::Sender<u64>>>;
 
-/// Wake-up channels of long polls, by cluster. The number of channels is bounded by the slots for
-/// long polls.
+/// Wake-up channels of long polls and of the console's streams, by cluster. The number of channels is
+/// bounded by the slots for both.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct ClusterNotifier {
     channels: Arc<ClusterChannels>,
+    /// Number of wake-ups of any cluster in this process.
+    all: watch::Sender<u64>,
 }
 
 /// A subscription to one cluster's changes. The last one dropped removes the cluster's channel.
@@ -32,8 +34,14 @@ impl ClusterNotifier {
         Subscription { cluster, receiver: Some(news), channels: self.channels.clone() }
     }
 
+    /// Subscribes to changes of all clusters. The channel's value counts the wake-ups of this process.
+    pub(crate) fn subscribe_all(&self) -> watch::Receiver<u64> {
+        self.all.subscribe()
+    }
+
     /// Wakes every request that waits for `cluster`.
     pub(crate) fn wake(&self, cluster: Uuid) {
+        self.all.send_modify(|count| *count += 1);
         let waiting = self.channels.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(news) = waiting.get(&cluster) {
             news.send_modify(|count| *count += 1);
@@ -42,6 +50,7 @@ impl ClusterNotifier {
 
     /// Wakes every waiting request, for when notifications of any cluster may have been lost.
     pub(crate) fn wake_all(&self) {
+        self.all.send_modify(|count| *count += 1);
         let waiting = self.channels.lock().unwrap_or_else(PoisonError::into_inner);
         for news in waiting.values() {
             news.send_modify(|count| *count += 1);
@@ -71,6 +80,15 @@ impl Drop for Subscription {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[tokio::test]
+    async fn a_subscription_to_all_clusters_counts_each_wake_up() {
+        let wakes = ClusterNotifier::default();
+        let before = *wakes.subscribe_all().borrow();
+        wakes.wake(Uuid::now_v7());
+        wakes.wake_all();
+        assert_eq!(*wakes.subscribe_all().borrow(), before + 2, "also without a subscriber");
+    }
 
     #[tokio::test]
     async fn a_change_between_subscribing_and_waiting_is_not_lost() {

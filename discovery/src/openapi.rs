@@ -9,7 +9,7 @@ use utoipa::openapi::security::{HttpAuthScheme, HttpBuilder, SecurityRequirement
 use utoipa::{Modify, OpenApi};
 
 use crate::handlers::{
-    access, admins, clusters, database, etcd_tokens, events, forming, grants, intents, ops,
+    access, admins, clusters, console, database, etcd_tokens, events, forming, grants, intents, ops,
 };
 
 const JSON: &str = "application/json";
@@ -35,6 +35,7 @@ pub(crate) async fn openapi() -> HttpResponse {
         access::jwks,
         admins::list,
         admins::put,
+        console::links,
         clusters::draft,
         clusters::make_cas,
         clusters::restore_statements,

@@ -13,7 +13,7 @@ use crate::error::ApiError;
 use crate::etcd_tokens::v2;
 use crate::handlers::body::unreadable_request;
 use crate::handlers::{
-    access, admins, clusters, database, etcd_tokens, events, forming, grants, intents, ops,
+    access, admins, clusters, console, database, etcd_tokens, events, forming, grants, intents, ops,
 };
 use crate::metrics::RequestLabels;
 use crate::openapi;
@@ -52,6 +52,7 @@ pub(crate) fn configure(config: &mut ServiceConfig) {
                 .route(head().to(admins::list))
                 .route(put().to(admins::put)),
         )
+        .service(resource_at("/v1/console/links", "POST").route(post().to(console::links)))
         // Clusters.
         .service(resource_at("/v1/drafts", "POST").route(post().to(clusters::draft)))
         .service(

@@ -206,6 +206,43 @@ fn the_service_names_a_broken_ledger_address_or_folder_of_keys() -> Result<()> {
 }
 
 #[test]
+fn the_service_names_a_broken_console() -> Result<()> {
+    let setup = ServiceSetup::new()?;
+    let postgres = setup.testbed.postgres_dir();
+    let database = ["--managed-postgres", path_text(&postgres)?];
+    let listen = format!("{}:8444", setup.testbed.network.hub.address);
+    let with = |extra: &[&str]| {
+        let options = [&["--console-listen", listen.as_str()], extra].concat();
+        setup.check_with(&setup.listen, database, &options)
+    };
+    let own = with(&[])?;
+    ensure!(own.code == 0, "{}", own.output);
+    own.expect("console", "warn", "--console-cert")?;
+    own.expect("listen", "ok", &listen)?;
+
+    let key = rcgen::KeyPair::generate()?;
+    let certificate = rcgen::CertificateParams::new(vec!["console.example".into()])?;
+    let (cert_file, key_file) =
+        (setup.testbed.path("console.crt"), setup.testbed.path("console.key"));
+    fs_err::write(&cert_file, certificate.self_signed(&key)?.pem())?;
+    fs_err::write(&key_file, key.serialize_pem())?;
+    set_mode(&key_file, 0o600)?;
+    let files = ["--console-cert", path_text(&cert_file)?, "--console-key", path_text(&key_file)?];
+    let named = with(&files)?;
+    ensure!(named.code == 0, "{}", named.output);
+    named.expect("console", "ok", &format!("https://{listen}"))?;
+    set_mode(&key_file, 0o640)?;
+    with(&files)?.expect_broken("console", "chmod 600")?;
+    fs_err::write(&key_file, rcgen::KeyPair::generate()?.serialize_pem())?;
+    set_mode(&key_file, 0o600)?;
+    with(&files)?.expect_broken("console", "--console-cert and --console-key")?;
+    let taken = TcpListener::bind(&listen)?;
+    with(&[])?.expect_broken("listen", &listen)?;
+    drop(taken);
+    Ok(())
+}
+
+#[test]
 fn the_service_names_a_broken_database() -> Result<()> {
     let mut setup = ServiceSetup::new()?;
     let check =

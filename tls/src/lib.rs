@@ -95,6 +95,15 @@ pub fn tls13_server(rule: impl CertificateRule) -> ConfigBuilder<ServerConfig, W
         .with_client_cert_verifier(Arc::new(verifier))
 }
 
+/// Begins the configuration of a server that speaks TLS 1.3 and asks clients for no certificate.
+#[must_use]
+pub fn tls13_server_for_anybody() -> ConfigBuilder<ServerConfig, WantsServerCert> {
+    ServerConfig::builder_with_provider(provider())
+        .with_protocol_versions(ONLY_TLS13)
+        .expect("ring speaks TLS 1.3")
+        .with_no_client_auth()
+}
+
 /// Returns a verifier of clients for a server that the caller configures itself, with any TLS
 /// version.
 #[must_use]

@@ -11,6 +11,7 @@
 use actix_web::HttpRequest;
 use actix_web::http::header;
 use discovery_types::access::{AccessToken, ClientKind};
+use discovery_types::admin::Admin;
 use discovery_types::jws::Jws;
 use discovery_types::key::PublicKey;
 use discovery_types::problem::Code;
@@ -77,27 +78,42 @@ async fn find_caller(
     let (principal, name) = match token.subject {
         ClientKind::Agent(own) => (Principal::Agent { cluster: own }, key.key_id().to_string()),
         ClientKind::Admin => {
-            let admins = app.admins.current().await?;
-            let admin = admins.chain.find(&key.key_id()).ok_or_else(|| {
-                let next = "Ask an owner to add the key with `muster-discovery admin add`.";
-                ApiError::new(Code::UnknownKey, "The key is no admin's any more.", next)
-            })?;
-            (Principal::Admin { roles: admin.roles.clone() }, admin.name.to_string())
+            let admin = current_admin(app, &key).await?;
+            (Principal::Admin { roles: admin.roles }, admin.name.to_string())
         }
     };
-    if !is_allowed(&principal, action, cluster) {
-        return Err(ApiError::new(
-            Code::Forbidden,
-            format!("This needs {}.", action.needs()),
-            "Ask somebody who has that role, or an owner for the role.",
-        ));
-    }
+    check_allowed(&principal, action, cluster)?;
     if let (Principal::Agent { cluster }, false) = (&principal, refuses_removed_itself(action))
         && let Some(removal) = app.store.removal_of(*cluster, key.as_bytes()).await?
     {
         return Err(ApiError::removed(removal));
     }
     Ok(Caller { key, principal, name })
+}
+
+/// Returns the admin with this key, as the admin chain has it now.
+pub(crate) async fn current_admin(app: &App, key: &PublicKey) -> Result<Admin, ApiError> {
+    let admins = app.admins.current().await?;
+    admins.chain.find(&key.key_id()).cloned().ok_or_else(|| {
+        let next = "Ask an owner to add the key with `muster-discovery admin add`.";
+        ApiError::new(Code::UnknownKey, "The key is no admin's any more.", next)
+    })
+}
+
+/// Checks that the principal may do `action` on `cluster`.
+pub(crate) fn check_allowed(
+    principal: &Principal,
+    action: Action,
+    cluster: Option<Uuid>,
+) -> Result<(), ApiError> {
+    if is_allowed(principal, action, cluster) {
+        return Ok(());
+    }
+    Err(ApiError::new(
+        Code::Forbidden,
+        format!("This needs {}.", action.needs()),
+        "Ask somebody who has that role, or an owner for the role.",
+    ))
 }
 
 /// Checks that the cluster's newest statement gives the key a role that may do `action`.

@@ -33,6 +33,12 @@ impl Home {
         self.folder.join("admin.pem")
     }
 
+    /// Returns the path of a file in this folder, which is made if it is missing.
+    pub(super) fn file_beside_contexts(&self, name: &str) -> Result<PathBuf, CliError> {
+        muster_files::open_own_folder(&self.folder)?;
+        Ok(self.folder.join(name))
+    }
+
     /// Stores a context. The first one becomes current.
     pub(super) fn put(&self, name: &Name, context: &Context) -> Result<(), CliError> {
         let contexts = self.contexts();

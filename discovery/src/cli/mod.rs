@@ -12,6 +12,7 @@ mod backup;
 mod ca;
 mod cluster;
 mod confirm;
+mod console;
 mod context;
 mod db;
 mod error;
@@ -149,6 +150,8 @@ enum DiscoveryCommand {
     Admin(admin::AdminArgs),
     /// Read and verify the history of the service and of its clusters
     Audit(audit::AuditArgs),
+    /// Sign a browser in to the service's console
+    Console(console::ConsoleArgs),
     /// Accept a database that was restored or replaced
     Db(db::DbArgs),
     /// List the processes that share the database, and forget lost ones
@@ -308,6 +311,7 @@ impl DiscoveryCommand {
             DiscoveryCommand::Ca(args) => args.json,
             DiscoveryCommand::Admin(args) => args.remote.common.json,
             DiscoveryCommand::Audit(args) => args.remote.common.json,
+            DiscoveryCommand::Console(args) => args.remote.common.json,
             DiscoveryCommand::Db(args) => args.remote.common.json,
             DiscoveryCommand::Process(args) => args.remote.common.json,
         }
@@ -344,6 +348,7 @@ impl DiscoveryCommand {
             DiscoveryCommand::Ca(args) => ca::run(args, printer),
             DiscoveryCommand::Admin(args) => session::block_on(admin::run(args, printer)),
             DiscoveryCommand::Audit(args) => session::block_on(audit::run(args, printer)),
+            DiscoveryCommand::Console(args) => session::block_on(console::run(args, printer)),
             DiscoveryCommand::Db(args) => session::block_on(db::run(args, printer)),
             DiscoveryCommand::Process(args) => session::block_on(process::run(args, printer)),
         }

@@ -16,7 +16,7 @@ use super::printer::{Printer, duration, or_dash, time_of_seconds};
 use super::requirement::{self, RequireArgs, checked};
 use super::session::AdminSession;
 use super::token::issue::{DeliveryArgs, Issuance};
-use super::token::{parse_block, state};
+use super::token::parse_block;
 use super::{CliError, RemoteArgs, pages};
 use crate::server::parse_duration;
 
@@ -258,7 +258,7 @@ fn row(view: &GrantView) -> [String; 8] {
     [
         grant.id.to_string(),
         name.unwrap_or_else(|| grant.cluster.to_string()),
-        state(view.state).into(),
+        view.state.as_str().into(),
         of(|limits| duration(limits.after_seconds)),
         of(|limits| limits.at_most.to_string()),
         of(|limits| duration(limits.per_seconds)),
@@ -273,7 +273,7 @@ fn show(printer: &mut Printer, view: &GrantView) -> Result<(), CliError> {
         let cidrs = grant.cidrs.iter().map(ToString::to_string).collect::<Vec<_>>().join(",");
         out.fields(&[
             ("id", grant.id.to_string()),
-            ("state", state(view.state).into()),
+            ("state", view.state.as_str().into()),
             ("cluster", grant.cluster.to_string()),
             ("replaces", or_dash(grant.replacement.as_ref().map(terms))),
             ("issued", time_of_seconds(grant.issued_at)),

@@ -323,7 +323,7 @@ fn row(view: &GrantView, cluster: String) -> [String; 8] {
         grant.id.to_string(),
         cluster,
         grant.kind.to_string(),
-        state(view.state).into(),
+        view.state.as_str().into(),
         view.keys.to_string(),
         grant.uses.to_string(),
         time_of_seconds(grant.expires_at),
@@ -354,7 +354,7 @@ fn write_grant(out: &mut TextOutput<'_>, view: &GrantView) {
     out.fields(&[
         ("id", grant.id.to_string()),
         ("kind", grant.kind.to_string()),
-        ("state", state(view.state).into()),
+        ("state", view.state.as_str().into()),
         ("cluster", grant.cluster.to_string()),
         ("uses", grant.uses.to_string()),
         ("keys seen", view.keys.to_string()),
@@ -391,16 +391,6 @@ fn write_hosts(out: &mut TextOutput<'_>, hosts: &[Redemption]) {
     let header =
         ["HOST", "KEY ID", "FROM", "INSTANCE", "ZONE", "FIRST", "SEAT", "CHANGE", "MEMBER"];
     out.table(header, rows);
-}
-
-pub(super) fn state(state: GrantState) -> &'static str {
-    match state {
-        GrantState::Valid => "valid",
-        GrantState::Expired => "expired",
-        GrantState::Revoked => "revoked",
-        GrantState::Void => "void",
-        GrantState::Closed => "closed",
-    }
 }
 
 #[cfg(test)]

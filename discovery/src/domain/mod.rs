@@ -2,6 +2,8 @@
 
 mod change;
 mod number;
+mod secret;
 
 pub(crate) use change::describe;
 pub(crate) use number::{OutOfRange, number_to_row};
+pub(crate) use secret::BrowserSecret;

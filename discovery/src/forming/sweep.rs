@@ -140,6 +140,7 @@ impl App {
         if self.clock.steady_for() >= MIN_STEADY_FOR_DELETION {
             self.store.delete_expired().await?;
             self.store.delete_old_etcd_tokens().await?;
+            self.store.delete_expired_console_rows().await?;
         }
         self.metrics.note_sweep();
         Ok(())

@@ -192,6 +192,11 @@ pub(crate) async fn list(
     query: Query<ClusterQuery>,
 ) -> Result<Json<ClusterList>, ApiError> {
     authorise(&request, &app, Action::ListClusters, None).await?;
+    Ok(Json(cluster_list(&app, &query).await?))
+}
+
+/// Reads a page of the list of clusters.
+pub(crate) async fn cluster_list(app: &App, query: &ClusterQuery) -> Result<ClusterList, ApiError> {
     let limit = page_limit(query.limit)?;
     let states = query.state.as_ref().map_or(&ClusterState::ALL[..], ClusterStates::as_slice);
     let phases: Vec<&str> = states.iter().map(|state| state.as_str()).collect();
@@ -221,7 +226,7 @@ pub(crate) async fn list(
         .filter(|_| more)
         .map(|row| ListPosition { at_us: row.created_us, id: row.id.to_string() }.to_string());
     let clusters = rows.iter().map(summary_of).collect::<Result<_, _>>()?;
-    Ok(Json(ClusterList { clusters, next }))
+    Ok(ClusterList { clusters, next })
 }
 
 fn micros(parameter: &str, ms: u64) -> Result<UnixMicros, ApiError> {
@@ -240,11 +245,16 @@ pub(crate) async fn show_one(
     path: Path<Uuid>,
 ) -> Result<Json<ClusterView>, ApiError> {
     authorise(&request, &app, Action::ShowCluster, Some(*path)).await?;
+    Ok(Json(cluster_view(&app, *path).await?))
+}
+
+/// Reads one cluster, as [`show_one`] returns it.
+pub(crate) async fn cluster_view(app: &App, id: Uuid) -> Result<ClusterView, ApiError> {
     let store = &app.store;
-    let row = store.summary(*path).await?.ok_or_else(|| ApiError::not_found("such cluster"))?;
+    let row = store.summary(id).await?.ok_or_else(|| ApiError::not_found("such cluster"))?;
     let summary = summary_of(&row)?;
-    let Some((cluster, chain, now)) = store.read_cluster(*path).await? else {
-        return Ok(Json(ClusterView {
+    let Some((cluster, chain, now)) = store.read_cluster(id).await? else {
+        return Ok(ClusterView {
             summary,
             statement: None,
             seats: Vec::new(),
@@ -256,20 +266,20 @@ pub(crate) async fn show_one(
             present: MembersView::default(),
             asking: Vec::new(),
             ended: None,
-        }));
+        });
     };
-    let origins = store.origins(*path).await?;
+    let origins = store.origins(id).await?;
     let present = app.present_members((&cluster, &chain), &origins, now.0 as UnixMicros).await?;
     let asking = app.asking_hosts(&cluster).await?;
     let name = chain.newest().name.as_str();
     let standbys = app.standby_explanations(&cluster, &present, name, now.0 as UnixMicros).await?;
-    let events = store.events(*path, show::TIMELINE_EVENTS).await?;
+    let events = store.events(id, show::TIMELINE_EVENTS).await?;
     let generation = store.watch().generation.borrow().clone();
     let decided = matches!(cluster.phase, Phase::Committed | Phase::Formed | Phase::Retired);
     let settings: &FormationSettings = &app.settings;
     let recovery = app.recovery_view(&cluster, &chain).await?;
     let alarms = [show::alarms(&cluster), recovery.alarms].concat();
-    Ok(Json(ClusterView {
+    Ok(ClusterView {
         summary,
         statement: Some(chain.newest_hash()),
         seats: show::seats(&cluster, &origins),
@@ -291,7 +301,7 @@ pub(crate) async fn show_one(
         present,
         asking,
         ended: show::end_view(&cluster, settings, now),
-    }))
+    })
 }
 
 /// Returns all statements of a cluster.

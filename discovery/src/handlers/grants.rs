@@ -4,8 +4,8 @@ use actix_web::HttpRequest;
 use actix_web::web::{Data, Json, Path, Query};
 use discovery_formation::service::Phase;
 use discovery_types::api::{
-    GrantList, GrantQuery, GrantState, GrantView, MAX_REDEMPTIONS, RedemptionList, RevokeQuery,
-    SignedBody,
+    GrantList, GrantQuery, GrantState, GrantView, MAX_REDEMPTIONS, Redemption, RedemptionList,
+    RevokeQuery, SignedBody,
 };
 use discovery_types::confirmation::GrantConfirmation;
 use discovery_types::grant::{Grant, GrantId, ISSUER_SKEW_SECONDS, TokenKind, VerifiedGrant};
@@ -63,7 +63,7 @@ pub(crate) async fn put(
     if grant.kind == TokenKind::Heal {
         app.notifier.wake(grant.cluster);
     }
-    view(&app, grant.id).await
+    Ok(Json(grant_view(&app, grant.id).await?))
 }
 
 /// Maximum number of a cluster's replacement policies that are neither revoked nor expired.
@@ -114,7 +114,7 @@ pub(crate) async fn list_all(
     query: Query<GrantQuery>,
 ) -> Result<Json<GrantList>, ApiError> {
     authorise(&request, &app, Action::ReadGrants, None).await?;
-    grant_list(&app, None, &query).await
+    Ok(Json(grant_list(&app, None, &query).await?))
 }
 
 /// Lists a cluster's grants, newest first, a page at a time.
@@ -128,14 +128,15 @@ pub(crate) async fn list(
     query: Query<GrantQuery>,
 ) -> Result<Json<GrantList>, ApiError> {
     authorise(&request, &app, Action::ReadGrants, Some(*path)).await?;
-    grant_list(&app, Some(*path), &query).await
+    Ok(Json(grant_list(&app, Some(*path), &query).await?))
 }
 
-async fn grant_list(
+/// Reads a page of the list of a cluster's grants, or of all grants.
+pub(crate) async fn grant_list(
     app: &App,
     cluster: Option<Uuid>,
     query: &GrantQuery,
-) -> Result<Json<GrantList>, ApiError> {
+) -> Result<GrantList, ApiError> {
     let limit = page_limit(query.limit)?;
     let position = parse_position::<GrantId>(query.after.as_deref(), ListPosition::start(""))?;
     // One more than asked for tells whether there is another page.
@@ -148,7 +149,7 @@ async fn grant_list(
     });
     let now = app.store.now().await?;
     let grants = rows.iter().map(|row| view_of(row, now)).collect::<Result<_, _>>()?;
-    Ok(Json(GrantList { grants, next }))
+    Ok(GrantList { grants, next })
 }
 
 /// Returns one grant by its id.
@@ -161,7 +162,7 @@ pub(crate) async fn show(
     path: Path<GrantId>,
 ) -> Result<Json<GrantView>, ApiError> {
     authorise(&request, &app, Action::ReadGrants, None).await?;
-    view(&app, *path).await
+    Ok(Json(grant_view(&app, *path).await?))
 }
 
 /// Lists the hosts that have redeemed a token, the newest first.
@@ -176,11 +177,24 @@ pub(crate) async fn redemptions(
     authorise(&request, &app, Action::ReadGrants, None).await?;
     let id = path.to_string();
     app.store.grant(&id).await?.ok_or_else(|| ApiError::not_found("such token"))?;
-    let rows = app.store.redemptions(&id, MAX_REDEMPTIONS as i64).await?;
-    let damaged = || StoreError::damaged(format!("a host that redeemed token {id}"));
-    let redemption = |row: RedemptionRow| row.parse().ok_or_else(damaged);
-    let redemptions = rows.into_iter().map(redemption).collect::<Result<_, _>>()?;
-    Ok(Json(RedemptionList { redemptions }))
+    let redeemed = redemptions_of(&app, &[*path], MAX_REDEMPTIONS).await?.into_iter();
+    Ok(Json(RedemptionList { redemptions: redeemed.map(|(_, host)| host).collect() }))
+}
+
+/// Reads the hosts that have redeemed these tokens: of each token the newest `limit`, newest first.
+pub(crate) async fn redemptions_of(
+    app: &App,
+    grants: &[GrantId],
+    limit: usize,
+) -> Result<Vec<(GrantId, Redemption)>, StoreError> {
+    let ids: Vec<String> = grants.iter().map(ToString::to_string).collect();
+    let rows = app.store.redemptions(&ids, limit as i64).await?;
+    let redemption = |row: RedemptionRow| {
+        let id = row.grant_id.clone();
+        let damaged = || StoreError::damaged(format!("a host that redeemed token {id}"));
+        Ok((id.parse().map_err(|_| damaged())?, row.parse().ok_or_else(damaged)?))
+    };
+    rows.into_iter().map(redemption).collect()
 }
 
 /// Revokes a grant: no new key can redeem it. Taken seats stay, unless the query frees them.
@@ -206,7 +220,7 @@ pub(crate) async fn revoke(
     let frees_seats = query.free_seats.unwrap_or(false);
     let incoming = ClusterRequest::RevokeGrant { id: *path, by: caller.name, frees_seats };
     app.apply(row.grant.cluster_id, incoming).await?;
-    view(&app, *path).await
+    Ok(Json(grant_view(&app, *path).await?))
 }
 
 /// Confirms a boot token, or a replacement policy, that a change of the database has made void.
@@ -248,14 +262,15 @@ pub(crate) async fn confirm(
     if !app.store.confirm_grant(&grant, &body.jws, &caller.name, now).await? {
         return Err(ApiError::new(Code::GrantRevoked, "The token was revoked.", again));
     }
-    view(&app, *path).await
+    Ok(Json(grant_view(&app, *path).await?))
 }
 
-async fn view(app: &App, id: GrantId) -> Result<Json<GrantView>, ApiError> {
+/// Reads one grant, as [`show`] returns it.
+pub(crate) async fn grant_view(app: &App, id: GrantId) -> Result<GrantView, ApiError> {
     let row = app.store.grant(&id.to_string()).await?;
     let row = row.ok_or_else(|| ApiError::not_found("such token"))?;
     let now = app.store.now().await?;
-    Ok(Json(view_of(&row, now)?))
+    Ok(view_of(&row, now)?)
 }
 
 fn view_of(row: &GrantUse, now: i64) -> Result<GrantView, StoreError> {
@@ -286,7 +301,8 @@ fn view_of(row: &GrantUse, now: i64) -> Result<GrantView, StoreError> {
     let void_before_us = (state == GrantState::Void).then_some(void_before.0);
     let cluster_name = Some(row.cluster_name.parse().map_err(|_| damaged())?);
     let (issuer, keys) = (*jws.kid(), row.keys as u32);
-    Ok(GrantView { issuer, grant, jws, state, keys, cluster_name, void_before_us })
+    let made_by = Some(row.issued_by.clone());
+    Ok(GrantView { issuer, grant, jws, made_by, state, keys, cluster_name, void_before_us })
 }
 
 /// Returns the change of the database for which a grant's confirmation says that it was signed. A

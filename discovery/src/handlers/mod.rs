@@ -4,6 +4,7 @@ pub(crate) mod access;
 pub(crate) mod admins;
 pub(crate) mod body;
 pub(crate) mod clusters;
+pub(crate) mod console;
 pub(crate) mod database;
 pub(crate) mod etcd_tokens;
 pub(crate) mod events;

@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use discovery_types::key::{KeyError, PublicKey};
+use discovery_types::url::ServiceUrl;
 use zeroize::Zeroizing;
 
 /// Maximum size of a public key's file, in bytes. A public key is one line.
@@ -54,6 +55,8 @@ pub(crate) struct ServeArgs {
     #[arg(long, value_name = "DIR")]
     pub identity_keys: Option<PathBuf>,
     #[command(flatten)]
+    pub console: ConsoleArgs,
+    #[command(flatten)]
     pub database: DatabaseArgs,
     #[command(flatten)]
     pub times: TimeArgs,
@@ -63,6 +66,26 @@ pub(crate) struct ServeArgs {
     /// changed. Exit code 0 if a start would work, 1 if not; with --json as one document
     #[arg(long)]
     pub check: bool,
+}
+
+/// Options of the console: read-only pages for browsers.
+#[derive(Clone, Debug, Default, clap::Args)]
+#[group(skip)]
+pub(crate) struct ConsoleArgs {
+    /// Address on which browsers reach the console; may be repeated. Without it there is no console
+    #[arg(long, value_name = "ADDR:PORT")]
+    pub console_listen: Vec<SocketAddr>,
+    /// Certificate that the console shows to browsers: a PEM chain, leaf first [default: the
+    /// service's own, which no browser trusts by itself]
+    #[arg(long, value_name = "FILE", requires_all = ["console_key", "console_listen"])]
+    pub console_cert: Option<PathBuf>,
+    /// Private key of that certificate, PEM (mode 0600)
+    #[arg(long, value_name = "FILE", requires = "console_cert")]
+    pub console_key: Option<PathBuf>,
+    /// URL under which browsers reach the console [default: --console-listen's address, or the host
+    /// of the service's first URL if that is 0.0.0.0]
+    #[arg(long, value_name = "URL", requires = "console_listen")]
+    pub console_url: Option<ServiceUrl>,
 }
 
 /// Environment variable with the database's URL. It is read only if no option names a database: a

@@ -7,6 +7,7 @@ use managed_postgres::running_connect_options;
 use muster_checks::CheckReport;
 use sqlx::postgres::PgConnectOptions;
 
+use super::console::{self, NAME_A_CERTIFICATE, OWN_CERTIFICATE};
 use super::run::{
     DATABASE, bind, check_args, database_error, external_options, ledger_error, load_identity_keys,
     load_keys, load_tls, postgres_error, postgres_settings,
@@ -30,6 +31,7 @@ pub(crate) async fn check(args: &ServeArgs) -> Result<CheckReport, ServerError> 
     check_identity_keys(args, &mut report);
     let is_running = check_ledger(args, &mut report);
     check_addresses(args, is_running, &mut report);
+    check_console(args, keys.as_ref(), &mut report);
     check_database(args, keys.as_ref(), &mut report).await;
     Ok(report)
 }
@@ -96,7 +98,8 @@ fn check_ledger(args: &ServeArgs, report: &mut CheckReport) -> bool {
 
 /// Binds each address, and releases it at once. If the service runs, it holds the addresses.
 fn check_addresses(args: &ServeArgs, is_running: bool, report: &mut CheckReport) {
-    for address in args.listen.iter().chain(&args.etcd_listen) {
+    let console = &args.console.console_listen;
+    for address in args.listen.iter().chain(&args.etcd_listen).chain(console) {
         match bind(std::slice::from_ref(address)) {
             Ok(_) => report.ok("listen", format!("{address} is free")),
             Err(_) if is_running => {
@@ -109,6 +112,22 @@ fn check_addresses(args: &ServeArgs, is_running: bool, report: &mut CheckReport)
             }
             Err(error) => report.fail_with("listen", &error),
         }
+    }
+}
+
+/// Reads the certificate and the key that the console shows to browsers.
+fn check_console(args: &ServeArgs, keys: Option<&KeyDirectory>, report: &mut CheckReport) {
+    // Without readable keys, that is what an operator mends first.
+    let (Some(keys), Some(&first)) = (keys, args.console.console_listen.first()) else { return };
+    match console::prepare(&args.console, keys, Some(first)) {
+        Ok(Some(ready)) if ready.settings.is_own_certificate => {
+            report.warn("console", OWN_CERTIFICATE, NAME_A_CERTIFICATE);
+        }
+        Ok(ready) => {
+            let url = ready.map(|ready| ready.settings.url.clone()).unwrap_or_default();
+            report.ok("console", format!("its certificate and key fit, and its URL is {url}"));
+        }
+        Err(error) => report.fail_with("console", &error),
     }
 }
 

@@ -15,10 +15,10 @@ use actix_http::{HttpService, Protocol, Request};
 use actix_service::{IntoServiceFactory, Service, ServiceFactory, ServiceFactoryExt, map_config};
 use actix_tls::accept::rustls_0_23::{Acceptor, AcceptorService, TlsStream};
 use actix_web::body::BoxBody;
-use actix_web::dev::AppConfig;
-use actix_web::middleware;
+use actix_web::dev::{AppConfig, ServiceRequest, ServiceResponse};
+use actix_web::middleware::{self, Next};
 use actix_web::rt::net::TcpStream;
-use actix_web::web::Data;
+use actix_web::web::{Data, ServiceConfig};
 use futures_util::future::LocalBoxFuture;
 use muster_shares::admission::{
     AdmissionControl, AdmissionError, AdmissionLimits, PendingConnection,
@@ -30,6 +30,7 @@ use tokio_util::sync::CancellationToken;
 use super::tls::remember_peer;
 use super::unread::WriteTimeoutStream;
 use crate::app::App;
+use crate::console;
 use crate::limits::AddressLimit;
 use crate::routes;
 use crate::throttle_log::{ThrottleKind, ThrottleLog};
@@ -112,10 +113,57 @@ impl ConnectionLimits {
     }
 }
 
+/// The set of routes that a listener serves.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Surface {
+    /// The API, for agents, admins and stock etcd.
+    Api,
+    /// The console, for browsers.
+    Console,
+}
+
+impl Surface {
+    /// Returns the name of the server's listeners.
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Surface::Api => "muster",
+            Surface::Console => "console",
+        }
+    }
+
+    /// Returns the line with which the log names an address.
+    pub(super) fn listening(self) -> &'static str {
+        match self {
+            Surface::Api => "listening",
+            Surface::Console => "listening for browsers (console)",
+        }
+    }
+
+    fn configure(self) -> fn(&mut ServiceConfig) {
+        match self {
+            Surface::Api => routes::configure,
+            Surface::Console => console::configure,
+        }
+    }
+
+    async fn wrap_request(
+        self,
+        request: ServiceRequest,
+        next: Next<BoxBody>,
+    ) -> Result<ServiceResponse, actix_web::Error> {
+        match self {
+            Surface::Api => routes::wrap_request(request, next).await,
+            // On the heap: else each poll of the API would have room for the larger of both.
+            Surface::Console => Box::pin(console::wrap_request(request, next)).await,
+        }
+    }
+}
+
 type AcceptedConnection = (WriteTimeoutStream<TlsStream<TcpStream>>, Protocol, Option<SocketAddr>);
 
 /// Makes a factory of connection services. Each worker makes one service for each listener.
 pub(super) fn connection_service(
+    surface: Surface,
     app: &App,
     door: &ConnectionLimits,
     tls: &rustls::ServerConfig,
@@ -124,8 +172,10 @@ pub(super) fn connection_service(
     let data = Data::new(app.clone());
     let application = actix_web::App::new()
         .app_data(data)
-        .wrap(middleware::from_fn(routes::wrap_request))
-        .configure(routes::configure);
+        .wrap(middleware::from_fn(move |request: ServiceRequest, next: Next<BoxBody>| {
+            surface.wrap_request(request, next)
+        }))
+        .configure(surface.configure());
     let application = IntoServiceFactory::<_, Request>::into_factory(application)
         .map_err(|error: actix_web::Error| error.error_response());
     let draining = app.draining.clone();

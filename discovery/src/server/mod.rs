@@ -4,6 +4,7 @@ mod args;
 mod backup;
 mod backup_keys;
 mod check;
+mod console;
 mod door;
 mod rewrap_keys;
 mod rotate_keys;
@@ -18,7 +19,7 @@ use discovery_types::url::ServiceUrl;
 use crate::keydir::{KeyDirectory, KeyDirectoryError, ServiceSettings};
 
 pub(crate) use args::{
-    BackupArgs, BackupKeysArgs, DatabaseArgs, InitArgs, RestoreArgs, RestoreKeysArgs,
+    BackupArgs, BackupKeysArgs, ConsoleArgs, DatabaseArgs, InitArgs, RestoreArgs, RestoreKeysArgs,
     RewrapKeysArgs, RotateKeysArgs, ServeArgs, TimeArgs, parse_duration, read_public_key,
 };
 pub(crate) use backup::{BackupList, back_up, restore};

@@ -24,7 +24,8 @@ use tokio_util::task::TaskTracker;
 use zeroize::Zeroizing;
 
 use super::args::{DATABASE_URL, MAX_URL_FILE};
-use super::door::{self, ConnectionLimits, MAX_HANDSHAKES, SocketLimits};
+use super::console::{self, ConsoleListener};
+use super::door::{self, ConnectionLimits, MAX_HANDSHAKES, SocketLimits, Surface};
 use super::tls::server_config;
 use super::{DatabaseArgs, ServeArgs, ServerError, TimeArgs};
 use crate::admins::AdminCache;
@@ -62,6 +63,9 @@ pub(crate) struct RunningService {
     /// Addresses on which the service listens.
     #[cfg_attr(not(test), expect(dead_code, reason = "tests serve where the kernel picks"))]
     pub addresses: Vec<SocketAddr>,
+    /// Addresses on which the console listens.
+    #[cfg_attr(not(test), expect(dead_code, reason = "tests serve where the kernel picks"))]
+    pub console_addresses: Vec<SocketAddr>,
     handle: ServerHandle,
     server: JoinHandle<std::io::Result<()>>,
     app: App,
@@ -128,6 +132,8 @@ pub(crate) async fn start(args: ServeArgs) -> Result<RunningService, ServerError
     // database.
     let sockets = bind(&args.listen)?;
     let etcd_sockets = bind(&args.etcd_listen)?;
+    let console_sockets = bind(&args.console.console_listen)?;
+    let console = prepare_console(&args, &keys, &console_sockets)?;
     let (options, postgres) = open_database(&args.database).await?;
     let pool = PoolSettings { size: args.database.pool_size, wait: POOL_WAIT };
     let store = match connect(options, pool, ledger, &keys, metrics).await {
@@ -143,10 +149,16 @@ pub(crate) async fn start(args: ServeArgs) -> Result<RunningService, ServerError
     tracing::info!(%process, ledger = %args.ledger.display(), "this process's ledger");
     let tls = load_tls(&keys)?;
     let etcd_listeners = listen_for_etcd(etcd_sockets)?;
-    let app = build_app(&args, (keys, identity_keys), store, &etcd_listeners)?;
+    let mut app = build_app(&args, (keys, identity_keys), store, &etcd_listeners)?;
+    app.console = console.as_ref().map(|console| console.settings.clone());
 
-    let (server, addresses) = build_server(&args, &app, &tls, sockets)?;
-    let server = server.run();
+    let mut builder = ServerSockets::new(&args, &app);
+    let addresses = builder.listen(Surface::Api, &tls, sockets)?;
+    let console_addresses = match &console {
+        Some(console) => builder.listen(Surface::Console, &console.tls, console_sockets)?,
+        None => Vec::new(),
+    };
+    let server = builder.server.run();
     let handle = server.handle();
     let (tracker, stop_background) = (TaskTracker::new(), CancellationToken::new());
     background::start(&app, args.times.sweep, &tracker, &stop_background);
@@ -160,7 +172,17 @@ pub(crate) async fn start(args: ServeArgs) -> Result<RunningService, ServerError
     }
     let server = tokio::spawn(server);
     let drain = args.times.drain;
-    Ok(RunningService { addresses, handle, server, app, tracker, stop_background, postgres, drain })
+    Ok(RunningService {
+        addresses,
+        console_addresses,
+        handle,
+        server,
+        app,
+        tracker,
+        stop_background,
+        postgres,
+        drain,
+    })
 }
 
 pub(super) fn load_keys(args: &ServeArgs) -> Result<KeyDirectory, ServerError> {
@@ -195,36 +217,65 @@ pub(super) fn database_error(error: ConnectError) -> ServerError {
     ServerError::permanent_if(foreign, "can't use the database", error)
 }
 
-/// Makes the HTTPS server, which listens on `sockets`.
-fn build_server(
+/// Reads the console's certificate and settings, if there is to be a console.
+fn prepare_console(
     args: &ServeArgs,
-    app: &App,
-    tls: &rustls::ServerConfig,
-    sockets: Vec<(SocketAddr, TcpSocket)>,
-) -> Result<(ServerBuilder, Vec<SocketAddr>), ServerError> {
-    let bounds = socket_limits(args);
-    let door =
-        ConnectionLimits::new(&bounds, app.connection_limit.clone(), app.throttle_log.clone());
-    actix_tls::accept::max_concurrent_tls_connect(MAX_HANDSHAKES);
-    let mut server = actix_server::Server::build()
-        .max_concurrent_connections(args.limits.max_connections)
-        .shutdown_timeout(args.times.drain.as_secs().max(1))
-        .disable_signals();
-    let mut addresses = Vec::new();
-    for (address, socket) in sockets {
-        let failed = |error| cant_listen(address, error);
-        let listening = socket.listen(BACKLOG).and_then(TcpListener::into_std);
-        let listener = listening.map_err(failed)?;
-        let local = listener.local_addr().map_err(failed)?;
-        let (app, door, tls) = (app.clone(), door.clone(), tls.clone());
-        let serve = move || door::connection_service(&app, &door, &tls);
-        server = server.listen("muster", listener, serve).map_err(failed)?;
-        addresses.push(local);
+    keys: &KeyDirectory,
+    sockets: &[(SocketAddr, TcpSocket)],
+) -> Result<Option<ConsoleListener>, ServerError> {
+    let first = sockets
+        .first()
+        .map(|(address, socket)| socket.local_addr().map_err(|error| cant_listen(*address, error)));
+    let console = console::prepare(&args.console, keys, first.transpose()?)?;
+    if let Some(console) = &console {
+        console.warn_of_own_certificate();
     }
-    for address in &addresses {
-        tracing::info!(%address, "listening");
+    Ok(console)
+}
+
+/// The HTTPS server before it runs: its listeners, and the limits that they share.
+struct ServerSockets<'a> {
+    server: ServerBuilder,
+    app: &'a App,
+    limits: ConnectionLimits,
+}
+
+impl<'a> ServerSockets<'a> {
+    fn new(args: &ServeArgs, app: &'a App) -> Self {
+        let bounds = socket_limits(args);
+        let (rate, throttle_log) = (app.connection_limit.clone(), app.throttle_log.clone());
+        actix_tls::accept::max_concurrent_tls_connect(MAX_HANDSHAKES);
+        let server = actix_server::Server::build()
+            .max_concurrent_connections(args.limits.max_connections)
+            .shutdown_timeout(args.times.drain.as_secs().max(1))
+            .disable_signals();
+        ServerSockets { server, app, limits: ConnectionLimits::new(&bounds, rate, throttle_log) }
     }
-    Ok((server, addresses))
+
+    /// Listens on `sockets`, and serves `surface` there. Returns the addresses.
+    fn listen(
+        &mut self,
+        surface: Surface,
+        tls: &rustls::ServerConfig,
+        sockets: Vec<(SocketAddr, TcpSocket)>,
+    ) -> Result<Vec<SocketAddr>, ServerError> {
+        let mut addresses = Vec::new();
+        for (address, socket) in sockets {
+            let failed = |error| cant_listen(address, error);
+            let listening = socket.listen(BACKLOG).and_then(TcpListener::into_std);
+            let listener = listening.map_err(failed)?;
+            let local = listener.local_addr().map_err(failed)?;
+            let (app, limits, tls) = (self.app.clone(), self.limits.clone(), tls.clone());
+            let serve = move || door::connection_service(surface, &app, &limits, &tls);
+            let server = std::mem::take(&mut self.server);
+            self.server = server.listen(surface.name(), listener, serve).map_err(failed)?;
+            addresses.push(local);
+        }
+        for address in &addresses {
+            tracing::info!(%address, "{}", surface.listening());
+        }
+        Ok(addresses)
+    }
 }
 
 fn socket_limits(args: &ServeArgs) -> SocketLimits {
@@ -466,6 +517,7 @@ fn build_app(
         draining: CancellationToken::new(),
         etcd_wait_slots: wait_slots(args.limits.max_parked_polls),
         etcd_v3_endpoints: etcd_v3_endpoints.into(),
+        console: None,
     })
 }
 

@@ -21,6 +21,8 @@ pub(crate) struct GrantUse {
     /// Row of the grant.
     #[sqlx(flatten)]
     pub grant: GrantRow,
+    /// Name of the admin who stored the grant.
+    pub issued_by: String,
     /// Number of different keys that have used the grant.
     pub keys: i64,
     /// Name of the grant's cluster.
@@ -34,6 +36,8 @@ pub(crate) struct GrantUse {
 /// A host that redeemed a token: a row of `agents`, or of `intents`.
 #[derive(Clone, Debug, sqlx::FromRow)]
 pub(crate) struct RedemptionRow {
+    /// Id of the token's grant.
+    pub grant_id: String,
     agent_key: Vec<u8>,
     /// Record of a host that asked for a seat.
     record: Option<String>,
@@ -104,7 +108,7 @@ pub(crate) async fn insert(
 
 /// Columns and tables of a [`GrantUse`].
 const GRANT_USE: &str = "
-    g.id, g.cluster_id, g.kind, g.jws, g.stored_us, g.revoked_us, g.confirmation, c.phase, c.name AS cluster_name,
+    g.id, g.cluster_id, g.kind, g.jws, g.stored_us, g.revoked_us, g.confirmation, g.issued_by, c.phase, c.name AS cluster_name,
     (SELECT count(*) FROM agents a WHERE a.grant_id = g.id)
         + (SELECT count(*) FROM intents i WHERE i.grant_id = g.id) AS keys,
     (SELECT void_before_us FROM generation) AS void_before_us
@@ -192,22 +196,27 @@ impl Store {
         Ok(row)
     }
 
-    /// Returns the newest `limit` hosts that have redeemed a token.
+    /// Returns the hosts that have redeemed these tokens: of each token the newest `limit`, newest first.
     pub(crate) async fn redemptions(
         &self,
-        grant: &str,
+        grants: &[String],
         limit: i64,
     ) -> Result<Vec<RedemptionRow>, StoreError> {
         let rows = sqlx::query_as(
-            "SELECT key AS agent_key, record, NULL AS redeem, address, instance, redeemed_us AS at_us, seat,
-                 NULL AS state, NULL::bytea AS operation, NULL::bytea AS member_id
-             FROM agents WHERE grant_id = $1
-             UNION ALL
-             SELECT agent_key, NULL, redeem, address, instance, made_us, NULL, state, operation, member_id
-             FROM intents WHERE grant_id = $1
-             ORDER BY at_us DESC LIMIT $2",
+            "SELECT wanted.id AS grant_id, used.* FROM unnest($1::text[]) AS wanted (id)
+             CROSS JOIN LATERAL (
+                 SELECT key AS agent_key, record, NULL AS redeem, address, instance,
+                     redeemed_us AS at_us, seat, NULL AS state, NULL::bytea AS operation,
+                     NULL::bytea AS member_id
+                 FROM agents WHERE grant_id = wanted.id
+                 UNION ALL
+                 SELECT agent_key, NULL, redeem, address, instance, made_us, NULL, state, operation,
+                     member_id
+                 FROM intents WHERE grant_id = wanted.id
+                 ORDER BY at_us DESC LIMIT $2) AS used
+             ORDER BY used.at_us DESC",
         )
-        .bind(grant)
+        .bind(grants)
         .bind(limit)
         .fetch_all(&mut *self.acquire().await?)
         .await?;

@@ -12,6 +12,7 @@ pub(crate) mod check;
 pub(crate) mod cluster;
 pub(crate) mod clusters;
 mod connect;
+pub(crate) mod console;
 pub(crate) mod counts;
 mod error;
 pub(crate) mod etcd_tokens;

@@ -5,6 +5,7 @@ mod agent;
 mod approvals;
 mod audit;
 mod confirmed;
+mod console;
 mod database;
 mod etcd_tokens;
 mod faults;

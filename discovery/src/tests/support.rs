@@ -21,7 +21,8 @@ use sqlx::{ConnectOptions, PgConnection};
 use uuid::Uuid;
 
 use crate::server::{
-    DatabaseArgs, InitArgs, LimitArgs, RunningService, ServeArgs, TimeArgs, init, start,
+    ConsoleArgs, DatabaseArgs, InitArgs, LimitArgs, RunningService, ServeArgs, TimeArgs, init,
+    start,
 };
 
 /// The Postgres server that all tests share.
@@ -338,6 +339,7 @@ impl TestInstallation {
             check: false,
             etcd_listen: Vec::new(),
             identity_keys: None,
+            console: ConsoleArgs::default(),
             keys: self.folder.path().join("keys"),
             listen: vec!["127.0.0.1:0".parse().unwrap()],
             ledger: self.folder.path().join(ledger),

@@ -137,6 +137,8 @@ pub enum Action {
     ReadProcesses,
     /// Read the event chains of clusters and of the service.
     ReadEvents,
+    /// Make a link by which a browser signs in to the console.
+    OpenConsole,
     /// Accept a database that was restored or swapped.
     AcceptDatabase,
     /// Take part in forming a cluster, as an agent: poll, ack, nack, probes, release.
@@ -158,7 +160,7 @@ pub enum Action {
 
 impl Action {
     /// Every action, in the order of declaration.
-    pub const ALL: [Action; 38] = [
+    pub const ALL: [Action; 39] = [
         Action::CreateDraft,
         Action::PutStatement,
         Action::ListClusters,
@@ -189,6 +191,7 @@ impl Action {
         Action::ChangeAdmins,
         Action::ReadProcesses,
         Action::ReadEvents,
+        Action::OpenConsole,
         Action::AcceptDatabase,
         Action::TakePart,
         Action::Report,
@@ -231,7 +234,8 @@ impl Action {
             | Action::ReadEtcdTokens
             | Action::ReadIntents
             | Action::ReadProcesses
-            | Action::ReadAdmins => Some(&[Issuer, Operator, Auditor]),
+            | Action::ReadAdmins
+            | Action::OpenConsole => Some(&[Issuer, Operator, Auditor]),
             Action::TakePart
             | Action::Report
             | Action::Adopt
@@ -281,6 +285,7 @@ impl Action {
             | Action::ReadAdmins
             | Action::ReadProcesses
             | Action::ReadEvents
+            | Action::OpenConsole
             | Action::ChangeAdmins
             | Action::AcceptDatabase => false,
         }

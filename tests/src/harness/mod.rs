@@ -6,6 +6,7 @@
 
 pub mod agentless;
 pub mod agents;
+pub mod browser;
 pub mod credentials;
 pub mod etcdctl;
 pub mod network;
@@ -19,6 +20,7 @@ pub mod writer;
 
 pub use agentless::{AgentlessCluster, AgentlessNode};
 pub use agents::AgentProcess;
+pub use browser::Browser;
 pub use etcdctl::Etcdctl;
 pub use network::{Network, TestHost};
 pub use nodes::NodeProcess;

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use discovery_types::api::{
     AskingHost, ClusterQuery, ClusterState, ClusterStates, ClusterSummary, ClusterView,
-    DirectoryView, IntentState, IntentView, MemberView, MembersView, SeatView,
+    DirectoryView, IntentState, IntentView, MembersView, SeatView,
 };
 
 use super::ListArgs;
@@ -103,23 +103,18 @@ fn write_directory(out: &mut TextOutput<'_>, view: &DirectoryView) {
 fn write_members(out: &mut TextOutput<'_>, present: &MembersView) {
     out.line("");
     let rows = present.members.iter().map(|member| {
-        let role = match (member.is_learner, member.is_leader) {
-            (true, _) => "learner",
-            (false, true) => "leader",
-            (false, false) => "voter",
-        };
         let urls = [member.peer_urls.join(","), member.client_urls.join(",")];
         let [peers, clients] = urls.map(|urls| or_dash(Some(urls).filter(|urls| !urls.is_empty())));
         [
             member.id.to_string(),
             member.display_name(),
-            role.to_owned(),
+            member.role_name().to_owned(),
             peers,
             clients,
             or_dash(member.zone.as_ref()),
             or_dash(member.source.as_ref()),
             or_dash(member.last_heard_ms.map(time)),
-            health(member).to_owned(),
+            member.health_name().to_owned(),
         ]
     });
     let header = [
@@ -134,18 +129,6 @@ fn write_members(out: &mut TextOutput<'_>, present: &MembersView) {
         "SAYS",
     ];
     out.table(header, rows);
-}
-
-fn health(member: &MemberView) -> &'static str {
-    match (member.last_heard_ms, member.is_silent) {
-        _ if member.is_awaited => "not heard yet",
-        (None, true) => "never heard",
-        (None, false) => "not heard yet",
-        (Some(_), true) => "silent",
-        (Some(_), false) if member.last_error.is_some() => "no leader",
-        (Some(_), false) if member.disagreement.is_some() => "disagrees",
-        (Some(_), false) => "well",
-    }
 }
 
 fn write_asking_hosts(out: &mut TextOutput<'_>, hosts: &[AskingHost]) {

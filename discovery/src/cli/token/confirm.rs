@@ -10,7 +10,7 @@ use discovery_types::statement::StatementChain;
 use serde_json::json;
 use uuid::Uuid;
 
-use super::{row, state};
+use super::row;
 use crate::cli::CliError;
 use crate::cli::confirm::IrreversibleAct;
 use crate::cli::pages;
@@ -66,7 +66,7 @@ pub(super) async fn confirm(
             "nothing was done: {} token {} is {}; only a void boot token is confirmed",
             other.grant.kind,
             other.grant.id,
-            state(other.state)
+            other.state.as_str()
         )));
     }
     let signed = sign_confirmations(session, &views).await?;

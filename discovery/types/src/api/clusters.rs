@@ -373,6 +373,28 @@ impl MemberView {
         !self.is_silent && !self.is_awaited && self.last_error.is_none()
     }
 
+    /// Returns the member's role in one word.
+    pub fn role_name(&self) -> &'static str {
+        match (self.is_learner, self.is_leader) {
+            (true, _) => "learner",
+            (false, true) => "leader",
+            (false, false) => "voter",
+        }
+    }
+
+    /// Describes what is known of the member's health in a few words.
+    pub fn health_name(&self) -> &'static str {
+        match (self.last_heard_ms, self.is_silent) {
+            _ if self.is_awaited => "not heard yet",
+            (None, true) => "never heard",
+            (None, false) => "not heard yet",
+            (Some(_), true) => "silent",
+            (Some(_), false) if self.last_error.is_some() => "no leader",
+            (Some(_), false) if self.disagreement.is_some() => "disagrees",
+            (Some(_), false) => "well",
+        }
+    }
+
     /// Returns the member's name, or its id while it has none.
     pub fn display_name(&self) -> String {
         match self.name.is_empty() {

@@ -27,6 +27,19 @@ pub enum GrantState {
     Closed,
 }
 
+impl GrantState {
+    /// Returns the state's name in the API.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            GrantState::Valid => "valid",
+            GrantState::Expired => "expired",
+            GrantState::Revoked => "revoked",
+            GrantState::Void => "void",
+            GrantState::Closed => "closed",
+        }
+    }
+}
+
 /// A grant, and the state of its token.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct GrantView {
@@ -36,6 +49,9 @@ pub struct GrantView {
     pub jws: Jws,
     /// Key id of the issuer.
     pub issuer: KeyId,
+    /// Name of the admin who stored the grant. None if the service is older than this field.
+    #[serde(default)]
+    pub made_by: Option<String>,
     /// State of the token, by the service's clock.
     pub state: GrantState,
     /// Number of different keys that have redeemed the token.

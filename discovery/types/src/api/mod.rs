@@ -27,6 +27,7 @@
 //! | `GET /v1/etcd-tokens/{id}` | – | [`EtcdTokenView`] |
 //! | `POST /v1/etcd-tokens/{id}/revoke` | – | [`EtcdTokenView`] |
 //! | `GET /v1/events?stream=` | [`EventQuery`] | [`EventList`] |
+//! | `POST /v1/console/links` | – | [`ConsoleLink`] |
 //! | `GET /v1/admins` | – | [`AdminList`] |
 //! | `PUT /v1/admins` | [`SignedBody`] | [`AdminList`] |
 //! | `POST /v1/token` | [`TokenRequest`] (a form) | [`TokenResponse`] |
@@ -73,8 +74,8 @@ mod intents;
 mod processes;
 
 pub use access::{
-    AcceptRequest, AcceptResponse, AdminList, ContextResponse, Jwk, Jwks, TokenRequest,
-    TokenResponse,
+    AcceptRequest, AcceptResponse, AdminList, ConsoleLink, ContextResponse, Jwk, Jwks,
+    TokenRequest, TokenResponse,
 };
 pub use clusters::{
     AbandonRequest, AddressesRequest, AddressesResponse, AskingHost, BadClusterState, ClusterList,

@@ -7,7 +7,7 @@ use super::agents::POLL_LIMIT;
 use super::{ClientError, DiscoveryClient};
 use crate::api::{
     AbandonRequest, AcceptRequest, AcceptResponse, AdminList, ClusterExport, ClusterList,
-    ClusterQuery, ClusterSummary, ClusterView, CommitDocument, CredentialsRequest,
+    ClusterQuery, ClusterSummary, ClusterView, CommitDocument, ConsoleLink, CredentialsRequest,
     CredentialsResponse, DirectoryResponse, DraftRequest, DraftResponse, EtcdTokenList,
     EtcdTokenQuery, EtcdTokenRequest, EtcdTokenResponse, EtcdTokenView, EventList, EventQuery,
     ExplainResponse, GrantList, GrantQuery, GrantView, IntentList, IntentView, ProcessList,
@@ -162,6 +162,11 @@ impl DiscoveryClient {
     /// Fetches events of a cluster's chain or of the service's own, unverified.
     pub async fn events(&self, query: &EventQuery) -> Result<EventList, ClientError> {
         self.get(path_with_query("/v1/events", query)).await
+    }
+
+    /// Makes a link by which a browser signs in to the console as this client's admin.
+    pub async fn open_console(&self) -> Result<ConsoleLink, ClientError> {
+        self.send(Method::POST, "/v1/console/links".into(), &EmptyBody {}).await
     }
 
     /// Fetches one grant by its id.

@@ -1,0 +1,118 @@
+//! The console's listener: its certificate, and the URL under which browsers reach it.
+
+use std::net::SocketAddr;
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+use std::sync::Arc;
+
+use discovery_types::digest::Digest;
+use muster_shares::slots::SlotPool;
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use zeroize::Zeroizing;
+
+use super::{ConsoleArgs, ServerError};
+use crate::app::ConsoleSettings;
+use crate::keydir::KeyDirectory;
+
+/// Maximum size of the certificate chain and of the key, in bytes.
+const MAX_PEM_FILE: u64 = 64 * 1024;
+/// Maximum number of streams of all sessions. A further one gets 503, and its page has to be reloaded
+/// by hand.
+const MAX_STREAMS: usize = 256;
+/// Maximum number of streams of one session: one for each visible page.
+const MAX_STREAMS_PER_SESSION: usize = 8;
+
+/// Why browsers warn of a console without a certificate of its own.
+pub(super) const OWN_CERTIFICATE: &str =
+    "the console shows the service's own certificate, which no browser trusts by itself";
+/// Advice to an operator whose console shows the service's own certificate.
+pub(super) const NAME_A_CERTIFICATE: &str =
+    "name one of your own CA with --console-cert and --console-key";
+
+/// The console of a process that serves one: its TLS configuration, and what else it needs.
+pub(super) struct ConsoleListener {
+    pub(super) tls: rustls::ServerConfig,
+    pub(super) settings: Arc<ConsoleSettings>,
+}
+
+impl ConsoleListener {
+    /// Warns in the log if browsers can't trust the console's certificate.
+    pub(super) fn warn_of_own_certificate(&self) {
+        if self.settings.is_own_certificate {
+            tracing::warn!(
+                sha256 = %self.settings.certificate,
+                "{OWN_CERTIFICATE}: {NAME_A_CERTIFICATE}"
+            );
+        }
+    }
+}
+
+/// Certificate chain and key of the console's listener.
+struct ConsoleCertificate {
+    chain: Vec<CertificateDer<'static>>,
+    key: PrivateKeyDer<'static>,
+    is_own: bool,
+}
+
+/// Makes the console's TLS configuration and settings. `first` is the first address on which the
+/// console listens; `None` if it doesn't.
+pub(super) fn prepare(
+    args: &ConsoleArgs,
+    keys: &KeyDirectory,
+    first: Option<SocketAddr>,
+) -> Result<Option<ConsoleListener>, ServerError> {
+    let Some(first) = first else { return Ok(None) };
+    let certificate = certificate(args, keys)?;
+    let fingerprint = certificate.chain.first().map(|leaf| Digest::of(leaf));
+    let is_own_certificate = certificate.is_own;
+    let mut tls = muster_tls::tls13_server_for_anybody()
+        .with_single_cert(certificate.chain, certificate.key)
+        .map_err(|error| ServerError::failed("--console-cert and --console-key", error))?;
+    muster_tls::disable_resumption(&mut tls);
+    let settings = ConsoleSettings {
+        url: url(args, keys, first),
+        certificate: fingerprint.expect("rustls takes no empty chain"),
+        is_own_certificate,
+        stream_slots: SlotPool::new(MAX_STREAMS, MAX_STREAMS_PER_SESSION),
+    };
+    Ok(Some(ConsoleListener { tls, settings: Arc::new(settings) }))
+}
+
+fn certificate(args: &ConsoleArgs, keys: &KeyDirectory) -> Result<ConsoleCertificate, ServerError> {
+    let (Some(cert), Some(key)) = (&args.console_cert, &args.console_key) else {
+        let chain = vec![keys.tls_certificate.clone()];
+        return Ok(ConsoleCertificate { chain, key: keys.tls_key.clone_key(), is_own: true });
+    };
+    let bad = |option: &str, file: &Path, error: &dyn std::fmt::Display| {
+        ServerError::Usage(format!("{option} {}: {error}", file.display()))
+    };
+    let pem = muster_files::read_named(cert, MAX_PEM_FILE)
+        .map_err(|error| bad("--console-cert", cert, &error))?;
+    let chain: Vec<_> = CertificateDer::pem_slice_iter(&pem)
+        .collect::<Result<_, _>>()
+        .map_err(|error| bad("--console-cert", cert, &error))?;
+    if chain.is_empty() {
+        return Err(bad("--console-cert", cert, &"it holds no certificate in PEM"));
+    }
+    let refused = |error: std::io::Error| bad("--console-key", key, &error);
+    let mode = fs_err::metadata(key).map_err(refused)?.permissions().mode();
+    if mode & 0o077 != 0 {
+        return Err(bad("--console-key", key, &"others may read this private key: chmod 600 it"));
+    }
+    let pem = Zeroizing::new(muster_files::read_named(key, MAX_PEM_FILE).map_err(refused)?);
+    let key = PrivateKeyDer::from_pem_slice(&pem)
+        .map_err(|_| bad("--console-key", key, &"it holds no private key in PEM"))?;
+    Ok(ConsoleCertificate { chain, key, is_own: false })
+}
+
+/// Returns the URL of the console: as the operator said, or by the address on which it listens.
+fn url(args: &ConsoleArgs, keys: &KeyDirectory, first: SocketAddr) -> String {
+    if let Some(url) = &args.console_url {
+        return url.to_string();
+    }
+    match keys.settings.urls.first().filter(|_| first.ip().is_unspecified()) {
+        Some(service) => format!("https://{}:{}", service.host(), first.port()),
+        None => format!("https://{first}"),
+    }
+}
