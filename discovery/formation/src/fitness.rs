@@ -42,7 +42,10 @@ pub enum RecordConflict {
     #[error("the URL {0}")]
     Url(String),
     /// Machine that both records run on, which the statement doesn't allow.
-    #[error("one machine, and the cluster was not created with --allow-shared-host")]
+    #[error(
+        "one machine, and the cluster was not created with --allow-shared-host (if they are two \
+         machines made from one image, give each a machine id of its own)"
+    )]
     Machine,
 }
 

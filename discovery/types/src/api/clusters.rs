@@ -492,7 +492,8 @@ impl std::fmt::Display for Explanation {
         if !self.held_by.is_empty() {
             write!(f, " (held by {})", self.held_by.join(", "))?;
         }
-        if let Some(error) = &self.last_error {
+        // Some reasons are made of the error.
+        if let Some(error) = self.last_error.as_ref().filter(|error| !self.missing.contains(*error)) {
             write!(f, "; last error: {error}")?;
         }
         if let Some(command) = &self.command {
@@ -603,4 +604,25 @@ pub struct CredentialsResponse {
     pub expires_at_ms: i64,
     /// Client URLs of the cluster; empty before the commit.
     pub endpoints: Vec<NodeUrl>,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_explanation_shows_an_error_that_it_was_made_of_once() {
+        let mut explanation = Explanation {
+            code: "replacement_waits".into(),
+            missing: "the agent of db-3 waits: no answer from db-2".into(),
+            held_by: vec!["db-3".into()],
+            last_error: Some("no answer from db-2".into()),
+            next_retry_ms: None,
+            command: None,
+        };
+        let text = "the agent of db-3 waits: no answer from db-2 (held by db-3)";
+        assert_eq!(explanation.to_string(), text);
+        explanation.last_error = Some("connection refused".into());
+        assert_eq!(explanation.to_string(), format!("{text}; last error: connection refused"));
+    }
 }
