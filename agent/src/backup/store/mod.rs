@@ -1,0 +1,261 @@
+//! Where backups lie: a directory, or a bucket of an S3-compatible store. Each cluster has a folder
+//! there, with the files of its backups.
+
+mod credentials;
+mod directory;
+mod s3;
+
+use std::io;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use bytes::Bytes;
+use futures_util::StreamExt;
+use futures_util::stream::BoxStream;
+
+use self::directory::DirectoryStore;
+use self::s3::S3Store;
+use super::chunks::ChunkSource;
+use super::listing::BackupListing;
+use super::name::ClusterFolder;
+use super::settings::StoreSettings;
+
+/// Maximum number of files in a cluster's folder. More than these are an error: a store full of
+/// other files would be misread.
+const MAX_FILES: usize = 20_000;
+/// Maximum number of clusters that are listed.
+const MAX_CLUSTERS: usize = 1_000;
+/// Time limit of one small operation, such as a listing or a deletion.
+const OPERATION_LIMIT: Duration = Duration::from_mins(2);
+/// The longest that a store may take for one part of a large file.
+const STALL_LIMIT: Duration = Duration::from_mins(5);
+
+/// Why a store did not do what was asked.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum StoreError {
+    /// The settings can't be used.
+    #[error("{0}")]
+    Settings(String),
+    /// A folder of the directory is not safe, or can't be used.
+    #[error("the backup directory can't be used")]
+    Folder(#[source] muster_files::Error),
+    /// An operation on a file of the directory failed.
+    #[error("can't {action} {}", path.display())]
+    File {
+        /// Attempted action as a verb: "read", "write", ….
+        action: &'static str,
+        path: PathBuf,
+        #[source]
+        source: io::Error,
+    },
+    /// The S3-compatible store refused, or can't be reached.
+    #[error("the store of {place} failed")]
+    Remote {
+        /// URL of the bucket and prefix.
+        place: String,
+        #[source]
+        source: Box<object_store::Error>,
+    },
+    /// The file to be stored can't be read.
+    #[error("the file to be stored can't be read")]
+    Source(#[source] io::Error),
+    /// The store has no such file.
+    #[error("the store has no {0}")]
+    Missing(String),
+    /// A file or a list is longer than this program reads.
+    #[error("{what} is longer than {limit}")]
+    TooLong {
+        what: String,
+        /// Maximum number of bytes or entries.
+        limit: u64,
+    },
+    /// The store took too long.
+    #[error("the store did not {action} within {} s", limit.as_secs())]
+    Slow {
+        /// Attempted action as a verb.
+        action: &'static str,
+        limit: Duration,
+    },
+}
+
+impl StoreError {
+    /// Whether the store is full.
+    pub(crate) fn is_full(&self) -> bool {
+        matches!(self, Self::File { source, .. } if super::spool::is_full(source))
+    }
+}
+
+/// The bytes of a stored file, as they arrive.
+pub(super) type StoredBytes = BoxStream<'static, Result<Bytes, StoreError>>;
+
+/// An open store.
+#[derive(Debug)]
+pub(crate) enum BackupStore {
+    /// A directory of this host.
+    Directory(DirectoryStore),
+    /// A bucket of an S3-compatible store.
+    S3(S3Store),
+}
+
+impl BackupStore {
+    /// Opens a store. Credentials and certificates are read from their files each time, so that new
+    /// ones take effect. Nothing is sent.
+    pub(crate) async fn open(settings: &StoreSettings) -> Result<Self, StoreError> {
+        let settings = settings.clone();
+        let opened = tokio::task::spawn_blocking(move || match settings {
+            StoreSettings::Directory(path) => Ok(Self::Directory(DirectoryStore::new(path))),
+            StoreSettings::S3(settings) => S3Store::open(&settings).map(Self::S3),
+        });
+        let failed = |error| StoreError::Settings(format!("the store can't be opened: {error}"));
+        opened.await.map_err(failed)?
+    }
+
+    /// Returns the clusters that have a folder here.
+    pub(crate) async fn clusters(&self) -> Result<Vec<ClusterFolder>, StoreError> {
+        let folders = within("list its clusters", OPERATION_LIMIT, async {
+            match self {
+                Self::Directory(directory) => directory.folders(MAX_CLUSTERS).await,
+                Self::S3(s3) => s3.folders(MAX_CLUSTERS).await,
+            }
+        });
+        let mut clusters: Vec<ClusterFolder> =
+            folders.await?.iter().filter_map(|name| name.parse().ok()).collect();
+        clusters.sort();
+        Ok(clusters)
+    }
+
+    /// Lists a cluster's backups.
+    pub(crate) async fn list(&self, cluster: &ClusterFolder) -> Result<BackupListing, StoreError> {
+        let files = within("list its files", OPERATION_LIMIT, async {
+            match self {
+                Self::Directory(directory) => directory.files(cluster, MAX_FILES).await,
+                Self::S3(s3) => s3.files(cluster, MAX_FILES).await,
+            }
+        });
+        Ok(BackupListing::of(files.await?))
+    }
+
+    /// Stores a large file. It gets its name once it is whole.
+    pub(super) async fn put(
+        &self,
+        cluster: &ClusterFolder,
+        file: &str,
+        source: &mut ChunkSource,
+    ) -> Result<(), StoreError> {
+        match self {
+            Self::Directory(directory) => directory.put(cluster, file, source).await,
+            Self::S3(s3) => s3.put(cluster, file, source).await,
+        }
+    }
+
+    /// Stores a small file. It gets its name once it is whole.
+    pub(super) async fn put_small(
+        &self,
+        cluster: &ClusterFolder,
+        file: &str,
+        bytes: Vec<u8>,
+    ) -> Result<(), StoreError> {
+        within("take a small file", OPERATION_LIMIT, async {
+            match self {
+                Self::Directory(directory) => directory.put_small(cluster, file, bytes).await,
+                Self::S3(s3) => s3.put_small(cluster, file, bytes).await,
+            }
+        })
+        .await
+    }
+
+    /// Returns the size of a stored file in bytes.
+    pub(super) async fn size(
+        &self,
+        cluster: &ClusterFolder,
+        file: &str,
+    ) -> Result<u64, StoreError> {
+        within("tell a file's size", OPERATION_LIMIT, async {
+            match self {
+                Self::Directory(directory) => directory.size(cluster, file).await,
+                Self::S3(s3) => s3.size(cluster, file).await,
+            }
+        })
+        .await
+    }
+
+    /// Begins to read a stored file.
+    pub(super) async fn get(
+        &self,
+        cluster: &ClusterFolder,
+        file: &str,
+    ) -> Result<StoredBytes, StoreError> {
+        within("send a file", OPERATION_LIMIT, async {
+            match self {
+                Self::Directory(directory) => directory.get(cluster, file).await,
+                Self::S3(s3) => s3.get(cluster, file).await,
+            }
+        })
+        .await
+    }
+
+    /// Reads a small file.
+    pub(super) async fn get_small(
+        &self,
+        cluster: &ClusterFolder,
+        file: &str,
+        limit: u64,
+    ) -> Result<Vec<u8>, StoreError> {
+        within("send a small file", OPERATION_LIMIT, async {
+            let mut chunks = match self {
+                Self::Directory(directory) => directory.get(cluster, file).await?,
+                Self::S3(s3) => s3.get(cluster, file).await?,
+            };
+            let mut bytes = Vec::new();
+            while let Some(chunk) = chunks.next().await.transpose()? {
+                bytes.extend_from_slice(&chunk);
+                if bytes.len() as u64 > limit {
+                    return Err(StoreError::TooLong { what: file.to_owned(), limit });
+                }
+            }
+            Ok(bytes)
+        })
+        .await
+    }
+
+    /// Deletes a file. A file that is gone already is no error.
+    pub(super) async fn delete(
+        &self,
+        cluster: &ClusterFolder,
+        file: &str,
+    ) -> Result<(), StoreError> {
+        within("delete a file", OPERATION_LIMIT, async {
+            match self {
+                Self::Directory(directory) => directory.delete(cluster, file).await,
+                Self::S3(s3) => s3.delete(cluster, file).await,
+            }
+        })
+        .await
+    }
+
+    /// Checks that files can be written here, listed and deleted. The file lies in a folder that is
+    /// no cluster's.
+    pub(crate) async fn probe(&self) -> Result<(), StoreError> {
+        /// Name of the file that is written and deleted.
+        const PROBE: &str = "muster-probe";
+        let nobody = ClusterFolder::of_nobody();
+        self.put_small(&nobody, PROBE, b"muster-agent run --check\n".to_vec()).await?;
+        self.list(&nobody).await?;
+        self.delete(&nobody, PROBE).await
+    }
+}
+
+/// Returns the next chunk of a stored file.
+pub(super) async fn next_chunk(chunks: &mut StoredBytes) -> Result<Option<Bytes>, StoreError> {
+    within("send more of a file", STALL_LIMIT, async { chunks.next().await.transpose() }).await
+}
+
+/// Ends an operation that takes too long.
+async fn within<T>(
+    action: &'static str,
+    limit: Duration,
+    work: impl Future<Output = Result<T, StoreError>>,
+) -> Result<T, StoreError> {
+    let slow = |_| Err(StoreError::Slow { action, limit });
+    tokio::time::timeout(limit, work).await.unwrap_or_else(slow)
+}
