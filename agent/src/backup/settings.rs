@@ -226,7 +226,7 @@ mod tests {
         assert_eq!(place("s3://b/").unwrap(), "s3://b");
         assert_eq!(place("s3://b/p/q/").unwrap(), "s3://b/p/q");
         for wrong in
-            ["gs://b", "s3://", "s3:///p", "s3://b/../c", "s3://b//c", "s3://b?x", "file:///b"]
+            ["gs://b", "s3://", "s3:///p", "s3://b/../c", "s3://b/c//d", "s3://b?x", "file:///b"]
         {
             assert!(matches!(place(wrong), Err(ExitError::Usage(_))), "{wrong}");
         }

@@ -418,10 +418,9 @@ async fn supervise_and_journal(
     let layout = protocol.layout.clone();
     let mut ran = protocol.agent.journal.launch_state == LaunchState::Ran;
     let mut renewal = plan.renewal(protocol, board, found);
-    let mut newest = plan.statements.newest().clone();
     // When to write the CAs of a longer chain; `None` if that is done.
     let (mut follow_in, mut renewal_pause): (Option<Duration>, _) = (None, Duration::ZERO);
-    let mut leaves = plan.leaves.clone();
+    let (mut newest, mut leaves) = (plan.statements.newest().clone(), plan.leaves.clone());
     let mut chores = Box::pin(background_tasks(plan, protocol, board, found));
     let (mut statements, mut members) = (found.statements.subscribe(), found.members.subscribe());
     let mut recorded = found.recorded_address.subscribe();

@@ -49,12 +49,12 @@ pub(crate) enum StoreError {
         source: io::Error,
     },
     /// The S3-compatible store refused, or can't be reached.
-    #[error("the store of {place} failed")]
+    #[error("the store of {place} failed: {text}")]
     Remote {
         /// URL of the bucket and prefix.
         place: String,
-        #[source]
-        source: Box<object_store::Error>,
+        /// The error, without the body of the store's answer: that may repeat the request.
+        text: String,
     },
     /// The file to be stored can't be read.
     #[error("the file to be stored can't be read")]

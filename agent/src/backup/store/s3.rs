@@ -35,6 +35,8 @@ const SILENCE_LIMIT: Duration = Duration::from_mins(2);
 const MAX_RETRIES: usize = 4;
 /// Time after which a request is not repeated any more.
 const RETRY_LIMIT: Duration = Duration::from_mins(2);
+/// Maximum length in characters of a store's error.
+const MAX_ERROR_CHARS: usize = 600;
 /// Maximum size in bytes of a file with CA certificates.
 const MAX_CA_FILE: u64 = 1 << 20;
 
@@ -79,7 +81,10 @@ impl S3Store {
         };
         let options = ClientOptions::new().with_allow_http(is_plain);
         let place = settings.place();
-        let failed = |source| StoreError::Remote { place: place.clone(), source: Box::new(source) };
+        let failed = |error: object_store::Error| StoreError::Remote {
+            place: place.clone(),
+            text: summarise(&error_chain(&error)),
+        };
         let bucket = builder
             .with_client_options(options)
             .with_http_connector(RustlsConnector::new(settings)?)
@@ -94,7 +99,9 @@ impl S3Store {
         let (place, file) = (self.place.clone(), file.to_owned());
         move |error| match error {
             object_store::Error::NotFound { .. } => StoreError::Missing(format!("{place}/{file}")),
-            source => StoreError::Remote { place: place.clone(), source: Box::new(source) },
+            error => {
+                StoreError::Remote { place: place.clone(), text: summarise(&error_chain(&error)) }
+            }
         }
     }
 
@@ -229,6 +236,21 @@ impl S3Store {
     }
 }
 
+/// Cuts off the body of a store's answer, apart from its code and its message. The body may repeat
+/// the signed request, with a token in it.
+fn summarise(error: &str) -> String {
+    let (text, body) = error.split_at(error.find('<').unwrap_or(error.len()));
+    let element = |name: &str| {
+        let (_, rest) = body.split_once(&format!("<{name}>"))?;
+        rest.split_once(&format!("</{name}>")).map(|(value, _)| value)
+    };
+    let parts = [element("Code"), element("Message")].into_iter().flatten();
+    let said = parts.collect::<Vec<_>>().join(": ");
+    let text = text.trim_end_matches([' ', ':']);
+    let whole = if said.is_empty() { text.to_owned() } else { format!("{text}: {said}") };
+    whole.chars().take(MAX_ERROR_CHARS).collect()
+}
+
 /// Makes HTTP clients with our TLS library. The crate's own would bring another one.
 #[derive(Debug)]
 struct RustlsConnector {
@@ -283,5 +305,24 @@ impl HttpConnector for RustlsConnector {
             source: source.into(),
         };
         Ok(HttpClient::new(client.map_err(failed)?))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_error_has_the_stores_code_and_message_and_not_the_request() {
+        let error = "Server returned non-2xx status code: 403 Forbidden: <?xml version=\"1.0\"?> \
+                     <Error><Code>SignatureDoesNotMatch</Code><Message>Check your key.</Message>\
+                     <CanonicalRequest>x-amz-security-token:hush</CanonicalRequest></Error>";
+        let shown = summarise(error);
+        assert_eq!(
+            shown,
+            "Server returned non-2xx status code: 403 Forbidden: SignatureDoesNotMatch: Check your key."
+        );
+        assert_eq!(summarise("Connection refused"), "Connection refused");
+        assert_eq!(summarise(&"x".repeat(10_000)).len(), MAX_ERROR_CHARS);
     }
 }

@@ -41,7 +41,7 @@ pub(crate) async fn run(typed: &BackupCommand, printer: &mut Printer<'_>) -> Res
         typed,
     };
     if let Some(exposure) = settings.exposure() {
-        session.note(&format!("note: {exposure}"));
+        session.note(&exposure);
     }
     let mut output = BackupOutput { printer, json: typed.access.json };
     match &typed.verb {
@@ -87,9 +87,12 @@ impl BackupOutput<'_, '_> {
 }
 
 impl BackupSession<'_> {
-    /// Prints a line to standard error, with `--json` as a JSON document.
+    /// Prints a note to standard error, with `--json` as a JSON document.
     fn note(&self, text: &str) {
-        print_note(text, self.typed.access.json);
+        match self.typed.access.json {
+            true => print_note(text, true),
+            false => print_note(&format!("note: {text}"), false),
+        }
     }
 
     /// Returns the cluster that was typed, that of this host, or the only one in the store.

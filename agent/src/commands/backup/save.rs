@@ -22,7 +22,7 @@ pub(super) async fn run(
     let recipients = check_recipients(&recipients.backup_recipient)?;
     if recipients.is_empty() {
         session.note(
-            "note: the backup will not be encrypted: it holds all data of the cluster. Say \
+            "the backup will not be encrypted: it holds all data of the cluster. Say \
              --backup-recipient age1…, and keep its private key elsewhere",
         );
     }
@@ -39,6 +39,8 @@ pub(super) async fn run(
         spool: session.spool.clone(),
         progress: Progress::default(),
     };
+    // A store that can't be reached is found before the snapshot is streamed.
+    session.listing(&round.cluster).await?;
     let work = round.save(&node, &session.store, |_| true);
     let saved = show_progress(&round.progress, access.json, work).await;
     let saved = saved.map_err(|error| ExitError::Failed(error_chain(&error)))?;
