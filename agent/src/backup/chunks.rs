@@ -10,7 +10,7 @@ use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 
 use super::encryption::{BackupRecipient, copy_encrypted};
-use super::progress::Progress;
+use super::progress::BackupProgress;
 
 /// Size in bytes of a chunk, apart from the last one.
 const CHUNK_BYTES: usize = 256 << 10;
@@ -21,7 +21,7 @@ const MAX_WAITING_CHUNKS: usize = 4;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct FileDigest {
     pub bytes: u64,
-    /// SHA-256 in hexadecimal.
+    /// SHA-256 of all bytes, in hexadecimal.
     pub sha256: String,
 }
 
@@ -62,7 +62,7 @@ impl ChunkSource {
     pub(super) fn of_file(
         mut file: File,
         recipients: Vec<BackupRecipient>,
-        progress: Progress,
+        progress: BackupProgress,
     ) -> Self {
         let (sender, chunks) = mpsc::channel(MAX_WAITING_CHUNKS);
         let reading = tokio::task::spawn_blocking(move || {
@@ -154,7 +154,7 @@ mod tests {
             let content: Vec<u8> = (0..length).map(|at| at as u8).collect();
             let mut file = tempfile::tempfile().unwrap();
             file.write_all(&content).unwrap();
-            let source = ChunkSource::of_file(file, Vec::new(), Progress::default());
+            let source = ChunkSource::of_file(file, Vec::new(), BackupProgress::default());
             let (all, digest) = read_all(source).await;
             assert_eq!((all.len(), digest.bytes), (length, length as u64));
             let mut expected = Digester::default();
@@ -169,7 +169,7 @@ mod tests {
         let path = dir.path().join("file");
         // A file that is open for writing only.
         let file = File::create(path).unwrap();
-        let mut source = ChunkSource::of_file(file, Vec::new(), Progress::default());
+        let mut source = ChunkSource::of_file(file, Vec::new(), BackupProgress::default());
         assert!(source.next().await.is_err());
         assert!(source.next().await.is_err());
         assert_eq!(source.digest(), None);

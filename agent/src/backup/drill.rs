@@ -47,7 +47,7 @@ pub(crate) enum DrillError {
     /// The certificates of the trial can't be made.
     #[error("the trial's certificates can't be made")]
     Certificates(#[source] Box<dyn std::error::Error + Send + Sync>),
-    /// The restore failed.
+    /// The restoring program ended with an error.
     #[error("the restore failed ({status}): {output}")]
     Restore {
         /// How the program ended.
@@ -61,14 +61,14 @@ pub(crate) enum DrillError {
     /// The restored member has other data than the backup.
     #[error("the restored member has {what} {found}, and the backup {expected}")]
     Difference {
-        /// Property that differs.
+        /// Name of the property that differs.
         what: &'static str,
         found: u64,
         expected: u64,
     },
 }
 
-/// What a trial has shown.
+/// Result of a successful trial.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub(crate) struct DrillResult {
     /// Kind of the program that was started.

@@ -9,7 +9,7 @@ use std::str::FromStr;
 use age::x25519;
 use zeroize::Zeroizing;
 
-use super::progress::Progress;
+use super::progress::BackupProgress;
 
 /// Bytes that are copied at once.
 const BUFFER_BYTES: usize = 256 << 10;
@@ -54,7 +54,7 @@ pub(crate) struct BackupIdentities(Vec<x25519::Identity>);
 
 /// Why identities can't be read.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum IdentityError {
+pub(crate) enum IdentityFileError {
     /// The file can't be read.
     #[error("the file can't be read")]
     File(#[source] io::Error),
@@ -67,8 +67,9 @@ pub(crate) enum IdentityError {
 }
 
 /// Reads the private keys in a file that `age-keygen` wrote.
-pub(crate) fn read_identities(path: &Path) -> Result<BackupIdentities, IdentityError> {
-    let bytes = muster_files::read_named(path, MAX_IDENTITY_FILE).map_err(IdentityError::File)?;
+pub(crate) fn read_identities(path: &Path) -> Result<BackupIdentities, IdentityFileError> {
+    let bytes =
+        muster_files::read_named(path, MAX_IDENTITY_FILE).map_err(IdentityFileError::File)?;
     let bytes = Zeroizing::new(bytes);
     let mut identities = Vec::new();
     for (at, line) in bytes.split(|byte| *byte == b'\n').enumerate() {
@@ -77,11 +78,11 @@ pub(crate) fn read_identities(path: &Path) -> Result<BackupIdentities, IdentityE
             continue;
         }
         let identity = std::str::from_utf8(line).ok().and_then(|line| line.parse().ok());
-        identities.push(identity.ok_or(IdentityError::Line(at + 1))?);
+        identities.push(identity.ok_or(IdentityFileError::Line(at + 1))?);
     }
     match identities.len() {
         1..=MAX_IDENTITIES => Ok(BackupIdentities(identities)),
-        count => Err(IdentityError::Count(count)),
+        count => Err(IdentityFileError::Count(count)),
     }
 }
 
@@ -105,7 +106,7 @@ pub(super) fn copy_encrypted<W: Write>(
     mut from: impl Read,
     to: W,
     recipients: &[BackupRecipient],
-    progress: &Progress,
+    progress: &BackupProgress,
 ) -> io::Result<W> {
     if recipients.is_empty() {
         let mut to = to;
@@ -119,7 +120,7 @@ pub(super) fn copy_encrypted<W: Write>(
     sink.finish()
 }
 
-fn copy(from: &mut impl Read, to: &mut impl Write, progress: &Progress) -> io::Result<()> {
+fn copy(from: &mut impl Read, to: &mut impl Write, progress: &BackupProgress) -> io::Result<()> {
     let mut buffer = vec![0; BUFFER_BYTES];
     loop {
         let read = match from.read(&mut buffer) {
@@ -139,7 +140,7 @@ pub(super) fn decrypt(
     from: &mut File,
     to: &mut File,
     identities: &BackupIdentities,
-    progress: &Progress,
+    progress: &BackupProgress,
 ) -> Result<(), DecryptionError> {
     ensure_short_header(from)?;
     let damaged = |error: age::DecryptError| match error {
@@ -193,7 +194,7 @@ mod tests {
 
     fn decrypted(bytes: &[u8], identities: &BackupIdentities) -> Result<Vec<u8>, DecryptionError> {
         let mut plain = tempfile::tempfile().unwrap();
-        decrypt(&mut file_of(bytes), &mut plain, identities, &Progress::default())?;
+        decrypt(&mut file_of(bytes), &mut plain, identities, &BackupProgress::default())?;
         let mut bytes = Vec::new();
         plain.seek(SeekFrom::Start(0)).unwrap();
         plain.read_to_end(&mut bytes).unwrap();
@@ -207,7 +208,8 @@ mod tests {
         let (second, to_second) = identities();
         let (stranger, _) = identities();
         let to = [to_first, to_second];
-        let sealed = copy_encrypted(&content[..], Vec::new(), &to, &Progress::default()).unwrap();
+        let sealed =
+            copy_encrypted(&content[..], Vec::new(), &to, &BackupProgress::default()).unwrap();
         assert!(sealed.starts_with(b"age-encryption.org/v1\n"));
         assert_eq!(decrypted(&sealed, &first).unwrap(), content);
         assert_eq!(decrypted(&sealed, &second).unwrap(), content);
@@ -248,8 +250,8 @@ mod tests {
         std::fs::write(&path, format!("# created: today\n# public key: age1…\n{key}\n")).unwrap();
         assert_eq!(read_identities(&path).unwrap().0.len(), 1);
         std::fs::write(&path, "# nothing\n").unwrap();
-        assert!(matches!(read_identities(&path), Err(IdentityError::Count(0))));
+        assert!(matches!(read_identities(&path), Err(IdentityFileError::Count(0))));
         std::fs::write(&path, format!("{key}\nage1xyz\n")).unwrap();
-        assert!(matches!(read_identities(&path), Err(IdentityError::Line(2))));
+        assert!(matches!(read_identities(&path), Err(IdentityFileError::Line(2))));
     }
 }

@@ -11,16 +11,16 @@ use super::encryption::{BackupIdentities, DecryptionError, decrypt};
 use super::inspect::{InspectError, inspect};
 use super::manifest::{MAX_MANIFEST_BYTES, Manifest, ManifestError, SnapshotFacts};
 use super::name::{BackupName, ClusterFolder};
-use super::progress::{BackupStep, Progress};
+use super::progress::{BackupProgress, BackupStep};
 use super::spool::{NoSpaceError, Spool};
-use super::store::{BackupStore, StoreError, next_chunk};
+use super::store::{BackupStore, BackupStoreError, next_chunk};
 
-/// What is wrong with a backup, or with the means to look at it.
+/// Reason why a backup was not proved: a fault of the backup, or of the means to look at it.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ExamineError {
     /// The store failed, which says nothing about the backup.
     #[error("the backup can't be fetched")]
-    Store(#[source] StoreError),
+    Store(#[source] BackupStoreError),
     /// A file of the backup is missing.
     #[error("the store has no {0}")]
     Missing(String),
@@ -30,7 +30,7 @@ pub(crate) enum ExamineError {
     /// The stored file has another length or hash than its manifest says.
     #[error("the stored file is damaged: its {what} is {found}, and the manifest says {expected}")]
     Stored {
-        /// Property that differs.
+        /// Name of the property that differs.
         what: &'static str,
         found: String,
         expected: String,
@@ -76,10 +76,10 @@ impl ExamineError {
     }
 }
 
-impl From<StoreError> for ExamineError {
-    fn from(error: StoreError) -> Self {
+impl From<BackupStoreError> for ExamineError {
+    fn from(error: BackupStoreError) -> Self {
         match error {
-            StoreError::Missing(file) => Self::Missing(file),
+            BackupStoreError::Missing(file) => Self::Missing(file),
             error => Self::Store(error),
         }
     }
@@ -118,14 +118,14 @@ pub(crate) async fn read_manifest(
     Ok(Manifest::parse(&bytes, cluster, name)?)
 }
 
-/// What an examination needs besides the backup.
+/// Means to examine the backups of one cluster.
 pub(crate) struct Examiner {
     pub store: BackupStore,
     pub cluster: ClusterFolder,
     /// Private keys for encrypted backups.
     pub identities: Option<BackupIdentities>,
     pub spool: Spool,
-    pub progress: Progress,
+    pub progress: BackupProgress,
 }
 
 impl Examiner {

@@ -13,7 +13,7 @@ use prost::Message as _;
 use ring::digest;
 
 use super::manifest::SnapshotFacts;
-use super::progress::Progress;
+use super::progress::BackupProgress;
 
 /// Number of bytes of a SHA-256 hash.
 const HASH_BYTES: u64 = 32;
@@ -75,7 +75,7 @@ impl From<BboltReadError> for InspectError {
 /// Reads a whole snapshot file, its hash included.
 pub(super) fn inspect(
     mut source: impl Read + Seek,
-    progress: &Progress,
+    progress: &BackupProgress,
 ) -> Result<SnapshotFacts, InspectError> {
     let (bytes, sha256) = check_hash(&mut source, progress)?;
     let mut reader = BboltReader::open(source)?;
@@ -88,7 +88,7 @@ pub(super) fn inspect(
 /// Compares the content with the hash at its end. Returns the file's size and the hash.
 fn check_hash(
     source: &mut (impl Read + Seek),
-    progress: &Progress,
+    progress: &BackupProgress,
 ) -> Result<(u64, String), InspectError> {
     let bytes = source.seek(SeekFrom::End(0)).map_err(InspectError::Io)?;
     if bytes % SECTOR_BYTES != HASH_BYTES || bytes == HASH_BYTES {
@@ -249,7 +249,7 @@ mod tests {
     ];
 
     fn inspect_bytes(file: &[u8]) -> Result<SnapshotFacts, InspectError> {
-        inspect(Cursor::new(file), &Progress::default())
+        inspect(Cursor::new(file), &BackupProgress::default())
     }
 
     #[test]

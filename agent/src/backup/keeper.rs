@@ -14,7 +14,7 @@ use uuid::Uuid;
 use super::examine::read_manifest;
 use super::manifest::Manifest;
 use super::name::{BackupName, ClusterFolder};
-use super::progress::Progress;
+use super::progress::BackupProgress;
 use super::save::{BackupRound, FailureReason, SaveError};
 use super::schedule::{due_at, newest, retry_pause};
 use super::settings::BackupSettings;
@@ -210,7 +210,7 @@ impl BackupKeeper {
             cluster_name: Some(self.cluster_name.clone()),
             recipients: self.settings.recipients.clone(),
             spool: self.settings.open_spool(&self.layout).map_err(SaveError::SpoolFile)?,
-            progress: Progress::default(),
+            progress: BackupProgress::default(),
         };
         let saved = {
             let every = self.settings.every;
@@ -250,7 +250,11 @@ impl BackupKeeper {
     }
 
     /// Shows the progress of a round until the round ends.
-    async fn show_progress<T>(&self, progress: &Progress, round: impl Future<Output = T>) -> T {
+    async fn show_progress<T>(
+        &self,
+        progress: &BackupProgress,
+        round: impl Future<Output = T>,
+    ) -> T {
         let since = Timestamp::now();
         let mut round = std::pin::pin!(round);
         loop {

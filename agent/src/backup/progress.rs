@@ -53,7 +53,7 @@ impl BackupStep {
 
 /// A shared count of the bytes of the current step. Cloning is cheap.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Progress(Arc<Counters>);
+pub(crate) struct BackupProgress(Arc<Counters>);
 
 #[derive(Debug, Default)]
 struct Counters {
@@ -61,7 +61,7 @@ struct Counters {
     bytes: AtomicU64,
 }
 
-impl Progress {
+impl BackupProgress {
     /// Begins a step, whose bytes are counted from 0.
     pub(crate) fn begin(&self, step: BackupStep) {
         let number = BackupStep::ALL.iter().position(|each| *each == step).unwrap_or_default();

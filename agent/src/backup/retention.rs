@@ -1,4 +1,4 @@
-//! Which backups are deleted after a new one was published; pure.
+//! Decides which backups are deleted after a new one was published; pure.
 
 use std::time::Duration;
 
@@ -23,7 +23,7 @@ pub(crate) struct RetentionPolicy {
     pub max_age: Option<Duration>,
 }
 
-/// What a round deletes.
+/// Files and backups that a round deletes.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct DeletionPlan {
     /// Published backups, oldest first.

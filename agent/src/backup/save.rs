@@ -16,10 +16,10 @@ use super::manifest::{
     BackupMember, Encryption, MAX_MANIFEST_BYTES, Manifest, SnapshotFacts, StoredFile,
 };
 use super::name::{BackupName, ClusterFolder};
-use super::progress::{BackupStep, Progress};
+use super::progress::{BackupProgress, BackupStep};
 use super::retention::{self, RetentionPolicy};
 use super::spool::{NoSpaceError, Spool, is_full};
-use super::store::{BackupStore, StoreError};
+use super::store::{BackupStore, BackupStoreError};
 use crate::cluster::{ClusterApiClient, ClusterError, NodeStatus};
 use crate::exit::error_chain;
 
@@ -100,9 +100,9 @@ pub(crate) enum SaveError {
         /// Revision that the node had before the snapshot began.
         expected: u64,
     },
-    /// The store failed.
+    /// The store failed, or refused.
     #[error("the backup can't be stored")]
-    Store(#[from] StoreError),
+    Store(#[from] BackupStoreError),
     /// The store has another number of bytes than were sent.
     #[error("the store has {found} bytes of {expected} that were sent: the backup does not count")]
     StoredSize {
@@ -134,7 +134,7 @@ impl SaveError {
     }
 }
 
-/// What every round of one cluster has in common.
+/// Settings that all rounds of one cluster have in common.
 #[derive(Clone, Debug)]
 pub(crate) struct BackupRound {
     pub cluster: ClusterFolder,
@@ -142,7 +142,7 @@ pub(crate) struct BackupRound {
     pub cluster_name: Option<String>,
     pub recipients: Vec<BackupRecipient>,
     pub spool: Spool,
-    pub progress: Progress,
+    pub progress: BackupProgress,
 }
 
 impl BackupRound {
@@ -252,7 +252,8 @@ impl BackupRound {
         let data = name.data_file(is_encrypted);
         let mut source = ChunkSource::of_file(file, self.recipients.clone(), self.progress.clone());
         store.put(&self.cluster, &data, &mut source).await?;
-        let unread = || StoreError::Source(io::Error::other("the file was not read to its end"));
+        let unread =
+            || BackupStoreError::Source(io::Error::other("the file was not read to its end"));
         let digest = source.digest().ok_or_else(unread)?.clone();
         let found = store.size(&self.cluster, &data).await?;
         if found != digest.bytes {
@@ -274,7 +275,7 @@ impl BackupRound {
         store: &BackupStore,
         policy: &RetentionPolicy,
         saved: &BackupName,
-    ) -> Result<Vec<BackupName>, StoreError> {
+    ) -> Result<Vec<BackupName>, BackupStoreError> {
         let listing = store.list(&self.cluster).await?;
         let plan = retention::plan(&listing, policy, saved, Timestamp::now());
         let mut deleted = Vec::new();
@@ -297,13 +298,13 @@ impl BackupRound {
         &self,
         store: &BackupStore,
         name: &BackupName,
-    ) -> Result<Result<(), String>, StoreError> {
+    ) -> Result<Result<(), String>, BackupStoreError> {
         let file = name.manifest_file();
         let bytes = match store.get_small(&self.cluster, &file, MAX_MANIFEST_BYTES).await {
             Ok(bytes) => bytes,
-            Err(error @ StoreError::TooLong { .. }) => return Ok(Err(error_chain(&error))),
+            Err(error @ BackupStoreError::TooLong { .. }) => return Ok(Err(error_chain(&error))),
             // Another agent has deleted the backup just now.
-            Err(StoreError::Missing(_)) => return Ok(Ok(())),
+            Err(BackupStoreError::Missing(_)) => return Ok(Ok(())),
             Err(error) => return Err(error),
         };
         let manifest = match Manifest::parse(&bytes, &self.cluster, name) {

@@ -118,7 +118,7 @@ impl StoreSettings {
     }
 }
 
-/// What a scheduled backup needs, besides its cluster.
+/// Settings of scheduled backups.
 #[derive(Clone, Debug)]
 pub(crate) struct BackupSettings {
     pub store: StoreSettings,
@@ -127,7 +127,7 @@ pub(crate) struct BackupSettings {
     /// Interval between two backups.
     pub every: Duration,
     pub retention: RetentionPolicy,
-    /// Which member's agent saves.
+    /// The member whose agent saves.
     pub by: BackupBy,
     /// Public keys for which backups are encrypted.
     pub recipients: Vec<BackupRecipient>,

@@ -28,7 +28,7 @@ EXIT CODES
 /// Location of the store of backups, and how it is reached.
 #[derive(Args, Clone, Debug, Default)]
 pub(crate) struct BackupStoreArguments {
-    /// Where backups are: a directory, or s3://BUCKET/PREFIX of an S3-compatible store.
+    /// Store of the backups: a directory, or s3://BUCKET/PREFIX of an S3-compatible store.
     #[arg(long, value_name = "DIR|URL", env = "MUSTER_BACKUP_TO", global = true)]
     pub backup_to: Option<String>,
     /// URL of the S3-compatible service (default: Amazon's, or AWS_ENDPOINT_URL).
@@ -56,7 +56,7 @@ pub(crate) struct BackupRecipientArguments {
     pub backup_recipient: Vec<BackupRecipient>,
 }
 
-/// Which member's agent saves the scheduled backups.
+/// The member whose agent saves the scheduled backups.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub(crate) enum BackupBy {
     /// The agent whose node leads; give all agents the same flags.
@@ -91,7 +91,7 @@ pub(crate) struct BackupRetentionArguments {
     /// Age from which a backup is deleted although it is among those: 30d (default: none).
     #[arg(long, value_name = "TIME", env = "MUSTER_BACKUP_KEEP_FOR", value_parser = parse_interval)]
     pub backup_keep_for: Option<Duration>,
-    /// Whose agent saves: the leader's, or this host's.
+    /// Agent that saves: the leader's, or this host's.
     #[arg(long, value_enum, value_name = "WHO", env = "MUSTER_BACKUP_BY", default_value_t)]
     pub backup_by: BackupBy,
 }

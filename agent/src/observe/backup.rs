@@ -1,4 +1,4 @@
-//! What the agent's status says about backups.
+//! The part of the agent's status about backups.
 
 use std::collections::BTreeMap;
 

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use bytes::Bytes;
 use futures_util::StreamExt;
 
-use super::{STALL_LIMIT, StoreError, StoredBytes, within};
+use super::{BackupStoreError, STALL_LIMIT, StoredBytes, within};
 use crate::backup::chunks::ChunkSource;
 use crate::backup::name::{BackupFile, ClusterFolder};
 
@@ -33,7 +33,7 @@ impl DirectoryStore {
     }
 
     /// Returns the names of at most `limit` folders.
-    pub(super) async fn folders(&self, limit: usize) -> Result<Vec<String>, StoreError> {
+    pub(super) async fn folders(&self, limit: usize) -> Result<Vec<String>, BackupStoreError> {
         let root = self.root.clone();
         blocking(move || names(&root, limit)).await
     }
@@ -43,22 +43,22 @@ impl DirectoryStore {
         &self,
         cluster: &ClusterFolder,
         limit: usize,
-    ) -> Result<Vec<String>, StoreError> {
+    ) -> Result<Vec<String>, BackupStoreError> {
         let folder = self.folder(cluster);
         blocking(move || names(&folder, limit)).await
     }
 
     /// Makes the directory and the cluster's folder in it (0700), if they are missing.
-    async fn make_folder(&self, cluster: &ClusterFolder) -> Result<PathBuf, StoreError> {
+    async fn make_folder(&self, cluster: &ClusterFolder) -> Result<PathBuf, BackupStoreError> {
         let (root, folder) = (self.root.clone(), self.folder(cluster));
         blocking(move || {
             // A directory of a person's choice may have been made with other modes; only its
             // owner decides about it.
             if !root.exists() {
-                muster_files::open_own_folder(&root).map_err(StoreError::Folder)?;
+                muster_files::open_own_folder(&root).map_err(BackupStoreError::Folder)?;
             }
-            muster_files::data::make_folder(&folder).map_err(StoreError::Folder)?;
-            muster_files::sync(&root).map_err(StoreError::Folder)?;
+            muster_files::data::make_folder(&folder).map_err(BackupStoreError::Folder)?;
+            muster_files::sync(&root).map_err(BackupStoreError::Folder)?;
             Ok(folder)
         })
         .await
@@ -69,7 +69,7 @@ impl DirectoryStore {
         cluster: &ClusterFolder,
         file: &str,
         source: &mut ChunkSource,
-    ) -> Result<(), StoreError> {
+    ) -> Result<(), BackupStoreError> {
         let folder = self.make_folder(cluster).await?;
         let part = folder.join(BackupFile::unfinished(file));
         let written = self.write(&part, &folder.join(file), source).await;
@@ -85,10 +85,10 @@ impl DirectoryStore {
         part: &Path,
         to: &Path,
         source: &mut ChunkSource,
-    ) -> Result<(), StoreError> {
+    ) -> Result<(), BackupStoreError> {
         let (at, to) = (part.to_owned(), to.to_owned());
         let mut open = within("make a file", STALL_LIMIT, blocking(move || create(&at))).await?;
-        while let Some(chunk) = source.next().await.map_err(StoreError::Source)? {
+        while let Some(chunk) = source.next().await.map_err(BackupStoreError::Source)? {
             let at = part.to_owned();
             let work = blocking(move || {
                 open.write_all(&chunk).map_err(failed("write", &at))?;
@@ -99,7 +99,7 @@ impl DirectoryStore {
         let at = part.to_owned();
         let work = blocking(move || {
             open.sync_all().map_err(failed("write", &at))?;
-            muster_files::rename(&at, &to).map_err(StoreError::Folder)
+            muster_files::rename(&at, &to).map_err(BackupStoreError::Folder)
         });
         within("sync a file", STALL_LIMIT, work).await
     }
@@ -109,14 +109,14 @@ impl DirectoryStore {
         cluster: &ClusterFolder,
         file: &str,
         bytes: Vec<u8>,
-    ) -> Result<(), StoreError> {
+    ) -> Result<(), BackupStoreError> {
         let folder = self.make_folder(cluster).await?;
         let (part, to) = (folder.join(BackupFile::unfinished(file)), folder.join(file));
         blocking(move || {
             let mut open = create(&part)?;
             open.write_all(&bytes).map_err(failed("write", &part))?;
             open.sync_all().map_err(failed("write", &part))?;
-            muster_files::rename(&part, &to).map_err(StoreError::Folder)
+            muster_files::rename(&part, &to).map_err(BackupStoreError::Folder)
         })
         .await
     }
@@ -125,7 +125,7 @@ impl DirectoryStore {
         &self,
         cluster: &ClusterFolder,
         file: &str,
-    ) -> Result<u64, StoreError> {
+    ) -> Result<u64, BackupStoreError> {
         let path = self.folder(cluster).join(file);
         blocking(move || Ok(path.metadata().map_err(failed("read", &path))?.len())).await
     }
@@ -134,12 +134,12 @@ impl DirectoryStore {
         &self,
         cluster: &ClusterFolder,
         file: &str,
-    ) -> Result<StoredBytes, StoreError> {
+    ) -> Result<StoredBytes, BackupStoreError> {
         let path = self.folder(cluster).join(file);
         let at = path.clone();
         let open = blocking(move || {
             muster_files::open_named(&at).map_err(|error| match error.kind() {
-                io::ErrorKind::NotFound => StoreError::Missing(at.display().to_string()),
+                io::ErrorKind::NotFound => BackupStoreError::Missing(at.display().to_string()),
                 _ => failed("read", &at)(error),
             })
         });
@@ -159,7 +159,7 @@ impl DirectoryStore {
         &self,
         cluster: &ClusterFolder,
         file: &str,
-    ) -> Result<(), StoreError> {
+    ) -> Result<(), BackupStoreError> {
         let path = self.folder(cluster).join(file);
         blocking(move || match std::fs::remove_file(&path) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
@@ -169,19 +169,19 @@ impl DirectoryStore {
     }
 }
 
-fn failed(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> StoreError + use<> {
+fn failed(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> BackupStoreError + use<> {
     let path = path.to_owned();
-    move |source| StoreError::File { action, path, source }
+    move |source| BackupStoreError::File { action, path, source }
 }
 
-fn create(path: &Path) -> Result<File, StoreError> {
+fn create(path: &Path) -> Result<File, BackupStoreError> {
     let mut options = OpenOptions::new();
     options.write(true).create(true).truncate(true).mode(PRIVATE);
-    muster_files::open(path, &mut options).map_err(StoreError::Folder)
+    muster_files::open(path, &mut options).map_err(BackupStoreError::Folder)
 }
 
 /// Returns the names in a folder; none if the folder is missing.
-fn names(folder: &Path, limit: usize) -> Result<Vec<String>, StoreError> {
+fn names(folder: &Path, limit: usize) -> Result<Vec<String>, BackupStoreError> {
     let mut names = Vec::new();
     let entries = match std::fs::read_dir(folder) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(names),
@@ -191,7 +191,7 @@ fn names(folder: &Path, limit: usize) -> Result<Vec<String>, StoreError> {
         let entry = entry.map_err(failed("read", folder))?;
         if names.len() == limit {
             let what = folder.display().to_string();
-            return Err(StoreError::TooLong { what, limit: limit as u64 });
+            return Err(BackupStoreError::TooLong { what, limit: limit as u64 });
         }
         names.extend(entry.file_name().into_string());
     }
@@ -200,8 +200,9 @@ fn names(folder: &Path, limit: usize) -> Result<Vec<String>, StoreError> {
 
 /// Runs work that may block, as any file of a network file system does.
 async fn blocking<T: Send + 'static>(
-    work: impl FnOnce() -> Result<T, StoreError> + Send + 'static,
-) -> Result<T, StoreError> {
-    let panicked = |error: tokio::task::JoinError| StoreError::Source(io::Error::other(error));
+    work: impl FnOnce() -> Result<T, BackupStoreError> + Send + 'static,
+) -> Result<T, BackupStoreError> {
+    let panicked =
+        |error: tokio::task::JoinError| BackupStoreError::Source(io::Error::other(error));
     tokio::task::spawn_blocking(work).await.map_err(panicked)?
 }

@@ -1,4 +1,4 @@
-//! Where backups lie: a directory, or a bucket of an S3-compatible store. Each cluster has a folder
+//! Stores of backups: a directory, or a bucket of an S3-compatible service. Each cluster has a folder
 //! there, with the files of its backups.
 
 mod credentials;
@@ -32,7 +32,7 @@ const STALL_LIMIT: Duration = Duration::from_mins(5);
 
 /// Why a store did not do what was asked.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum StoreError {
+pub(crate) enum BackupStoreError {
     /// The settings can't be used.
     #[error("{0}")]
     Settings(String),
@@ -78,7 +78,7 @@ pub(crate) enum StoreError {
     },
 }
 
-impl StoreError {
+impl BackupStoreError {
     /// Whether the store is full.
     pub(crate) fn is_full(&self) -> bool {
         matches!(self, Self::File { source, .. } if super::spool::is_full(source))
@@ -86,9 +86,9 @@ impl StoreError {
 }
 
 /// The bytes of a stored file, as they arrive.
-pub(super) type StoredBytes = BoxStream<'static, Result<Bytes, StoreError>>;
+pub(super) type StoredBytes = BoxStream<'static, Result<Bytes, BackupStoreError>>;
 
-/// An open store.
+/// An open store of backups.
 #[derive(Debug)]
 pub(crate) enum BackupStore {
     /// A directory of this host.
@@ -100,18 +100,19 @@ pub(crate) enum BackupStore {
 impl BackupStore {
     /// Opens a store. Credentials and certificates are read from their files each time, so that new
     /// ones take effect. Nothing is sent.
-    pub(crate) async fn open(settings: &StoreSettings) -> Result<Self, StoreError> {
+    pub(crate) async fn open(settings: &StoreSettings) -> Result<Self, BackupStoreError> {
         let settings = settings.clone();
         let opened = tokio::task::spawn_blocking(move || match settings {
             StoreSettings::Directory(path) => Ok(Self::Directory(DirectoryStore::new(path))),
             StoreSettings::S3(settings) => S3Store::open(&settings).map(Self::S3),
         });
-        let failed = |error| StoreError::Settings(format!("the store can't be opened: {error}"));
+        let failed =
+            |error| BackupStoreError::Settings(format!("the store can't be opened: {error}"));
         opened.await.map_err(failed)?
     }
 
     /// Returns the clusters that have a folder here.
-    pub(crate) async fn clusters(&self) -> Result<Vec<ClusterFolder>, StoreError> {
+    pub(crate) async fn clusters(&self) -> Result<Vec<ClusterFolder>, BackupStoreError> {
         let folders = within("list its clusters", OPERATION_LIMIT, async {
             match self {
                 Self::Directory(directory) => directory.folders(MAX_CLUSTERS).await,
@@ -125,7 +126,10 @@ impl BackupStore {
     }
 
     /// Lists a cluster's backups.
-    pub(crate) async fn list(&self, cluster: &ClusterFolder) -> Result<BackupListing, StoreError> {
+    pub(crate) async fn list(
+        &self,
+        cluster: &ClusterFolder,
+    ) -> Result<BackupListing, BackupStoreError> {
         let files = within("list its files", OPERATION_LIMIT, async {
             match self {
                 Self::Directory(directory) => directory.files(cluster, MAX_FILES).await,
@@ -141,7 +145,7 @@ impl BackupStore {
         cluster: &ClusterFolder,
         file: &str,
         source: &mut ChunkSource,
-    ) -> Result<(), StoreError> {
+    ) -> Result<(), BackupStoreError> {
         match self {
             Self::Directory(directory) => directory.put(cluster, file, source).await,
             Self::S3(s3) => s3.put(cluster, file, source).await,
@@ -154,7 +158,7 @@ impl BackupStore {
         cluster: &ClusterFolder,
         file: &str,
         bytes: Vec<u8>,
-    ) -> Result<(), StoreError> {
+    ) -> Result<(), BackupStoreError> {
         within("take a small file", OPERATION_LIMIT, async {
             match self {
                 Self::Directory(directory) => directory.put_small(cluster, file, bytes).await,
@@ -169,7 +173,7 @@ impl BackupStore {
         &self,
         cluster: &ClusterFolder,
         file: &str,
-    ) -> Result<u64, StoreError> {
+    ) -> Result<u64, BackupStoreError> {
         within("tell a file's size", OPERATION_LIMIT, async {
             match self {
                 Self::Directory(directory) => directory.size(cluster, file).await,
@@ -184,7 +188,7 @@ impl BackupStore {
         &self,
         cluster: &ClusterFolder,
         file: &str,
-    ) -> Result<StoredBytes, StoreError> {
+    ) -> Result<StoredBytes, BackupStoreError> {
         within("send a file", OPERATION_LIMIT, async {
             match self {
                 Self::Directory(directory) => directory.get(cluster, file).await,
@@ -200,7 +204,7 @@ impl BackupStore {
         cluster: &ClusterFolder,
         file: &str,
         limit: u64,
-    ) -> Result<Vec<u8>, StoreError> {
+    ) -> Result<Vec<u8>, BackupStoreError> {
         within("send a small file", OPERATION_LIMIT, async {
             let mut chunks = match self {
                 Self::Directory(directory) => directory.get(cluster, file).await?,
@@ -210,7 +214,7 @@ impl BackupStore {
             while let Some(chunk) = chunks.next().await.transpose()? {
                 bytes.extend_from_slice(&chunk);
                 if bytes.len() as u64 > limit {
-                    return Err(StoreError::TooLong { what: file.to_owned(), limit });
+                    return Err(BackupStoreError::TooLong { what: file.to_owned(), limit });
                 }
             }
             Ok(bytes)
@@ -223,7 +227,7 @@ impl BackupStore {
         &self,
         cluster: &ClusterFolder,
         file: &str,
-    ) -> Result<(), StoreError> {
+    ) -> Result<(), BackupStoreError> {
         within("delete a file", OPERATION_LIMIT, async {
             match self {
                 Self::Directory(directory) => directory.delete(cluster, file).await,
@@ -235,7 +239,7 @@ impl BackupStore {
 
     /// Checks that files can be written here, listed and deleted. The file lies in a folder that is
     /// no cluster's.
-    pub(crate) async fn probe(&self) -> Result<(), StoreError> {
+    pub(crate) async fn probe(&self) -> Result<(), BackupStoreError> {
         /// Name of the file that is written and deleted.
         const PROBE: &str = "muster-probe";
         let nobody = ClusterFolder::of_nobody();
@@ -246,7 +250,9 @@ impl BackupStore {
 }
 
 /// Returns the next chunk of a stored file.
-pub(super) async fn next_chunk(chunks: &mut StoredBytes) -> Result<Option<Bytes>, StoreError> {
+pub(super) async fn next_chunk(
+    chunks: &mut StoredBytes,
+) -> Result<Option<Bytes>, BackupStoreError> {
     within("send more of a file", STALL_LIMIT, async { chunks.next().await.transpose() }).await
 }
 
@@ -254,8 +260,8 @@ pub(super) async fn next_chunk(chunks: &mut StoredBytes) -> Result<Option<Bytes>
 async fn within<T>(
     action: &'static str,
     limit: Duration,
-    work: impl Future<Output = Result<T, StoreError>>,
-) -> Result<T, StoreError> {
-    let slow = |_| Err(StoreError::Slow { action, limit });
+    work: impl Future<Output = Result<T, BackupStoreError>>,
+) -> Result<T, BackupStoreError> {
+    let slow = |_| Err(BackupStoreError::Slow { action, limit });
     tokio::time::timeout(limit, work).await.unwrap_or_else(slow)
 }

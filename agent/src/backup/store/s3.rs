@@ -17,7 +17,7 @@ use rustls::pki_types::CertificateDer;
 use rustls::pki_types::pem::PemObject;
 
 use super::credentials::S3Credentials;
-use super::{STALL_LIMIT, StoreError, StoredBytes, within};
+use super::{BackupStoreError, STALL_LIMIT, StoredBytes, within};
 use crate::backup::chunks::ChunkSource;
 use crate::backup::name::ClusterFolder;
 use crate::backup::settings::S3Settings;
@@ -58,13 +58,13 @@ impl fmt::Debug for S3Store {
 impl S3Store {
     /// Opens a bucket. The environment's `AWS_…` variables count, as with the `aws` tool; what was
     /// typed goes before them.
-    pub(super) fn open(settings: &S3Settings) -> Result<Self, StoreError> {
+    pub(super) fn open(settings: &S3Settings) -> Result<Self, BackupStoreError> {
         let mut builder = AmazonS3Builder::from_env().with_bucket_name(&settings.bucket);
         if let Some(endpoint) = &settings.endpoint {
             builder = builder.with_endpoint(endpoint);
         }
         if let Some(file) = &settings.credentials {
-            let credentials = S3Credentials::read(file).map_err(StoreError::Settings)?;
+            let credentials = S3Credentials::read(file).map_err(BackupStoreError::Settings)?;
             builder = builder
                 .with_access_key_id(&credentials.access_key_id)
                 .with_secret_access_key(credentials.secret_access_key.as_str());
@@ -81,7 +81,7 @@ impl S3Store {
         };
         let options = ClientOptions::new().with_allow_http(is_plain);
         let place = settings.place();
-        let failed = |error: object_store::Error| StoreError::Remote {
+        let failed = |error: object_store::Error| BackupStoreError::Remote {
             place: place.clone(),
             text: summarise(&error_chain(&error)),
         };
@@ -95,13 +95,16 @@ impl S3Store {
         Ok(Self { bucket, prefix, place })
     }
 
-    fn failed(&self, file: &str) -> impl Fn(object_store::Error) -> StoreError + use<> {
+    fn failed(&self, file: &str) -> impl Fn(object_store::Error) -> BackupStoreError + use<> {
         let (place, file) = (self.place.clone(), file.to_owned());
         move |error| match error {
-            object_store::Error::NotFound { .. } => StoreError::Missing(format!("{place}/{file}")),
-            error => {
-                StoreError::Remote { place: place.clone(), text: summarise(&error_chain(&error)) }
+            object_store::Error::NotFound { .. } => {
+                BackupStoreError::Missing(format!("{place}/{file}"))
             }
+            error => BackupStoreError::Remote {
+                place: place.clone(),
+                text: summarise(&error_chain(&error)),
+            },
         }
     }
 
@@ -114,12 +117,12 @@ impl S3Store {
     }
 
     /// Returns the names of at most `limit` folders below the prefix.
-    pub(super) async fn folders(&self, limit: usize) -> Result<Vec<String>, StoreError> {
+    pub(super) async fn folders(&self, limit: usize) -> Result<Vec<String>, BackupStoreError> {
         let listed = self.bucket.list_with_delimiter(Some(&self.prefix)).await;
         let listed = listed.map_err(self.failed(""))?;
         if listed.common_prefixes.len() > limit {
             let what = self.place.clone();
-            return Err(StoreError::TooLong { what, limit: limit as u64 });
+            return Err(BackupStoreError::TooLong { what, limit: limit as u64 });
         }
         let names = listed.common_prefixes.iter().filter_map(|path| path.filename());
         Ok(names.map(str::to_owned).collect())
@@ -130,14 +133,14 @@ impl S3Store {
         &self,
         cluster: &ClusterFolder,
         limit: usize,
-    ) -> Result<Vec<String>, StoreError> {
+    ) -> Result<Vec<String>, BackupStoreError> {
         let folder = self.folder(cluster);
         let mut listed = self.bucket.list(Some(&folder));
         let mut names = Vec::new();
         while let Some(object) = listed.try_next().await.map_err(self.failed(cluster.as_str()))? {
             if names.len() == limit {
                 let what = format!("{}/{cluster}", self.place);
-                return Err(StoreError::TooLong { what, limit: limit as u64 });
+                return Err(BackupStoreError::TooLong { what, limit: limit as u64 });
             }
             // Files in folders of this folder are none of ours.
             let below = object.location.prefix_match(&folder).map_or(0, Iterator::count);
@@ -153,7 +156,7 @@ impl S3Store {
         cluster: &ClusterFolder,
         file: &str,
         source: &mut ChunkSource,
-    ) -> Result<(), StoreError> {
+    ) -> Result<(), BackupStoreError> {
         let path = self.path(cluster, file);
         let begun = self.bucket.put_multipart(&path);
         let begun = within("begin an upload", STALL_LIMIT, async {
@@ -183,8 +186,8 @@ impl S3Store {
         upload: &mut WriteMultipart,
         file: &str,
         source: &mut ChunkSource,
-    ) -> Result<(), StoreError> {
-        while let Some(chunk) = source.next().await.map_err(StoreError::Source)? {
+    ) -> Result<(), BackupStoreError> {
+        while let Some(chunk) = source.next().await.map_err(BackupStoreError::Source)? {
             within("take a part of an upload", STALL_LIMIT, async {
                 upload.wait_for_capacity(PARALLEL_PARTS).await.map_err(self.failed(file))
             })
@@ -199,7 +202,7 @@ impl S3Store {
         cluster: &ClusterFolder,
         file: &str,
         bytes: Vec<u8>,
-    ) -> Result<(), StoreError> {
+    ) -> Result<(), BackupStoreError> {
         let put = self.bucket.put(&self.path(cluster, file), bytes.into()).await;
         put.map(drop).map_err(self.failed(file))
     }
@@ -208,7 +211,7 @@ impl S3Store {
         &self,
         cluster: &ClusterFolder,
         file: &str,
-    ) -> Result<u64, StoreError> {
+    ) -> Result<u64, BackupStoreError> {
         let found = self.bucket.head(&self.path(cluster, file)).await;
         Ok(found.map_err(self.failed(file))?.size)
     }
@@ -217,7 +220,7 @@ impl S3Store {
         &self,
         cluster: &ClusterFolder,
         file: &str,
-    ) -> Result<StoredBytes, StoreError> {
+    ) -> Result<StoredBytes, BackupStoreError> {
         let found = self.bucket.get(&self.path(cluster, file)).await;
         let failed = self.failed(file);
         let found = found.map_err(&failed)?;
@@ -228,7 +231,7 @@ impl S3Store {
         &self,
         cluster: &ClusterFolder,
         file: &str,
-    ) -> Result<(), StoreError> {
+    ) -> Result<(), BackupStoreError> {
         match self.bucket.delete(&self.path(cluster, file)).await {
             Ok(()) | Err(object_store::Error::NotFound { .. }) => Ok(()),
             Err(error) => Err(self.failed(file)(error)),
@@ -258,13 +261,13 @@ struct RustlsConnector {
 }
 
 impl RustlsConnector {
-    fn new(settings: &S3Settings) -> Result<Self, StoreError> {
+    fn new(settings: &S3Settings) -> Result<Self, BackupStoreError> {
         let mut roots = RootCertStore::empty();
         match &settings.ca {
             Some(file) => {
                 let failed = |error: &dyn std::error::Error| {
                     let text = error_chain(error);
-                    StoreError::Settings(format!("--backup-ca {}: {text}", file.display()))
+                    BackupStoreError::Settings(format!("--backup-ca {}: {text}", file.display()))
                 };
                 let pem = muster_files::read_named(file, MAX_CA_FILE).map_err(|e| failed(&e))?;
                 for certificate in CertificateDer::pem_slice_iter(&pem) {
@@ -281,7 +284,7 @@ impl RustlsConnector {
         }
         let tls = rustls::ClientConfig::builder_with_provider(muster_tls::provider())
             .with_safe_default_protocol_versions()
-            .map_err(|error| StoreError::Settings(error.to_string()))?
+            .map_err(|error| BackupStoreError::Settings(error.to_string()))?
             .with_root_certificates(roots)
             .with_no_client_auth();
         Ok(Self { tls: Arc::new(tls) })

@@ -16,9 +16,9 @@ use tokio::time::sleep;
 use crate::backup::examine::{ExamineError, Examiner};
 use crate::backup::listing::BackupListing;
 use crate::backup::name::{BackupName, ClusterFolder};
-use crate::backup::progress::{Progress, format_bytes};
+use crate::backup::progress::{BackupProgress, format_bytes};
 use crate::backup::settings::{StoreSettings, command_spool};
-use crate::backup::store::{BackupStore, StoreError};
+use crate::backup::store::{BackupStore, BackupStoreError};
 use crate::backup::{Spool, read_identities};
 use crate::cli::{BackupChoice, BackupCommand, BackupSubcommand};
 use crate::commands::printer::Printer;
@@ -52,7 +52,7 @@ pub(crate) async fn run(typed: &BackupCommand, printer: &mut Printer<'_>) -> Res
     }
 }
 
-/// What the subcommands have in common.
+/// Settings that the subcommands have in common.
 struct BackupSession<'a> {
     typed: &'a BackupCommand,
     store: BackupStore,
@@ -154,7 +154,7 @@ impl BackupSession<'_> {
             cluster,
             identities: identities.transpose()?,
             spool: self.spool,
-            progress: Progress::default(),
+            progress: BackupProgress::default(),
         })
     }
 }
@@ -177,7 +177,11 @@ fn print_note(text: &str, json: bool) {
 }
 
 /// Shows the progress of long work on standard error until the work ends.
-async fn show_progress<T>(progress: &Progress, json: bool, work: impl Future<Output = T>) -> T {
+async fn show_progress<T>(
+    progress: &BackupProgress,
+    json: bool,
+    work: impl Future<Output = T>,
+) -> T {
     let mut work = std::pin::pin!(work);
     loop {
         tokio::select! {
@@ -190,9 +194,9 @@ async fn show_progress<T>(progress: &Progress, json: bool, work: impl Future<Out
     }
 }
 
-fn store_exit_error(error: StoreError) -> ExitError {
+fn store_exit_error(error: BackupStoreError) -> ExitError {
     match error {
-        StoreError::Settings(text) => ExitError::Usage(text),
+        BackupStoreError::Settings(text) => ExitError::Usage(text),
         error => ExitError::Failed(error_chain(&error)),
     }
 }

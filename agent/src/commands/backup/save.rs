@@ -2,7 +2,7 @@
 
 use super::{BackupOutput, BackupSession, own_cluster, show_progress, store_exit_error};
 use crate::backup::name::ClusterFolder;
-use crate::backup::progress::{Progress, format_bytes};
+use crate::backup::progress::{BackupProgress, format_bytes};
 use crate::backup::save::BackupRound;
 use crate::backup::settings::check_recipients;
 use crate::cli::BackupRecipientArguments;
@@ -37,7 +37,7 @@ pub(super) async fn run(
         cluster_name: own_cluster_name(access),
         recipients,
         spool: session.spool.clone(),
-        progress: Progress::default(),
+        progress: BackupProgress::default(),
     };
     // A store that can't be reached is found before the snapshot is streamed.
     session.listing(&round.cluster).await?;
