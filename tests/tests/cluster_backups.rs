@@ -404,6 +404,69 @@ fn check_wrong_credentials(testbed: &Testbed, gateway: &S3Gateway, flags: &[Stri
 }
 
 #[test]
+fn an_agent_that_is_killed_in_a_backup_makes_another_one_and_counts_none_twice() -> Result<()> {
+    let testbed = Testbed::start(Network::loopback(1), TestbedOptions::default())?;
+    let store = testbed.path("backups");
+    let tool = BackupTool::new(&directory_flags(&store)?);
+    let bundle = testbed.create_cluster_with_token("demo", 1)?;
+    let args = [tool.flags.clone(), owned(&EVERY)].concat();
+    let env = vec![("MUSTER_CRASH_AT".to_owned(), "backup-stored".to_owned())];
+    let options = AgentOptions { args, env, ..AgentOptions::default() };
+    let mut agent = testbed.agent_with(0, &bundle, options);
+    agent.start()?;
+    wait_for("the agent to be killed", LIMIT, || (!agent.is_running()).then_some(()))?;
+    let files = || -> Result<Vec<String>> {
+        let clusters = fs_err::read_dir(&store)?.collect::<Result<Vec<_>, _>>()?;
+        let folder = clusters.first().context("a folder")?.path();
+        let files = fs_err::read_dir(folder)?.collect::<Result<Vec<_>, _>>()?;
+        Ok(files.iter().map(|file| file.file_name().to_string_lossy().into_owned()).collect())
+    };
+    let left = files()?;
+    ensure!(left.len() == 1 && left[0].ends_with(".db"), "{left:?}");
+    ensure!(tool.manifests()?.is_empty(), "a snapshot without a manifest counts");
+    ensure!(tool.fail(&["verify"], 1)?.contains("no backup"), "nothing to verify");
+    let spool = agent.data_dir.join("agent/backup-spool");
+    ensure!(fs_err::read_dir(spool)?.count() == 0, "a temporary file is left");
+
+    agent.options.env.clear();
+    agent.start()?;
+    let next = tool.wait_for("a whole backup", |_| true)?;
+    tool.run(&["verify", text(&next["name"])])?;
+    ensure!(files()?.contains(&left[0]), "another agent could still be writing the leftover");
+    Ok(())
+}
+
+#[test]
+fn the_newest_stock_etcd_is_backed_up_and_restored_on_trial() -> Result<()> {
+    let work = Path::new(env!("CARGO_TARGET_TMPDIR"));
+    let (Some(etcd), Some(_)) = (stock_etcd::newest(work), stock_etcd::newest_etcdutl(work)) else {
+        return Ok(());
+    };
+    let folder = tempfile::tempdir()?;
+    let network = Network::loopback(1);
+    let mut node = NodeProcess::new(&network.hosts[0], "single", &etcd, folder.path());
+    let peer = format!("http://{}:2380", network.hosts[0].address);
+    node.flags.extend(owned(&["--name=single", &format!("--initial-cluster=single={peer}")]));
+    node.start()?;
+    node.wait_ready(LIMIT)?;
+    let url = client_url(&network.hosts[0]);
+    for key in ["a", "b", "c"] {
+        let mut put = Command::new("etcdctl");
+        put.env("ETCDCTL_API", "3").args(["--endpoints", &url, "put", key, "v"]);
+        ensure!(put.output()?.status.success(), "no put");
+    }
+    let tool = BackupTool::new(&directory_flags(&folder.path().join("backups"))?);
+    let manifest = tool.json(&["run", "--endpoints", &url])?;
+    ensure!(manifest["snapshot"]["keys"] == 3, "{manifest}");
+    for program in [etcd, program_path("muster-node")?] {
+        let drill = ["verify", "--drill", "--node-binary", path_text(&program)?];
+        let drilled = tool.json(&drill)?;
+        ensure!(drilled["backups"][0]["drill"]["keys"] == 3, "{drilled}");
+    }
+    Ok(())
+}
+
+#[test]
 fn a_check_tries_the_store_of_backups() -> Result<()> {
     let folder = tempfile::tempdir()?;
     let data = folder.path().join("data");

@@ -2,6 +2,7 @@
 
 use std::fs::File;
 use std::io::{self, Seek, SeekFrom};
+use std::sync::Arc;
 
 use serde::Serialize;
 use tokio::io::AsyncWriteExt;
@@ -123,7 +124,7 @@ pub(crate) struct Examiner {
     pub store: BackupStore,
     pub cluster: ClusterFolder,
     /// Private keys for encrypted backups.
-    pub identities: Option<BackupIdentities>,
+    pub identities: Option<Arc<BackupIdentities>>,
     pub spool: Spool,
     pub progress: BackupProgress,
 }
@@ -140,8 +141,11 @@ impl Examiner {
                 self.spool.ensure_space(manifest.snapshot.bytes)?;
                 let mut plain = self.spool.file().map_err(ExamineError::SpoolFile)?;
                 self.progress.begin(BackupStep::Decrypting);
-                decrypt(&mut stored, &mut plain, identities, &self.progress)?;
-                plain
+                let (identities, progress) = (Arc::clone(identities), self.progress.clone());
+                let work = tokio::task::spawn_blocking(move || {
+                    decrypt(&mut stored, &mut plain, &identities, &progress).map(|()| plain)
+                });
+                work.await.map_err(|error| ExamineError::Spool(io::Error::other(error)))??
             }
             (false, _) => stored,
         };

@@ -294,9 +294,9 @@ impl BackupKeeper {
         let next = format!("tried again in {} s", pause.as_secs());
         match reason {
             FailureReason::Unreadable => {
-                tracing::error!(reason = reason.as_str(), "no backup was made: {text}; {next}");
+                tracing::error!(reason = reason.as_str(), "the backup failed: {text}; {next}");
             }
-            _ => tracing::warn!(reason = reason.as_str(), "no backup was made: {text}; {next}"),
+            _ => tracing::warn!(reason = reason.as_str(), "the backup failed: {text}; {next}"),
         }
         self.show_failure(reason, text);
     }

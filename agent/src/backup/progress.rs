@@ -12,6 +12,8 @@ pub(crate) enum BackupStep {
     /// The node and the store are asked; nothing has been copied yet.
     #[default]
     Preparing,
+    /// The manifests of all backups are read.
+    Listing,
     /// The snapshot comes from the node.
     Receiving,
     /// The snapshot is read, to prove it.
@@ -27,8 +29,9 @@ pub(crate) enum BackupStep {
 }
 
 impl BackupStep {
-    const ALL: [Self; 7] = [
+    const ALL: [Self; 8] = [
         Self::Preparing,
+        Self::Listing,
         Self::Receiving,
         Self::Reading,
         Self::Storing,
@@ -41,6 +44,7 @@ impl BackupStep {
     pub(crate) fn as_str(self) -> &'static str {
         match self {
             Self::Preparing => "preparing",
+            Self::Listing => "reading the manifests",
             Self::Receiving => "receiving the snapshot",
             Self::Reading => "reading the snapshot",
             Self::Storing => "storing the snapshot",
@@ -51,7 +55,7 @@ impl BackupStep {
     }
 }
 
-/// A shared count of the bytes of the current step. Cloning is cheap.
+/// A shared count of the bytes (or manifests) of the current step. Cloning is cheap.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct BackupProgress(Arc<Counters>);
 
@@ -70,8 +74,18 @@ impl BackupProgress {
     }
 
     /// Counts further bytes of the step.
-    pub(super) fn add(&self, bytes: usize) {
+    pub(crate) fn add(&self, bytes: usize) {
         self.0.bytes.fetch_add(bytes as u64, Ordering::Relaxed);
+    }
+
+    /// Returns the current step and its count so far, for people.
+    pub(crate) fn to_text(&self) -> String {
+        let (step, count) = self.now();
+        let count = match step {
+            BackupStep::Listing => count.to_string(),
+            _ => format_bytes(count),
+        };
+        format!("{}: {count}", step.as_str())
     }
 
     /// Returns the current step and the number of its bytes so far.

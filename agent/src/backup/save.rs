@@ -21,6 +21,7 @@ use super::retention::{self, RetentionPolicy};
 use super::spool::{NoSpaceError, Spool, is_full};
 use super::store::{BackupStore, BackupStoreError};
 use crate::cluster::{ClusterApiClient, ClusterError, NodeStatus};
+use crate::crash::{self, Failpoint};
 use crate::exit::error_chain;
 
 /// The longest that a whole round may take. Leftovers are removed at an older age only.
@@ -101,7 +102,7 @@ pub(crate) enum SaveError {
         expected: u64,
     },
     /// The store failed, or refused.
-    #[error("the backup can't be stored")]
+    #[error("the store of backups can't be used")]
     Store(#[from] BackupStoreError),
     /// The store has another number of bytes than were sent.
     #[error("the store has {found} bytes of {expected} that were sent: the backup does not count")]
@@ -175,6 +176,7 @@ impl BackupRound {
         }
         let name = BackupName::new(begun_at, facts.revision);
         let stored = self.store_snapshot(store, file, &name).await?;
+        crash::at(Failpoint::BackupStored);
         let member = members.of_id(status.member_id);
         let manifest = Manifest {
             version: Manifest::VERSION,

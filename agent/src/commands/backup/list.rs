@@ -3,11 +3,11 @@
 use jiff::Timestamp;
 use serde::Serialize;
 
-use super::{BackupOutput, BackupSession, format_age, store_exit_error};
+use super::{BackupOutput, BackupSession, format_age, show_progress, store_exit_error};
 use crate::backup::examine::read_manifest;
 use crate::backup::manifest::Manifest;
 use crate::backup::name::{BackupName, ClusterFolder};
-use crate::backup::progress::format_bytes;
+use crate::backup::progress::{BackupProgress, BackupStep, format_bytes};
 use crate::exit::{ExitError, error_chain};
 
 /// One backup in the output of `backup list --json`.
@@ -32,22 +32,35 @@ pub(super) async fn run(
         Some(cluster) => vec![cluster.clone()],
         None => session.store.clusters().await.map_err(store_exit_error)?,
     };
-    let now = Timestamp::now();
+    let (now, progress) = (Timestamp::now(), BackupProgress::default());
+    progress.begin(BackupStep::Listing);
+    let work = describe_all(session, &clusters, now, &progress);
+    let listed = show_progress(&progress, output.json, work).await?;
+    output.print(&listed, || match listed.is_empty() {
+        true => format!("{} has no backup", session.place),
+        false => table(&listed, now, clusters.len() > 1),
+    })
+}
+
+async fn describe_all(
+    session: &BackupSession<'_>,
+    clusters: &[ClusterFolder],
+    now: Timestamp,
+    progress: &BackupProgress,
+) -> Result<Vec<ListedBackup>, ExitError> {
     let mut listed = Vec::new();
-    for cluster in &clusters {
+    for cluster in clusters {
         let listing = session.listing(cluster).await?;
         for name in &listing.published {
             listed.push(describe(session, cluster, name, now).await?);
+            progress.add(1);
         }
         for name in &listing.incomplete {
             let problem = Some("its snapshot is missing".to_owned());
             listed.push(ListedBackup { problem, ..describe(session, cluster, name, now).await? });
         }
     }
-    output.print(&listed, || match listed.is_empty() {
-        true => format!("{} has no backup", session.place),
-        false => table(&listed, now, clusters.len() > 1),
-    })
+    Ok(listed)
 }
 
 async fn describe(

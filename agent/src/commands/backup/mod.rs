@@ -6,6 +6,7 @@ mod save;
 mod verify;
 
 use std::path::Path;
+use std::sync::Arc;
 use std::time::Duration;
 
 use discovery_types::text::printable;
@@ -16,7 +17,7 @@ use tokio::time::sleep;
 use crate::backup::examine::{ExamineError, Examiner};
 use crate::backup::listing::BackupListing;
 use crate::backup::name::{BackupName, ClusterFolder};
-use crate::backup::progress::{BackupProgress, format_bytes};
+use crate::backup::progress::BackupProgress;
 use crate::backup::settings::{StoreSettings, command_spool};
 use crate::backup::store::{BackupStore, BackupStoreError};
 use crate::backup::{Spool, read_identities};
@@ -152,7 +153,7 @@ impl BackupSession<'_> {
         Ok(Examiner {
             store: self.store,
             cluster,
-            identities: identities.transpose()?,
+            identities: identities.transpose()?.map(Arc::new),
             spool: self.spool,
             progress: BackupProgress::default(),
         })
@@ -187,8 +188,7 @@ async fn show_progress<T>(
         tokio::select! {
             ended = &mut work => return ended,
             () = sleep(PROGRESS_INTERVAL) => {
-                let (step, bytes) = progress.now();
-                print_note(&format!("{}: {}", step.as_str(), format_bytes(bytes)), json);
+                print_note(&progress.to_text(), json);
             }
         }
     }
