@@ -480,7 +480,11 @@ fn a_check_tries_the_store_of_backups() -> Result<()> {
         found.context("no check of backups")
     };
     let good = folder.path().join("backups");
-    ensure!(check(&good)?["result"] == "ok", "a new directory");
+    ensure!(check(&good)?["result"] == "ok", "a directory that doesn't exist yet");
+    ensure!(!good.exists(), "a check changes nothing");
+    fs_err::create_dir(&good)?;
+    ensure!(check(&good)?["result"] == "ok", "a directory");
+    ensure!(fs_err::read_dir(&good)?.count() == 0, "a check leaves nothing");
     let file = folder.path().join("file");
     fs_err::write(&file, "")?;
     let bad = check(&file)?;

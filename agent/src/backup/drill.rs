@@ -4,6 +4,7 @@
 //! The member listens on loopback alone, and serves only whoever has the certificate that was made
 //! for this trial. Its folder is removed afterwards.
 
+use std::fs::File;
 use std::net::{Ipv4Addr, TcpListener};
 use std::path::{Path, PathBuf};
 use std::process::{ExitStatus, Stdio};
@@ -143,15 +144,17 @@ impl DrillPrograms {
     /// what was counted in the snapshot.
     pub(crate) async fn run(
         &self,
-        snapshot: &Path,
+        snapshot: File,
         facts: &SnapshotFacts,
         folder: &Path,
     ) -> Result<DrillResult, DrillError> {
         let began = Instant::now();
         let trial = TrialFolder::make(folder)?;
+        let file = trial.0.join("snapshot.db");
+        copy(snapshot, file.clone()).await?;
         let [peer, client] = free_ports()?;
         let identity = TrialCertificates::write(&trial.0)?;
-        self.restore(snapshot, &trial.0, peer).await?;
+        self.restore(&file, &trial.0, peer).await?;
         let mut member = self.start(&trial.0, peer, client)?;
         let endpoint =
             ClientEndpoint::parse(&format!("https://127.0.0.1:{client}"), Some(&identity));
@@ -212,7 +215,7 @@ impl DrillPrograms {
     }
 
     fn start(&self, trial: &Path, peer: u16, client: u16) -> Result<Child, DrillError> {
-        let log = std::fs::File::create(trial.join("log")).map_err(DrillError::Files)?;
+        let log = File::create(trial.join("log")).map_err(DrillError::Files)?;
         let again = log.try_clone().map_err(DrillError::Files)?;
         let [peer, client] = [peer, client].map(|port| format!("https://127.0.0.1:{port}"));
         let mut command = Self::command(&self.node);
@@ -237,6 +240,16 @@ impl DrillPrograms {
         let started = command.stdout(log).stderr(again).spawn();
         started.map_err(|error| DrillError::Program(format!("{}: {error}", self.node.display())))
     }
+}
+
+/// Copies the snapshot into the trial's folder, where the restoring program finds it.
+async fn copy(mut from: File, to: PathBuf) -> Result<(), DrillError> {
+    let work = tokio::task::spawn_blocking(move || {
+        let mut to = muster_files::data::recreate(&to).map_err(std::io::Error::other)?;
+        std::io::copy(&mut from, &mut to).map(drop)
+    });
+    let panicked = |error| DrillError::Files(std::io::Error::other(error));
+    work.await.map_err(panicked)?.map_err(DrillError::Files)
 }
 
 /// Waits until the member serves. Returns its revision, and its keys unless the cluster has users.

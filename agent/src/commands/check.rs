@@ -162,7 +162,7 @@ impl SetupCheckup<'_> {
         let probed = async { BackupStore::open(&backup.store).await?.probe().await };
         match probed.await {
             Ok(()) => {
-                let text = format!("{} takes files, lists and deletes them", backup.store);
+                let text = format!("{} takes backups", backup.store);
                 self.report.ok("backup", text);
             }
             Err(error) => self.report.fail("backup", error_chain(&error), next),

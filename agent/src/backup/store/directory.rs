@@ -121,6 +121,22 @@ impl DirectoryStore {
         .await
     }
 
+    /// Writes a file into the directory, and deletes it. A missing directory is only looked at.
+    pub(super) async fn probe(&self, file: &str) -> Result<(), BackupStoreError> {
+        let (root, path) = (self.root.clone(), self.root.join(file));
+        blocking(move || {
+            if !root.exists() {
+                let found = muster_files::inspect_own_folder(&root);
+                return found.map(drop).map_err(BackupStoreError::Folder);
+            }
+            let mut open = create(&path)?;
+            open.write_all(b"muster-agent run --check\n").map_err(failed("write", &path))?;
+            open.sync_all().map_err(failed("write", &path))?;
+            std::fs::remove_file(&path).map_err(failed("remove", &path))
+        })
+        .await
+    }
+
     pub(super) async fn size(
         &self,
         cluster: &ClusterFolder,

@@ -25,6 +25,8 @@ use super::settings::StoreSettings;
 const MAX_FILES: usize = 20_000;
 /// Maximum number of clusters that are listed.
 const MAX_CLUSTERS: usize = 1_000;
+/// Name of the file by which a check tries a store.
+const PROBE: &str = "muster-probe";
 /// Time limit of one small operation, such as a listing or a deletion.
 const OPERATION_LIMIT: Duration = Duration::from_mins(2);
 /// The longest that a store may take for one part of a large file.
@@ -237,15 +239,19 @@ impl BackupStore {
         .await
     }
 
-    /// Checks that files can be written here, listed and deleted. The file lies in a folder that is
-    /// no cluster's.
+    /// Checks that a file can be written here, and deletes it. A missing directory is not made.
     pub(crate) async fn probe(&self) -> Result<(), BackupStoreError> {
-        /// Name of the file that is written and deleted.
-        const PROBE: &str = "muster-probe";
         let nobody = ClusterFolder::of_nobody();
-        self.put_small(&nobody, PROBE, b"muster-agent run --check\n".to_vec()).await?;
-        self.list(&nobody).await?;
-        self.delete(&nobody, PROBE).await
+        match self {
+            Self::Directory(directory) => {
+                within("take a file", OPERATION_LIMIT, directory.probe(PROBE)).await
+            }
+            Self::S3(_) => {
+                self.put_small(&nobody, PROBE, b"muster-agent run --check\n".to_vec()).await?;
+                self.list(&nobody).await?;
+                self.delete(&nobody, PROBE).await
+            }
+        }
     }
 }
 

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::{StreamExt, TryStreamExt};
-use object_store::aws::{AmazonS3, AmazonS3Builder, AmazonS3ConfigKey};
+use object_store::aws::{AmazonS3, AmazonS3Builder};
 use object_store::client::{HttpClient, HttpConnector};
 use object_store::path::Path;
 use object_store::{
@@ -72,8 +72,8 @@ impl S3Store {
                 builder = builder.with_token(token.as_str());
             }
         }
-        let endpoint = builder.get_config_value(&AmazonS3ConfigKey::Endpoint);
-        let is_plain = endpoint.is_some_and(|endpoint| endpoint.starts_with("http://"));
+        // Only what was typed may do without TLS: a variable may be set for another purpose.
+        let is_plain = settings.endpoint.as_ref().is_some_and(|url| url.starts_with("http://"));
         let retry = RetryConfig {
             backoff: BackoffConfig::default(),
             max_retries: MAX_RETRIES,

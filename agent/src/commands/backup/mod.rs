@@ -12,6 +12,7 @@ use std::time::Duration;
 use discovery_types::text::printable;
 use jiff::Timestamp;
 use serde::Serialize;
+use tokio::signal::unix::{SignalKind, signal};
 use tokio::time::sleep;
 
 use crate::backup::examine::{ExamineError, Examiner};
@@ -45,12 +46,39 @@ pub(crate) async fn run(typed: &BackupCommand, printer: &mut Printer<'_>) -> Res
         session.note(&exposure);
     }
     let mut output = BackupOutput { printer, json: typed.access.json };
-    match &typed.verb {
-        BackupSubcommand::Run(recipients) => save::run(&session, recipients, &mut output).await,
-        BackupSubcommand::List => list::run(&session, &mut output).await,
-        BackupSubcommand::Verify(verify) => verify::run(session, verify, &mut output).await,
-        BackupSubcommand::Restore(restore) => restore::run(session, restore, &mut output).await,
+    // A dropped subcommand removes its temporary files, and ends the member of a drill.
+    tokio::select! {
+        done = run_subcommand(session, &mut output) => done,
+        stopped = wait_for_signal() => Err(stopped),
     }
+}
+
+async fn run_subcommand(
+    session: BackupSession<'_>,
+    output: &mut BackupOutput<'_, '_>,
+) -> Result<(), ExitError> {
+    match &session.typed.verb {
+        BackupSubcommand::Run(recipients) => save::run(&session, recipients, output).await,
+        BackupSubcommand::List => list::run(&session, output).await,
+        BackupSubcommand::Verify(verify) => verify::run(session, verify, output).await,
+        BackupSubcommand::Restore(restore) => restore::run(session, restore, output).await,
+    }
+}
+
+/// Waits until the command is told to stop.
+async fn wait_for_signal() -> ExitError {
+    let failed = |error| ExitError::Failed(format!("can't listen for signals: {error}"));
+    let signals = [SignalKind::interrupt(), SignalKind::terminate()].map(signal);
+    let [interrupt, terminate] = signals;
+    let (mut interrupt, mut terminate) = match (interrupt, terminate) {
+        (Ok(interrupt), Ok(terminate)) => (interrupt, terminate),
+        (Err(error), _) | (_, Err(error)) => return failed(error),
+    };
+    tokio::select! {
+        _ = interrupt.recv() => {}
+        _ = terminate.recv() => {}
+    }
+    ExitError::Failed("told to stop before the end: nothing is left behind".to_owned())
 }
 
 /// Settings that the subcommands have in common.

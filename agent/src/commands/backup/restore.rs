@@ -37,7 +37,9 @@ pub(super) async fn run(
             "{name} is encrypted: say --identity with the file of the private key of {keys}"
         )));
     };
-    write_file(snapshot, &typed.to)?;
+    let to = typed.to.clone();
+    let written = tokio::task::spawn_blocking(move || write_file(snapshot, &to));
+    written.await.map_err(|error| ExitError::Failed(error.to_string()))??;
     let restored = RestoredBackup { file: typed.to.clone(), manifest: examined.manifest };
     output.print(&restored, || next_steps(&restored))
 }

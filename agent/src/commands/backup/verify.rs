@@ -1,8 +1,6 @@
 //! `backup verify`: proves that backups are whole, and on demand that a cluster starts from one.
 
-use std::fs::File;
-use std::io::Write;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use serde::Serialize;
 
@@ -134,29 +132,8 @@ async fn drill(
         return Err("it is encrypted: the drill needs --identity".to_owned());
     };
     examiner.progress.begin(BackupStep::Restoring);
-    let path = folder.join(format!("muster-drill-{}.db", examined.manifest.name));
-    let path = NamedSnapshot::write(snapshot, path).map_err(|error| error_chain(&error))?;
-    let drilled = programs.run(&path.0, &examined.manifest.snapshot, folder).await;
+    let drilled = programs.run(snapshot, &examined.manifest.snapshot, folder).await;
     drilled.map_err(|error| format!("the drill failed: {}", error_chain(&error)))
-}
-
-/// A snapshot's file for the restoring program, removed when this is dropped.
-struct NamedSnapshot(PathBuf);
-
-impl NamedSnapshot {
-    fn write(mut from: File, path: PathBuf) -> Result<Self, muster_files::Error> {
-        let mut to = muster_files::data::recreate(&path)?;
-        let named = Self(path);
-        let copied = std::io::copy(&mut from, &mut to).and_then(|_| to.flush());
-        copied.map_err(muster_files::Error::io("write", &named.0))?;
-        Ok(named)
-    }
-}
-
-impl Drop for NamedSnapshot {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_file(&self.0);
-    }
 }
 
 /// Returns the newest backup that is good, apart from those that are known not to be.
