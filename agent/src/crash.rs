@@ -27,6 +27,8 @@ pub(crate) enum Failpoint {
     Changed,
     /// The use of a replacement policy is counted in the cluster; no member is changed yet.
     PolicyUsed,
+    /// The snapshot of a backup is stored, and its manifest is not.
+    BackupStored,
     /// A new cluster was made from this host's data; no statement records it yet.
     Made,
     /// The marker in the node's directory is durable, `launching` is not yet in the journal.
@@ -56,6 +58,7 @@ impl Failpoint {
             Self::Admit => "admit",
             Self::Changed => "changed",
             Self::PolicyUsed => "policy-used",
+            Self::BackupStored => "backup-stored",
             Self::Made => "made",
             Self::Marker => "marker",
             Self::Launching => "launching",

@@ -11,6 +11,7 @@
 //! |---|---|
 //! | `commands/` | one file per command |
 //! | `operate/` | a member's agent at work: supervision, reports, renewal of certificates, removal |
+//! | `backup/` | backups of the cluster: their schedule, proof and stores |
 //! | `recover/` | what is left of a lost cluster; which survivor a new one is made of (`choose`, pure) |
 //! | `enrol/` | becoming a member: bundle, protocol, `bootstrap/` and `join/` |
 //! | `steward/` | duties of a voter's agent for its cluster |
@@ -22,6 +23,7 @@
 //! | `cluster/` | the Cluster API behind a node's client port |
 //! | `probe/`, `host/` | the listener and the prober between agents; the machine behind one trait |
 
+mod backup;
 mod cli;
 mod cluster;
 mod commands;
@@ -96,7 +98,7 @@ pub fn main() -> ExitCode {
 
 /// Returns whether a command-line argument contains a join token or a private key.
 fn holds_secret(argument: &str) -> bool {
-    ["mst_boot_", "mst_join_", "mst_heal_", "PRIVATE KEY"]
+    ["mst_boot_", "mst_join_", "mst_heal_", "PRIVATE KEY", "AGE-SECRET-KEY-"]
         .iter()
         .any(|secret| argument.contains(secret))
 }
@@ -128,6 +130,7 @@ fn dispatch(command: AgentCommand) -> Result<(), ExitError> {
         AgentCommand::Context(typed) => commands::context::run(&typed, &mut printer),
         AgentCommand::Member(typed) => on_runtime(commands::member::run(&typed, &mut printer)),
         AgentCommand::Policy(typed) => on_runtime(commands::policy::run(&typed, &mut printer)),
+        AgentCommand::Backup(typed) => on_runtime(commands::backup::run(&typed, &mut printer)),
         AgentCommand::LaunchNode(arguments) => {
             Err(ExitError::Failed(launcher::launch(&arguments).1))
         }

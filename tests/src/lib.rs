@@ -6,6 +6,7 @@ pub mod bench_discovery;
 pub mod client;
 pub mod demo;
 pub mod fuzz_etcd;
+pub mod go_program;
 pub mod harness;
 pub mod histories;
 pub mod mutants;

@@ -2,11 +2,10 @@
 
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
-use std::time::Duration;
 
-use anyhow::{Result, bail};
-use tokio::process::Command;
+use anyhow::Result;
 
+use crate::go_program::GoProgram;
 use crate::harness::skip;
 
 /// Newest release of etcd.
@@ -20,9 +19,6 @@ const ETCDCTL_MODULE: &str = "go.etcd.io/etcd/etcdctl/v3";
 const ETCDUTL_MODULE: &str = "go.etcd.io/etcd/etcdutl/v3";
 /// Path of the etcd that the Debian package installs.
 pub const DEBIAN_ETCD_PATH: &str = "/usr/bin/etcd";
-/// Time limit of a build. On two cores a build took a minute or two. It fails after this time if a
-/// module proxy doesn't answer.
-const BUILD_TIME: Duration = Duration::from_secs(300);
 
 /// Returns the path of a stock etcd: built once under `work`, or the installed one if the build
 /// fails.
@@ -47,17 +43,16 @@ pub async fn newest_or_installed(work: &Path, say: &dyn Fn(&str)) -> Result<Path
 /// # Errors
 /// Fails if etcd can't be built, for example without Go or without a module proxy.
 pub async fn build_newest(work: &Path, say: &dyn Fn(&str)) -> Result<PathBuf> {
-    EtcdProgram { version: NEWEST_VERSION, module: SERVER_MODULE, name: "etcd" }
-        .build_once(work, say)
-        .await
+    etcd_program(NEWEST_VERSION, SERVER_MODULE, "etcd").build_once(work, say).await
 }
 
-/// A program of one etcd release, to be built from its Go module.
-#[derive(Clone, Copy)]
-struct EtcdProgram {
+/// Returns a program of one etcd release.
+const fn etcd_program(
     version: &'static str,
     module: &'static str,
     name: &'static str,
+) -> GoProgram {
+    GoProgram { folder: "stock-etcd", version, module, package: module, name }
 }
 
 /// Returns the path of the Debian package's etcd 3.4. Without it, records that the test is skipped
@@ -88,8 +83,7 @@ fn installed(path: &str) -> Option<PathBuf> {
 #[must_use]
 pub fn newest(work: &Path) -> Option<PathBuf> {
     static BUILT: OnceLock<Result<PathBuf>> = OnceLock::new();
-    EtcdProgram { version: NEWEST_VERSION, module: SERVER_MODULE, name: "etcd" }
-        .build_for_test(&BUILT, work)
+    etcd_program(NEWEST_VERSION, SERVER_MODULE, "etcd").build_for_test(&BUILT, work)
 }
 
 /// Returns the path of stock etcd of the minor version before [`NEWEST_VERSION`], as [`newest`]
@@ -97,78 +91,19 @@ pub fn newest(work: &Path) -> Option<PathBuf> {
 #[must_use]
 pub fn previous(work: &Path) -> Option<PathBuf> {
     static BUILT: OnceLock<Result<PathBuf>> = OnceLock::new();
-    EtcdProgram { version: PREVIOUS_VERSION, module: SERVER_MODULE, name: "etcd" }
-        .build_for_test(&BUILT, work)
+    etcd_program(PREVIOUS_VERSION, SERVER_MODULE, "etcd").build_for_test(&BUILT, work)
 }
 
 /// Returns the path of [`NEWEST_VERSION`]'s `etcdctl`, built beside the server as [`newest`] does.
 #[must_use]
 pub fn newest_etcdctl(work: &Path) -> Option<PathBuf> {
     static BUILT: OnceLock<Result<PathBuf>> = OnceLock::new();
-    EtcdProgram { version: NEWEST_VERSION, module: ETCDCTL_MODULE, name: "etcdctl" }
-        .build_for_test(&BUILT, work)
+    etcd_program(NEWEST_VERSION, ETCDCTL_MODULE, "etcdctl").build_for_test(&BUILT, work)
 }
 
 /// Returns the path of [`NEWEST_VERSION`]'s `etcdutl`, built beside the server as [`newest`] does.
 #[must_use]
 pub fn newest_etcdutl(work: &Path) -> Option<PathBuf> {
     static BUILT: OnceLock<Result<PathBuf>> = OnceLock::new();
-    EtcdProgram { version: NEWEST_VERSION, module: ETCDUTL_MODULE, name: "etcdutl" }
-        .build_for_test(&BUILT, work)
-}
-
-impl EtcdProgram {
-    async fn build_once(self, work: &Path, say: &dyn Fn(&str)) -> Result<PathBuf> {
-        let dir = work.join("stock-etcd").join(self.version);
-        let binary = dir.join(self.name);
-        if !binary.exists() {
-            say(&format!("building stock {} {} with go, once", self.name, self.version));
-            self.build(&dir).await?;
-        }
-        Ok(binary)
-    }
-
-    fn build_for_test(self, cell: &OnceLock<Result<PathBuf>>, work: &Path) -> Option<PathBuf> {
-        let build = || {
-            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-            runtime.block_on(self.build_once(work, &|_| {}))
-        };
-        match cell.get_or_init(build) {
-            Ok(path) => Some(path.clone()),
-            Err(error) => {
-                let Self { version, name, .. } = self;
-                skip::report_skip(format_args!(
-                    "no stock {name} {version} could be built: {error:#}"
-                ));
-                None
-            }
-        }
-    }
-
-    async fn build(self, dir: &Path) -> Result<()> {
-        let Self { version, module, name } = self;
-        let folder = dir.join(format!("{name}-module"));
-        fs_err::create_dir_all(&folder)?;
-        fs_err::write(
-            folder.join("go.mod"),
-            format!("module stock-etcd\n\nrequire {module} {version}\n"),
-        )?;
-        // Build to a temporary path and rename: an interrupted build must not be taken for a
-        // complete binary.
-        let part = folder.join("part");
-        let mut go = Command::new("go");
-        go.current_dir(&folder)
-            .args(["build", "-mod=mod", "-trimpath", "-ldflags=-s -w", "-o"])
-            .arg(&part)
-            .arg(module)
-            .env("CGO_ENABLED", "0")
-            .kill_on_drop(true);
-        let output = tokio::time::timeout(BUILD_TIME, go.output()).await??;
-        if !output.status.success() {
-            let text = String::from_utf8_lossy(&output.stderr);
-            bail!("go build: {}", text.lines().last().unwrap_or("it failed"));
-        }
-        fs_err::rename(part, dir.join(name))?;
-        Ok(())
-    }
+    etcd_program(NEWEST_VERSION, ETCDUTL_MODULE, "etcdutl").build_for_test(&BUILT, work)
 }

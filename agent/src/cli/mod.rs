@@ -1,6 +1,7 @@
 //! The command line of muster-agent.
 
 pub(crate) mod addressing;
+mod backup;
 mod member;
 pub(crate) mod settings;
 
@@ -13,6 +14,10 @@ use muster_identity::Cloud;
 
 use crate::host::cloud::METADATA_URL;
 
+pub(crate) use self::backup::{
+    BackupBy, BackupChoice, BackupCommand, BackupRecipientArguments, BackupRestoreArguments,
+    BackupRetentionArguments, BackupStoreArguments, BackupSubcommand, BackupVerifyArguments,
+};
 pub(crate) use self::member::{
     AddArguments, ClusterAccess, MemberCommand, MemberSubcommand, MoveLeaderArguments, PlanCommand,
     PromoteArguments, RemoveArguments, ReplaceArguments, UpdateArguments,
@@ -123,6 +128,8 @@ EXAMPLES\n  \
   End one for ever, although discovery can't be reached:\n    \
     muster-agent policy revoke 2zqkq3s5vdyfa6ai")]
     Policy(PolicyCommand),
+    /// Save, list, prove and restore backups of the cluster.
+    Backup(Box<BackupCommand>),
     /// Replace this process by the node (used by `run`).
     #[command(hide = true)]
     LaunchNode(LaunchNodeArguments),
@@ -143,6 +150,7 @@ impl AgentCommand {
             Self::Address(AddressCommand::Add(add)) => add.json,
             Self::Member(member) => member.access.json,
             Self::Policy(policy) => policy.access.json,
+            Self::Backup(backup) => backup.access.json,
             Self::LaunchNode(_) => false,
         }
     }
@@ -262,6 +270,16 @@ pub(crate) struct RunArguments {
     /// outside loopback, let a firewall admit the monitoring hosts alone.
     #[arg(long, value_name = "ADDRESS:PORT")]
     pub metrics_listen: Option<SocketAddr>,
+
+    /// Options for the store of scheduled backups.
+    #[command(flatten, next_help_heading = "Backups")]
+    pub backup_store: BackupStoreArguments,
+    /// Options for the schedule of backups.
+    #[command(flatten, next_help_heading = "Backups")]
+    pub backup_schedule: BackupRetentionArguments,
+    /// Options for the encryption of backups.
+    #[command(flatten, next_help_heading = "Backups")]
+    pub backup_recipients: BackupRecipientArguments,
 
     /// Filter for log lines: a level, or directives as in `info,muster_agent=debug`. The node's
     /// lines have the target `node`.

@@ -7,6 +7,7 @@ use discovery_types::name::Name;
 use discovery_types::url::NodeUrl;
 use muster_identity::Cloud;
 
+use crate::backup::settings::BackupSettings;
 use crate::cli;
 use crate::cli::addressing::{self, AddressFlags};
 use crate::exit::ExitError;
@@ -85,6 +86,8 @@ pub(crate) struct RunSettings {
     pub node_flags: Vec<String>,
     /// Address of the plain HTTP listener for `/metrics` and `/livez`; `None` for no listener.
     pub metrics_listen: Option<SocketAddr>,
+    /// Scheduled backups; `None` without `--backup-to`.
+    pub backup: Option<BackupSettings>,
 }
 
 impl RunSettings {
@@ -121,6 +124,11 @@ impl RunSettings {
             cluster_addresses: cluster_addresses(&typed.cluster_address)?,
             machine_id_file: typed.machine_id_file.clone(),
             addressing: AddressFlags::resolve(&typed)?,
+            backup: BackupSettings::resolve(
+                &typed.backup_store,
+                &typed.backup_schedule,
+                &typed.backup_recipients.backup_recipient,
+            )?,
         })
     }
 }

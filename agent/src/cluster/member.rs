@@ -107,6 +107,10 @@ pub(crate) struct NodeStatus {
     pub applied_index: u64,
     /// The member's version of etcd's API.
     pub version: String,
+    /// Newest revision of the member's store.
+    pub revision: u64,
+    /// Size in bytes of the member's database.
+    pub database_bytes: u64,
 }
 
 impl From<pb::StatusResponse> for NodeStatus {
@@ -120,6 +124,8 @@ impl From<pb::StatusResponse> for NodeStatus {
             raft_index: status.raft_index,
             applied_index: status.raft_applied_index,
             version: status.version,
+            revision: u64::try_from(header.revision).unwrap_or_default(),
+            database_bytes: u64::try_from(status.db_size).unwrap_or_default(),
         }
     }
 }

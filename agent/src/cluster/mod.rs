@@ -16,6 +16,7 @@ mod founded;
 mod keys;
 mod member;
 mod refusal;
+mod snapshot;
 
 use std::time::Duration;
 
@@ -37,6 +38,7 @@ pub(crate) use self::founded::founded_cluster_id;
 pub(crate) use self::keys::StoredValue;
 pub(crate) use self::member::{ClusterMember, MemberId, MemberList, NodeStatus};
 pub(crate) use self::refusal::ClusterRefusal;
+pub(crate) use self::snapshot::KeyCount;
 use crate::endpoint::ClientEndpoint;
 use crate::exit::error_chain;
 

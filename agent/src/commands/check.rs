@@ -10,6 +10,7 @@ use discovery_types::client::{ClientConfig, DiscoveryClient};
 use discovery_types::url::{ServiceUrl, UrlHost};
 use muster_checks::CheckReport;
 
+use crate::backup::store::BackupStore;
 use crate::cli;
 use crate::cli::addressing::is_lost;
 use crate::cli::settings::{BundleSource, RunSettings};
@@ -17,7 +18,7 @@ use crate::commands::printer::Printer;
 use crate::commands::run::half_made_error;
 use crate::enrol::bootstrap::record;
 use crate::enrol::bundle::{cluster_to_join, read_bundle};
-use crate::exit::ExitError;
+use crate::exit::{ExitError, error_chain};
 use crate::host::Host;
 use crate::host::local::LocalHost;
 use crate::launch::node_command::detect_kind;
@@ -83,6 +84,7 @@ async fn check(settings: &RunSettings) -> CheckReport {
         return checkup.report;
     }
     checkup.check_locks();
+    checkup.check_backups().await;
     let Some(state) = checkup.check_state() else { return checkup.report };
     let join = checkup.check_bundle(&state).await;
     checkup.check_addresses(&state, join.as_ref()).await;
@@ -147,6 +149,23 @@ impl SetupCheckup<'_> {
             free if free < MIN_FREE_BYTES => self.report.fail("space", text, next),
             free if free < LOW_FREE_BYTES => self.report.warn("space", text, next),
             _ => self.report.ok("space", text),
+        }
+    }
+
+    /// Writes a small file to the store of backups, and deletes it.
+    async fn check_backups(&mut self) {
+        let Some(backup) = &self.settings.backup else { return };
+        for warning in backup.warnings() {
+            self.report.warn("backup", warning, "see docs/cluster-backups.md");
+        }
+        let next = "correct --backup-to and its credentials: see docs/cluster-backups.md";
+        let probed = async { BackupStore::open(&backup.store).await?.probe().await };
+        match probed.await {
+            Ok(()) => {
+                let text = format!("{} takes backups", backup.store);
+                self.report.ok("backup", text);
+            }
+            Err(error) => self.report.fail("backup", error_chain(&error), next),
         }
     }
 

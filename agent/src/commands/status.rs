@@ -229,6 +229,10 @@ fn format_text(report: &StatusReport) -> String {
     line("history", status.and_then(|status| status.history_fault.clone()));
     line("late", status.and_then(|s| s.certificates_late.clone()));
     line("address", status.and_then(|s| s.unrecorded_address.clone()));
+    let backup = status.and_then(|status| status.backup.as_ref());
+    for text in backup.map(|backup| backup.to_lines(jiff::Timestamp::now())).unwrap_or_default() {
+        line("backup", Some(text));
+    }
     line("restart", status.and_then(|s| s.restart_wanted.clone()));
     line(
         "error",

@@ -18,6 +18,7 @@ use hyper_util::server::conn::auto;
 use hyper_util::service::TowerToHyperService;
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::encoding::text::{encode_eof, encode_registry};
+use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::Registry;
@@ -26,6 +27,7 @@ use tokio::sync::{Semaphore, watch};
 use tokio_util::sync::CancellationToken;
 
 use crate::launch::process;
+use crate::observe::backup::BackupStatus;
 use crate::observe::status::{AgentStatus, Phase};
 
 /// Maximum number of requests served at one time; further connections are closed.
@@ -51,6 +53,11 @@ struct InfoLabels {
     cluster: String,
     cluster_id: String,
     member: String,
+}
+
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct ReasonLabel {
+    reason: String,
 }
 
 /// Returns the metrics that have Prometheus' names for those of any process.
@@ -111,6 +118,9 @@ pub(crate) fn render(status: &AgentStatus) -> String {
     until.set(status.certificates_until.map_or(0.0, seconds));
     let help = "Until when this member's certificates last, Unix time, 0 without any";
     registry.register("certificates_end_timestamp_seconds", help, until);
+    if let Some(backup) = &status.backup {
+        register_backup(&mut registry, backup);
+    }
     let mut text = String::new();
     encode_registry(&mut text, &registry)
         .and_then(|()| encode_registry(&mut text, &process_registry()))
@@ -131,6 +141,42 @@ fn member_info(status: &AgentStatus) -> Family<InfoLabels, Gauge> {
     };
     info.get_or_create(&labels).set(1);
     info
+}
+
+/// Registers the metrics of scheduled backups. An agent without them has none of these metrics.
+fn register_backup(registry: &mut Registry, backup: &BackupStatus) {
+    let mut gauge = |name, help, value: f64| {
+        let gauge: Gauge<f64, AtomicU64> = Gauge::default();
+        gauge.set(value);
+        registry.register(name, help, gauge);
+    };
+    let newest = backup.newest.as_ref();
+    let help = "When the newest backup in the store was begun, Unix time, 0 for none";
+    gauge("backup_newest_timestamp_seconds", help, newest.map_or(0.0, |newest| seconds(newest.at)));
+    let help = "Size of the newest backup in the store";
+    gauge("backup_newest_bytes", help, newest.map_or(0.0, |newest| newest.bytes as f64));
+    let help = "When this agent last read the store, Unix time, 0 for never";
+    gauge("backup_store_read_timestamp_seconds", help, backup.seen_at.map_or(0.0, seconds));
+    let help = "Time from one backup to the next, as it was set";
+    gauge("backup_interval_seconds", help, backup.every_seconds as f64);
+    let help = "How long the last backup took that this agent published, 0 for none";
+    gauge("backup_duration_seconds", help, backup.last_duration_ms.unwrap_or(0) as f64 / 1000.0);
+    let running = backup.running.as_ref();
+    let help = "Whether this agent saves a backup now";
+    gauge("backup_running", help, f64::from(u8::from(running.is_some())));
+    let help = "Bytes of the running backup's current step, 0 without one";
+    gauge("backup_running_bytes", help, running.map_or(0.0, |running| running.bytes as f64));
+    let failed_at = backup.last_failure.as_ref().map_or(0.0, |failure| seconds(failure.at));
+    let help = "When a backup last failed at this agent, Unix time, 0 for never";
+    gauge("backup_last_failure_timestamp_seconds", help, failed_at);
+    let failures = Family::<ReasonLabel, Counter>::default();
+    for (reason, count) in &backup.failures {
+        failures.get_or_create(&ReasonLabel { reason: reason.clone() }).inc_by(*count);
+    }
+    registry.register("backup_failures", "Backups that failed at this agent", failures);
+    let published: Counter = Counter::default();
+    published.inc_by(backup.published);
+    registry.register("backup_published", "Backups that this agent published", published);
 }
 
 fn seconds(at: jiff::Timestamp) -> f64 {
@@ -191,6 +237,7 @@ mod tests {
     use tokio::net::TcpStream;
 
     use super::*;
+    use crate::observe::backup::NewestBackup;
     use crate::observe::status::{DiscoveryOutage, NodeProcessStatus, StatusHandle};
 
     #[test]
@@ -264,6 +311,38 @@ mod tests {
         assert_eq!(text.lines().filter(|l| l.contains("phase=") && l.ends_with(" 1")).count(), 1);
         assert!(text.contains("muster_agent_node_up 1"), "{text}");
         assert!(text.contains("muster_agent_node_starts 3"), "{text}");
+    }
+
+    #[test]
+    fn metrics_show_backups_only_if_there_is_a_schedule() {
+        let board = StatusHandle::default();
+        assert!(!render(&board.read()).contains("backup"));
+        board.update(|status| {
+            let failures = [("node".to_owned(), 0), ("store".to_owned(), 2)];
+            status.backup = Some(BackupStatus {
+                every_seconds: 21_600,
+                newest: Some(NewestBackup {
+                    name: "N".to_owned(),
+                    at: jiff::Timestamp::from_second(1_700_000_000).unwrap(),
+                    bytes: 4096,
+                    revision: 7,
+                }),
+                failures: failures.into(),
+                ..BackupStatus::default()
+            });
+        });
+        let text = render(&board.read());
+        for line in [
+            "muster_agent_backup_newest_timestamp_seconds 1700000000.0",
+            "muster_agent_backup_newest_bytes 4096.0",
+            "muster_agent_backup_interval_seconds 21600.0",
+            "muster_agent_backup_running 0.0",
+            "muster_agent_backup_failures_total{reason=\"node\"} 0",
+            "muster_agent_backup_failures_total{reason=\"store\"} 2",
+            "muster_agent_backup_published_total 0",
+        ] {
+            assert!(text.contains(&format!("\n{line}\n")), "{line}: {text}");
+        }
     }
 
     async fn ask(at: SocketAddr, request: &str) -> String {

@@ -1,6 +1,7 @@
 //! The view of this host from outside: status, metrics, logs, the service manager, and the health
 //! and the log of the node.
 
+pub(crate) mod backup;
 pub(crate) mod contact;
 pub(crate) mod health;
 pub(crate) mod logging;

@@ -10,6 +10,7 @@ use serde::{Deserialize, Serialize};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
+use super::backup::BackupStatus;
 use crate::endpoint::{ClientEndpoint, EndpointError};
 
 /// Version of the file's format.
@@ -170,6 +171,9 @@ pub(crate) struct AgentStatus {
     /// Whether a replacement policy has reached its limit while a member is dead.
     #[serde(default)]
     pub replacement_limit_reached: bool,
+    /// Scheduled backups, if this agent has any.
+    #[serde(default)]
+    pub backup: Option<BackupStatus>,
     /// The last error, until it is resolved.
     pub last_error: Option<LastError>,
     /// When the agent tries again.

@@ -18,6 +18,7 @@ use discovery_types::url::NodeUrl;
 
 use super::addresses::{journalled_addresses, missing_in_journal};
 use super::renewal;
+use crate::backup::keeper::BackupKeeper;
 use crate::cli::settings::RunSettings;
 use crate::cluster;
 use crate::endpoint::ClientEndpoint;
@@ -210,6 +211,20 @@ impl NodeStart {
             status.client_listen = Some(self.addresses.listen.client.to_string());
         });
         show_certificate_expiry(&self.leaves, board);
+    }
+
+    /// Builds the task that saves backups on schedule.
+    pub(super) fn backup_keeper(
+        &self,
+        settings: &RunSettings,
+        protocol: &Protocol,
+        board: &StatusHandle,
+    ) -> Option<BackupKeeper> {
+        let settings = settings.backup.clone()?;
+        let cluster = protocol.extras.join.as_ref()?.cluster;
+        let name = self.statements.newest().name.to_string();
+        let (layout, listen) = (protocol.layout.clone(), self.addresses.listen.client);
+        Some(BackupKeeper::new(settings, layout, listen, (cluster, name), board.clone()))
     }
 
     /// Returns the client port of the node to be started, with the certificates on disk.

@@ -28,6 +28,7 @@ use super::removal;
 use super::renewal::Renewal;
 use super::report::NodeReporter;
 use super::service::{FinderStart, ServiceFinder, make_client};
+use crate::backup::keeper::BackupKeeper;
 use crate::cli::addressing::is_lost;
 use crate::cli::settings::RunSettings;
 use crate::cluster::{ClusterApiClient, ClusterMember, MemberId};
@@ -119,7 +120,8 @@ pub(crate) async fn run(
     let node_stop = stop.child_token();
     let outcome = {
         let supervision = supervisor.run(&node_stop, &mut observer);
-        let parts = WatchedNode { plan: &plan, watch: watch.as_ref(), stop: &node_stop };
+        let backups = plan.backup_keeper(settings, protocol, board);
+        let parts = WatchedNode { plan: &plan, watch: watch.as_ref(), stop: &node_stop, backups };
         supervise_and_journal(supervision, protocol, parts, board, &known).await
     };
     tail_stop.cancel();
@@ -136,6 +138,8 @@ struct WatchedNode<'a> {
     watch: Option<&'a HostAddressWatch>,
     /// Token that stops the node.
     stop: &'a CancellationToken,
+    /// Task that saves backups of the node, until it is started.
+    backups: Option<BackupKeeper>,
 }
 
 impl WatchedNode<'_> {
@@ -406,7 +410,7 @@ fn own_proof(protocol: &Protocol, join: &Join) -> Option<MemberProof> {
 async fn supervise_and_journal(
     supervision: impl Future<Output = SupervisionOutcome>,
     protocol: &mut Protocol,
-    node: WatchedNode<'_>,
+    mut node: WatchedNode<'_>,
     board: &StatusHandle,
     found: &SharedFacts,
 ) -> Result<SupervisionOutcome, ExitError> {
@@ -414,14 +418,14 @@ async fn supervise_and_journal(
     let layout = protocol.layout.clone();
     let mut ran = protocol.agent.journal.launch_state == LaunchState::Ran;
     let mut renewal = plan.renewal(protocol, board, found);
-    let mut newest = plan.statements.newest().clone();
     // When to write the CAs of a longer chain; `None` if that is done.
     let (mut follow_in, mut renewal_pause): (Option<Duration>, _) = (None, Duration::ZERO);
-    let mut leaves = plan.leaves.clone();
+    let (mut newest, mut leaves) = (plan.statements.newest().clone(), plan.leaves.clone());
     let mut chores = Box::pin(background_tasks(plan, protocol, board, found));
     let (mut statements, mut members) = (found.statements.subscribe(), found.members.subscribe());
     let mut recorded = found.recorded_address.subscribe();
-    let mut contact = std::pin::pin!(show_contact(found.client.clone(), board.clone()));
+    let contact = show_contact(found.client.clone(), board.clone());
+    let mut others = std::pin::pin!(BackupKeeper::run_beside(contact, node.backups.take()));
     let mut supervision = std::pin::pin!(supervision);
     let mut moved = std::pin::pin!(node.moved());
     loop {
@@ -478,7 +482,7 @@ async fn supervise_and_journal(
                 write_known_members(&layout, &members.borrow_and_update());
             }
             never = &mut chores, if ran => match never {},
-            never = &mut contact => match never {},
+            never = &mut others => match never {},
         }
     }
 }

@@ -200,6 +200,11 @@ impl Layout {
         self.agent().join("contradiction.json")
     }
 
+    /// Directory of temporary files of backups.
+    pub(crate) fn backup_spool(&self) -> PathBuf {
+        self.agent().join("backup-spool")
+    }
+
     /// Directory of the certificates and the node's key.
     pub fn tls(&self) -> PathBuf {
         self.agent().join("tls")

@@ -1,0 +1,45 @@
+//! Backups of the cluster: snapshots that are proved to be readable before they count.
+//!
+//! One round saves one backup. The agent streams a snapshot from its own node into a spool file,
+//! checks etcd's SHA-256 at its end, opens it, and reads every row. Only then the snapshot is
+//! stored, encrypted if there are recipients. Its manifest is stored last: files without a manifest
+//! are no backup. Later rounds remove what interrupted ones have left.
+//!
+//! The store alone says what is due. A new leader's agent, or one that was restarted, continues
+//! where the store's newest backup shows that others ended. Two agents that both believe to be
+//! responsible save two backups at most, under different names. Old backups are deleted only right
+//! after a new one was published, so a schedule that fails deletes nothing.
+//!
+//! Decisions are pure: `name`, `manifest`, `listing`, `schedule`, `retention`. `inspect` knows the
+//! file format alone. The rest does I/O, with a limit on each wait.
+//!
+//! | module | owns |
+//! |---|---|
+//! | `keeper` | the schedule beside a running node |
+//! | `save`, `examine`, `drill` | one round; the proof of a stored backup; the trial of a restore |
+//! | `chunks`, `encryption`, `spool` | a file on its way to or from a store; the age format; temporary files |
+//! | `store/` | a directory or a bucket of an S3-compatible store |
+//! | `settings` | what was typed, resolved |
+//!
+//! A manifest is not signed. Whoever can write to the store can replace a backup and its manifest:
+//! checks find damage, and no malice.
+
+mod chunks;
+pub(crate) mod drill;
+mod encryption;
+pub(crate) mod examine;
+mod inspect;
+pub(crate) mod keeper;
+pub(crate) mod listing;
+pub(crate) mod manifest;
+pub(crate) mod name;
+pub(crate) mod progress;
+mod retention;
+pub(crate) mod save;
+mod schedule;
+pub(crate) mod settings;
+mod spool;
+pub(crate) mod store;
+
+pub(crate) use self::encryption::read_identities;
+pub(crate) use self::spool::Spool;

@@ -1,0 +1,93 @@
+//! When the next backup is due; pure.
+
+use std::time::Duration;
+
+use jiff::{SignedDuration, Timestamp};
+
+use super::name::BackupName;
+
+/// How far in the future a backup may be dated. A host whose clock is further ahead would otherwise
+/// stop the schedule of all.
+const MAX_CLOCK_SKEW: SignedDuration = SignedDuration::from_mins(10);
+/// Pause after a first failure.
+const FIRST_RETRY_PAUSE: Duration = Duration::from_secs(30);
+/// The longest pause between two attempts.
+const LONGEST_RETRY_PAUSE: Duration = Duration::from_mins(30);
+
+/// Returns the newest backup that is not dated in the future. `published` is ordered by time.
+pub(super) fn newest(published: &[BackupName], now: Timestamp) -> Option<&BackupName> {
+    published.iter().rev().find(|name| !is_in_future(name, now))
+}
+
+/// Whether a host with a wrong clock has made this backup.
+pub(super) fn is_in_future(name: &BackupName, now: Timestamp) -> bool {
+    name.begun_at().duration_since(now) > MAX_CLOCK_SKEW
+}
+
+/// Returns when the next backup is due: `every` after the newest one was begun, and now if there is
+/// none.
+pub(super) fn due_at(published: &[BackupName], every: Duration, now: Timestamp) -> Timestamp {
+    let every = SignedDuration::try_from(every).unwrap_or(SignedDuration::MAX);
+    newest(published, now)
+        .map_or(now, |newest| newest.begun_at().checked_add(every).unwrap_or(Timestamp::MAX))
+}
+
+/// Returns how long to wait after this many failures in a row. The pause is never longer than the
+/// interval of backups.
+pub(super) fn retry_pause(failures: u32, every: Duration) -> Duration {
+    let doublings = failures.saturating_sub(1).min(16);
+    (FIRST_RETRY_PAUSE * (1 << doublings)).min(LONGEST_RETRY_PAUSE).min(every)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const EVERY: Duration = Duration::from_hours(6);
+
+    fn at(text: &str) -> Timestamp {
+        text.parse().unwrap()
+    }
+
+    fn backups(times: &[&str]) -> Vec<BackupName> {
+        times.iter().map(|time| BackupName::new(at(time), 1)).collect()
+    }
+
+    #[test]
+    fn the_first_backup_is_due_at_once() {
+        let now = at("2026-01-01T00:00:00Z");
+        assert_eq!(due_at(&[], EVERY, now), now);
+    }
+
+    #[test]
+    fn the_newest_backup_decides_whoever_made_it() {
+        let made = backups(&["2026-01-01T00:00:00Z", "2026-01-01T06:00:00Z"]);
+        for now in ["2026-01-01T06:00:01Z", "2026-01-01T11:59:59Z", "2026-03-01T00:00:00Z"] {
+            assert_eq!(due_at(&made, EVERY, at(now)), at("2026-01-01T12:00:00Z"), "{now}");
+        }
+    }
+
+    #[test]
+    fn a_backup_from_the_future_stops_no_schedule() {
+        let made = backups(&["2026-01-01T00:00:00Z", "2099-01-01T00:00:00Z"]);
+        let now = at("2026-01-02T00:00:00Z");
+        assert_eq!(due_at(&made, EVERY, now), at("2026-01-01T06:00:00Z"));
+        let skewed = backups(&["2026-01-02T00:09:59Z"]);
+        assert_eq!(due_at(&skewed, EVERY, now), at("2026-01-02T06:09:59Z"));
+    }
+
+    #[test]
+    fn an_interval_beyond_the_calendar_is_never_due() {
+        let made = backups(&["2026-01-01T00:00:00Z"]);
+        assert_eq!(due_at(&made, Duration::MAX, at("2026-01-02T00:00:00Z")), Timestamp::MAX);
+    }
+
+    #[test]
+    fn pauses_after_failures_grow_and_are_bounded() {
+        assert_eq!(retry_pause(1, EVERY), FIRST_RETRY_PAUSE);
+        assert_eq!(retry_pause(2, EVERY), 2 * FIRST_RETRY_PAUSE);
+        assert_eq!(retry_pause(u32::MAX, EVERY), LONGEST_RETRY_PAUSE);
+        let often = Duration::from_secs(5);
+        assert_eq!(retry_pause(u32::MAX, often), often);
+    }
+}

@@ -1,0 +1,97 @@
+//! `backup restore`: writes a backup's snapshot to a file, and says what comes next.
+
+use std::fs::File;
+use std::path::{Path, PathBuf};
+
+use serde::Serialize;
+
+use super::{BackupOutput, BackupSession, examine_exit_error, show_progress};
+use crate::backup::manifest::Manifest;
+use crate::cli::BackupRestoreArguments;
+use crate::exit::{ExitError, error_chain};
+
+/// The output of `backup restore --json`.
+#[derive(Serialize)]
+struct RestoredBackup {
+    /// Path of the snapshot's file.
+    file: PathBuf,
+    manifest: Manifest,
+}
+
+/// Fetches, proves and decrypts the backup that was typed, and writes its snapshot.
+pub(super) async fn run(
+    session: BackupSession<'_>,
+    typed: &BackupRestoreArguments,
+    output: &mut BackupOutput<'_, '_>,
+) -> Result<(), ExitError> {
+    ensure_missing(&typed.to)?;
+    let cluster = session.cluster().await?;
+    let name = session.choose(&cluster, &typed.backup).await?;
+    let examiner = session.into_examiner(cluster, typed.identity.as_deref())?;
+    let work = examiner.examine(&name);
+    let examined = show_progress(&examiner.progress, output.json, work).await;
+    let examined = examined.map_err(|error| examine_exit_error(&name, &error))?;
+    let Some(snapshot) = examined.snapshot else {
+        let keys = examined.manifest.stored.recipients.join(" or ");
+        return Err(ExitError::Usage(format!(
+            "{name} is encrypted: say --identity with the file of the private key of {keys}"
+        )));
+    };
+    let to = typed.to.clone();
+    let written = tokio::task::spawn_blocking(move || write_file(snapshot, &to));
+    written.await.map_err(|error| ExitError::Failed(error.to_string()))??;
+    let restored = RestoredBackup { file: typed.to.clone(), manifest: examined.manifest };
+    output.print(&restored, || next_steps(&restored))
+}
+
+fn ensure_missing(to: &Path) -> Result<(), ExitError> {
+    match to.symlink_metadata() {
+        Ok(_) => {
+            let text = format!("--to {}: it exists already; name another file", to.display());
+            Err(ExitError::Usage(text))
+        }
+        Err(_) => Ok(()),
+    }
+}
+
+/// Writes the file under another name (0600), syncs it, and renames it.
+fn write_file(mut snapshot: File, to: &Path) -> Result<(), ExitError> {
+    let failed = |error: &dyn std::error::Error| {
+        ExitError::Failed(format!("--to {}: {}", to.display(), error_chain(error)))
+    };
+    let mut part = to.as_os_str().to_owned();
+    part.push(".part");
+    let part = PathBuf::from(part);
+    let mut file = muster_files::data::recreate(&part).map_err(|error| failed(&error))?;
+    let written = std::io::copy(&mut snapshot, &mut file).and_then(|_| file.sync_all());
+    let done = match written {
+        Ok(()) => {
+            // The file may have been made since the start.
+            ensure_missing(to)?;
+            muster_files::rename(&part, to).map_err(|error| failed(&error))
+        }
+        Err(error) => Err(failed(&error)),
+    };
+    if done.is_err() {
+        let _ = std::fs::remove_file(&part);
+    }
+    done
+}
+
+fn next_steps(restored: &RestoredBackup) -> String {
+    let RestoredBackup { file, manifest } = restored;
+    let (file, facts) = (file.display(), &manifest.snapshot);
+    format!(
+        "{file} is the snapshot of {}: revision {}, {} keys, every row read.\n\
+         If a member's directory is left, use that instead: muster-agent recover examine.\n\
+         Otherwise make a new cluster of the file. On each new member's host, with the same file, token and\n\
+         --initial-cluster, before any of them is started:\n  \
+         muster-node snapshot restore {file} --name one --data-dir DIR --bump-revision 1000000000 \\\n    \
+         --mark-compacted --initial-cluster one=https://10.0.1.1:2380 \\\n    \
+         --initial-advertise-peer-urls https://10.0.1.1:2380\n  \
+         muster-node data status DIR\n\
+         With stock etcd it is: etcdutl snapshot restore {file} … (etcdctl before 3.5).\n\
+         The file holds all data of the cluster, decrypted: remove it afterwards.",
+        manifest.begun_at, facts.revision, facts.keys
+    )
+}
