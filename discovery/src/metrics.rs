@@ -218,7 +218,7 @@ impl ServiceMetrics {
 
     fn register_gauges(&mut self) {
         let registry = &mut self.registry;
-        let help = "Clusters by state; above 500 an estimate";
+        let help = "Clusters by state; from 500 on an estimate";
         registry.register("clusters", help, self.clusters.clone());
         let help = "Age of the oldest cluster that is still forming, 0 without any";
         registry.register("forming_oldest_seconds", help, self.forming_oldest.clone());
@@ -247,8 +247,8 @@ impl ServiceMetrics {
         self.process.register("process_start_time_seconds", help, started);
     }
 
-    /// Makes the series whose labels are known. Otherwise the first event would be a new series, and
-    /// `rate()` would not see it.
+    /// Creates the series of alarms, intents and database times at zero. Otherwise `rate()` would
+    /// miss the first event of each.
     fn start_at_zero(&self) {
         for kind in ALARMS {
             let _ = self.alarms.get_or_create(&KindLabels { kind: kind.into() });

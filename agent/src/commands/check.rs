@@ -28,7 +28,8 @@ use crate::state::{Layout, lock, node_dir};
 
 /// Time limit for the request to one URL of discovery.
 const DISCOVERY_TIMEOUT: Duration = Duration::from_secs(10);
-/// Free space in bytes below which a node takes no snapshot, and refuses its clients' writes soon.
+/// Free space in bytes that a node must keep when it receives a snapshot from its leader. With
+/// less, it can't catch up by a snapshot.
 const MIN_FREE_BYTES: u64 = 256 << 20;
 /// Free space in bytes below which a person is warned.
 const LOW_FREE_BYTES: u64 = 1 << 30;
@@ -342,7 +343,10 @@ impl SetupCheckup<'_> {
                     self.report.warn("addresses", text, next);
                 }
                 UrlHost::Address(_) | UrlHost::Dns(_) => {
-                    self.report.ok("addresses", format!("the others reach this host at {url}"));
+                    let text = format!(
+                        "this host advertises {url}; whether others reach it isn't checked"
+                    );
+                    self.report.ok("addresses", text);
                 }
             }
         }

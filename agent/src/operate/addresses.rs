@@ -239,7 +239,7 @@ impl HostAddressWatch {
     }
 }
 
-/// Journals that the host has moved the member from `before` to `now`.
+/// Logs the move, and notes it in `extras`. The caller persists `extras`.
 pub(crate) fn note_host_move(extras: &mut JournalExtras, before: &Addresses, now: Addresses) {
     log_move(before, &now);
     extras.note_move(before, now, unix_seconds());

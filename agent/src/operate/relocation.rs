@@ -48,8 +48,8 @@ const BUSY_INTERVAL: Duration = Duration::from_secs(3);
 const LEADERLESS_TIME: Duration = Duration::from_secs(5);
 /// How often agents exchange addresses while there is no leader. Jitter at most doubles it.
 const EXCHANGE_INTERVAL: Duration = Duration::from_secs(8);
-/// How long a node must have had a leader before the exchanged addresses are given up: the cluster
-/// has recorded them by then.
+/// How long a node must have had a leader before its agent removes the exchanged addresses. By then
+/// the cluster has usually recorded them.
 const FORGET_TIME: Duration = Duration::from_secs(120);
 
 /// The task that has a moved member's address recorded, and finds members that have moved.
@@ -76,8 +76,8 @@ pub(crate) struct Relocation {
     pub former: Vec<NodeUrl>,
     /// Number of the statement of this member's addresses; 0 if it has not moved.
     pub number: u64,
-    /// Number of the last address that the cluster has recorded. It is journalled, so that the address is
-    /// not recorded again after an operator has set another one.
+    /// Number of the last address that the cluster has recorded. Each change makes the agent clear
+    /// the journal's former URLs. So it doesn't replace an address that an operator sets later.
     pub recorded: watch::Sender<u64>,
     /// Whether the node reads the file of its peers' addresses. Stock etcd doesn't.
     pub reads_addresses: bool,
@@ -259,7 +259,7 @@ impl Relocation {
         }
         match peer_addresses::write(&self.layout, &after) {
             Ok(()) => tracing::info!(
-                "{} of this cluster's members have moved; the node looks for them at their new addresses",
+                "the node also dials new addresses of {} members of this cluster",
                 after.len()
             ),
             Err(error) => self.warn_once(

@@ -29,9 +29,10 @@ Examples:
   muster-discovery console open
   muster-discovery console open demo --browser
 
-Whoever opens the link first reads what you may read, for eight hours at most: open it at once, and send
-it to nobody. The console changes nothing, and your key stays on this machine. The session ends when you
-sign out, or when an owner revokes you. The service needs `serve --console-listen` for this.")]
+The first to press \"Sign in\" on the link's page can read what you may read, for eight hours at most. Use
+the link at once, and send it to nobody. The console changes nothing, and your key stays on this machine.
+The session ends when you sign out, or when an owner revokes you. The service needs `serve
+--console-listen` for this.")]
     Open {
         /// Name or id of the cluster whose page to open [default: the list of clusters]
         cluster: Option<String>,

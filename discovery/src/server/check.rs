@@ -174,7 +174,9 @@ async fn inspect_database(
                 report.warn("database", "about this Postgres", warning);
             }
             let text = match (facts.is_new, facts.pending_migrations) {
-                (true, _) => "it answers, and is empty: the start makes the tables".to_owned(),
+                (true, _) => {
+                    "it answers, and has no tables of ours yet: the start creates them".to_owned()
+                }
                 (false, 0) => "it answers, and its schema is up to date".to_owned(),
                 (false, n) => format!("it answers, and the start applies {n} migrations"),
             };

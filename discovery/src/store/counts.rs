@@ -8,8 +8,8 @@ use discovery_types::api::ClusterState;
 
 use super::{Store, StoreError, UnixMicros};
 
-/// Number of clusters of one state up to which they are counted. From it on the number is an
-/// estimate, and at least this.
+/// Limit on the count of one state. A number below it is exact. A larger one is an estimate, and at
+/// least this.
 pub(crate) const MAX_COUNTED: i64 = 500;
 
 /// The numbers of clusters.

@@ -60,7 +60,8 @@ fn one_day() -> u64 {
 /// Answer of `POST /v1/console/links`: a link by which a browser signs in to the console, once.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct ConsoleLink {
-    /// URL to open in a browser. It holds a secret: whoever opens it first signs in as the caller.
+    /// URL to open in a browser. It holds a secret: the first to press the button on its page signs
+    /// in as the caller.
     pub url: String,
     /// Time at which the link expires, in milliseconds since 1970.
     pub expires_at_ms: i64,
