@@ -67,7 +67,7 @@ pub(crate) struct IntentLabels {
     pub state: &'static str,
 }
 
-/// How a connection to the database is used.
+/// Purpose for which a database connection was taken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum DatabaseUse {
     /// Statements outside a transaction.
@@ -125,7 +125,7 @@ fn now_seconds() -> f64 {
 pub(crate) struct ServiceMetrics {
     /// Metrics whose names begin with `muster_discovery_`.
     registry: Registry,
-    /// Metrics with the names that Prometheus gives to the metrics of any process.
+    /// Prometheus' standard process metrics (`process_…`).
     process: Registry,
     /// Number of answered requests.
     pub requests: Family<RequestLabels, Counter>,
@@ -151,7 +151,7 @@ pub(crate) struct ServiceMetrics {
     pub parked_limit: Gauge,
     /// When the listener's certificate expires, in seconds since 1970.
     pub tls_certificate_end: Gauge,
-    /// Time of each use of the database, in seconds, with the wait for a connection.
+    /// Time from the request for a database connection to its return, in seconds.
     pub database: Family<DatabaseLabels, Histogram, fn() -> Histogram>,
     /// 1 if lists may be frozen and committed in this database, otherwise 0.
     pub settled: Gauge,
@@ -211,7 +211,7 @@ impl ServiceMetrics {
         registry.register("policy_replacements", help, self.policy_replacements.clone());
         registry.register(
             "database_duration_seconds",
-            "Time of a use of the database, with the wait for a connection",
+            "Time from the request for a database connection to its return",
             self.database.clone(),
         );
     }
@@ -279,7 +279,6 @@ impl ServiceMetrics {
         self.alarms.get_or_create(&KindLabels { kind: kind.into() }).inc();
     }
 
-    /// Counts a change of a cluster.
     pub(crate) fn count_change(&self, kind: &str) {
         self.changes.get_or_create(&KindLabels { kind: kind.into() }).inc();
     }

@@ -107,7 +107,9 @@ impl SetupCheckup<'_> {
         let program = &self.settings.node_binary;
         match detect_kind(program).await {
             Ok(kind) => self.report.ok("node", format!("{} is {kind}", program.display())),
-            Err(error) => self.report.fail("node", error, "name another program"),
+            Err(error) => {
+                self.report.fail("node", error, "name another program with --node-binary");
+            }
         }
     }
 
@@ -155,7 +157,7 @@ impl SetupCheckup<'_> {
     fn check_locks(&mut self) {
         for (path, next) in [
             (self.layout.agent_lock(), "stop it before another agent is started here"),
-            (self.layout.node_lock(), "nothing is to be done: the agent adopts it"),
+            (self.layout.node_lock(), "ignore this: the agent adopts it"),
         ] {
             match lock::holder(&path) {
                 Ok(None) => {}
@@ -202,6 +204,7 @@ impl SetupCheckup<'_> {
         self.judge(&decision, loaded)
     }
 
+    /// Reports the decision of a start. Returns `None` if the start would end.
     fn judge(
         &mut self,
         decision: &StartDecision,
@@ -311,8 +314,8 @@ impl SetupCheckup<'_> {
         }
     }
 
-    /// Returns the addresses that a start would use. `None` if they follow from a route to discovery,
-    /// and discovery isn't known.
+    /// Returns the addresses that a start would use. Returns `None` if no flag gives them, and
+    /// neither the journal nor a bundle names discovery.
     async fn addresses(
         &self,
         state: &FoundState,
@@ -328,7 +331,7 @@ impl SetupCheckup<'_> {
         }
         let Some(join) = join else { return Ok(None) };
         let route = record::local_address(&self.host, &join.urls).await.map_err(|error| {
-            ExitError::Failed(format!("{error}: say --advertise-address, or correct the route"))
+            ExitError::Failed(format!("{error}: give --advertise-address, or correct the route"))
         })?;
         addressing.addresses(Some(route), &own).map(Some)
     }
@@ -339,7 +342,7 @@ impl SetupCheckup<'_> {
             match url.host() {
                 UrlHost::Address(address) if !address.is_loopback() && !own.contains(address) => {
                     let text = format!("{url}: this host doesn't have the address");
-                    let next = "that is right behind NAT alone; else correct --advertise-address";
+                    let next = "ignore this behind NAT; otherwise correct --advertise-address";
                     self.report.warn("addresses", text, next);
                 }
                 UrlHost::Address(_) | UrlHost::Dns(_) => {
@@ -359,7 +362,7 @@ impl SetupCheckup<'_> {
             Err(error) if self.is_running => self.report.warn(
                 check,
                 format!("{at}: {error}"),
-                "nothing is to be done if this host's own agent or node listens there",
+                "ignore this if this host's own agent or node listens there",
             ),
             Err(error) => self.report.fail(
                 check,
@@ -369,8 +372,8 @@ impl SetupCheckup<'_> {
         }
     }
 
-    /// Asks each URL of discovery for its public facts. A member's node starts without discovery, so
-    /// that its silence is no failure then.
+    /// Asks each URL of discovery for its public facts. For a member, a silent discovery is only a
+    /// warning, because its node starts without discovery.
     async fn check_discovery(&mut self, join: &Join, is_member: bool) {
         for url in &join.urls {
             match ask(url, join).await {
@@ -380,7 +383,7 @@ impl SetupCheckup<'_> {
                 }
                 Err(error) => {
                     let text = format!("{url}: {error}");
-                    let next = "look at the way there, at the service, and whether it has moved";
+                    let next = "check the network path, and whether the service runs or has moved";
                     match is_member {
                         true => self.report.warn("discovery", text, next),
                         false => self.report.fail("discovery", text, next),
@@ -393,10 +396,12 @@ impl SetupCheckup<'_> {
 
 fn check_clock(report: &mut CheckReport, url: &ServiceUrl, offset_ms: i64) {
     let limit = MAX_CLOCK_SKEW.0;
-    let text = format!("the clock of {url} is {offset_ms} ms ahead of this host's");
+    let text = format!(
+        "the clock of {url} differs from this host's by {offset_ms:+} ms (positive: it is ahead)"
+    );
     if offset_ms.unsigned_abs() > limit {
         let next = "set this host's clock (chronyc tracking, timedatectl)";
-        return report.fail("clock", format!("{text}, and {limit} ms are allowed"), next);
+        return report.fail("clock", format!("{text}; at most {limit} ms are allowed"), next);
     }
     report.ok("clock", text);
 }

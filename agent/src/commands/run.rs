@@ -489,7 +489,8 @@ impl Daemon<'_> {
         );
         if let Some(watch) = watch {
             let waited = self.stop.run_until_cancelled(watch.wait_for_addresses(&self.board)).await;
-            // A node that runs is stopped with its agent, also if the agent has just started.
+            // If the agent is told to stop while it waits, an adopted node must still be stopped:
+            // go on to `run_node`.
             let is_running =
                 lock::holder(&protocol.layout.node_lock()).map_err(state_exit_error)?.is_some();
             if waited.is_none() && !is_running {

@@ -2,8 +2,8 @@
 //!
 //! A host whose node has not run yet is bound to the agreed addresses. Once its node has run, the
 //! host may move with its data. Its agent learns the new addresses from the flags of its next start,
-//! or finds that the host has lost the old ones ([`HostAddressWatch`]). How the other members learn
-//! them, see [`super::relocation`].
+//! or finds that the host has lost the old ones ([`HostAddressWatch`]). [`super::relocation`] tells
+//! the other members.
 
 use std::collections::BTreeSet;
 use std::net::{IpAddr, SocketAddr};
@@ -139,9 +139,9 @@ pub(crate) struct HostAddressWatch {
     pub host: Arc<dyn Host>,
     /// The address flags of this start. What they give stays, whatever the host's addresses are.
     pub flags: AddressFlags,
-    /// URLs of discovery. The address from which packets leave to it is the host's new one.
+    /// URLs of discovery. The new address is the source address of packets to them.
     pub urls: Vec<ServiceUrl>,
-    /// Addresses on which the host is checked: the journal's at this start of the node.
+    /// The member's addresses in the journal when the node was started.
     pub now: Addresses,
 }
 
@@ -182,8 +182,9 @@ impl HostAddressWatch {
         }
     }
 
-    /// Waits at a start until the host has the member's addresses, or others instead of them. Returns
-    /// the others. A host gets its addresses some time after it has booted.
+    /// At a start, waits until the host has the member's addresses again, or has had others for
+    /// [`SETTLE_TIME`]. Returns the others, or `None`. A host gets its addresses some time after it
+    /// has booted.
     pub(crate) async fn wait_for_addresses(&self, board: &StatusHandle) -> Option<Addresses> {
         let lost = self.lost();
         if lost.is_empty() {

@@ -1,9 +1,9 @@
 //! Members that have moved: how they find each other, and how their cluster learns of it.
 //!
-//! A member that has moved connects to the others itself, and one connection serves both directions.
-//! So as long as a majority has a leader, this agent only has its member's new peer URL recorded
-//! (`MemberUpdate`). It changes a URL of this member that it knows from before, and no other: that
-//! one is an operator's.
+//! A member that has moved connects to the others itself, and one connection serves both
+//! directions. So as long as a majority has a leader, this agent only has its member's new peer URL
+//! recorded (`MemberUpdate`). It replaces only URLs that this member had before. Any other URL was
+//! set by an operator.
 //!
 //! If so many members have moved that there is no leader, nobody can be found by the member table, and
 //! the table can't be changed. Then the agents exchange statements of their members' addresses through
@@ -89,8 +89,9 @@ pub(crate) struct Relocation {
 struct Progress {
     /// Whether the cluster has this member's address, or an operator's.
     is_recorded: bool,
-    /// Since when the node has been without a leader, or with one.
+    /// When the node was first seen without a leader.
     leaderless_since: Option<Instant>,
+    /// When it was first seen with one.
     led_since: Option<Instant>,
     next_exchange: Option<Instant>,
     /// Newest number and URLs of each peer's statement, by its node key.
@@ -155,6 +156,7 @@ impl Relocation {
         CALM_INTERVAL
     }
 
+    /// Shows in the status that the cluster hasn't recorded this address.
     fn show(&self, is_recorded: bool) {
         let text = (!is_recorded).then(|| {
             format!("this member is at {}, and its cluster hasn't recorded that yet", self.peer_url)
@@ -162,6 +164,7 @@ impl Relocation {
         self.board.update(|status| status.unrecorded_address = text);
     }
 
+    /// Logs a failure unless it was the last one logged.
     fn warn_once(&self, progress: &mut Progress, text: String) {
         if progress.failure.as_ref() != Some(&text) {
             tracing::warn!("{text}");
@@ -169,7 +172,7 @@ impl Relocation {
         }
     }
 
-    /// Has this member's peer URL recorded, if the cluster has one from before it moved.
+    /// Asks the cluster to record this member's peer URL, if the recorded one is a former one.
     async fn record(&self, own: MemberId) -> Result<(), ClusterError> {
         let members = self.node.list_members().await?;
         let Some(member) = members.of_id(own) else { return Ok(()) };
@@ -291,6 +294,7 @@ enum RecordedAddress {
     Others,
 }
 
+/// Classifies the recorded peer URLs. Several count as `Former` only if all are.
 fn recorded_address(recorded: &[String], current: &NodeUrl, former: &[NodeUrl]) -> RecordedAddress {
     let is =
         |url: &NodeUrl, text: &String| text.parse::<NodeUrl>().is_ok_and(|found| found == *url);

@@ -80,7 +80,7 @@ pub(super) struct PageFrame {
 }
 
 impl PageFrame {
-    /// Makes the frame of a page for nobody in particular, without a navigation.
+    /// Makes the frame of a page for a browser that isn't signed in: it has no navigation.
     pub(super) fn without_visitor(title: impl Into<String>) -> Self {
         PageFrame {
             title: title.into(),
@@ -113,8 +113,8 @@ impl PageFrame {
         }
     }
 
-    /// Makes the page live, by the stream at `path`. `seen` is the number of wake-ups before the page was
-    /// read: the stream begins with an event if there were further ones since.
+    /// Makes the page live, by the stream at `path`. `seen` is the wake-up count before the page
+    /// was read. If it has grown since, the stream begins with an event.
     pub(super) fn live(mut self, path: impl std::fmt::Display, seen: u64) -> Self {
         self.live = Some(format!("{path}?seen={seen}"));
         self

@@ -23,14 +23,14 @@ const MAX_STREAMS: usize = 256;
 /// Maximum number of streams of one session: one for each visible page.
 const MAX_STREAMS_PER_SESSION: usize = 8;
 
-/// Why browsers warn of a console without a certificate of its own.
-pub(super) const OWN_CERTIFICATE: &str =
-    "the console shows the service's own certificate, which no browser trusts by itself";
-/// Advice to an operator whose console shows the service's own certificate.
-pub(super) const NAME_A_CERTIFICATE: &str =
-    "name one of your own CA with --console-cert and --console-key";
+/// Warning if no --console-cert is given.
+pub(super) const SERVICE_CERTIFICATE_WARNING: &str =
+    "the console shows the service's certificate, which browsers don't trust";
+/// Advice that follows [`SERVICE_CERTIFICATE_WARNING`].
+pub(super) const CONSOLE_CERTIFICATE_ADVICE: &str =
+    "give a certificate of your CA with --console-cert and --console-key";
 
-/// The console of a process that serves one: its TLS configuration, and what else it needs.
+/// TLS configuration and settings of the console's listener.
 pub(super) struct ConsoleListener {
     pub(super) tls: rustls::ServerConfig,
     pub(super) settings: Arc<ConsoleSettings>,
@@ -42,7 +42,7 @@ impl ConsoleListener {
         if self.settings.is_own_certificate {
             tracing::warn!(
                 sha256 = %self.settings.certificate,
-                "{OWN_CERTIFICATE}: {NAME_A_CERTIFICATE}"
+                "{SERVICE_CERTIFICATE_WARNING}: {CONSOLE_CERTIFICATE_ADVICE}"
             );
         }
     }

@@ -131,7 +131,7 @@ impl Surface {
         }
     }
 
-    /// Returns the line with which the log names an address.
+    /// Returns the log message for a bound address.
     pub(super) fn listening(self) -> &'static str {
         match self {
             Surface::Api => "listening",
@@ -153,7 +153,7 @@ impl Surface {
     ) -> Result<ServiceResponse, actix_web::Error> {
         match self {
             Surface::Api => routes::wrap_request(request, next).await,
-            // On the heap: else each poll of the API would have room for the larger of both.
+            // Box the console's future. Otherwise every API request would reserve its size.
             Surface::Console => Box::pin(console::wrap_request(request, next)).await,
         }
     }

@@ -200,6 +200,7 @@ pub(super) fn load_tls(keys: &KeyDirectory) -> Result<rustls::ServerConfig, Serv
     server_config(keys).map_err(|error| ServerError::failed("can't set up TLS", error))
 }
 
+/// Maps the error to an exit code: 2 for a refused folder, 3 for a damaged ledger, otherwise 1.
 pub(super) fn ledger_error(error: LedgerError) -> ServerError {
     match error {
         LedgerError::Files(error) if error.is_refusal() => {
@@ -212,6 +213,7 @@ pub(super) fn ledger_error(error: LedgerError) -> ServerError {
     }
 }
 
+/// Maps the error to an exit code: 3 for another service's database, otherwise 1.
 pub(super) fn database_error(error: ConnectError) -> ServerError {
     let foreign = matches!(error, ConnectError::OtherKeys { .. });
     ServerError::permanent_if(foreign, "can't use the database", error)

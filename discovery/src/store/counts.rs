@@ -1,8 +1,9 @@
 //! The number of clusters in each state, without reading every cluster.
 //!
 //! A state with few clusters is counted in the index `clusters_by_phase`. The number in a larger
-//! state comes from the statistics that Postgres' autovacuum gathers. An exact number of a million
-//! rows would have to be read again and again, or be a row that every change of a cluster updates.
+//! state comes from the statistics that Postgres' autovacuum gathers. An exact count of a million
+//! rows would read them all each time, or need a counter row that every change of a cluster
+//! updates.
 
 use discovery_types::api::ClusterState;
 
@@ -53,8 +54,8 @@ fn number(state: ClusterState, counted: &[(String, i64)], estimated: &[(String, 
     }
 }
 
-/// Begins a transaction in which Postgres follows the order of an index. With a thousand clusters in a
-/// state, it would otherwise rather read and sort all of them than the first [`MAX_COUNTED`].
+/// Begins a transaction in which Postgres reads in index order. Otherwise it would read and sort
+/// all clusters of a state to find the first [`MAX_COUNTED`].
 const BEGIN_IN_INDEX_ORDER: &str = "BEGIN READ ONLY; SET LOCAL enable_seqscan = off; \
      SET LOCAL enable_bitmapscan = off; SET LOCAL enable_sort = off";
 
@@ -82,7 +83,8 @@ const ESTIMATE: &str = "
         AS v (phase, frequency)
     WHERE c.oid = 'clusters'::regclass";
 
-/// The age of the oldest forming cluster, which is the first one of a phase in `clusters_by_phase`.
+/// Age of the oldest forming cluster. Reads the first row of each forming phase from
+/// `clusters_by_phase`.
 const OLDEST_FORMING: &str = "
     SELECT now_us() - min(created_us) FROM (
         (SELECT created_us FROM clusters WHERE phase = 'open' ORDER BY created_us, id LIMIT 1)

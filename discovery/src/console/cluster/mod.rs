@@ -53,6 +53,7 @@ struct ReasonRow {
 struct MomentRow {
     event: String,
     at: ShownTime,
+    /// Time since the last missing agent arrived.
     since_full: String,
 }
 

@@ -34,6 +34,7 @@ pub(super) struct ChangeRow {
     pub(super) operation: String,
     pub(super) verb: String,
     pub(super) subject: String,
+    /// The other member that the change concerns, such as the one to replace.
     pub(super) about: String,
     pub(super) state: Badge,
     pub(super) by: String,
@@ -44,7 +45,6 @@ pub(super) struct ChangeRow {
     pub(super) notes: Vec<String>,
 }
 
-/// Makes the rows of the members.
 pub(super) fn member_rows(present: &MembersView, now_ms: i64) -> Vec<MemberLine> {
     present.members.iter().map(|member| member_row(member, now_ms)).collect()
 }
@@ -71,7 +71,6 @@ fn member_row(member: &MemberView, now_ms: i64) -> MemberLine {
     }
 }
 
-/// Makes the row of a host that asks for a place.
 pub(super) fn asking_row(host: &AskingHost, now_ms: i64) -> AskingRow {
     AskingRow {
         name: plain(&host.name),
