@@ -288,7 +288,7 @@ impl ServiceMetrics {
         self.intents.get_or_create(&intent_labels(verb, state)).inc();
     }
 
-    /// Shows the number of clusters in a state.
+    /// Sets the number of clusters in a state.
     pub(crate) fn set_clusters(&self, state: ClusterState, number: i64) {
         self.clusters.get_or_create(&StateLabels { state: state.as_str() }).set(number);
     }

@@ -72,7 +72,7 @@ impl AddressFlags {
     }
 
     /// Whether any flag names an address of this host.
-    pub(crate) fn give_an_address(&self) -> bool {
+    pub(crate) fn has_address(&self) -> bool {
         let urls = [&self.peer_url, &self.client_url];
         self.advertise.is_some() || self.listen.is_some() || urls.iter().any(|url| url.is_some())
     }

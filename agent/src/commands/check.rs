@@ -61,8 +61,8 @@ pub(crate) async fn run(
     }
 }
 
-/// Facts that several checks need.
-struct SetupCheckup<'a> {
+/// Checks of a set-up: their report, and facts that several of them need.
+struct SetupChecker<'a> {
     settings: &'a RunSettings,
     layout: Layout,
     host: LocalHost,
@@ -72,29 +72,29 @@ struct SetupCheckup<'a> {
 }
 
 async fn check(settings: &RunSettings) -> CheckReport {
-    let mut checkup = SetupCheckup {
+    let mut checker = SetupChecker {
         settings,
         layout: settings.layout.clone(),
         host: LocalHost { machine_id_file: settings.machine_id_file.clone() },
         report: CheckReport::default(),
         is_running: false,
     };
-    checkup.check_node_program().await;
-    if !checkup.check_data_directory() {
-        return checkup.report;
+    checker.check_node_program().await;
+    if !checker.check_data_directory() {
+        return checker.report;
     }
-    checkup.check_locks();
-    let Some(state) = checkup.check_state() else { return checkup.report };
-    let join = checkup.check_bundle(&state).await;
-    checkup.check_addresses(&state, join.as_ref()).await;
+    checker.check_locks();
+    let Some(state) = checker.check_state() else { return checker.report };
+    let join = checker.check_bundle(&state).await;
+    checker.check_addresses(&state, join.as_ref()).await;
     if let Some(join) = &join {
-        checkup.check_discovery(join, state.is_member).await;
+        checker.check_discovery(join, state.is_member).await;
     }
-    checkup.report
+    checker.report
 }
 
 /// The state on disk, as a start would find it.
-struct FoundState {
+struct DiskState {
     loaded: Option<VerifiedJournal>,
     /// Whether the node starts from its data, without discovery.
     is_member: bool,
@@ -102,7 +102,7 @@ struct FoundState {
     needs_bundle: bool,
 }
 
-impl SetupCheckup<'_> {
+impl SetupChecker<'_> {
     async fn check_node_program(&mut self) {
         let program = &self.settings.node_binary;
         match detect_kind(program).await {
@@ -176,7 +176,7 @@ impl SetupCheckup<'_> {
 
     /// Reads the journal and the node's directory, and decides as a start does. Returns `None` if a
     /// start would end here.
-    fn check_state(&mut self) -> Option<FoundState> {
+    fn check_state(&mut self) -> Option<DiskState> {
         let (layout, node) = (&self.layout, self.layout.node());
         if node.join(node_dir::FORCING_FILE).exists() {
             self.report.fail_with("state", &half_made_error(&node));
@@ -209,9 +209,9 @@ impl SetupCheckup<'_> {
         &mut self,
         decision: &StartDecision,
         loaded: Option<VerifiedJournal>,
-    ) -> Option<FoundState> {
+    ) -> Option<DiskState> {
         let has_record = loaded.as_ref().is_some_and(|loaded| loaded.journal.record.is_some());
-        let mut state = FoundState { loaded, is_member: false, needs_bundle: !has_record };
+        let mut state = DiskState { loaded, is_member: false, needs_bundle: !has_record };
         match decision {
             StartDecision::BeginNew => self.report.ok("state", "this host begins as a new one"),
             StartDecision::SetAsideAndBeginNew => {
@@ -248,7 +248,7 @@ impl SetupCheckup<'_> {
     }
 
     /// Reads the bundle, if a start does. Returns the cluster that this host joins, or has joined.
-    async fn check_bundle(&mut self, state: &FoundState) -> Option<Join> {
+    async fn check_bundle(&mut self, state: &DiskState) -> Option<Join> {
         let keepsakes = state.loaded.as_ref().map(|loaded| loaded.extras.clone());
         let keepsakes: JournalExtras = keepsakes.unwrap_or_default();
         let bundle = match state.is_member {
@@ -290,7 +290,7 @@ impl SetupCheckup<'_> {
         }
     }
 
-    async fn check_addresses(&mut self, state: &FoundState, join: Option<&Join>) {
+    async fn check_addresses(&mut self, state: &DiskState, join: Option<&Join>) {
         match self.addresses(state, join).await {
             Ok(Some(addresses)) => {
                 self.check_advertised(&addresses);
@@ -318,7 +318,7 @@ impl SetupCheckup<'_> {
     /// neither the journal nor a bundle names discovery.
     async fn addresses(
         &self,
-        state: &FoundState,
+        state: &DiskState,
         join: Option<&Join>,
     ) -> Result<Option<Addresses>, ExitError> {
         let own = self.host.addresses();

@@ -497,7 +497,7 @@ impl Daemon<'_> {
                 return Ok(());
             }
             if let Some(now) = waited.flatten() {
-                addresses::note_host_move(&mut protocol.extras, &watch.now, now);
+                addresses::note_host_move(&mut protocol.extras, &watch.journalled, now);
                 protocol.persist_extras()?;
             }
         }
@@ -522,13 +522,13 @@ impl Daemon<'_> {
     /// Runs the node, and again at its new addresses if the host moves.
     async fn run_node(&self, mut protocol: Protocol) -> Result<(), ExitError> {
         loop {
-            let surroundings = supervise::NodeSurroundings {
+            let context = supervise::SupervisionContext {
                 own_program: &self.own_program,
                 node_kind: self.node_kind.clone(),
                 host: Arc::clone(&self.host),
             };
             let end =
-                supervise::run(&mut protocol, self.settings, surroundings, &self.board, &self.stop);
+                supervise::run(&mut protocol, self.settings, context, &self.board, &self.stop);
             match end.await? {
                 NodeEnd::Stopped => return Ok(()),
                 NodeEnd::Moved => {}

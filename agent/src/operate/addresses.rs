@@ -142,7 +142,7 @@ pub(crate) struct HostAddressWatch {
     /// URLs of discovery. The new address is the source address of packets to them.
     pub urls: Vec<ServiceUrl>,
     /// The member's addresses in the journal when the node was started.
-    pub now: Addresses,
+    pub journalled: Addresses,
 }
 
 impl HostAddressWatch {
@@ -158,13 +158,13 @@ impl HostAddressWatch {
         let chain = StatementChain::verify_from_pin(&extras.statements, &join.statement).ok();
         let known = chain.and_then(|chain| service::read_known(layout, &chain));
         let urls = known.map_or_else(|| join.urls.clone(), |known| known.urls_before(&join.urls));
-        let now = journalled_addresses(extras, record, flags).ok()?;
-        Some(Self { host: Arc::clone(host), flags: flags.clone(), urls, now })
+        let journalled = journalled_addresses(extras, record, flags).ok()?;
+        Some(Self { host: Arc::clone(host), flags: flags.clone(), urls, journalled })
     }
 
     /// Waits until the host has lost an address on which the node listens and has had another one for
     /// some time. Returns the addresses to use.
-    pub(crate) async fn moved(&self) -> Addresses {
+    pub(crate) async fn wait_for_move(&self) -> Addresses {
         let mut found: Option<(Addresses, Instant)> = None;
         loop {
             let new = self.new_addresses().await;
@@ -192,7 +192,7 @@ impl HostAddressWatch {
         }
         let lost: Vec<String> = lost.iter().map(ToString::to_string).collect();
         let lost = lost.join(", ");
-        let text = if self.flags.give_an_address() {
+        let text = if self.flags.has_address() {
             format!(
                 "waits for the address {lost}, which this host doesn't have now: give it the address, or \
                  correct this start's address flags"
@@ -212,7 +212,7 @@ impl HostAddressWatch {
             }
         };
         tokio::select! {
-            new = self.moved() => Some(new),
+            new = self.wait_for_move() => Some(new),
             () = returned => None,
         }
     }
@@ -224,7 +224,7 @@ impl HostAddressWatch {
     }
 
     fn listen(&self) -> [IpAddr; 2] {
-        [self.now.listen.peer.ip(), self.now.listen.client.ip()]
+        [self.journalled.listen.peer.ip(), self.journalled.listen.client.ip()]
     }
 
     fn usable(&self) -> Vec<IpAddr> {
@@ -236,7 +236,7 @@ impl HostAddressWatch {
             return None;
         }
         let route = local_address(&*self.host, &self.urls).await.ok()?;
-        self.flags.follow_host(&self.now, &self.usable(), route)
+        self.flags.follow_host(&self.journalled, &self.usable(), route)
     }
 }
 

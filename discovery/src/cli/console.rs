@@ -57,7 +57,7 @@ pub(super) async fn run(args: ConsoleArgs, printer: &mut Printer) -> Result<(), 
     printer.print_value(&link, |out| out.line(&link.url))?;
     let hours = duration(link.session_seconds);
     printer.note(&format!("open it within a minute; it works once, and the session lasts {hours}"));
-    if link.is_own_certificate {
+    if link.uses_service_certificate {
         printer.warn(
             "browsers don't trust the console's certificate, which is the service's own. Continue \
              only if the browser shows this SHA-256 fingerprint:",
@@ -72,7 +72,7 @@ pub(super) async fn run(args: ConsoleArgs, printer: &mut Printer) -> Result<(), 
 
 /// Formats the certificate's fingerprint as browsers do.
 fn fingerprint(link: &ConsoleLink) -> String {
-    let bytes = link.certificate.as_bytes().iter();
+    let bytes = link.certificate_sha256.as_bytes().iter();
     bytes.map(|byte| format!("{byte:02X}")).collect::<Vec<_>>().join(":")
 }
 

@@ -60,7 +60,7 @@ pub(super) struct NavLink {
 }
 
 /// The admin who is signed in, as the frame shows them.
-pub(super) struct VisitorBadge {
+pub(super) struct VisitorLabel {
     pub(super) name: String,
     pub(super) roles: String,
 }
@@ -69,7 +69,7 @@ pub(super) struct VisitorBadge {
 pub(super) struct PageFrame {
     pub(super) title: String,
     pub(super) nav: Vec<NavLink>,
-    pub(super) visitor: Option<VisitorBadge>,
+    pub(super) visitor: Option<VisitorLabel>,
     /// Path of the stream that says when the page has changed. `None` for a page that isn't live.
     pub(super) live: Option<String>,
     /// Time at which the page was made.
@@ -107,7 +107,7 @@ impl PageFrame {
         let now_ms = app.clock.micros() / 1_000;
         PageFrame {
             nav: readable.map(link).collect(),
-            visitor: Some(VisitorBadge { name: visitor.name.clone(), roles: visitor.role_names() }),
+            visitor: Some(VisitorLabel { name: visitor.name.clone(), roles: visitor.role_names() }),
             made: Some(ShownTime::new(now_ms, now_ms)),
             ..PageFrame::without_visitor(title)
         }

@@ -117,7 +117,7 @@ fn check_console(args: &ServeArgs, keys: Option<&KeyDirectory>, report: &mut Che
     // Unreadable keys are reported already, and the console's default certificate needs them.
     let (Some(keys), Some(&first)) = (keys, args.console.console_listen.first()) else { return };
     match console::prepare(&args.console, keys, Some(first)) {
-        Ok(Some(ready)) if ready.settings.is_own_certificate => {
+        Ok(Some(ready)) if ready.settings.uses_service_certificate => {
             report.warn("console", SERVICE_CERTIFICATE_WARNING, CONSOLE_CERTIFICATE_ADVICE);
         }
         Ok(ready) => {

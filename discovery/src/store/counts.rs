@@ -7,7 +7,7 @@
 
 use discovery_types::api::ClusterState;
 
-use super::{Store, StoreError, UnixMicros};
+use super::{Store, StoreError};
 
 /// Limit on the count of one state. A number below it is exact. A larger one is an estimate, and at
 /// least this.
@@ -19,7 +19,7 @@ pub(crate) struct ClusterCounts {
     /// Number of clusters in each state.
     pub by_state: Vec<(ClusterState, i64)>,
     /// Age of the oldest cluster that is still forming, in microseconds.
-    pub oldest_forming_us: Option<UnixMicros>,
+    pub oldest_forming_age_us: Option<i64>,
 }
 
 impl Store {
@@ -34,11 +34,11 @@ impl Store {
                 true => sqlx::query_as(ESTIMATE).fetch_all(&mut *transaction).await?,
                 false => Vec::new(),
             };
-        let oldest_forming_us =
+        let oldest_forming_age_us =
             sqlx::query_scalar(OLDEST_FORMING).fetch_one(&mut *transaction).await?;
         transaction.commit().await?;
         let by_state = ClusterState::ALL.map(|state| (state, number(state, &counted, &estimated)));
-        Ok(ClusterCounts { by_state: by_state.into(), oldest_forming_us })
+        Ok(ClusterCounts { by_state: by_state.into(), oldest_forming_age_us })
     }
 }
 

@@ -68,9 +68,9 @@ pub struct ConsoleLink {
     /// Longest life of the session that the link begins, in seconds.
     pub session_seconds: u64,
     /// SHA-256 of the certificate that the console shows to browsers.
-    pub certificate: Digest,
-    /// Whether that certificate is the service's own, which no browser trusts by itself.
-    pub is_own_certificate: bool,
+    pub certificate_sha256: Digest,
+    /// Whether that certificate is the service's own, which browsers don't trust.
+    pub uses_service_certificate: bool,
 }
 
 /// One key of a JWKS (RFC 8037).
