@@ -74,7 +74,8 @@ impl CheckReport {
         self.add(check, CheckResult::Fail, text.into(), Some(next));
     }
 
-    /// Adds a part that keeps the program from its work, with an error whose text contains advice.
+    /// Adds a part that keeps the program from its work. The text is the error with its causes;
+    /// there is no separate advice.
     pub fn fail_with(&mut self, check: &'static str, error: &(dyn Error + 'static)) {
         self.add(check, CheckResult::Fail, error_chain(error), None);
     }

@@ -95,9 +95,9 @@ pub(crate) struct ConsoleSettings {
     /// URL of the console, without a path.
     pub url: String,
     /// SHA-256 of the certificate that browsers are shown.
-    pub certificate: Digest,
+    pub certificate_sha256: Digest,
     /// Whether that certificate is the service's own.
-    pub is_own_certificate: bool,
+    pub uses_service_certificate: bool,
     /// Bounded slots for streams. The key is the hash of a session's cookie.
     pub stream_slots: SlotPool<[u8; 32]>,
 }

@@ -113,14 +113,14 @@ async fn sweep_periodically(app: App, every: Duration) {
         app.connection_limit.forget_quiet();
         if last_count.is_none_or(|last| last.elapsed() >= COUNT_INTERVAL) {
             last_count = Some(Instant::now());
-            show_cluster_counts(&app).await;
+            update_cluster_counts(&app).await;
         }
         tokio::time::sleep(every).await;
     }
 }
 
 /// Counts the clusters for the metrics. After an error, the metrics keep their values.
-async fn show_cluster_counts(app: &App) {
+async fn update_cluster_counts(app: &App) {
     if let Err(error) = app.count_clusters().await {
         tracing::debug!(%error, "can't count the clusters");
     }

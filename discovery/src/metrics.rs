@@ -67,7 +67,7 @@ pub(crate) struct IntentLabels {
     pub state: &'static str,
 }
 
-/// How a connection to the database is used.
+/// Purpose for which a database connection was taken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum DatabaseUse {
     /// Statements outside a transaction.
@@ -125,7 +125,7 @@ fn now_seconds() -> f64 {
 pub(crate) struct ServiceMetrics {
     /// Metrics whose names begin with `muster_discovery_`.
     registry: Registry,
-    /// Metrics with the names that Prometheus gives to the metrics of any process.
+    /// Prometheus' standard process metrics (`process_…`).
     process: Registry,
     /// Number of answered requests.
     pub requests: Family<RequestLabels, Counter>,
@@ -151,7 +151,7 @@ pub(crate) struct ServiceMetrics {
     pub parked_limit: Gauge,
     /// When the listener's certificate expires, in seconds since 1970.
     pub tls_certificate_end: Gauge,
-    /// Time of each use of the database, in seconds, with the wait for a connection.
+    /// Time from the request for a database connection to its return, in seconds.
     pub database: Family<DatabaseLabels, Histogram, fn() -> Histogram>,
     /// 1 if lists may be frozen and committed in this database, otherwise 0.
     pub settled: Gauge,
@@ -211,14 +211,14 @@ impl ServiceMetrics {
         registry.register("policy_replacements", help, self.policy_replacements.clone());
         registry.register(
             "database_duration_seconds",
-            "Time of a use of the database, with the wait for a connection",
+            "Time from the request for a database connection to its return",
             self.database.clone(),
         );
     }
 
     fn register_gauges(&mut self) {
         let registry = &mut self.registry;
-        let help = "Clusters by state; above 500 an estimate";
+        let help = "Clusters by state; from 500 on an estimate";
         registry.register("clusters", help, self.clusters.clone());
         let help = "Age of the oldest cluster that is still forming, 0 without any";
         registry.register("forming_oldest_seconds", help, self.forming_oldest.clone());
@@ -247,8 +247,8 @@ impl ServiceMetrics {
         self.process.register("process_start_time_seconds", help, started);
     }
 
-    /// Makes the series whose labels are known. Otherwise the first event would be a new series, and
-    /// `rate()` would not see it.
+    /// Creates the series of alarms, intents and database times at zero. Otherwise `rate()` would
+    /// miss the first event of each.
     fn start_at_zero(&self) {
         for kind in ALARMS {
             let _ = self.alarms.get_or_create(&KindLabels { kind: kind.into() });
@@ -279,7 +279,6 @@ impl ServiceMetrics {
         self.alarms.get_or_create(&KindLabels { kind: kind.into() }).inc();
     }
 
-    /// Counts a change of a cluster.
     pub(crate) fn count_change(&self, kind: &str) {
         self.changes.get_or_create(&KindLabels { kind: kind.into() }).inc();
     }
@@ -289,7 +288,7 @@ impl ServiceMetrics {
         self.intents.get_or_create(&intent_labels(verb, state)).inc();
     }
 
-    /// Shows the number of clusters in a state.
+    /// Sets the number of clusters in a state.
     pub(crate) fn set_clusters(&self, state: ClusterState, number: i64) {
         self.clusters.get_or_create(&StateLabels { state: state.as_str() }).set(number);
     }

@@ -39,7 +39,7 @@ impl ClusterNotifier {
         self.all.subscribe()
     }
 
-    /// Wakes every request that waits for `cluster`.
+    /// Wakes every long poll and stream that waits for `cluster`, or for all clusters.
     pub(crate) fn wake(&self, cluster: Uuid) {
         self.all.send_modify(|count| *count += 1);
         let waiting = self.channels.lock().unwrap_or_else(PoisonError::into_inner);

@@ -126,13 +126,14 @@ impl ThrottleLine {
         match kind {
             ThrottleKind::Request => tracing::warn!(
                 %address, of_address, count,
-                "refused requests over the rate limit: find the client, or raise `serve --rate` and \
-                 `--burst`"
+                "refused requests over a rate limit: find the client, or raise `serve --rate` and \
+                 `--burst` (the limit on adopted documents and readmissions is fixed)"
             ),
             ThrottleKind::Connection => tracing::warn!(
                 %address, of_address, count,
                 "refused connections over a limit: find the client, or raise `serve --rate`, \
-                 `--max-connections` or `--max-connections-per-address`"
+                 `--max-connections` or `--max-connections-per-address` (the limits of \
+                 --etcd-listen's open connections are fixed)"
             ),
         }
     }

@@ -34,7 +34,7 @@ const MAX_LINKS: u32 = 40;
 /// neither to root nor to us, or everybody may write to a parent.
 pub fn open_own_folder(path: &Path) -> Result<File, Error> {
     let own_user = effective_user_id();
-    let walked = PathWalker::making(ParentRule::Protected, own_user).walk(path)?;
+    let walked = PathWalker::creating_missing(ParentRule::Protected, own_user).walk(path)?;
     let (file, found) = walked.open(path)?;
     check_own_folder(path, FileAttributes::from_stat(&found), own_user)?;
     Ok(file)
@@ -47,7 +47,7 @@ pub fn open_own_folder(path: &Path) -> Result<File, Error> {
 /// Fails as [`open_own_folder`] does, also if the folder doesn't exist and can't be made.
 pub fn inspect_own_folder(path: &Path) -> Result<bool, Error> {
     let own_user = effective_user_id();
-    match PathWalker::finding(ParentRule::Protected, own_user).walk(path) {
+    match PathWalker::existing_only(ParentRule::Protected, own_user).walk(path) {
         Ok(walked) => {
             let (_, found) = walked.open(path)?;
             check_own_folder(path, FileAttributes::from_stat(&found), own_user)?;
@@ -65,7 +65,7 @@ pub fn inspect_own_folder(path: &Path) -> Result<bool, Error> {
 /// Fails as [`open_data_folder`] does, also if the folder doesn't exist and can't be made.
 pub fn inspect_data_folder(path: &Path) -> Result<Option<DataFolder>, Error> {
     let own_user = effective_user_id();
-    match PathWalker::finding(ParentRule::AllowWritable, own_user).walk(path) {
+    match PathWalker::existing_only(ParentRule::AllowWritable, own_user).walk(path) {
         Ok(mut walked) => {
             let (file, found) = walked.open(path)?;
             check_writable(path)?;
@@ -146,7 +146,8 @@ impl fmt::Display for Exposure {
 /// that everybody may write to.
 pub fn open_data_folder(path: &Path) -> Result<DataFolder, Error> {
     let own_user = effective_user_id();
-    let mut walked = PathWalker::making(ParentRule::AllowWritable, own_user).walk(path)?;
+    let mut walked =
+        PathWalker::creating_missing(ParentRule::AllowWritable, own_user).walk(path)?;
     let (file, found) = walked.open(path)?;
     let exposure = find_exposure(&walked.path, FileAttributes::from_stat(&found), own_user)
         .or(walked.exposure.take());
@@ -167,7 +168,7 @@ pub fn open_folder(path: &Path) -> io::Result<File> {
 /// write to.
 pub(crate) fn open_resolved_folder(path: &Path) -> Result<OwnedFd, Error> {
     let mut walked =
-        PathWalker::finding(ParentRule::AlreadyChecked, effective_user_id()).walk(path)?;
+        PathWalker::existing_only(ParentRule::AlreadyChecked, effective_user_id()).walk(path)?;
     let (folder, _) = walked.folders.pop().expect("the root at least");
     Ok(folder)
 }
@@ -306,11 +307,11 @@ impl ResolvedPath {
 }
 
 impl PathWalker {
-    fn making(rule: ParentRule, user: u32) -> Self {
+    fn creating_missing(rule: ParentRule, user: u32) -> Self {
         PathWalker { rule, user, makes_missing: true }
     }
 
-    fn finding(rule: ParentRule, user: u32) -> Self {
+    fn existing_only(rule: ParentRule, user: u32) -> Self {
         PathWalker { rule, user, makes_missing: false }
     }
 
@@ -534,7 +535,7 @@ mod tests {
         }
         let owner = link.path().symlink_metadata().unwrap().uid();
         // Run the check as a user who is not the owner of the link.
-        let closed = |own_user| PathWalker::making(ParentRule::Protected, own_user);
+        let closed = |own_user| PathWalker::creating_missing(ParentRule::Protected, own_user);
         let refused = closed(owner + 1).walk(link.path()).err().unwrap();
         assert!(matches!(refused, Error::OtherOwner { path, .. } if path == link.path()));
         assert_eq!(closed(owner).walk(link.path()).unwrap().path, Path::new("/"));

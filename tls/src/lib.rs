@@ -97,7 +97,7 @@ pub fn tls13_server(rule: impl CertificateRule) -> ConfigBuilder<ServerConfig, W
 
 /// Begins the configuration of a server that speaks TLS 1.3 and asks clients for no certificate.
 #[must_use]
-pub fn tls13_server_for_anybody() -> ConfigBuilder<ServerConfig, WantsServerCert> {
+pub fn tls13_server_without_client_auth() -> ConfigBuilder<ServerConfig, WantsServerCert> {
     ServerConfig::builder_with_provider(provider())
         .with_protocol_versions(ONLY_TLS13)
         .expect("ring speaks TLS 1.3")

@@ -72,7 +72,7 @@ impl AddressFlags {
     }
 
     /// Whether any flag names an address of this host.
-    pub(crate) fn give_an_address(&self) -> bool {
+    pub(crate) fn has_address(&self) -> bool {
         let urls = [&self.peer_url, &self.client_url];
         self.advertise.is_some() || self.listen.is_some() || urls.iter().any(|url| url.is_some())
     }
@@ -147,9 +147,9 @@ impl AddressFlags {
         Ok(Addresses { peer_url, client_url, listen: ListenAddresses { peer, client } })
     }
 
-    /// Returns the addresses of a member whose host has lost an address on which the node listens, and
-    /// whose packets to discovery now leave from `route`. An address that a flag of this start gives
-    /// stays unchanged. `None` if nothing changes, or if `route` is no address for other hosts.
+    /// Moves a member to `route`, the host's address on the way to discovery, wherever its listen
+    /// address is gone. Keeps addresses that a flag of this start gives. `None` if nothing changes,
+    /// or if `route` is loopback, unspecified or not in `own`.
     pub(crate) fn follow_host(
         &self,
         before: &Addresses,
@@ -201,8 +201,8 @@ impl AddressFlags {
     }
 }
 
-/// Whether a host with the addresses `own` doesn't have this address, on which something should
-/// listen.
+/// Whether `address` is missing in the host's addresses `own`. Loopback and unspecified addresses
+/// are never lost.
 pub(crate) fn is_lost(address: IpAddr, own: &[IpAddr]) -> bool {
     !address.is_unspecified() && !address.is_loopback() && !own.contains(&address)
 }

@@ -44,7 +44,7 @@ pub(crate) const DEFAULT_DATA_DIR: &str = "/var/lib/muster";
         muster-agent run --bundle-file /root/ticket\n\n\
         EVERY LATER START (no bundle, no discovery)\n  \
         muster-agent run\n\n\
-        TO ANOTHER ADDRESS (an address that the host itself loses is replaced without this)\n  \
+        MOVE TO ANOTHER ADDRESS (not needed if the host has lost the old one)\n  \
         muster-agent run --advertise-address 10.1.0.2\n\n\
         WOULD A START WORK? (starts and changes nothing)\n  \
         muster-agent run --check --bundle-file /root/bundle\n\n\

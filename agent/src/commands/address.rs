@@ -117,7 +117,7 @@ fn add(typed: &AddressAddArguments, printer: &mut Printer<'_>) -> Result<(), Exi
     for file in &typed.files {
         let found = read(file, &member.chain)?;
         let (node_key, urls) = (found.proven.node_key, found.address.peer_urls);
-        // A file of this host itself is among those that were copied everywhere.
+        // Skip this host's own file: operators copy all files to all hosts.
         if node_key == own {
             continue;
         }

@@ -29,7 +29,8 @@ use crate::state::{Layout, lock, node_dir};
 
 /// Time limit for the request to one URL of discovery.
 const DISCOVERY_TIMEOUT: Duration = Duration::from_secs(10);
-/// Free space in bytes below which a node takes no snapshot, and refuses its clients' writes soon.
+/// Free space in bytes that a node must keep when it receives a snapshot from its leader. With
+/// less, it can't catch up by a snapshot.
 const MIN_FREE_BYTES: u64 = 256 << 20;
 /// Free space in bytes below which a person is warned.
 const LOW_FREE_BYTES: u64 = 1 << 30;
@@ -61,8 +62,8 @@ pub(crate) async fn run(
     }
 }
 
-/// Facts that several checks need.
-struct SetupCheckup<'a> {
+/// Checks of a set-up: their report, and facts that several of them need.
+struct SetupChecker<'a> {
     settings: &'a RunSettings,
     layout: Layout,
     host: LocalHost,
@@ -72,30 +73,30 @@ struct SetupCheckup<'a> {
 }
 
 async fn check(settings: &RunSettings) -> CheckReport {
-    let mut checkup = SetupCheckup {
+    let mut checker = SetupChecker {
         settings,
         layout: settings.layout.clone(),
         host: LocalHost { machine_id_file: settings.machine_id_file.clone() },
         report: CheckReport::default(),
         is_running: false,
     };
-    checkup.check_node_program().await;
-    if !checkup.check_data_directory() {
-        return checkup.report;
+    checker.check_node_program().await;
+    if !checker.check_data_directory() {
+        return checker.report;
     }
-    checkup.check_locks();
-    checkup.check_backups().await;
-    let Some(state) = checkup.check_state() else { return checkup.report };
-    let join = checkup.check_bundle(&state).await;
-    checkup.check_addresses(&state, join.as_ref()).await;
+    checker.check_locks();
+    checker.check_backups().await;
+    let Some(state) = checker.check_state() else { return checker.report };
+    let join = checker.check_bundle(&state).await;
+    checker.check_addresses(&state, join.as_ref()).await;
     if let Some(join) = &join {
-        checkup.check_discovery(join, state.is_member).await;
+        checker.check_discovery(join, state.is_member).await;
     }
-    checkup.report
+    checker.report
 }
 
 /// The state on disk, as a start would find it.
-struct FoundState {
+struct DiskState {
     loaded: Option<VerifiedJournal>,
     /// Whether the node starts from its data, without discovery.
     is_member: bool,
@@ -103,12 +104,14 @@ struct FoundState {
     needs_bundle: bool,
 }
 
-impl SetupCheckup<'_> {
+impl SetupChecker<'_> {
     async fn check_node_program(&mut self) {
         let program = &self.settings.node_binary;
         match detect_kind(program).await {
             Ok(kind) => self.report.ok("node", format!("{} is {kind}", program.display())),
-            Err(error) => self.report.fail("node", error, "name another program"),
+            Err(error) => {
+                self.report.fail("node", error, "name another program with --node-binary");
+            }
         }
     }
 
@@ -173,7 +176,7 @@ impl SetupCheckup<'_> {
     fn check_locks(&mut self) {
         for (path, next) in [
             (self.layout.agent_lock(), "stop it before another agent is started here"),
-            (self.layout.node_lock(), "nothing is to be done: the agent adopts it"),
+            (self.layout.node_lock(), "ignore this: the agent adopts it"),
         ] {
             match lock::holder(&path) {
                 Ok(None) => {}
@@ -192,7 +195,7 @@ impl SetupCheckup<'_> {
 
     /// Reads the journal and the node's directory, and decides as a start does. Returns `None` if a
     /// start would end here.
-    fn check_state(&mut self) -> Option<FoundState> {
+    fn check_state(&mut self) -> Option<DiskState> {
         let (layout, node) = (&self.layout, self.layout.node());
         if node.join(node_dir::FORCING_FILE).exists() {
             self.report.fail_with("state", &half_made_error(&node));
@@ -220,13 +223,14 @@ impl SetupCheckup<'_> {
         self.judge(&decision, loaded)
     }
 
+    /// Reports the decision of a start. Returns `None` if the start would end.
     fn judge(
         &mut self,
         decision: &StartDecision,
         loaded: Option<VerifiedJournal>,
-    ) -> Option<FoundState> {
+    ) -> Option<DiskState> {
         let has_record = loaded.as_ref().is_some_and(|loaded| loaded.journal.record.is_some());
-        let mut state = FoundState { loaded, is_member: false, needs_bundle: !has_record };
+        let mut state = DiskState { loaded, is_member: false, needs_bundle: !has_record };
         match decision {
             StartDecision::BeginNew => self.report.ok("state", "this host begins as a new one"),
             StartDecision::SetAsideAndBeginNew => {
@@ -263,7 +267,7 @@ impl SetupCheckup<'_> {
     }
 
     /// Reads the bundle, if a start does. Returns the cluster that this host joins, or has joined.
-    async fn check_bundle(&mut self, state: &FoundState) -> Option<Join> {
+    async fn check_bundle(&mut self, state: &DiskState) -> Option<Join> {
         let keepsakes = state.loaded.as_ref().map(|loaded| loaded.extras.clone());
         let keepsakes: JournalExtras = keepsakes.unwrap_or_default();
         let bundle = match state.is_member {
@@ -305,7 +309,7 @@ impl SetupCheckup<'_> {
         }
     }
 
-    async fn check_addresses(&mut self, state: &FoundState, join: Option<&Join>) {
+    async fn check_addresses(&mut self, state: &DiskState, join: Option<&Join>) {
         match self.addresses(state, join).await {
             Ok(Some(addresses)) => {
                 self.check_advertised(&addresses);
@@ -329,11 +333,11 @@ impl SetupCheckup<'_> {
         }
     }
 
-    /// Returns the addresses that a start would use. `None` if they follow from a route to discovery,
-    /// and discovery isn't known.
+    /// Returns the addresses that a start would use. Returns `None` if no flag gives them, and
+    /// neither the journal nor a bundle names discovery.
     async fn addresses(
         &self,
-        state: &FoundState,
+        state: &DiskState,
         join: Option<&Join>,
     ) -> Result<Option<Addresses>, ExitError> {
         let own = self.host.addresses();
@@ -346,7 +350,7 @@ impl SetupCheckup<'_> {
         }
         let Some(join) = join else { return Ok(None) };
         let route = record::local_address(&self.host, &join.urls).await.map_err(|error| {
-            ExitError::Failed(format!("{error}: say --advertise-address, or correct the route"))
+            ExitError::Failed(format!("{error}: give --advertise-address, or correct the route"))
         })?;
         addressing.addresses(Some(route), &own).map(Some)
     }
@@ -357,11 +361,14 @@ impl SetupCheckup<'_> {
             match url.host() {
                 UrlHost::Address(address) if !address.is_loopback() && !own.contains(address) => {
                     let text = format!("{url}: this host doesn't have the address");
-                    let next = "that is right behind NAT alone; else correct --advertise-address";
+                    let next = "ignore this behind NAT; otherwise correct --advertise-address";
                     self.report.warn("addresses", text, next);
                 }
                 UrlHost::Address(_) | UrlHost::Dns(_) => {
-                    self.report.ok("addresses", format!("the others reach this host at {url}"));
+                    let text = format!(
+                        "this host advertises {url}; whether others reach it isn't checked"
+                    );
+                    self.report.ok("addresses", text);
                 }
             }
         }
@@ -374,7 +381,7 @@ impl SetupCheckup<'_> {
             Err(error) if self.is_running => self.report.warn(
                 check,
                 format!("{at}: {error}"),
-                "nothing is to be done if this host's own agent or node listens there",
+                "ignore this if this host's own agent or node listens there",
             ),
             Err(error) => self.report.fail(
                 check,
@@ -384,8 +391,8 @@ impl SetupCheckup<'_> {
         }
     }
 
-    /// Asks each URL of discovery for its public facts. A member's node starts without discovery, so
-    /// that its silence is no failure then.
+    /// Asks each URL of discovery for its public facts. For a member, a silent discovery is only a
+    /// warning, because its node starts without discovery.
     async fn check_discovery(&mut self, join: &Join, is_member: bool) {
         for url in &join.urls {
             match ask(url, join).await {
@@ -395,7 +402,7 @@ impl SetupCheckup<'_> {
                 }
                 Err(error) => {
                     let text = format!("{url}: {error}");
-                    let next = "look at the way there, at the service, and whether it has moved";
+                    let next = "check the network path, and whether the service runs or has moved";
                     match is_member {
                         true => self.report.warn("discovery", text, next),
                         false => self.report.fail("discovery", text, next),
@@ -408,10 +415,12 @@ impl SetupCheckup<'_> {
 
 fn check_clock(report: &mut CheckReport, url: &ServiceUrl, offset_ms: i64) {
     let limit = MAX_CLOCK_SKEW.0;
-    let text = format!("the clock of {url} is {offset_ms} ms ahead of this host's");
+    let text = format!(
+        "the clock of {url} differs from this host's by {offset_ms:+} ms (positive: it is ahead)"
+    );
     if offset_ms.unsigned_abs() > limit {
         let next = "set this host's clock (chronyc tracking, timedatectl)";
-        return report.fail("clock", format!("{text}, and {limit} ms are allowed"), next);
+        return report.fail("clock", format!("{text}; at most {limit} ms are allowed"), next);
     }
     report.ok("clock", text);
 }

@@ -489,14 +489,15 @@ impl Daemon<'_> {
         );
         if let Some(watch) = watch {
             let waited = self.stop.run_until_cancelled(watch.wait_for_addresses(&self.board)).await;
-            // A node that runs is stopped with its agent, also if the agent has just started.
+            // If the agent is told to stop while it waits, an adopted node must still be stopped:
+            // go on to `run_node`.
             let is_running =
                 lock::holder(&protocol.layout.node_lock()).map_err(state_exit_error)?.is_some();
             if waited.is_none() && !is_running {
                 return Ok(());
             }
             if let Some(now) = waited.flatten() {
-                addresses::note_host_move(&mut protocol.extras, &watch.now, now);
+                addresses::note_host_move(&mut protocol.extras, &watch.journalled, now);
                 protocol.persist_extras()?;
             }
         }
@@ -521,13 +522,13 @@ impl Daemon<'_> {
     /// Runs the node, and again at its new addresses if the host moves.
     async fn run_node(&self, mut protocol: Protocol) -> Result<(), ExitError> {
         loop {
-            let surroundings = supervise::NodeSurroundings {
+            let context = supervise::SupervisionContext {
                 own_program: &self.own_program,
                 node_kind: self.node_kind.clone(),
                 host: Arc::clone(&self.host),
             };
             let end =
-                supervise::run(&mut protocol, self.settings, surroundings, &self.board, &self.stop);
+                supervise::run(&mut protocol, self.settings, context, &self.board, &self.stop);
             match end.await? {
                 NodeEnd::Stopped => return Ok(()),
                 NodeEnd::Moved => {}

@@ -17,8 +17,8 @@ use crate::state::{Layout, StateError};
 
 /// How long a node may take to stop after SIGTERM before the agent stops waiting for it.
 pub const STOP_DEADLINE: Duration = Duration::from_secs(30);
-/// Time to stop for a node on an address that the host has lost. Such a node is killed then: stock etcd
-/// waits for peers that it can't reach, to hand its leadership over.
+/// How long a node may take to stop if the host has lost its addresses. Then it is killed, because
+/// stock etcd waits for unreachable peers to take over its leadership.
 const STRANDED_STOP_DEADLINE: Duration = Duration::from_secs(5);
 /// Number of log lines quoted in the report of a node's death.
 const LAST_LINES: usize = 5;

@@ -60,7 +60,7 @@ struct ReasonLabel {
     reason: String,
 }
 
-/// Returns the metrics that have Prometheus' names for those of any process.
+/// Returns Prometheus' standard process metrics (`process_…`).
 fn process_registry() -> Registry {
     let mut registry = Registry::default();
     let pid = rustix::process::getpid().as_raw_nonzero().get();
@@ -79,7 +79,7 @@ pub(crate) fn render(status: &AgentStatus) -> String {
     let build = Family::<VersionLabel, Gauge>::default();
     build.get_or_create(&VersionLabel { version: env!("CARGO_PKG_VERSION") }).set(1);
     registry.register("build_info", "The agent's version", build);
-    registry.register("info", "Whose agent this is", member_info(status));
+    registry.register("info", "Version, cluster and member of this agent", member_info(status));
     let phases = Family::<PhaseLabel, Gauge>::default();
     for phase in Phase::ALL {
         let label = PhaseLabel { phase: phase.as_str() };

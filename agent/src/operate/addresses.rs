@@ -2,8 +2,8 @@
 //!
 //! A host whose node has not run yet is bound to the agreed addresses. Once its node has run, the
 //! host may move with its data. Its agent learns the new addresses from the flags of its next start,
-//! or finds that the host has lost the old ones ([`HostAddressWatch`]). How the other members learn
-//! them, see [`super::relocation`].
+//! or finds that the host has lost the old ones ([`HostAddressWatch`]). [`super::relocation`] tells
+//! the other members.
 
 use std::collections::BTreeSet;
 use std::net::{IpAddr, SocketAddr};
@@ -139,10 +139,10 @@ pub(crate) struct HostAddressWatch {
     pub host: Arc<dyn Host>,
     /// The address flags of this start. What they give stays, whatever the host's addresses are.
     pub flags: AddressFlags,
-    /// URLs of discovery. The address from which packets leave to it is the host's new one.
+    /// URLs of discovery. The new address is the source address of packets to them.
     pub urls: Vec<ServiceUrl>,
-    /// Addresses on which the host is checked: the journal's at this start of the node.
-    pub now: Addresses,
+    /// The member's addresses in the journal when the node was started.
+    pub journalled: Addresses,
 }
 
 impl HostAddressWatch {
@@ -158,13 +158,13 @@ impl HostAddressWatch {
         let chain = StatementChain::verify_from_pin(&extras.statements, &join.statement).ok();
         let known = chain.and_then(|chain| service::read_known(layout, &chain));
         let urls = known.map_or_else(|| join.urls.clone(), |known| known.urls_before(&join.urls));
-        let now = journalled_addresses(extras, record, flags).ok()?;
-        Some(Self { host: Arc::clone(host), flags: flags.clone(), urls, now })
+        let journalled = journalled_addresses(extras, record, flags).ok()?;
+        Some(Self { host: Arc::clone(host), flags: flags.clone(), urls, journalled })
     }
 
     /// Waits until the host has lost an address on which the node listens and has had another one for
     /// some time. Returns the addresses to use.
-    pub(crate) async fn moved(&self) -> Addresses {
+    pub(crate) async fn wait_for_move(&self) -> Addresses {
         let mut found: Option<(Addresses, Instant)> = None;
         loop {
             let new = self.new_addresses().await;
@@ -182,8 +182,9 @@ impl HostAddressWatch {
         }
     }
 
-    /// Waits at a start until the host has the member's addresses, or others instead of them. Returns
-    /// the others. A host gets its addresses some time after it has booted.
+    /// At a start, waits until the host has the member's addresses again, or has had others for
+    /// [`SETTLE_TIME`]. Returns the others, or `None`. A host gets its addresses some time after it
+    /// has booted.
     pub(crate) async fn wait_for_addresses(&self, board: &StatusHandle) -> Option<Addresses> {
         let lost = self.lost();
         if lost.is_empty() {
@@ -191,7 +192,7 @@ impl HostAddressWatch {
         }
         let lost: Vec<String> = lost.iter().map(ToString::to_string).collect();
         let lost = lost.join(", ");
-        let text = if self.flags.give_an_address() {
+        let text = if self.flags.has_address() {
             format!(
                 "waits for the address {lost}, which this host doesn't have now: give it the address, or \
                  correct this start's address flags"
@@ -211,7 +212,7 @@ impl HostAddressWatch {
             }
         };
         tokio::select! {
-            new = self.moved() => Some(new),
+            new = self.wait_for_move() => Some(new),
             () = returned => None,
         }
     }
@@ -223,7 +224,7 @@ impl HostAddressWatch {
     }
 
     fn listen(&self) -> [IpAddr; 2] {
-        [self.now.listen.peer.ip(), self.now.listen.client.ip()]
+        [self.journalled.listen.peer.ip(), self.journalled.listen.client.ip()]
     }
 
     fn usable(&self) -> Vec<IpAddr> {
@@ -235,11 +236,11 @@ impl HostAddressWatch {
             return None;
         }
         let route = local_address(&*self.host, &self.urls).await.ok()?;
-        self.flags.follow_host(&self.now, &self.usable(), route)
+        self.flags.follow_host(&self.journalled, &self.usable(), route)
     }
 }
 
-/// Journals that the host has moved the member from `before` to `now`.
+/// Logs the move, and notes it in `extras`. The caller persists `extras`.
 pub(crate) fn note_host_move(extras: &mut JournalExtras, before: &Addresses, now: Addresses) {
     log_move(before, &now);
     extras.note_move(before, now, unix_seconds());

@@ -1,9 +1,9 @@
 //! Members that have moved: how they find each other, and how their cluster learns of it.
 //!
-//! A member that has moved connects to the others itself, and one connection serves both directions.
-//! So as long as a majority has a leader, this agent only has its member's new peer URL recorded
-//! (`MemberUpdate`). It changes a URL of this member that it knows from before, and no other: that
-//! one is an operator's.
+//! A member that has moved connects to the others itself, and one connection serves both
+//! directions. So as long as a majority has a leader, this agent only has its member's new peer URL
+//! recorded (`MemberUpdate`). It replaces only URLs that this member had before. Any other URL was
+//! set by an operator.
 //!
 //! If so many members have moved that there is no leader, nobody can be found by the member table, and
 //! the table can't be changed. Then the agents exchange statements of their members' addresses through
@@ -48,8 +48,8 @@ const BUSY_INTERVAL: Duration = Duration::from_secs(3);
 const LEADERLESS_TIME: Duration = Duration::from_secs(5);
 /// How often agents exchange addresses while there is no leader. Jitter at most doubles it.
 const EXCHANGE_INTERVAL: Duration = Duration::from_secs(8);
-/// How long a node must have had a leader before the exchanged addresses are given up: the cluster
-/// has recorded them by then.
+/// How long a node must have had a leader before its agent removes the exchanged addresses. By then
+/// the cluster has usually recorded them.
 const FORGET_TIME: Duration = Duration::from_secs(120);
 
 /// The task that has a moved member's address recorded, and finds members that have moved.
@@ -76,8 +76,8 @@ pub(crate) struct Relocation {
     pub former: Vec<NodeUrl>,
     /// Number of the statement of this member's addresses; 0 if it has not moved.
     pub number: u64,
-    /// Number of the last address that the cluster has recorded. It is journalled, so that the address is
-    /// not recorded again after an operator has set another one.
+    /// Number of the last address that the cluster has recorded. Each change makes the agent clear
+    /// the journal's former URLs. So it doesn't replace an address that an operator sets later.
     pub recorded: watch::Sender<u64>,
     /// Whether the node reads the file of its peers' addresses. Stock etcd doesn't.
     pub reads_addresses: bool,
@@ -89,8 +89,9 @@ pub(crate) struct Relocation {
 struct Progress {
     /// Whether the cluster has this member's address, or an operator's.
     is_recorded: bool,
-    /// Since when the node has been without a leader, or with one.
+    /// When the node was first seen without a leader.
     leaderless_since: Option<Instant>,
+    /// When it was first seen with one.
     led_since: Option<Instant>,
     next_exchange: Option<Instant>,
     /// Newest number and URLs of each peer's statement, by its node key.
@@ -155,6 +156,7 @@ impl Relocation {
         CALM_INTERVAL
     }
 
+    /// Shows in the status that the cluster hasn't recorded this address.
     fn show(&self, is_recorded: bool) {
         let text = (!is_recorded).then(|| {
             format!("this member is at {}, and its cluster hasn't recorded that yet", self.peer_url)
@@ -162,6 +164,7 @@ impl Relocation {
         self.board.update(|status| status.unrecorded_address = text);
     }
 
+    /// Logs a failure unless it was the last one logged.
     fn warn_once(&self, progress: &mut Progress, text: String) {
         if progress.failure.as_ref() != Some(&text) {
             tracing::warn!("{text}");
@@ -169,7 +172,7 @@ impl Relocation {
         }
     }
 
-    /// Has this member's peer URL recorded, if the cluster has one from before it moved.
+    /// Asks the cluster to record this member's peer URL, if the recorded one is a former one.
     async fn record(&self, own: MemberId) -> Result<(), ClusterError> {
         let members = self.node.list_members().await?;
         let Some(member) = members.of_id(own) else { return Ok(()) };
@@ -259,7 +262,7 @@ impl Relocation {
         }
         match peer_addresses::write(&self.layout, &after) {
             Ok(()) => tracing::info!(
-                "{} of this cluster's members have moved; the node looks for them at their new addresses",
+                "the node also dials new addresses of {} members of this cluster",
                 after.len()
             ),
             Err(error) => self.warn_once(
@@ -291,6 +294,7 @@ enum RecordedAddress {
     Others,
 }
 
+/// Classifies the recorded peer URLs. Several count as `Former` only if all are.
 fn recorded_address(recorded: &[String], current: &NodeUrl, former: &[NodeUrl]) -> RecordedAddress {
     let is =
         |url: &NodeUrl, text: &String| text.parse::<NodeUrl>().is_ok_and(|found| found == *url);

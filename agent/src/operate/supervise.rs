@@ -58,7 +58,7 @@ const FILE_RETRY_PAUSE: Duration = Duration::from_secs(5);
 const REMOVAL_REPORT_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Parts of this machine that the node's supervision uses.
-pub(crate) struct NodeSurroundings<'a> {
+pub(crate) struct SupervisionContext<'a> {
     /// Path of this program, which is also the launcher.
     pub own_program: &'a Path,
     /// Kind of the node's program: muster-node or etcd.
@@ -80,11 +80,11 @@ pub(crate) enum NodeEnd {
 pub(crate) async fn run(
     protocol: &mut Protocol,
     settings: &RunSettings,
-    surroundings: NodeSurroundings<'_>,
+    context: SupervisionContext<'_>,
     board: &StatusHandle,
     stop: &CancellationToken,
 ) -> Result<NodeEnd, ExitError> {
-    let NodeSurroundings { own_program, node_kind, host } = surroundings;
+    let SupervisionContext { own_program, node_kind, host } = context;
     let kind = node_kind.await.map_err(ExitError::Failed)?;
     check_maker(&settings.layout, kind)?;
     let withheld = environment::withheld_variables();
@@ -143,10 +143,13 @@ struct WatchedNode<'a> {
 }
 
 impl WatchedNode<'_> {
-    /// Waits until the host has other addresses than those on which the node listens.
-    async fn moved(&self) -> (Addresses, Addresses) {
+    /// Waits until the host has other addresses than those on which the node listens. Returns the old
+    /// ones and the new ones.
+    async fn wait_for_move(&self) -> (Addresses, Addresses) {
         match self.watch {
-            Some(watch) if !self.stop.is_cancelled() => (watch.now.clone(), watch.moved().await),
+            Some(watch) if !self.stop.is_cancelled() => {
+                (watch.journalled.clone(), watch.wait_for_move().await)
+            }
             _ => std::future::pending().await,
         }
     }
@@ -427,7 +430,7 @@ async fn supervise_and_journal(
     let contact = show_contact(found.client.clone(), board.clone());
     let mut others = std::pin::pin!(BackupKeeper::run_beside(contact, node.backups.take()));
     let mut supervision = std::pin::pin!(supervision);
-    let mut moved = std::pin::pin!(node.moved());
+    let mut moved = std::pin::pin!(node.wait_for_move());
     loop {
         let renewed = renew_after(renewal_pause, renewal.as_ref(), &leaves);
         tokio::select! {

@@ -29,9 +29,10 @@ Examples:
   muster-discovery console open
   muster-discovery console open demo --browser
 
-Whoever opens the link first reads what you may read, for eight hours at most: open it at once, and send
-it to nobody. The console changes nothing, and your key stays on this machine. The session ends when you
-sign out, or when an owner revokes you. The service needs `serve --console-listen` for this.")]
+The first to press \"Sign in\" on the link's page can read what you may read, for eight hours at most. Use
+the link at once, and send it to nobody. The console changes nothing, and your key stays on this machine.
+The session ends when you sign out, or when an owner revokes you. The service needs
+`serve --console-listen` for this.")]
     Open {
         /// Name or id of the cluster whose page to open [default: the list of clusters]
         cluster: Option<String>,
@@ -56,10 +57,10 @@ pub(super) async fn run(args: ConsoleArgs, printer: &mut Printer) -> Result<(), 
     printer.print_value(&link, |out| out.line(&link.url))?;
     let hours = duration(link.session_seconds);
     printer.note(&format!("open it within a minute; it works once, and the session lasts {hours}"));
-    if link.is_own_certificate {
+    if link.uses_service_certificate {
         printer.warn(
-            "the console shows the service's own certificate, and your browser will say that it \
-             doesn't know it. Go on only if the certificate that it shows has this SHA-256 fingerprint:",
+            "browsers don't trust the console's certificate, which is the service's own. Continue \
+             only if the browser shows this SHA-256 fingerprint:",
         );
         printer.note(&fingerprint(&link));
     }
@@ -71,7 +72,7 @@ pub(super) async fn run(args: ConsoleArgs, printer: &mut Printer) -> Result<(), 
 
 /// Formats the certificate's fingerprint as browsers do.
 fn fingerprint(link: &ConsoleLink) -> String {
-    let bytes = link.certificate.as_bytes().iter();
+    let bytes = link.certificate_sha256.as_bytes().iter();
     bytes.map(|byte| format!("{byte:02X}")).collect::<Vec<_>>().join(":")
 }
 
@@ -79,7 +80,7 @@ fn fingerprint(link: &ConsoleLink) -> String {
 /// browser gets the path of a file that leads to the link, and that only this user can read.
 fn open_browser(session: &AdminSession, link: &ConsoleLink) -> Result<(), CliError> {
     let file = session.home.file_beside_contexts(LINK_FILE)?;
-    // The URL has no character that HTML would interpret, whatever the service answers.
+    // Refuse URLs with characters that HTML interprets: the service may be hostile.
     let is_plain = |c: char| c.is_ascii_alphanumeric() || "-._~:/?[]=".contains(c);
     if !link.url.starts_with("https://") || !link.url.chars().all(is_plain) {
         return Err(CliError::Answer("the link is not the URL of a page".into()));
@@ -99,7 +100,7 @@ fn open_browser(session: &AdminSession, link: &ConsoleLink) -> Result<(), CliErr
     let child = started.map_err(|source| {
         CliError::io(format!("starting {} to open a browser", opener().display()), source)
     });
-    // The opener ends by itself, and nobody waits for the browser.
+    // Don't wait: the opener exits by itself.
     child.map(drop)
 }
 

@@ -33,7 +33,7 @@ impl Home {
         self.folder.join("admin.pem")
     }
 
-    /// Returns the path of a file in this folder, which is made if it is missing.
+    /// Creates this folder if it is missing, and returns the path of a file in it.
     pub(super) fn file_beside_contexts(&self, name: &str) -> Result<PathBuf, CliError> {
         muster_files::open_own_folder(&self.folder)?;
         Ok(self.folder.join(name))

@@ -36,17 +36,14 @@ static SCRIPT: LazyLock<Asset> = LazyLock::new(|| {
 static ICON: LazyLock<Asset> =
     LazyLock::new(|| Asset::new("console.svg", "image/svg+xml", include_str!("console.svg")));
 
-/// Returns the path of the style sheet.
 pub(super) fn style_path() -> &'static str {
     &STYLE.path
 }
 
-/// Returns the path of the script.
 pub(super) fn script_path() -> &'static str {
     &SCRIPT.path
 }
 
-/// Returns the path of the icon.
 pub(super) fn icon_path() -> &'static str {
     &ICON.path
 }

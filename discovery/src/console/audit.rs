@@ -24,7 +24,7 @@ use crate::handlers::clusters::{cluster_list, cluster_view};
 pub(super) struct AuditQuery {
     /// Name or id of a cluster; the service's own chain without it.
     cluster: Option<String>,
-    /// Number of the event before which the page ends.
+    /// The page shows events with numbers below this one.
     before: Option<u64>,
 }
 

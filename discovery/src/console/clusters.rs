@@ -69,13 +69,12 @@ struct ClustersPage {
     next: Option<String>,
 }
 
-/// Leads to the list of clusters.
+/// Redirects to the list of clusters.
 pub(super) async fn home(visitor: Visitor) -> Result<HttpResponse, ConsoleError> {
     visitor.check(Action::ListClusters, None)?;
     Ok(HttpResponse::SeeOther().insert_header((LOCATION, "/clusters")).finish())
 }
 
-/// Shows the list of clusters, a page at a time.
 pub(super) async fn list(
     app: Data<App>,
     visitor: Visitor,

@@ -15,8 +15,8 @@
 
   const say = (text) => { if (status.textContent !== text) status.textContent = text; };
 
-  // Keeps the focus, what is open, and how far tables are scrolled. The window's own scroll position
-  // stays by itself.
+  // Keeps the focus, the form fields, and how far tables are scrolled. The window's own scroll position
+  // isn't affected.
   function replaceMain(next) {
     const old = document.getElementById("main");
     const scrolled = [...old.querySelectorAll(".scroll")].map((box) => box.scrollLeft);

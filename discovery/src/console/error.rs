@@ -40,8 +40,9 @@ impl ConsoleError {
 
     /// Error for a session that has ended, or never was.
     pub(super) fn session_over() -> Self {
-        let detail = "The session is over: it lasts eight hours at most, and ends when you sign out, \
-                      when the database is restored, or when you sign in too often.";
+        let detail = "The session has ended. A session lasts eight hours at most. It ends earlier when \
+                      you sign out, when the database is restored, or when you begin eight newer \
+                      sessions.";
         ConsoleError(ApiError::new(Code::TokenInvalid, detail, "Sign in with a new link."))
     }
 
@@ -80,8 +81,9 @@ impl ConsoleError {
 
     /// Error for another method than the path has.
     pub(super) fn wrong_method() -> Self {
-        let detail = "This page takes another method.";
-        ConsoleError(ApiError::new(Code::MethodNotAllowed, detail, "Open it as a page."))
+        let detail = "This address doesn't accept this HTTP method.";
+        let next = "Open it in a browser, from a link of the console.";
+        ConsoleError(ApiError::new(Code::MethodNotAllowed, detail, next))
     }
 
     /// Error for a further stream than a session, or the process, may have.

@@ -60,7 +60,7 @@ pub(super) struct NavLink {
 }
 
 /// The admin who is signed in, as the frame shows them.
-pub(super) struct VisitorBadge {
+pub(super) struct VisitorLabel {
     pub(super) name: String,
     pub(super) roles: String,
 }
@@ -69,7 +69,7 @@ pub(super) struct VisitorBadge {
 pub(super) struct PageFrame {
     pub(super) title: String,
     pub(super) nav: Vec<NavLink>,
-    pub(super) visitor: Option<VisitorBadge>,
+    pub(super) visitor: Option<VisitorLabel>,
     /// Path of the stream that says when the page has changed. `None` for a page that isn't live.
     pub(super) live: Option<String>,
     /// Time at which the page was made.
@@ -80,7 +80,7 @@ pub(super) struct PageFrame {
 }
 
 impl PageFrame {
-    /// Makes the frame of a page for nobody in particular, without a navigation.
+    /// Makes the frame of a page for a browser that isn't signed in: it has no navigation.
     pub(super) fn without_visitor(title: impl Into<String>) -> Self {
         PageFrame {
             title: title.into(),
@@ -107,14 +107,14 @@ impl PageFrame {
         let now_ms = app.clock.micros() / 1_000;
         PageFrame {
             nav: readable.map(link).collect(),
-            visitor: Some(VisitorBadge { name: visitor.name.clone(), roles: visitor.role_names() }),
+            visitor: Some(VisitorLabel { name: visitor.name.clone(), roles: visitor.role_names() }),
             made: Some(ShownTime::new(now_ms, now_ms)),
             ..PageFrame::without_visitor(title)
         }
     }
 
-    /// Makes the page live, by the stream at `path`. `seen` is the number of wake-ups before the page was
-    /// read: the stream begins with an event if there were further ones since.
+    /// Makes the page live, by the stream at `path`. `seen` is the wake-up count before the page
+    /// was read. If it has grown since, the stream begins with an event.
     pub(super) fn live(mut self, path: impl std::fmt::Display, seen: u64) -> Self {
         self.live = Some(format!("{path}?seen={seen}"));
         self

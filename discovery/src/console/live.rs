@@ -20,7 +20,7 @@ use crate::notify::Subscription;
 
 /// Path of the stream for pages about more than one cluster.
 pub(super) const ALL_CLUSTERS: &str = "/live/all";
-/// Minimum time between two events of a stream.
+/// Minimum time between two events of a stream, apart from the one at its start.
 const EVENT_INTERVAL: Duration = Duration::from_secs(1);
 /// Interval at which a stream without events sends a comment, so that a lost browser is noticed.
 const KEEP_ALIVE: Duration = Duration::from_secs(15);
@@ -57,7 +57,8 @@ impl Changes {
 struct LiveStream {
     app: Data<App>,
     changes: Changes,
-    /// Whether the page has changed before the stream began.
+    /// Whether anything may have changed between the reading of the page and the start of the
+    /// stream.
     is_late: bool,
     has_begun: bool,
     /// Time before which no event is sent.

@@ -11,8 +11,8 @@
 //!   are taken from the console's own pages alone.
 //! - **Live pages.** A stream of server-sent events says that something has changed, at most once a
 //!   second; the script then fetches the page again. So a page is rendered in one way only, and works
-//!   without the script, by reloading. A stream waits for the wake-ups of the long polls and never asks
-//!   the database.
+//!   without the script, by reloading. While it waits, a stream doesn't query the database: it uses the
+//!   wake-ups of the long polls.
 //! - **Text of hosts** is made printable here, and escaped by the templates.
 //!
 //! Dependencies point from here to `handlers`, `auth` and `store`. Nothing but the listener calls this

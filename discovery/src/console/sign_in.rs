@@ -107,8 +107,8 @@ pub(super) async fn signed_out() -> Result<HttpResponse, ConsoleError> {
     render(&SignedOutPage { layout: PageFrame::without_visitor("Signed out") })
 }
 
-/// Checks that a form was sent from a page of this console. Browsers also keep the cookie from other
-/// sites' forms (`SameSite=Strict`); this check holds for other ports and names of the same site, too.
+/// Checks that a form was sent from a page of this console. `SameSite=Strict` keeps the cookie from
+/// other sites' forms. This check also refuses forms from other ports and names of the same site.
 fn check_origin(request: &HttpRequest) -> Result<(), ConsoleError> {
     let header =
         |name: HeaderName| request.headers().get(name).and_then(|value| value.to_str().ok());

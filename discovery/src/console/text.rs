@@ -1,11 +1,11 @@
-//! Texts of pages: times, ages, durations, and foreign text.
+//! Texts of pages: times, ages, durations, and untrusted text.
 
 use askama::Template;
 use askama::filters::HtmlSafe;
 use discovery_types::api::ClusterState;
 use discovery_types::text::printable;
 
-/// A point in time as a page shows it: its distance from now, and the whole time for who asks.
+/// A point in time: shown as its distance from now or as a UTC time, with the full time as tooltip.
 #[derive(Clone, Debug, PartialEq, Eq, Template)]
 #[template(
     source = "<time datetime=\"{{ rfc3339 }}\" title=\"{{ rfc3339 }}\">{{ shown }}</time>",
@@ -60,7 +60,7 @@ fn distance(ms: i64, now_ms: i64) -> String {
     if ms <= now_ms { format!("{text} ago") } else { format!("in {text}") }
 }
 
-/// Formats seconds in the form of arguments: `24h`, `90m`, `45s`.
+/// Formats seconds as arguments are written: `2d`, `5h`, `90m`, `45s`.
 pub(super) fn duration(seconds: u64) -> String {
     match seconds {
         s if s > 0 && s.is_multiple_of(86_400) => format!("{}d", s / 86_400),
@@ -70,13 +70,13 @@ pub(super) fn duration(seconds: u64) -> String {
     }
 }
 
-/// Returns a foreign text as one line that can't control the direction of writing. The template escapes
-/// it.
+/// Returns untrusted text as one line without control or bidirectional characters. The template
+/// escapes it.
 pub(super) fn plain(text: &str) -> String {
     printable(text).into_owned()
 }
 
-/// Returns foreign texts in one line, separated by commas.
+/// Returns untrusted texts in one line, separated by commas.
 pub(super) fn plain_list(texts: impl IntoIterator<Item = impl ToString>) -> String {
     let texts: Vec<String> = texts.into_iter().map(|text| plain(&text.to_string())).collect();
     texts.join(", ")
@@ -132,7 +132,6 @@ pub(super) struct Badge {
 impl HtmlSafe for Badge {}
 
 impl Badge {
-    /// Makes a badge with this word.
     pub(super) fn new(tone: Tone, word: impl ToString) -> Self {
         let (class, symbol) = match tone {
             Tone::Good => ("good", "●"),
@@ -143,7 +142,6 @@ impl Badge {
         Badge { class, symbol, word: plain(&word.to_string()) }
     }
 
-    /// Makes the badge of a cluster's state.
     pub(super) fn of_cluster(state: ClusterState) -> Self {
         let tone = match state {
             ClusterState::Formed => Tone::Good,

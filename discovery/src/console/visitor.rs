@@ -17,8 +17,8 @@ use crate::auth::{check_allowed, current_admin};
 use crate::domain::BrowserSecret;
 use crate::store::UnixMicros;
 
-/// Name of the session's cookie. By the prefix, a browser takes it only from this host, over TLS, for all
-/// paths.
+/// Name of the session's cookie. The prefix `__Host-` makes browsers require TLS, the path `/` and
+/// this exact host.
 pub(super) const COOKIE: &str = "__Host-muster-console";
 
 /// An admin who has signed in with a browser.
@@ -40,7 +40,6 @@ impl Visitor {
         Ok(check_allowed(&principal, action, cluster)?)
     }
 
-    /// Whether the visitor may do `action`.
     pub(super) fn may(&self, action: Action) -> bool {
         roles_allow(&self.roles, action)
     }

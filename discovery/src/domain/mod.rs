@@ -1,4 +1,5 @@
-//! Conversions of the state machine's values into what rows store.
+//! Small value types and conversions: values of the state machine as rows store them, and secrets
+//! of browsers.
 
 mod change;
 mod number;

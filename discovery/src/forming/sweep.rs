@@ -92,8 +92,8 @@ impl App {
         for (state, number) in counts.by_state {
             self.metrics.set_clusters(state, number);
         }
-        let oldest_us = counts.oldest_forming_us.unwrap_or(0);
-        self.metrics.forming_oldest.set(oldest_us / MICROS_PER_SECOND);
+        let age_us = counts.oldest_forming_age_us.unwrap_or(0);
+        self.metrics.forming_oldest.set(age_us / MICROS_PER_SECOND);
         Ok(())
     }
 

@@ -353,9 +353,9 @@ pub(crate) async fn restore_statements(
     Ok(Json(StatementList { statements: chain.jws(), service }))
 }
 
-/// Takes the statement of where the calling agent's member is since it moved, if it has moved, and
-/// returns those of all present members. Agents of a cluster without a leader find each other's
-/// members by them.
+/// Stores the signed addresses of the caller's member, if it has moved. Returns those of all
+/// present members that have moved. Agents use them to find peers while their cluster has no
+/// leader.
 #[utoipa::path(post, path = "/v1/clusters/{id}/addresses", tag = "clusters",
     params(("id" = Uuid, Path,)), request_body = AddressesRequest,
     responses((status = 200, body = AddressesResponse), (status = "default", body = Problem)))]

@@ -34,7 +34,7 @@ pub(crate) async fn links(
         url: format!("{}/sign-in/{}", console.url, *code.expose_text()),
         expires_at_ms: expires_us / 1_000,
         session_seconds: CONSOLE_SESSION_LIFE.as_secs(),
-        certificate: console.certificate,
-        is_own_certificate: console.is_own_certificate,
+        certificate_sha256: console.certificate_sha256,
+        uses_service_certificate: console.uses_service_certificate,
     }))
 }

@@ -157,7 +157,8 @@ pub(super) fn inspect(dir: &Path) -> Result<Option<InspectedLedger>, LedgerError
         }
         opened => opened?,
     };
-    // The lock is released when the file is closed, and a start waits longer for it than that takes.
+    // Closing the file releases this lock. A start that meets it meanwhile retries for
+    // `LOCK_TIMEOUT`.
     let tried = rustix::fs::flock(&file, rustix::fs::FlockOperation::NonBlockingLockShared);
     let is_locked = tried == Err(rustix::io::Errno::WOULDBLOCK);
     let mut bytes = Vec::new();

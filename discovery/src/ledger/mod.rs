@@ -292,7 +292,7 @@ fn build_index(lines: Vec<LedgerLine>, position: Option<StoredPosition>) -> (Ind
     (index, is_copy)
 }
 
-/// Facts about a ledger that this process doesn't open.
+/// Facts about a ledger that this process only reads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct LedgerFacts {
     /// Number of commits in the ledger.

@@ -1,8 +1,8 @@
 //! Addresses of members that moved: a mailbox for the agents of a cluster without a leader.
 //!
-//! Such a cluster can't record new addresses. Its agents sign where their members are, and leave
-//! the statements here for each other. The service decides nothing by them: agents verify them
-//! again, and the nodes verify each other's keys.
+//! Such a cluster can't record new addresses. Its agents sign their members' addresses, and fetch
+//! each other's from here. The service makes no decision with them: agents verify them again, and
+//! the nodes verify each other's keys.
 
 use discovery_types::key::PublicKey;
 use discovery_types::member_address::SignedMemberAddress;
@@ -44,7 +44,7 @@ impl App {
         }
         let keys: Vec<PublicKey> = roster.present_keys().copied().collect();
         let stored = self.store.member_addresses(cluster, &keys).await?;
-        // A damaged row is none; its agent sends its statement again.
+        // Skip damaged rows: their agents send the statements again.
         Ok(stored.iter().filter_map(|text| serde_json::from_str(text).ok()).collect())
     }
 }

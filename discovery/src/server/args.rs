@@ -62,8 +62,8 @@ pub(crate) struct ServeArgs {
     pub times: TimeArgs,
     #[command(flatten)]
     pub limits: LimitArgs,
-    /// Check the set-up and end: keys, certificate, database, ledger, addresses. Nothing is started or
-    /// changed. Exit code 0 if a start would work, 1 if not; with --json as one document
+    /// Check the set-up and exit: keys, certificate, database, ledger, addresses, console. Starts
+    /// and changes nothing. Exit code 0 if a start would work, 1 if not. --json prints one document
     #[arg(long)]
     pub check: bool,
 }
@@ -76,14 +76,14 @@ pub(crate) struct ConsoleArgs {
     #[arg(long, value_name = "ADDR:PORT")]
     pub console_listen: Vec<SocketAddr>,
     /// Certificate that the console shows to browsers: a PEM chain, leaf first [default: the
-    /// service's own, which no browser trusts by itself]
+    /// service's own, which browsers don't trust]
     #[arg(long, value_name = "FILE", requires_all = ["console_key", "console_listen"])]
     pub console_cert: Option<PathBuf>,
     /// Private key of that certificate, PEM (mode 0600)
     #[arg(long, value_name = "FILE", requires = "console_cert")]
     pub console_key: Option<PathBuf>,
-    /// URL under which browsers reach the console [default: --console-listen's address, or the host
-    /// of the service's first URL if that is 0.0.0.0]
+    /// URL under which browsers reach the console [default: the first --console-listen; if that is
+    /// 0.0.0.0 or ::, its port at the host of the service's first URL]
     #[arg(long, value_name = "URL", requires = "console_listen")]
     pub console_url: Option<ServiceUrl>,
 }

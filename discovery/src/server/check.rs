@@ -7,7 +7,7 @@ use managed_postgres::running_connect_options;
 use muster_checks::CheckReport;
 use sqlx::postgres::PgConnectOptions;
 
-use super::console::{self, NAME_A_CERTIFICATE, OWN_CERTIFICATE};
+use super::console::{self, CONSOLE_CERTIFICATE_ADVICE, SERVICE_CERTIFICATE_WARNING};
 use super::run::{
     DATABASE, bind, check_args, database_error, external_options, ledger_error, load_identity_keys,
     load_keys, load_tls, postgres_error, postgres_settings,
@@ -23,7 +23,8 @@ const DATABASE_TIMEOUT: Duration = Duration::from_secs(10);
 /// on the metric has the same limit.
 const MIN_CERTIFICATE_LIFE: i64 = 14 * 86_400;
 
-/// Checks the set-up of the service. Errors are those of the command line alone.
+/// Checks the set-up of the service. Returns an error only for a wrong command line. Everything
+/// else is in the report.
 pub(crate) async fn check(args: &ServeArgs) -> Result<CheckReport, ServerError> {
     check_args(args)?;
     let mut report = CheckReport::default();
@@ -103,12 +104,8 @@ fn check_addresses(args: &ServeArgs, is_running: bool, report: &mut CheckReport)
         match bind(std::slice::from_ref(address)) {
             Ok(_) => report.ok("listen", format!("{address} is free")),
             Err(_) if is_running => {
-                let text = format!("{address} can't be bound, and neither is the ledger free");
-                report.warn(
-                    "listen",
-                    text,
-                    "nothing is to be done if the running service listens there",
-                );
+                let text = format!("{address} can't be bound, and the ledger is in use");
+                report.warn("listen", text, "ignore this if the running service listens there");
             }
             Err(error) => report.fail_with("listen", &error),
         }
@@ -117,11 +114,11 @@ fn check_addresses(args: &ServeArgs, is_running: bool, report: &mut CheckReport)
 
 /// Reads the certificate and the key that the console shows to browsers.
 fn check_console(args: &ServeArgs, keys: Option<&KeyDirectory>, report: &mut CheckReport) {
-    // Without readable keys, that is what an operator mends first.
+    // Unreadable keys are reported already, and the console's default certificate needs them.
     let (Some(keys), Some(&first)) = (keys, args.console.console_listen.first()) else { return };
     match console::prepare(&args.console, keys, Some(first)) {
-        Ok(Some(ready)) if ready.settings.is_own_certificate => {
-            report.warn("console", OWN_CERTIFICATE, NAME_A_CERTIFICATE);
+        Ok(Some(ready)) if ready.settings.uses_service_certificate => {
+            report.warn("console", SERVICE_CERTIFICATE_WARNING, CONSOLE_CERTIFICATE_ADVICE);
         }
         Ok(ready) => {
             let url = ready.map(|ready| ready.settings.url.clone()).unwrap_or_default();
@@ -166,15 +163,17 @@ async fn inspect_database(
     let inspected = tokio::time::timeout(DATABASE_TIMEOUT, store::inspect(options, keys)).await;
     let Ok(inspected) = inspected else {
         let text = format!("no answer within {} s", DATABASE_TIMEOUT.as_secs());
-        return report.fail("database", text, "look at Postgres' log, and at the way there");
+        return report.fail("database", text, "check Postgres' log, and the network path to it");
     };
     match inspected {
         Ok(facts) => {
             for warning in &facts.warnings {
-                report.warn("database", "about this Postgres", warning);
+                report.warn("database", warning, "a setting of this Postgres needs a look");
             }
             let text = match (facts.is_new, facts.pending_migrations) {
-                (true, _) => "it answers, and is empty: the start makes the tables".to_owned(),
+                (true, _) => {
+                    "it answers, and has no tables of ours yet: the start creates them".to_owned()
+                }
                 (false, 0) => "it answers, and its schema is up to date".to_owned(),
                 (false, n) => format!("it answers, and the start applies {n} migrations"),
             };

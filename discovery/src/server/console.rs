@@ -23,26 +23,26 @@ const MAX_STREAMS: usize = 256;
 /// Maximum number of streams of one session: one for each visible page.
 const MAX_STREAMS_PER_SESSION: usize = 8;
 
-/// Why browsers warn of a console without a certificate of its own.
-pub(super) const OWN_CERTIFICATE: &str =
-    "the console shows the service's own certificate, which no browser trusts by itself";
-/// Advice to an operator whose console shows the service's own certificate.
-pub(super) const NAME_A_CERTIFICATE: &str =
-    "name one of your own CA with --console-cert and --console-key";
+/// Warning if no --console-cert is given.
+pub(super) const SERVICE_CERTIFICATE_WARNING: &str =
+    "the console shows the service's certificate, which browsers don't trust";
+/// Advice that follows [`SERVICE_CERTIFICATE_WARNING`].
+pub(super) const CONSOLE_CERTIFICATE_ADVICE: &str =
+    "give a certificate of your CA with --console-cert and --console-key";
 
-/// The console of a process that serves one: its TLS configuration, and what else it needs.
-pub(super) struct ConsoleListener {
+/// TLS configuration and settings of the console's listener.
+pub(super) struct ConsoleSetup {
     pub(super) tls: rustls::ServerConfig,
     pub(super) settings: Arc<ConsoleSettings>,
 }
 
-impl ConsoleListener {
+impl ConsoleSetup {
     /// Warns in the log if browsers can't trust the console's certificate.
-    pub(super) fn warn_of_own_certificate(&self) {
-        if self.settings.is_own_certificate {
+    pub(super) fn warn_of_service_certificate(&self) {
+        if self.settings.uses_service_certificate {
             tracing::warn!(
-                sha256 = %self.settings.certificate,
-                "{OWN_CERTIFICATE}: {NAME_A_CERTIFICATE}"
+                sha256 = %self.settings.certificate_sha256,
+                "{SERVICE_CERTIFICATE_WARNING}: {CONSOLE_CERTIFICATE_ADVICE}"
             );
         }
     }
@@ -52,7 +52,8 @@ impl ConsoleListener {
 struct ConsoleCertificate {
     chain: Vec<CertificateDer<'static>>,
     key: PrivateKeyDer<'static>,
-    is_own: bool,
+    /// Whether both are those of the API's listener.
+    is_of_service: bool,
 }
 
 /// Makes the console's TLS configuration and settings. `first` is the first address on which the
@@ -61,28 +62,32 @@ pub(super) fn prepare(
     args: &ConsoleArgs,
     keys: &KeyDirectory,
     first: Option<SocketAddr>,
-) -> Result<Option<ConsoleListener>, ServerError> {
+) -> Result<Option<ConsoleSetup>, ServerError> {
     let Some(first) = first else { return Ok(None) };
     let certificate = certificate(args, keys)?;
     let fingerprint = certificate.chain.first().map(|leaf| Digest::of(leaf));
-    let is_own_certificate = certificate.is_own;
-    let mut tls = muster_tls::tls13_server_for_anybody()
+    let uses_service_certificate = certificate.is_of_service;
+    let mut tls = muster_tls::tls13_server_without_client_auth()
         .with_single_cert(certificate.chain, certificate.key)
         .map_err(|error| ServerError::failed("--console-cert and --console-key", error))?;
     muster_tls::disable_resumption(&mut tls);
     let settings = ConsoleSettings {
         url: url(args, keys, first),
-        certificate: fingerprint.expect("rustls takes no empty chain"),
-        is_own_certificate,
+        certificate_sha256: fingerprint.expect("rustls takes no empty chain"),
+        uses_service_certificate,
         stream_slots: SlotPool::new(MAX_STREAMS, MAX_STREAMS_PER_SESSION),
     };
-    Ok(Some(ConsoleListener { tls, settings: Arc::new(settings) }))
+    Ok(Some(ConsoleSetup { tls, settings: Arc::new(settings) }))
 }
 
 fn certificate(args: &ConsoleArgs, keys: &KeyDirectory) -> Result<ConsoleCertificate, ServerError> {
     let (Some(cert), Some(key)) = (&args.console_cert, &args.console_key) else {
         let chain = vec![keys.tls_certificate.clone()];
-        return Ok(ConsoleCertificate { chain, key: keys.tls_key.clone_key(), is_own: true });
+        return Ok(ConsoleCertificate {
+            chain,
+            key: keys.tls_key.clone_key(),
+            is_of_service: true,
+        });
     };
     let bad = |option: &str, file: &Path, error: &dyn std::fmt::Display| {
         ServerError::Usage(format!("{option} {}: {error}", file.display()))
@@ -103,7 +108,7 @@ fn certificate(args: &ConsoleArgs, keys: &KeyDirectory) -> Result<ConsoleCertifi
     let pem = Zeroizing::new(muster_files::read_named(key, MAX_PEM_FILE).map_err(refused)?);
     let key = PrivateKeyDer::from_pem_slice(&pem)
         .map_err(|_| bad("--console-key", key, &"it holds no private key in PEM"))?;
-    Ok(ConsoleCertificate { chain, key, is_own: false })
+    Ok(ConsoleCertificate { chain, key, is_of_service: false })
 }
 
 /// Returns the URL of the console: as the operator said, or by the address on which it listens.

@@ -115,34 +115,34 @@ impl ConnectionLimits {
 
 /// The set of routes that a listener serves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Surface {
+pub(super) enum RouteSet {
     /// The API, for agents, admins and stock etcd.
     Api,
     /// The console, for browsers.
     Console,
 }
 
-impl Surface {
+impl RouteSet {
     /// Returns the name of the server's listeners.
     pub(super) fn name(self) -> &'static str {
         match self {
-            Surface::Api => "muster",
-            Surface::Console => "console",
+            RouteSet::Api => "muster",
+            RouteSet::Console => "console",
         }
     }
 
-    /// Returns the line with which the log names an address.
+    /// Returns the log message for a bound address.
     pub(super) fn listening(self) -> &'static str {
         match self {
-            Surface::Api => "listening",
-            Surface::Console => "listening for browsers (console)",
+            RouteSet::Api => "listening",
+            RouteSet::Console => "listening for browsers (console)",
         }
     }
 
     fn configure(self) -> fn(&mut ServiceConfig) {
         match self {
-            Surface::Api => routes::configure,
-            Surface::Console => console::configure,
+            RouteSet::Api => routes::configure,
+            RouteSet::Console => console::configure,
         }
     }
 
@@ -152,9 +152,9 @@ impl Surface {
         next: Next<BoxBody>,
     ) -> Result<ServiceResponse, actix_web::Error> {
         match self {
-            Surface::Api => routes::wrap_request(request, next).await,
-            // On the heap: else each poll of the API would have room for the larger of both.
-            Surface::Console => Box::pin(console::wrap_request(request, next)).await,
+            RouteSet::Api => routes::wrap_request(request, next).await,
+            // Box the console's future. Otherwise every API request would reserve its size.
+            RouteSet::Console => Box::pin(console::wrap_request(request, next)).await,
         }
     }
 }
@@ -163,7 +163,7 @@ type AcceptedConnection = (WriteTimeoutStream<TlsStream<TcpStream>>, Protocol, O
 
 /// Makes a factory of connection services. Each worker makes one service for each listener.
 pub(super) fn connection_service(
-    surface: Surface,
+    route_set: RouteSet,
     app: &App,
     door: &ConnectionLimits,
     tls: &rustls::ServerConfig,
@@ -173,9 +173,9 @@ pub(super) fn connection_service(
     let application = actix_web::App::new()
         .app_data(data)
         .wrap(middleware::from_fn(move |request: ServiceRequest, next: Next<BoxBody>| {
-            surface.wrap_request(request, next)
+            route_set.wrap_request(request, next)
         }))
-        .configure(surface.configure());
+        .configure(route_set.configure());
     let application = IntoServiceFactory::<_, Request>::into_factory(application)
         .map_err(|error: actix_web::Error| error.error_response());
     let draining = app.draining.clone();

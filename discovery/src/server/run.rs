@@ -24,8 +24,8 @@ use tokio_util::task::TaskTracker;
 use zeroize::Zeroizing;
 
 use super::args::{DATABASE_URL, MAX_URL_FILE};
-use super::console::{self, ConsoleListener};
-use super::door::{self, ConnectionLimits, MAX_HANDSHAKES, SocketLimits, Surface};
+use super::console::{self, ConsoleSetup};
+use super::door::{self, ConnectionLimits, MAX_HANDSHAKES, RouteSet, SocketLimits};
 use super::tls::server_config;
 use super::{DatabaseArgs, ServeArgs, ServerError, TimeArgs};
 use crate::admins::AdminCache;
@@ -152,10 +152,10 @@ pub(crate) async fn start(args: ServeArgs) -> Result<RunningService, ServerError
     let mut app = build_app(&args, (keys, identity_keys), store, &etcd_listeners)?;
     app.console = console.as_ref().map(|console| console.settings.clone());
 
-    let mut builder = ServerSockets::new(&args, &app);
-    let addresses = builder.listen(Surface::Api, &tls, sockets)?;
+    let mut builder = HttpsServerBuilder::new(&args, &app);
+    let addresses = builder.listen(RouteSet::Api, &tls, sockets)?;
     let console_addresses = match &console {
-        Some(console) => builder.listen(Surface::Console, &console.tls, console_sockets)?,
+        Some(console) => builder.listen(RouteSet::Console, &console.tls, console_sockets)?,
         None => Vec::new(),
     };
     let server = builder.server.run();
@@ -200,6 +200,7 @@ pub(super) fn load_tls(keys: &KeyDirectory) -> Result<rustls::ServerConfig, Serv
     server_config(keys).map_err(|error| ServerError::failed("can't set up TLS", error))
 }
 
+/// Maps the error to an exit code: 2 for a refused folder, 3 for a damaged ledger, otherwise 1.
 pub(super) fn ledger_error(error: LedgerError) -> ServerError {
     match error {
         LedgerError::Files(error) if error.is_refusal() => {
@@ -212,6 +213,7 @@ pub(super) fn ledger_error(error: LedgerError) -> ServerError {
     }
 }
 
+/// Maps the error to an exit code: 3 for another service's database, otherwise 1.
 pub(super) fn database_error(error: ConnectError) -> ServerError {
     let foreign = matches!(error, ConnectError::OtherKeys { .. });
     ServerError::permanent_if(foreign, "can't use the database", error)
@@ -222,25 +224,25 @@ fn prepare_console(
     args: &ServeArgs,
     keys: &KeyDirectory,
     sockets: &[(SocketAddr, TcpSocket)],
-) -> Result<Option<ConsoleListener>, ServerError> {
+) -> Result<Option<ConsoleSetup>, ServerError> {
     let first = sockets
         .first()
         .map(|(address, socket)| socket.local_addr().map_err(|error| cant_listen(*address, error)));
     let console = console::prepare(&args.console, keys, first.transpose()?)?;
     if let Some(console) = &console {
-        console.warn_of_own_certificate();
+        console.warn_of_service_certificate();
     }
     Ok(console)
 }
 
-/// The HTTPS server before it runs: its listeners, and the limits that they share.
-struct ServerSockets<'a> {
+/// Builder of the HTTPS server: its listeners, and the limits that they share.
+struct HttpsServerBuilder<'a> {
     server: ServerBuilder,
     app: &'a App,
     limits: ConnectionLimits,
 }
 
-impl<'a> ServerSockets<'a> {
+impl<'a> HttpsServerBuilder<'a> {
     fn new(args: &ServeArgs, app: &'a App) -> Self {
         let bounds = socket_limits(args);
         let (rate, throttle_log) = (app.connection_limit.clone(), app.throttle_log.clone());
@@ -249,13 +251,17 @@ impl<'a> ServerSockets<'a> {
             .max_concurrent_connections(args.limits.max_connections)
             .shutdown_timeout(args.times.drain.as_secs().max(1))
             .disable_signals();
-        ServerSockets { server, app, limits: ConnectionLimits::new(&bounds, rate, throttle_log) }
+        HttpsServerBuilder {
+            server,
+            app,
+            limits: ConnectionLimits::new(&bounds, rate, throttle_log),
+        }
     }
 
-    /// Listens on `sockets`, and serves `surface` there. Returns the addresses.
+    /// Listens on `sockets`, and serves these routes there. Returns the addresses.
     fn listen(
         &mut self,
-        surface: Surface,
+        route_set: RouteSet,
         tls: &rustls::ServerConfig,
         sockets: Vec<(SocketAddr, TcpSocket)>,
     ) -> Result<Vec<SocketAddr>, ServerError> {
@@ -266,13 +272,13 @@ impl<'a> ServerSockets<'a> {
             let listener = listening.map_err(failed)?;
             let local = listener.local_addr().map_err(failed)?;
             let (app, limits, tls) = (self.app.clone(), self.limits.clone(), tls.clone());
-            let serve = move || door::connection_service(surface, &app, &limits, &tls);
+            let serve = move || door::connection_service(route_set, &app, &limits, &tls);
             let server = std::mem::take(&mut self.server);
-            self.server = server.listen(surface.name(), listener, serve).map_err(failed)?;
+            self.server = server.listen(route_set.name(), listener, serve).map_err(failed)?;
             addresses.push(local);
         }
         for address in &addresses {
-            tracing::info!(%address, "{}", surface.listening());
+            tracing::info!(%address, "{}", route_set.listening());
         }
         Ok(addresses)
     }

@@ -75,8 +75,8 @@ pub(crate) struct DatabaseFacts {
     pub pending_migrations: usize,
 }
 
-/// Checks the server and the database as [`connect`] does, and changes nothing. Without `keys`, the
-/// owner of the database isn't checked.
+/// Checks the server and the database as [`connect`] does, and changes nothing. Compares the
+/// database with the key directory only if `keys` is given and no migration is pending.
 pub(crate) async fn inspect(
     options: PgConnectOptions,
     keys: Option<&KeyDirectory>,

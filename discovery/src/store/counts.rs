@@ -1,15 +1,16 @@
 //! The number of clusters in each state, without reading every cluster.
 //!
 //! A state with few clusters is counted in the index `clusters_by_phase`. The number in a larger
-//! state comes from the statistics that Postgres' autovacuum gathers. An exact number of a million
-//! rows would have to be read again and again, or be a row that every change of a cluster updates.
+//! state comes from the statistics that Postgres' autovacuum gathers. An exact count of a million
+//! rows would read them all each time, or need a counter row that every change of a cluster
+//! updates.
 
 use discovery_types::api::ClusterState;
 
-use super::{Store, StoreError, UnixMicros};
+use super::{Store, StoreError};
 
-/// Number of clusters of one state up to which they are counted. From it on the number is an
-/// estimate, and at least this.
+/// Limit on the count of one state. A number below it is exact. A larger one is an estimate, and at
+/// least this.
 pub(crate) const MAX_COUNTED: i64 = 500;
 
 /// The numbers of clusters.
@@ -18,7 +19,7 @@ pub(crate) struct ClusterCounts {
     /// Number of clusters in each state.
     pub by_state: Vec<(ClusterState, i64)>,
     /// Age of the oldest cluster that is still forming, in microseconds.
-    pub oldest_forming_us: Option<UnixMicros>,
+    pub oldest_forming_age_us: Option<i64>,
 }
 
 impl Store {
@@ -33,11 +34,11 @@ impl Store {
                 true => sqlx::query_as(ESTIMATE).fetch_all(&mut *transaction).await?,
                 false => Vec::new(),
             };
-        let oldest_forming_us =
+        let oldest_forming_age_us =
             sqlx::query_scalar(OLDEST_FORMING).fetch_one(&mut *transaction).await?;
         transaction.commit().await?;
         let by_state = ClusterState::ALL.map(|state| (state, number(state, &counted, &estimated)));
-        Ok(ClusterCounts { by_state: by_state.into(), oldest_forming_us })
+        Ok(ClusterCounts { by_state: by_state.into(), oldest_forming_age_us })
     }
 }
 
@@ -53,8 +54,8 @@ fn number(state: ClusterState, counted: &[(String, i64)], estimated: &[(String, 
     }
 }
 
-/// Begins a transaction in which Postgres follows the order of an index. With a thousand clusters in a
-/// state, it would otherwise rather read and sort all of them than the first [`MAX_COUNTED`].
+/// Begins a transaction in which Postgres reads in index order. Otherwise it would read and sort
+/// all clusters of a state to find the first [`MAX_COUNTED`].
 const BEGIN_IN_INDEX_ORDER: &str = "BEGIN READ ONLY; SET LOCAL enable_seqscan = off; \
      SET LOCAL enable_bitmapscan = off; SET LOCAL enable_sort = off";
 
@@ -82,7 +83,8 @@ const ESTIMATE: &str = "
         AS v (phase, frequency)
     WHERE c.oid = 'clusters'::regclass";
 
-/// The age of the oldest forming cluster, which is the first one of a phase in `clusters_by_phase`.
+/// Age of the oldest forming cluster. Reads the first row of each forming phase from
+/// `clusters_by_phase`.
 const OLDEST_FORMING: &str = "
     SELECT now_us() - min(created_us) FROM (
         (SELECT created_us FROM clusters WHERE phase = 'open' ORDER BY created_us, id LIMIT 1)

@@ -1,4 +1,4 @@
-//! Queries on where members are since they moved.
+//! Queries on addresses of members that moved.
 
 use discovery_types::key::PublicKey;
 use uuid::Uuid;
@@ -7,7 +7,8 @@ use super::{Store, StoreError};
 use crate::domain::number_to_row;
 
 impl Store {
-    /// Stores an agent's statement of its member's addresses, unless it has stored a newer one.
+    /// Stores an agent's address statement, unless the row has a higher number. With an equal
+    /// number, the new statement replaces the old one.
     pub(crate) async fn put_member_address(
         &self,
         cluster: Uuid,

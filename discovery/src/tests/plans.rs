@@ -192,7 +192,7 @@ fn assert_near_filled(counts: &ClusterCounts) {
         assert!(error <= expected * 0.1 + 2.0, "{number} {state:?} clusters, and not {expected}");
     }
     // The oldest open cluster is among the first twenty, which were made a second apart.
-    let oldest = counts.oldest_forming_us.unwrap() / 1_000_000;
+    let oldest = counts.oldest_forming_age_us.unwrap() / 1_000_000;
     assert!(oldest >= CLUSTERS as i64 - 20, "{oldest}");
 }
 

@@ -1,6 +1,7 @@
-//! Addresses of members: an agent signs at which URLs the other members reach its node since it moved.
+//! Address statements: an agent signs at which URLs the other members reach its node since it
+//! moved.
 //!
-//! Agents exchange these statements through the service while their cluster has no leader. So
+//! Agents exchange address statements through the service while their cluster has no leader. So
 //! members find each other again if all their addresses have changed at once. The cluster then
 //! records the addresses itself.
 
@@ -14,13 +15,13 @@ use crate::member_proof::{MemberProof, MemberProofError, ProvenMember};
 use crate::statement::Statement;
 use crate::url::NodeUrl;
 
-/// Maximum number of peer URLs in one statement.
+/// Maximum number of peer URLs in one address statement.
 pub const MAX_ADDRESSES: usize = 4;
 
-/// Maximum size of a statement with its proof, as JSON, in bytes.
+/// Maximum size of an address statement with its proof, as JSON, in bytes.
 pub const MAX_SIGNED_ADDRESS_BYTES: usize = 12 * 1024;
 
-/// Payload of a statement of a member's addresses, which is a JWS by the agent's key.
+/// Payload of an address statement, which is a JWS by the agent's key.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct MemberAddress {
@@ -28,45 +29,44 @@ pub struct MemberAddress {
     pub cluster: Uuid,
     /// Key of the member's agent.
     pub agent: PublicKey,
-    /// Number of the statement. Of two statements of one agent, the one with the higher number
-    /// counts.
+    /// Number of the address statement. Of two by the same agent, the higher number counts.
     pub number: u64,
     /// URLs at which the other members reach the member.
     pub peer_urls: Vec<NodeUrl>,
 }
 
-/// A statement of a member's addresses, with the proof that its agent belongs to the member.
+/// An address statement, with the proof that its agent belongs to the member.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct SignedMemberAddress {
-    /// The statement, signed by the agent's key.
+    /// The address statement, signed by the agent's key.
     pub address: Jws,
     /// Proof that the agent belongs to the member.
     pub proof: MemberProof,
 }
 
-/// A statement whose signatures are valid.
+/// An address statement whose signatures are valid.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct VerifiedMemberAddress {
-    /// Payload of the statement, whose signature is the agent's.
+    /// Payload of the address statement, whose signature is the agent's.
     pub address: MemberAddress,
     /// The member, as its certificate names it, and its node key.
     pub proven: ProvenMember,
 }
 
-/// Reason why a statement of a member's addresses is refused.
+/// Reason why an address statement is refused.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum MemberAddressError {
     /// The form or signature is wrong.
     #[error("the address: {0}")]
     Jws(#[from] JwsError),
-    /// The statement is of another cluster.
+    /// The address statement is of another cluster.
     #[error("the address is of another cluster")]
     OtherCluster,
-    /// The statement has no URL, or more than [`MAX_ADDRESSES`].
+    /// The address statement has no URL, or more than [`MAX_ADDRESSES`].
     #[error("the address has {0} URLs; 1 to {MAX_ADDRESSES} are allowed")]
     Count(usize),
-    /// The statement with its proof is larger than [`MAX_SIGNED_ADDRESS_BYTES`].
+    /// The address statement with its proof is larger than [`MAX_SIGNED_ADDRESS_BYTES`].
     #[error("the address with its proof has {0} bytes; {MAX_SIGNED_ADDRESS_BYTES} are allowed")]
     Size(usize),
     /// The agent doesn't belong to a member.
@@ -75,15 +75,15 @@ pub enum MemberAddressError {
 }
 
 impl MemberAddress {
-    /// Signs the statement, as its agent.
+    /// Signs the address statement, as its agent.
     pub fn sign(&self, agent: &SigningKey, proof: MemberProof) -> SignedMemberAddress {
         SignedMemberAddress { address: Jws::sign(JwsType::MemberAddress, agent, self), proof }
     }
 }
 
 impl SignedMemberAddress {
-    /// Verifies the statement and the proof of its agent, for the cluster with this newest
-    /// statement of its owners. Whether the cluster still has the member, its member table says.
+    /// Verifies the address statement and its proof against the cluster's newest statement. Doesn't
+    /// check whether the member was removed.
     pub fn verify(
         &self,
         statement: &Statement,
@@ -106,7 +106,7 @@ impl SignedMemberAddress {
         Ok(VerifiedMemberAddress { address, proven })
     }
 
-    /// Returns the statement with its proof as JSON.
+    /// Returns the address statement with its proof as JSON.
     pub fn to_json(&self) -> String {
         serde_json::to_string(self).expect("texts always serialise")
     }

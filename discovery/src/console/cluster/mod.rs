@@ -11,7 +11,7 @@ use discovery_types::role::Action;
 use uuid::Uuid;
 
 use self::forming::{ProbeTable, SeatRow};
-use self::running::{AskingRow, ChangeRow, MemberLine};
+use self::running::{AskingRow, ChangeRow, MemberTableRow};
 use super::error::ConsoleError;
 use super::events::{self, EventRow, HostNames};
 use super::layout::{PageFrame, Section, render};
@@ -53,6 +53,7 @@ struct ReasonRow {
 struct MomentRow {
     event: String,
     at: ShownTime,
+    /// Time since the last missing agent arrived.
     since_full: String,
 }
 
@@ -74,7 +75,7 @@ struct ClusterPage {
     probes: Option<ProbeTable>,
     seats: Vec<SeatRow>,
     is_forming: bool,
-    members: Vec<MemberLine>,
+    members: Vec<MemberTableRow>,
     are_members_confirmed: bool,
     asking: Vec<AskingRow>,
     standbys: Vec<ChangeRow>,

@@ -5,7 +5,7 @@ use discovery_types::api::{AskingHost, IntentState, IntentView, MemberView, Memb
 use crate::console::text::{Badge, ShownTime, Tone, plain, plain_list};
 
 /// A member of the cluster.
-pub(super) struct MemberLine {
+pub(super) struct MemberTableRow {
     pub(super) id: String,
     pub(super) name: String,
     pub(super) role: &'static str,
@@ -34,6 +34,7 @@ pub(super) struct ChangeRow {
     pub(super) operation: String,
     pub(super) verb: String,
     pub(super) subject: String,
+    /// The other member that the change concerns, such as the one to replace.
     pub(super) about: String,
     pub(super) state: Badge,
     pub(super) by: String,
@@ -44,12 +45,11 @@ pub(super) struct ChangeRow {
     pub(super) notes: Vec<String>,
 }
 
-/// Makes the rows of the members.
-pub(super) fn member_rows(present: &MembersView, now_ms: i64) -> Vec<MemberLine> {
+pub(super) fn member_rows(present: &MembersView, now_ms: i64) -> Vec<MemberTableRow> {
     present.members.iter().map(|member| member_row(member, now_ms)).collect()
 }
 
-fn member_row(member: &MemberView, now_ms: i64) -> MemberLine {
+fn member_row(member: &MemberView, now_ms: i64) -> MemberTableRow {
     let tone = match member.health_name() {
         "well" => Tone::Good,
         "not heard yet" => Tone::Busy,
@@ -57,7 +57,7 @@ fn member_row(member: &MemberView, now_ms: i64) -> MemberLine {
     };
     let or_dash = |text: Option<&str>| text.map_or_else(|| "-".to_owned(), plain);
     let notes = [&member.last_error, &member.disagreement].into_iter().flatten();
-    MemberLine {
+    MemberTableRow {
         id: member.id.to_string(),
         name: plain(&member.display_name()),
         role: member.role_name(),
@@ -71,7 +71,6 @@ fn member_row(member: &MemberView, now_ms: i64) -> MemberLine {
     }
 }
 
-/// Makes the row of a host that asks for a place.
 pub(super) fn asking_row(host: &AskingHost, now_ms: i64) -> AskingRow {
     AskingRow {
         name: plain(&host.name),

@@ -272,7 +272,7 @@ async fn the_console_shows_the_operators_certificate() {
     let link = world.owner(&service).open_console().await.unwrap();
     assert!(link.url.starts_with("https://console.example.org:443/sign-in/"), "{}", link.url);
     let expected = discovery_types::digest::Digest::of(certificate.der());
-    assert_eq!((link.certificate, link.is_own_certificate), (expected, false));
+    assert_eq!((link.certificate_sha256, link.uses_service_certificate), (expected, false));
     let mut browser = Browser::new(&world, &service);
     let pin = discovery_types::tls::spki_hash(certificate.der()).unwrap();
     browser.tls = Arc::new(client_tls_config(&[pin], None));

@@ -60,16 +60,17 @@ fn one_day() -> u64 {
 /// Answer of `POST /v1/console/links`: a link by which a browser signs in to the console, once.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct ConsoleLink {
-    /// URL to open in a browser. It holds a secret: whoever opens it first signs in as the caller.
+    /// URL to open in a browser. It holds a secret: the first to press the button on its page signs
+    /// in as the caller.
     pub url: String,
     /// Time at which the link expires, in milliseconds since 1970.
     pub expires_at_ms: i64,
     /// Longest life of the session that the link begins, in seconds.
     pub session_seconds: u64,
     /// SHA-256 of the certificate that the console shows to browsers.
-    pub certificate: Digest,
-    /// Whether that certificate is the service's own, which no browser trusts by itself.
-    pub is_own_certificate: bool,
+    pub certificate_sha256: Digest,
+    /// Whether that certificate is the service's own, which browsers don't trust.
+    pub uses_service_certificate: bool,
 }
 
 /// One key of a JWKS (RFC 8037).

@@ -493,7 +493,8 @@ impl std::fmt::Display for Explanation {
             write!(f, " (held by {})", self.held_by.join(", "))?;
         }
         // Some reasons are made of the error.
-        if let Some(error) = self.last_error.as_ref().filter(|error| !self.missing.contains(*error)) {
+        if let Some(error) = self.last_error.as_ref().filter(|error| !self.missing.contains(*error))
+        {
             write!(f, "; last error: {error}")?;
         }
         if let Some(command) = &self.command {

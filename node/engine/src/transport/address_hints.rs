@@ -62,8 +62,8 @@ impl AddressHints {
         Self(path.map(|path| Arc::new(HintsFile { path, state: Mutex::default() })))
     }
 
-    /// Returns the URLs to dial for a peer: those of the file first, because somebody has written
-    /// them since the member table was changed. Uses what was read before if the disk hangs.
+    /// Returns the URLs to dial for a peer. Those of the file come first: it is written only after
+    /// peers have moved. If the disk hangs, uses the hints that were read last.
     pub(super) async fn candidates(&self, record: &PeerRecord) -> Vec<PeerUrl> {
         let (Some(file), Some(key)) = (&self.0, record.node_key) else {
             return record.urls.clone();
