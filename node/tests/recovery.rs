@@ -12,7 +12,7 @@ use common::{
     small::SmallFilesystem, start_three, wait_settled, watch_compact_revision,
 };
 use node_proto::command::{self, Operation};
-use node_proto::etcdserverpb::{MemberAddRequest, MemberPromoteRequest};
+use node_proto::etcdserverpb::{MemberAddRequest, MemberPromoteRequest, MemberUpdateRequest};
 use node_proto::musterpb::MemberChange;
 use node_proto::musterpb::member_change::Change;
 use serde_json::Value;
@@ -110,6 +110,26 @@ async fn a_survivor_becomes_a_cluster_of_one_and_loses_nothing_that_was_acknowle
     assert_eq!(cluster_id(&members[strangers[0]]).await, old_cluster);
     assert_eq!(members[leader].get("k").await.unwrap().as_deref(), Some("new"));
     assert_eq!(members[leader].members().await.unwrap().len(), 1);
+}
+
+/// The store on the disk is behind the log: an entry that changes the survivor's URL is only in the
+/// log.
+#[tokio::test]
+async fn a_survivor_that_moved_just_before_the_loss_keeps_its_new_address() {
+    let root = tempfile::tempdir().unwrap();
+    let mut members = start_three(root.path());
+    let leader = wait_settled(&as_refs(&members)).await;
+    let survivor = members[leader].status().await.unwrap().header.unwrap().member_id;
+    let moved = vec!["http://127.0.0.1:1".to_owned()];
+    let request = MemberUpdateRequest { id: survivor, peer_ur_ls: moved.clone() };
+    let update = async || members[leader].cluster().member_update(request.clone()).await;
+    common::retry_while_unhealthy(update).await;
+    members.iter_mut().for_each(TestMember::kill);
+
+    start_with_force(&mut members[leader]);
+    let list = members[leader].members().await.unwrap();
+    assert_eq!(list.len(), 1);
+    assert_eq!(list[0].peer_ur_ls, moved);
 }
 
 #[tokio::test]

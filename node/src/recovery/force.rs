@@ -111,10 +111,12 @@ pub(crate) fn force_new_cluster(
     let base = Position { index: last.index + 1, term };
     machine.set_answer_filter(|_| false);
     let founded = (|| {
-        let own = before.members().member(was.member_id).cloned();
+        let known_before = before.members().member(was.member_id).cloned();
         apply_entries(&mut machine, &entries)?;
         let table = machine.store().members().borrow().clone();
-        let own = own.or_else(|| table.member(was.member_id).cloned());
+        // The entries may have changed this member's URLs. An entry of which nobody knows whether it was
+        // committed may have removed the member: then only the table before has it.
+        let own = table.member(was.member_id).cloned().or(known_before);
         let own = own.ok_or(ForceError::NoMember(was.member_id))?;
         let incarnation = Incarnation::random();
         let founder = founder(own, incarnation, force);
