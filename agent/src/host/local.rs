@@ -55,16 +55,18 @@ impl Host for LocalHost {
 }
 
 /// Parses the local IPv4 addresses in `/proc/net/fib_trie`: each leaf `|-- ADDRESS` that is
-/// followed by `/32 host LOCAL`.
+/// followed by `/32 host LOCAL`. Link-local ones are left out: a host takes such an address while no
+/// DHCP server answers, and gives it up later.
 fn parse_fib_trie(text: &str) -> Vec<Ipv4Addr> {
     let mut found = Vec::new();
-    let mut leaf = None;
+    let mut leaf: Option<Ipv4Addr> = None;
     for line in text.lines() {
         let line = line.trim();
         if let Some(address) = line.strip_prefix("|-- ") {
             leaf = address.parse().ok();
         } else if line.starts_with("/32 host LOCAL")
             && let Some(address) = leaf
+            && !address.is_link_local()
             && !found.contains(&address)
         {
             found.push(address);
@@ -93,7 +95,8 @@ mod tests {
         let text = "Main:\n  +-- 0.0.0.0/0 3 0 5\n     |-- 0.0.0.0\n        /0 universe UNICAST\n     \
                     +-- 10.0.0.0/24 2 0 2\n        |-- 10.0.0.0\n           /24 link UNICAST\n        \
                     |-- 10.0.0.7\n           /32 host LOCAL\n        |-- 10.0.0.255\n           \
-                    /32 link BROADCAST\nLocal:\n        |-- 10.0.0.7\n           /32 host LOCAL\n";
+                    /32 link BROADCAST\nLocal:\n        |-- 10.0.0.7\n           /32 host LOCAL\n        \
+                    |-- 169.254.7.1\n           /32 host LOCAL\n";
         assert_eq!(parse_fib_trie(text), [Ipv4Addr::new(10, 0, 0, 7)]);
     }
 
