@@ -4,8 +4,11 @@
 //! `show` signs where this host's member is. `add` verifies such statements, and gives the addresses to
 //! this host's node. Neither needs a running agent, and neither changes the cluster.
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
+use discovery_types::digest::Digest;
+use discovery_types::key::SigningKey;
 use discovery_types::member_address::{
     MAX_SIGNED_ADDRESS_BYTES, MemberAddress, SignedMemberAddress, VerifiedMemberAddress,
 };
@@ -21,7 +24,6 @@ use crate::operate::addresses::journalled_addresses;
 use crate::operate::node_start::{is_stock_etcd, own_record};
 use crate::state::journal::{self, Join, VerifiedJournal};
 use crate::state::{Layout, peer_addresses, state_exit_error};
-use discovery_types::key::SigningKey;
 
 /// The output of `address add --json`.
 #[derive(Serialize)]
@@ -113,10 +115,18 @@ fn add(typed: &AddressAddArguments, printer: &mut Printer<'_>) -> Result<(), Exi
     let own = own_record(&member.journal.journal, member.key.public())?;
     let own = own.csr.verify().map_err(|error| ExitError::Failed(error_chain(&error)))?.node_key;
     let mut all = peer_addresses::read(&member.layout);
-    let mut added = Vec::new();
+    let mut newest: BTreeMap<Digest, MemberAddress> = BTreeMap::new();
     for file in &typed.files {
         let found = read(file, &member.chain)?;
-        let (node_key, urls) = (found.proven.node_key, found.address.peer_urls);
+        let known = newest.get(&found.proven.node_key);
+        // A folder of files can have an older one of the same member.
+        if known.is_none_or(|known| known.number < found.address.number) {
+            newest.insert(found.proven.node_key, found.address);
+        }
+    }
+    let mut added = Vec::new();
+    for (node_key, address) in newest {
+        let urls = address.peer_urls;
         // Skip this host's own file: operators copy all files to all hosts.
         if node_key == own {
             continue;

@@ -7,6 +7,7 @@
 
 use std::collections::BTreeSet;
 use std::net::{IpAddr, SocketAddr};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -19,13 +20,14 @@ use tokio::time::{Instant, sleep};
 use crate::cli::addressing::{AddressFlags, is_lost};
 use crate::cli::settings::RunSettings;
 use crate::enrol::bootstrap::record::local_address;
+use crate::enrol::protocol::Protocol;
 use crate::exit::ExitError;
 use crate::host::Host;
 use crate::observe::status::{Phase, StatusHandle};
 use crate::operate::node_start;
 use crate::state::addresses::Addresses;
 use crate::state::journal::{JournalExtras, VerifiedJournal};
-use crate::state::{Layout, lock, service};
+use crate::state::{Layout, lock, node_dir, service};
 
 /// How long a host must have another address before its member moves there. An address can be gone
 /// for a moment, and come back.
@@ -95,6 +97,15 @@ pub(crate) fn apply_address_flags(
     if now == before {
         return Ok(());
     }
+    if now.peer_url != before.peer_url && !node_dir::has_log(&settings.layout.node()) {
+        tracing::warn!(
+            "this member's node has never run, and its cluster expects it at {}: it can move to {} once \
+             it has run",
+            before.peer_url,
+            now.peer_url
+        );
+        return Ok(());
+    }
     log_move(&before, &now);
     if lock::holder(&settings.layout.node_lock()).is_ok_and(|holder| holder.is_some()) {
         tracing::warn!(
@@ -143,6 +154,9 @@ pub(crate) struct HostAddressWatch {
     pub urls: Vec<ServiceUrl>,
     /// The member's addresses in the journal when the node was started.
     pub journalled: Addresses,
+    /// The node's data directory. A node without a log has never run: its cluster expects it at the
+    /// agreed addresses, so that it can't follow its host.
+    pub node_dir: PathBuf,
 }
 
 impl HostAddressWatch {
@@ -159,15 +173,31 @@ impl HostAddressWatch {
         let known = chain.and_then(|chain| service::read_known(layout, &chain));
         let urls = known.map_or_else(|| join.urls.clone(), |known| known.urls_before(&join.urls));
         let journalled = journalled_addresses(extras, record, flags).ok()?;
-        Some(Self { host: Arc::clone(host), flags: flags.clone(), urls, journalled })
+        Some(Self {
+            host: Arc::clone(host),
+            flags: flags.clone(),
+            urls,
+            journalled,
+            node_dir: layout.node(),
+        })
     }
 
     /// Waits until the host has lost an address on which the node listens and has had another one for
-    /// some time. Returns the addresses to use.
+    /// some time. Returns the addresses to use. Warns if the host has lost the address and has no
+    /// route to discovery, since it can't choose another address then.
     pub(crate) async fn wait_for_move(&self) -> Addresses {
         let mut found: Option<(Addresses, Instant)> = None;
+        let mut lost_since: Option<Instant> = None;
+        let mut has_warned = false;
         loop {
             let new = self.new_addresses().await;
+            let is_stranded = new.is_none() && !self.lost().is_empty();
+            lost_since = is_stranded.then(|| lost_since.unwrap_or_else(Instant::now));
+            if lost_since.is_some_and(|since| since.elapsed() >= SETTLE_TIME) && !has_warned {
+                let lost: Vec<String> = self.lost().iter().map(ToString::to_string).collect();
+                tracing::warn!("{}", self.waiting_text(&lost.join(", ")));
+                has_warned = true;
+            }
             found = match (new, found) {
                 (Some(new), Some((known, since))) if new == known => {
                     if since.elapsed() >= SETTLE_TIME {
@@ -192,18 +222,7 @@ impl HostAddressWatch {
         }
         let lost: Vec<String> = lost.iter().map(ToString::to_string).collect();
         let lost = lost.join(", ");
-        let text = if self.flags.has_address() {
-            format!(
-                "waits for the address {lost}, which this host doesn't have now: give it the address, or \
-                 correct this start's address flags"
-            )
-        } else {
-            format!(
-                "waits until this host has the address {lost} again, or another one for {} s; \
-                 muster-agent run --advertise-address ADDRESS chooses one",
-                SETTLE_TIME.as_secs()
-            )
-        };
+        let text = self.waiting_text(&lost);
         tracing::warn!("{text}");
         board.set_phase(Phase::Launching, text);
         let returned = async {
@@ -215,6 +234,28 @@ impl HostAddressWatch {
             new = self.wait_for_move() => Some(new),
             () = returned => None,
         }
+    }
+
+    /// Says that a start waits for the address `lost`, and what ends the wait.
+    fn waiting_text(&self, lost: &str) -> String {
+        if !node_dir::has_log(&self.node_dir) {
+            return format!(
+                "waits for the address {lost}: this member's node has never run, and its cluster expects it \
+                 there. Give the host this address, or give the member's place to another host \
+                 (muster-agent reset, and a new token)"
+            );
+        }
+        if self.flags.has_address() {
+            return format!(
+                "waits for the address {lost}, which this host doesn't have now: give it the address, or \
+                 correct this start's address flags"
+            );
+        }
+        format!(
+            "waits until this host has the address {lost} again, or has had a route to discovery from \
+             another address for {} s; muster-agent run --advertise-address ADDRESS chooses one",
+            SETTLE_TIME.as_secs()
+        )
     }
 
     /// Returns the addresses on which the node listens and which the host doesn't have.
@@ -232,7 +273,7 @@ impl HostAddressWatch {
     }
 
     async fn new_addresses(&self) -> Option<Addresses> {
-        if self.lost().is_empty() {
+        if self.lost().is_empty() || !node_dir::has_log(&self.node_dir) {
             return None;
         }
         let route = local_address(&*self.host, &self.urls).await.ok()?;
@@ -244,6 +285,20 @@ impl HostAddressWatch {
 pub(crate) fn note_host_move(extras: &mut JournalExtras, before: &Addresses, now: Addresses) {
     log_move(before, &now);
     extras.note_move(before, now, unix_seconds());
+}
+
+/// Journals that the cluster has recorded the address with this number. From then on the agent changes
+/// no recorded address until the member moves again: an operator may announce a former address. If
+/// the member has moved once more meanwhile, nothing changes.
+pub(crate) fn journal_recorded_address(protocol: &mut Protocol, number: u64) {
+    if !protocol.extras.forget_former_addresses(number) {
+        return;
+    }
+    if let Err(end) = protocol.persist_extras() {
+        tracing::warn!(
+            "it can't be journalled that the cluster knows this member's address: {end}"
+        );
+    }
 }
 
 #[cfg(test)]

@@ -5,8 +5,11 @@
 //! recorded (`MemberUpdate`). It replaces only URLs that this member had before. Any other URL was
 //! set by an operator.
 //!
+//! Each agent whose member has ever moved leaves a statement of the member's address at discovery, and
+//! renews it from time to time: a member that was away meanwhile finds the others by it.
+//!
 //! If so many members have moved that there is no leader, nobody can be found by the member table, and
-//! the table can't be changed. Then the agents exchange statements of their members' addresses through
+//! the table can't be changed. Then the agents exchange these statements through
 //! discovery. Each is signed by an agent, with the proof that this agent belongs to a member, and it
 //! shows the member's node key. The agent gives these addresses to its node
 //! ([`peer_addresses`]), which accepts a peer there only if that peer proves the key that
@@ -24,6 +27,8 @@ use discovery_types::jws::Jws;
 use discovery_types::key::SigningKey;
 use discovery_types::member_address::{MemberAddress, SignedMemberAddress};
 use discovery_types::member_proof::MemberProof;
+use discovery_types::problem::Code;
+use discovery_types::readmission::ReadmitRequest;
 use discovery_types::statement::StatementChain;
 use discovery_types::url::NodeUrl;
 use tokio::sync::watch;
@@ -31,7 +36,7 @@ use tokio::time::{Instant, sleep};
 use uuid::Uuid;
 
 use crate::cluster::{
-    ChangeMetadata, ClusterApiClient, ClusterError, ClusterMemberChange, MemberId,
+    ChangeMetadata, ClusterApiClient, ClusterError, ClusterMember, ClusterMemberChange, MemberId,
 };
 use crate::exit::error_chain;
 use crate::observe::status::StatusHandle;
@@ -48,6 +53,11 @@ const BUSY_INTERVAL: Duration = Duration::from_secs(3);
 const LEADERLESS_TIME: Duration = Duration::from_secs(5);
 /// How often agents exchange addresses while there is no leader. Jitter at most doubles it.
 const EXCHANGE_INTERVAL: Duration = Duration::from_secs(8);
+/// How often an agent sends its member's address to discovery while all is well: discovery can have
+/// lost it with its database, and the proof in it ends with the certificate.
+const POST_INTERVAL: Duration = Duration::from_secs(300);
+/// Pause after such a message has failed.
+const POST_RETRY_INTERVAL: Duration = Duration::from_secs(30);
 /// How long a node must have had a leader before its agent removes the exchanged addresses. By then
 /// the cluster has usually recorded them.
 const FORGET_TIME: Duration = Duration::from_secs(120);
@@ -76,6 +86,8 @@ pub(crate) struct Relocation {
     pub former: Vec<NodeUrl>,
     /// Number of the statement of this member's addresses; 0 if it has not moved.
     pub number: u64,
+    /// The request that shows a service how this host joined. `None` for a founder.
+    pub readmit: Option<ReadmitRequest>,
     /// Number of the last address that the cluster has recorded. Each change makes the agent clear
     /// the journal's former URLs. So it doesn't replace an address that an operator sets later.
     pub recorded: watch::Sender<u64>,
@@ -94,6 +106,8 @@ struct Progress {
     /// When it was first seen with one.
     led_since: Option<Instant>,
     next_exchange: Option<Instant>,
+    /// When this member's address is sent to discovery again.
+    next_post: Option<Instant>,
     /// Newest number and URLs of each peer's statement, by its node key.
     heard: BTreeMap<Digest, (u64, Vec<NodeUrl>)>,
     /// Text of the last failure, so that it is logged once.
@@ -131,6 +145,7 @@ impl Relocation {
             return BUSY_INTERVAL;
         };
         (progress.leaderless_since, progress.next_exchange) = (None, None);
+        self.post_if_due(progress).await;
         let since = *progress.led_since.get_or_insert(now);
         if !progress.is_recorded {
             match self.record(own).await {
@@ -142,9 +157,8 @@ impl Relocation {
                 Err(error) => self.warn_once(
                     progress,
                     format!(
-                        "the cluster doesn't record yet that this member is at {}: {}",
-                        self.peer_url,
-                        error_chain(&error)
+                        "the cluster doesn't record yet that this member is at {}: {error}",
+                        self.peer_url
                     ),
                 ),
             }
@@ -173,8 +187,9 @@ impl Relocation {
     }
 
     /// Asks the cluster to record this member's peer URL, if the recorded one is a former one.
-    async fn record(&self, own: MemberId) -> Result<(), ClusterError> {
-        let members = self.node.list_members().await?;
+    async fn record(&self, own: MemberId) -> Result<(), String> {
+        let failed = |error: ClusterError| error_chain(&error);
+        let members = self.node.list_members().await.map_err(failed)?;
         let Some(member) = members.of_id(own) else { return Ok(()) };
         match recorded_address(&member.peer_urls, &self.peer_url, &self.former) {
             RecordedAddress::Current => return Ok(()),
@@ -192,10 +207,18 @@ impl Relocation {
             }
             RecordedAddress::Former => {}
         }
+        if let Some(other) = holder(&members.list, own, &self.peer_url) {
+            return Err(format!(
+                "the cluster lists {} at this address. If that member has moved, its agent has to free the \
+                 address first; if two have changed places, give one of them another address for a moment \
+                 (muster-agent member update {} --peer-urls URL); if it is dead, remove it",
+                other.name, other.id
+            ));
+        }
         let change = ClusterMemberChange::Update(own, vec![self.peer_url.to_string()]);
         let metadata =
             ChangeMetadata { operation: self.operation(own), planned_at: members.configuration };
-        self.node.carry_out(&change, &metadata).await?;
+        self.node.carry_out(&change, &metadata).await.map_err(failed)?;
         tracing::info!("the cluster has recorded that this member is at {}", self.peer_url);
         Ok(())
     }
@@ -209,13 +232,35 @@ impl Relocation {
         operation
     }
 
+    /// Leaves this member's address at discovery for members that look for it later.
+    async fn post_if_due(&self, progress: &mut Progress) {
+        let is_due = progress.next_post.is_none_or(|at| Instant::now() >= at);
+        if self.number == 0 || !self.reads_addresses || !is_due {
+            return;
+        }
+        let own = Some(self.own_statement());
+        let pause = match self.client.exchange_addresses(self.cluster, own).await {
+            Ok(_) => POST_INTERVAL,
+            Err(error) => {
+                tracing::debug!("the address can't be left at discovery: {}", error_chain(&error));
+                POST_RETRY_INTERVAL
+            }
+        };
+        progress.next_post = Some(Instant::now() + jittered(pause));
+    }
+
     /// Exchanges addresses through discovery, and gives the node those of its peers.
     async fn exchange(&self, progress: &mut Progress) {
         let own = (self.number > 0).then(|| self.own_statement());
         let answer = match self.client.exchange_addresses(self.cluster, own).await {
             Ok(answer) => answer,
             Err(error) => {
-                return tracing::debug!("addresses can't be exchanged: {}", error_chain(&error));
+                if matches!(error.code(), Some(Code::UnknownKey | Code::Forbidden)) {
+                    self.readmit().await;
+                }
+                let text = error_chain(&error);
+                return self
+                    .warn_once(progress, format!("addresses can't be exchanged now: {text}"));
             }
         };
         let chain = StatementChain::verify_from_pin(&self.statements.borrow(), &self.pin);
@@ -235,6 +280,18 @@ impl Relocation {
             }
         }
         self.give_to_node(progress);
+    }
+
+    /// Shows the service how this host joined: a database that was restored may not know it any more.
+    /// Reports do that, too, but there are none without a leader.
+    async fn readmit(&self) {
+        let Some(readmit) = &self.readmit else { return };
+        match self.client.readmit(self.cluster, readmit).await {
+            Ok(_) => tracing::info!("discovery had lost how this host joined, and knows it again"),
+            Err(error) => {
+                tracing::debug!("discovery doesn't admit this host again: {}", error_chain(&error));
+            }
+        }
     }
 
     fn own_statement(&self) -> SignedMemberAddress {
@@ -307,6 +364,16 @@ fn recorded_address(recorded: &[String], current: &NodeUrl, former: &[NodeUrl]) 
     }
 }
 
+/// Returns the other member that the cluster lists at this URL, if there is one.
+fn holder<'a>(
+    members: &'a [ClusterMember],
+    own: MemberId,
+    wanted: &NodeUrl,
+) -> Option<&'a ClusterMember> {
+    let is_wanted = |text: &String| text.parse::<NodeUrl>().is_ok_and(|url| url == *wanted);
+    members.iter().find(|member| member.id != own && member.peer_urls.iter().any(is_wanted))
+}
+
 /// Notes a peer's statement, unless a newer one is known.
 fn note(
     heard: &mut BTreeMap<Digest, (u64, Vec<NodeUrl>)>,
@@ -337,6 +404,21 @@ mod tests {
         assert_eq!(judge(&[text(2), text(1)]), RecordedAddress::Former);
         assert_eq!(judge(&[text(9)]), RecordedAddress::Others);
         assert_eq!(judge(&[text(1), text(9)]), RecordedAddress::Others);
+    }
+
+    #[test]
+    fn the_member_that_is_listed_at_a_wanted_address_is_named() {
+        let member = |id, host| ClusterMember {
+            id: MemberId(id),
+            name: format!("db-{id}"),
+            peer_urls: vec![url(host).to_string()],
+            client_urls: Vec::new(),
+            is_learner: false,
+        };
+        let members = [member(1, 1), member(2, 2)];
+        let found =
+            |own, wanted| holder(&members, MemberId(own), &url(wanted)).map(|member| member.id.0);
+        assert_eq!((found(1, 2), found(1, 1), found(1, 3)), (Some(2), None, None));
     }
 
     #[test]

@@ -281,6 +281,7 @@ impl NodeStart {
             former: protocol.extras.former_peer_urls.clone(),
             number: protocol.extras.address_number,
             recorded: known.recorded_address.clone(),
+            readmit: redeem::readmission(protocol, join),
             reads_addresses: self.kind == NodeKind::Muster,
             board: board.clone(),
         })
@@ -480,7 +481,9 @@ async fn supervise_and_journal(
                     }
                 }
             }
-            Ok(()) = recorded.changed() => journal_recorded_address(protocol),
+            Ok(()) = recorded.changed() => {
+                addresses::journal_recorded_address(protocol, *recorded.borrow_and_update());
+            }
             Ok(()) = members.changed() => {
                 write_known_members(&layout, &members.borrow_and_update());
             }
@@ -554,17 +557,6 @@ fn journal_statements(longer: &[Jws], protocol: &mut Protocol) {
     match protocol.persist_extras() {
         Ok(()) => tracing::info!("the cluster's owners have made a new statement"),
         Err(end) => tracing::warn!("the newest statement can't be journalled: {end}"),
-    }
-}
-
-/// Journals that the cluster has recorded this member's address. From then on the agent changes no
-/// recorded address, until the member moves again: an operator may announce a former address.
-fn journal_recorded_address(protocol: &mut Protocol) {
-    protocol.extras.former_peer_urls.clear();
-    if let Err(end) = protocol.persist_extras() {
-        tracing::warn!(
-            "it can't be journalled that the cluster knows this member's address: {end}"
-        );
     }
 }
 

@@ -104,6 +104,16 @@ impl JournalExtras {
         }
         self.moved = Some(now);
     }
+
+    /// Forgets the former peer URLs, since the cluster has recorded the address with this number.
+    /// Returns false, and changes nothing, if the member has moved since.
+    pub(crate) fn forget_former_addresses(&mut self, recorded: u64) -> bool {
+        let is_newest = recorded == self.address_number;
+        if is_newest {
+            self.former_peer_urls.clear();
+        }
+        is_newest
+    }
 }
 
 /// Facts that an added member's agent has read from the cluster itself.
@@ -527,6 +537,12 @@ mod tests {
             (1_001, &vec![at(2).peer_url])
         );
         let listens = Addresses { listen: at(3).listen, ..at(1) };
+        let (second, former) = (extras.address_number, extras.former_peer_urls.clone());
+        assert!(!extras.forget_former_addresses(second - 1), "an older move was recorded");
+        assert_eq!(extras.former_peer_urls, former);
+        let mut recorded = extras.clone();
+        assert!(recorded.forget_former_addresses(second));
+        assert!(recorded.former_peer_urls.is_empty());
         extras.note_move(&at(1), listens.clone(), 2_000);
         assert_eq!((extras.address_number, extras.moved.as_ref()), (1_001, Some(&listens)));
         for host in 1..20 {

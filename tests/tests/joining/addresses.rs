@@ -119,6 +119,29 @@ fn running_members_find_each_other_at_other_addresses_once_discovery_is_back() -
     wait_for_discovery(&running)
 }
 
+/// Two hosts move one after the other, so that their cluster always has a leader. The third one was off,
+/// and comes back at another address: it knows none of the others' addresses, and they don't know its.
+#[test]
+fn a_member_that_was_off_finds_members_that_moved_one_after_the_other() -> Result<()> {
+    let Some(mut running) = form(None)? else { return Ok(()) };
+    running.etcdctl()?.run(&["put", "before", "x"])?;
+    running.agents[2].kill();
+    running.agents[2].kill_node()?;
+    for (host, last) in [(0, 101), (1, 102)] {
+        move_hosts(&mut running, host..host + 1, last)?;
+        let moved = peer_url(&running.agents[host]);
+        wait_for("the cluster to record the move", LIMIT, || {
+            running.members().is_ok_and(|members| members.contains_key(&moved)).then_some(())
+        })
+        .with_context(|| last_lines(&running.agents[host].output(), 40))?;
+    }
+    move_hosts(&mut running, 2..3, 103)?;
+    running.agents[2].start()?;
+    let found = wait_for_cluster(&running)?.run(&["get", "before"])?;
+    ensure!(found.contains('x'), "{found}");
+    Ok(())
+}
+
 /// All hosts have moved, and discovery is lost. An operator carries files from host to host.
 #[test]
 fn members_find_each_other_by_files_without_discovery() -> Result<()> {
