@@ -104,7 +104,6 @@ impl RunSettings {
             return Err(ExitError::Usage(text.to_owned()));
         }
         Ok(Self {
-            layout,
             wait_for_ticket: typed.wait_for_ticket,
             bundle: typed.bundle_file.as_ref().map(|file| match file.to_str() {
                 Some("-") => BundleSource::Stdin,
@@ -115,12 +114,18 @@ impl RunSettings {
             zone_from: typed.zone_from,
             identity: identity_source(&typed)?,
             metadata_url: typed.metadata_url.clone(),
-            node_binary: node_binary(typed.node_binary.as_deref(), own_program, search_path)?,
+            node_binary: node_binary(
+                // An etcd that was taken over is run by the program of before.
+                typed.node_binary.as_deref().or(layout.adopted().map(|node| &*node.program)),
+                own_program,
+                search_path,
+            )?,
             node_flags: typed.node_flags.clone(),
             metrics_listen: typed.metrics_listen,
             cluster_addresses: cluster_addresses(&typed.cluster_address)?,
             machine_id_file: typed.machine_id_file.clone(),
             addressing: AddressFlags::resolve(&typed)?,
+            layout,
         })
     }
 }

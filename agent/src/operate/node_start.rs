@@ -10,7 +10,6 @@ use discovery_types::document::VerifiedDocument;
 use discovery_types::jws::JwsType;
 use discovery_types::key::PublicKey;
 use discovery_types::leaves::Leaves;
-use discovery_types::raft_id;
 use discovery_types::record::Record;
 use discovery_types::recovery::{Recovery, RecoveryChain};
 use discovery_types::statement::StatementChain;
@@ -98,7 +97,7 @@ impl RaftIdentity {
                 let incarnation = protocol.agent.journal.incarnation;
                 let admitted = keepsakes.admission.as_ref().map(|admission| admission.member);
                 let record = own_record(&protocol.agent.journal, key)?;
-                let founder = || raft_id::of_founder(&document.hash(), &record.peer_urls);
+                let founder = || document.founder_id(&record);
                 (admitted.unwrap_or_else(founder), convert::wire_incarnation(incarnation))
             }
         };

@@ -37,7 +37,9 @@ use crate::enrol::{join, redeem};
 use crate::exit::{ExitError, error_chain};
 use crate::host::Host;
 use crate::launch::environment;
-use crate::launch::node_command::{NodeKind, NodeKindFuture, write_certificates};
+use crate::launch::node_command::{
+    NodeKind, NodeKindFuture, serves_own_certificates, write_certificates,
+};
 use crate::launch::running_node::{CommandLine, RunningNode};
 use crate::launch::supervisor::{Observer, STOP_DEADLINE, SupervisionOutcome, Supervisor};
 use crate::observe::contact;
@@ -53,6 +55,8 @@ use crate::steward::{ReplacementKeeper, Statements, Steward, StewardParts, Voter
 const LOG_CHECK_INTERVAL: Duration = Duration::from_millis(20);
 /// Pause until files that could not be written are written again.
 const FILE_RETRY_PAUSE: Duration = Duration::from_secs(5);
+/// How often the agent looks whether an etcd that it has taken over serves other certificates.
+const EXCHANGE_CHECK_INTERVAL: Duration = Duration::from_secs(2);
 /// How long a removed member's agent tries to report the removal to discovery.
 const REMOVAL_REPORT_TIMEOUT: Duration = Duration::from_secs(5);
 
@@ -418,6 +422,7 @@ async fn supervise_and_journal(
     // When to write the CAs of a longer chain; `None` if that is done.
     let (mut follow_in, mut renewal_pause): (Option<Duration>, _) = (None, Duration::ZERO);
     let mut leaves = plan.leaves.clone();
+    let mut serves_own = serves_own_certificates(&layout);
     let mut chores = Box::pin(background_tasks(plan, protocol, board, found));
     let (mut statements, mut members) = (found.statements.subscribe(), found.members.subscribe());
     let mut recorded = found.recorded_address.subscribe();
@@ -471,6 +476,15 @@ async fn supervise_and_journal(
                         tracing::error!("the cluster's new CAs can't be put in place: {end}");
                         follow_in = Some(FILE_RETRY_PAUSE);
                     }
+                }
+            }
+            () = tokio::time::sleep(EXCHANGE_CHECK_INTERVAL), if serves_own == Some(false) => {
+                serves_own = serves_own_certificates(&layout);
+                if serves_own == Some(true) {
+                    tracing::info!("the etcd serves certificates of the cluster's own CAs");
+                    found.cas.note_certificates(&leaves, &newest);
+                    // These tasks hold clients that expect the certificate of before.
+                    chores.set(self::background_tasks(plan, protocol, board, found));
                 }
             }
             Ok(()) = recorded.changed() => journal_recorded_address(protocol),

@@ -139,12 +139,13 @@ fn next_step(chain: &StatementChain, cancel: bool) -> Result<RotationStep, CliEr
 }
 
 /// Whether the CAs that the last replacement made issue now. A switch can be taken back, and made
-/// again.
+/// again. In a cluster that came under management, the service's CAs issue from the beginning.
 fn is_new_pair_issuing(chain: &StatementChain) -> bool {
     let begun = last_begin(chain);
     let switches =
         steps(chain).filter(|(seq, step)| *seq > begun && *step == RotationStep::Switch).count();
-    !switches.is_multiple_of(2)
+    let is_adopted = begun == 0 && chain.newest().adopted.is_some();
+    switches.is_multiple_of(2) == is_adopted
 }
 
 /// Returns the position of the statement that began the last replacement; 0 if there is none.
