@@ -302,7 +302,7 @@ fn check_old_ca_is_dropped(world: &mut World) -> Result<()> {
 /// A host takes a member's place by a ticket.
 fn check_management(world: &mut World) -> Result<()> {
     let ticket = world.testbed.path("ticket.bundle");
-    let create = ["token", "create", "--cluster", "demo", "--kind", "join", "--replace", "infra-3"];
+    let create = ["token", "create", "--cluster", "demo", "--kind", "join", "--replace", "Infra.3"];
     world.testbed.admin_command(&[&create[..], &["--out", path_text(&ticket)?]].concat())?;
     let args = ["--node-binary", path_text(&world.etcd)?, "--name", "fourth"];
     let args = args.map(str::to_owned).to_vec();
@@ -314,7 +314,7 @@ fn check_management(world: &mut World) -> Result<()> {
         let votes = |line: &str| {
             line.contains("fourth") && (line.contains("voter") || line.contains("leader"))
         };
-        (shown.lines().any(votes) && !shown.contains("infra-3  ")).then_some(())
+        (shown.lines().any(votes) && !shown.contains("Infra.3 ")).then_some(())
     })
     .with_context(|| agent.output())?;
     let code = world.agents[2].exit_code(LIMIT)?;
@@ -339,6 +339,11 @@ fn check_release(world: &mut World) -> Result<()> {
         plain.push(world.release(index)?);
         let (code, text) = world.run(index, &["run"])?;
         ensure!(code == 3 && text.contains("released"), "{code}: {text}");
+        poll_slowly("discovery to know of the release", LIMIT, || {
+            let shown = world.testbed.admin_json(&["cluster", "show", "demo"]).ok()?;
+            (shown.to_string().matches("released (muster-agent release)").count() == plain.len())
+                .then_some(())
+        })?;
     }
     ensure!(plain.iter_mut().all(NodeProcess::is_running), "all run without agents");
     writer.stop_and_check(&url)
@@ -413,4 +418,119 @@ fn a_bundle_is_good_for_its_own_member_alone() -> Result<()> {
     enrol.wait_for_output("infra-2", LIMIT)?;
     enrol.kill();
     Ok(())
+}
+
+/// A `systemctl` of this test, which starts and stops processes by unit files of its own kind. Its
+/// processes end when this is dropped.
+struct FakeSystemd(PathBuf);
+
+const FAKE_SYSTEMCTL: &str = r#"#!/bin/sh
+dir=$(dirname "$0")
+for unit; do :; done
+pid=$(cat "$dir/$unit.pid" 2>/dev/null || echo 0)
+case $1 in
+show) echo "$pid" ;;
+enable)
+    sh "$dir/$unit.start" >>"$dir/$unit.log" 2>&1 &
+    echo $! >"$dir/$unit.pid" ;;
+disable)
+    [ "$pid" = 0 ] && exit 0
+    kill "$pid" 2>/dev/null
+    while [ -d "/proc/$pid" ] && ! grep -q '^State:.Z' "/proc/$pid/status"; do sleep 0.05; done
+    rm "$dir/$unit.pid" ;;
+esac
+"#;
+
+impl FakeSystemd {
+    fn new(folder: PathBuf) -> Result<Self> {
+        fs_err::create_dir(&folder)?;
+        let script = folder.join("systemctl");
+        fs_err::write(&script, FAKE_SYSTEMCTL)?;
+        let mode = std::os::unix::fs::PermissionsExt::from_mode(0o755);
+        fs_err::set_permissions(&script, mode)?;
+        Ok(Self(folder))
+    }
+
+    fn write_unit(&self, unit: &str, script: &str) -> Result<()> {
+        Ok(fs_err::write(self.0.join(format!("{unit}.start")), script)?)
+    }
+
+    fn call(&self, verb: &str, unit: &str) -> Result<Output> {
+        let words = [verb, "--now", "--", unit];
+        Ok(std::process::Command::new(self.0.join("systemctl")).args(words).output()?)
+    }
+
+    fn log(&self, unit: &str) -> String {
+        fs_err::read_to_string(self.0.join(format!("{unit}.log"))).unwrap_or_default()
+    }
+
+    fn search_path(&self) -> String {
+        let path = std::env::var("PATH").unwrap_or_default();
+        format!("{}:{path}", self.0.display())
+    }
+}
+
+impl Drop for FakeSystemd {
+    fn drop(&mut self) {
+        for unit in ["agent.service", "etcd.service"] {
+            // A unit that isn't there is no fault of the test.
+            let _ = self.call("disable", unit);
+        }
+    }
+}
+
+/// Runs a command of host 0 with the test's `systemctl`.
+fn run_with_units(world: &World, units: &FakeSystemd, words: &[&str]) -> Result<(i32, String)> {
+    let path = units.search_path();
+    let mut command = world.spawn(0, words, &[("PATH", path.as_str())])?;
+    let code = command.exit_code(LIMIT)?;
+    Ok((code, command.output()))
+}
+
+/// An etcd that a unit runs is found by its unit, stopped, and given back if the agent's unit fails.
+#[test]
+fn units_change_places_and_a_failed_take_over_gives_the_etcd_back() -> Result<()> {
+    let Some(etcd) = oldest() else { return Ok(()) };
+    let mut world = World::start(&etcd)?;
+    let units = FakeSystemd::new(world.testbed.path("units"))?;
+    let flags = world.etcds[0].flags.join(" ");
+    units.write_unit(
+        "etcd.service",
+        &format!("export ETCD_NAME=Infra.1\nexec {} {flags}\n", path_text(&etcd)?),
+    )?;
+    world.etcds[0].stop(LIMIT)?;
+    units.call("enable", "etcd.service")?;
+    let healthy = world.etcdctl("old");
+    wait_for("all members to answer", LIMIT, || healthy.run(&["endpoint", "health"]).ok())?;
+    world.sign()?;
+
+    let path = units.search_path();
+    let bundle = world.bundle(1)?;
+    let enrol = ["adopt", "enrol", "--unit", "etcd.service", "--bundle-file", path_text(&bundle)?];
+    let (code, text) = run_with_units(&world, &units, &[&enrol[..], &["--check"]].concat())?;
+    ensure!(code == 0 && text.contains("Nothing was changed"), "{code}: {text}");
+    ensure!(!world.data_dir(0).exists(), "--check leaves nothing behind");
+    let first = world.spawn(0, &enrol, &[("PATH", path.as_str())])?;
+    let others: Result<Vec<_>> = (1..3).map(|i| world.enrol_command(i, i + 1)).collect();
+    for mut command in others?.into_iter().chain([first]) {
+        let code = command.exit_code(LIMIT)?;
+        ensure!(code == 0, "{code}: {}", command.output());
+    }
+    let writer = world.writer()?;
+
+    let take_over = ["adopt", "take-over", "--agent-unit", "agent.service", "--patience", "20"];
+    units.write_unit("agent.service", "exit 1\n")?;
+    let (code, text) = run_with_units(&world, &units, &take_over)?;
+    ensure!(code == 1 && text.contains("The etcd runs as before"), "{code}: {text}");
+    healthy.run(&["endpoint", "health"])?;
+    let data_dir = world.data_dir(0);
+    let run = format!(
+        "exec {} run --data-dir {}\n",
+        program_path("muster-agent")?.display(),
+        data_dir.display()
+    );
+    units.write_unit("agent.service", &run)?;
+    let (code, text) = run_with_units(&world, &units, &take_over)?;
+    ensure!(code == 0, "{code}: {text}\n{}", units.log("agent.service"));
+    writer.stop_and_check(&world.endpoints()[1])
 }

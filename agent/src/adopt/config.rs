@@ -73,7 +73,7 @@ const FALSE_WORDS: &[&str] = &["0", "f", "F", "false", "FALSE", "False"];
 
 /// Why an etcd's settings can't be kept. The text says what to do.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub(crate) enum ConfigError {
+pub(crate) enum EtcdConfigError {
     #[error("this etcd runs with --{flag}, so it can't come under management: {why}")]
     Refused { flag: String, why: &'static str },
     #[error(
@@ -149,9 +149,9 @@ impl EtcdConfig {
     }
 
     /// Returns the member's name at discovery.
-    pub(crate) fn name(&self) -> Result<Name, ConfigError> {
+    pub(crate) fn name(&self) -> Result<Name, EtcdConfigError> {
         let name = self.etcd_name();
-        adoption::member_name(name).ok_or_else(|| ConfigError::Name(name.to_owned()))
+        adoption::member_name(name).ok_or_else(|| EtcdConfigError::Name(name.to_owned()))
     }
 
     fn path(&self, path: &str) -> PathBuf {
@@ -163,17 +163,20 @@ impl EtcdConfig {
         &self,
         program: &Path,
         unit: Option<String>,
-    ) -> Result<AdoptedNode, ConfigError> {
+    ) -> Result<AdoptedNode, EtcdConfigError> {
         for (flag, why) in REFUSED {
             if self.is_set(flag) {
-                return Err(ConfigError::Refused { flag: (*flag).to_owned(), why });
+                return Err(EtcdConfigError::Refused { flag: (*flag).to_owned(), why });
             }
         }
-        let tls = |flag| self.value(flag).ok_or(ConfigError::NoTls(flag)).map(|p| self.path(p));
-        let ca = |flag| self.value(flag).ok_or(ConfigError::NoCa(flag)).map(|p| self.path(p));
+        let tls = |flag| self.value(flag).ok_or(EtcdConfigError::NoTls(flag)).map(|p| self.path(p));
+        let ca = |flag| self.value(flag).ok_or(EtcdConfigError::NoCa(flag)).map(|p| self.path(p));
+        let (cert, key) = (tls("cert-file")?, tls("key-file")?);
         let certificates = CertificateFiles {
-            cert: tls("cert-file")?,
-            key: tls("key-file")?,
+            client_cert: cert.clone(),
+            client_key: key.clone(),
+            cert,
+            key,
             peer_cert: tls("peer-cert-file")?,
             peer_key: tls("peer-key-file")?,
             trusted_ca: ca("trusted-ca-file")?,
@@ -203,15 +206,18 @@ impl EtcdConfig {
     }
 
     /// Returns the addresses on which the etcd listens with TLS.
-    pub(crate) fn listen(&self) -> Result<ListenAddresses, ConfigError> {
+    pub(crate) fn listen(&self) -> Result<ListenAddresses, EtcdConfigError> {
         let first = |flag: &'static str| {
             let value = self.value(flag).unwrap_or_default();
-            let missing = || ConfigError::Listen { flag, value: value.to_owned() };
+            let missing = || EtcdConfigError::Listen { flag, value: value.to_owned() };
             value.split(',').find_map(|url| listen_address(url.trim())).ok_or_else(missing)
         };
         let peers = self.value("listen-peer-urls").unwrap_or_default();
         if peers.split(',').any(|url| !url.trim().starts_with("https://")) {
-            return Err(ConfigError::Listen { flag: "listen-peer-urls", value: peers.to_owned() });
+            return Err(EtcdConfigError::Listen {
+                flag: "listen-peer-urls",
+                value: peers.to_owned(),
+            });
         }
         Ok(ListenAddresses {
             peer: first("listen-peer-urls")?,
@@ -258,7 +264,7 @@ mod tests {
         EtcdConfig::new(&arguments, environment, &known, Path::new("/work"))
     }
 
-    fn node(arguments: &str, environment: &[(&str, &str)]) -> Result<AdoptedNode, ConfigError> {
+    fn node(arguments: &str, environment: &[(&str, &str)]) -> Result<AdoptedNode, EtcdConfigError> {
         config(arguments, environment).node(Path::new("/usr/bin/etcd"), None)
     }
 

@@ -16,7 +16,7 @@ const HELP_DEADLINE: Duration = Duration::from_secs(10);
 /// File in etcd's data directory that a running etcd keeps locked.
 const DATABASE: &str = "member/snap/db";
 
-/// A running etcd.
+/// A running etcd process, and how it was started.
 pub(crate) struct EtcdProcess {
     /// The program that the process executes.
     pub program: PathBuf,

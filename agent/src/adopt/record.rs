@@ -16,7 +16,7 @@ const VERSION: u32 = 1;
 /// How often a change is tried again after another host has changed the record meanwhile.
 const TRIES: usize = 5;
 
-/// Which member is being restarted, and which ones are under management.
+/// Record of the member that is being restarted, and of those under management.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct TakeOverRecord {
     version: u32,

@@ -122,7 +122,7 @@ pub(crate) struct CertificatesArguments {
     pub json: bool,
 }
 
-/// Arguments of `release`.
+/// Arguments of `muster-agent release`.
 #[derive(Args, Debug)]
 pub(crate) struct ReleaseArguments {
     /// Option for the data directory.

@@ -8,6 +8,8 @@
 //! muster-node reads changed CA files by itself. Stock etcd reads them only when it starts, so this
 //! module keeps in a file which statement was the newest when the running process was started.
 
+use std::time::Duration;
+
 use discovery_types::api::MemberCas;
 use discovery_types::leaves::Leaves;
 use discovery_types::statement::{Statement, StatementChain};
@@ -23,6 +25,9 @@ use crate::state::{self, Layout};
 /// Text in the status while stock etcd has to be restarted.
 const RESTART_WANTED: &str = "the cluster's CAs have changed, and etcd reads them only when it starts: \
      stop muster-agent on this host, which stops etcd, and start it again, one member after the other";
+
+/// How often the agent looks whether an etcd that it has taken over serves other certificates.
+const EXCHANGE_CHECK_INTERVAL: Duration = Duration::from_secs(2);
 
 /// Keeps this member's files up to date with the CAs that the newest statement names.
 #[derive(Clone)]
@@ -183,6 +188,18 @@ fn are_new(layout: &Layout, leaves: &Leaves, statement: &Statement) -> bool {
 
 fn was_replaced(chain: &StatementChain) -> bool {
     chain.statements().any(|statement| statement.also_trusted.is_some())
+}
+
+/// Waits until an etcd that was taken over serves certificates of the cluster's own CAs. Waits for
+/// ever if the node does so already.
+pub(super) async fn certificates_exchanged(layout: &Layout) {
+    if serves_own_certificates(layout) != Some(false) {
+        return std::future::pending().await;
+    }
+    while serves_own_certificates(layout) == Some(false) {
+        tokio::time::sleep(EXCHANGE_CHECK_INTERVAL).await;
+    }
+    tracing::info!("the etcd serves certificates of the cluster's own CAs");
 }
 
 #[cfg(test)]

@@ -3,7 +3,7 @@
 
 use std::collections::BTreeSet;
 
-use discovery_formation::agent::Journal;
+use discovery_formation::agent::{AgentEvent, Journal};
 use discovery_types::convert;
 use discovery_types::digest::{Incarnation, MemberId};
 use discovery_types::document::VerifiedDocument;
@@ -19,6 +19,7 @@ use super::addresses::{journalled_addresses, missing_in_journal};
 use super::renewal;
 use crate::cli::settings::RunSettings;
 use crate::cluster;
+use crate::crash::{self, Failpoint};
 use crate::endpoint::ClientEndpoint;
 use crate::enrol::protocol::Protocol;
 use crate::exit::{ExitError, error_chain};
@@ -43,6 +44,17 @@ pub(super) fn check_maker(layout: &Layout, kind: NodeKind) -> Result<(), ExitErr
          it",
         layout.node().display()
     )))
+}
+
+/// Journals that the node has created its log. Returns whether it has.
+pub(super) fn journal_log(layout: &Layout, protocol: &mut Protocol) -> Result<bool, ExitError> {
+    if !node_dir::has_log(&layout.node()) {
+        return Ok(false);
+    }
+    crash::at(Failpoint::Exec);
+    protocol.step(AgentEvent::LogSeen)?;
+    tracing::info!("the node has its own log: from now on it starts from that");
+    Ok(true)
 }
 
 /// Whether the node's data was made by stock etcd.

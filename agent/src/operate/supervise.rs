@@ -14,14 +14,15 @@ use discovery_types::jws::Jws;
 use discovery_types::leaves::Leaves;
 use discovery_types::member_proof::MemberProof;
 use discovery_types::statement::{Statement, StatementChain};
+use futures_util::FutureExt;
 use tokio::sync::{Notify, watch};
 use tokio_util::sync::CancellationToken;
 
 use super::addresses::{self, HostAddressWatch, usable_addresses};
-use super::authorities::OwnCas;
+use super::authorities::{OwnCas, certificates_exchanged};
 use super::history::HistoryWatch;
 use super::node_start::{
-    NodeStart, RaftIdentity, check_maker, own_record, show_certificate_expiry,
+    NodeStart, RaftIdentity, check_maker, journal_log, own_record, show_certificate_expiry,
 };
 use super::relocation::Relocation;
 use super::removal;
@@ -31,15 +32,12 @@ use super::service::{FinderStart, ServiceFinder, make_client};
 use crate::cli::addressing::is_lost;
 use crate::cli::settings::RunSettings;
 use crate::cluster::{ClusterApiClient, ClusterMember, MemberId};
-use crate::crash::{self, Failpoint};
 use crate::enrol::protocol::Protocol;
 use crate::enrol::{join, redeem};
 use crate::exit::{ExitError, error_chain};
 use crate::host::Host;
 use crate::launch::environment;
-use crate::launch::node_command::{
-    NodeKind, NodeKindFuture, serves_own_certificates, write_certificates,
-};
+use crate::launch::node_command::{NodeKind, NodeKindFuture, write_certificates};
 use crate::launch::running_node::{CommandLine, RunningNode};
 use crate::launch::supervisor::{Observer, STOP_DEADLINE, SupervisionOutcome, Supervisor};
 use crate::observe::contact;
@@ -55,8 +53,6 @@ use crate::steward::{ReplacementKeeper, Statements, Steward, StewardParts, Voter
 const LOG_CHECK_INTERVAL: Duration = Duration::from_millis(20);
 /// Pause until files that could not be written are written again.
 const FILE_RETRY_PAUSE: Duration = Duration::from_secs(5);
-/// How often the agent looks whether an etcd that it has taken over serves other certificates.
-const EXCHANGE_CHECK_INTERVAL: Duration = Duration::from_secs(2);
 /// How long a removed member's agent tries to report the removal to discovery.
 const REMOVAL_REPORT_TIMEOUT: Duration = Duration::from_secs(5);
 
@@ -422,24 +418,19 @@ async fn supervise_and_journal(
     // When to write the CAs of a longer chain; `None` if that is done.
     let (mut follow_in, mut renewal_pause): (Option<Duration>, _) = (None, Duration::ZERO);
     let mut leaves = plan.leaves.clone();
-    let mut serves_own = serves_own_certificates(&layout);
     let mut chores = Box::pin(background_tasks(plan, protocol, board, found));
     let (mut statements, mut members) = (found.statements.subscribe(), found.members.subscribe());
     let mut recorded = found.recorded_address.subscribe();
     let mut contact = std::pin::pin!(show_contact(found.client.clone(), board.clone()));
     let mut supervision = std::pin::pin!(supervision);
     let mut moved = std::pin::pin!(node.moved());
+    let mut exchanged = std::pin::pin!(certificates_exchanged(&layout).fuse());
     loop {
         let renewed = renew_after(renewal_pause, renewal.as_ref(), &leaves);
         tokio::select! {
             outcome = &mut supervision => return Ok(outcome),
             () = tokio::time::sleep(LOG_CHECK_INTERVAL), if !ran => {
-                if node_dir::has_log(&layout.node()) {
-                    crash::at(Failpoint::Exec);
-                    protocol.step(AgentEvent::LogSeen)?;
-                    ran = true;
-                    tracing::info!("the node has its own log: from now on it starts from that");
-                }
+                ran = journal_log(&layout, protocol)?;
             }
             new = renewed, if ran => {
                 renewal_pause = FILE_RETRY_PAUSE;
@@ -478,14 +469,10 @@ async fn supervise_and_journal(
                     }
                 }
             }
-            () = tokio::time::sleep(EXCHANGE_CHECK_INTERVAL), if serves_own == Some(false) => {
-                serves_own = serves_own_certificates(&layout);
-                if serves_own == Some(true) {
-                    tracing::info!("the etcd serves certificates of the cluster's own CAs");
-                    found.cas.note_certificates(&leaves, &newest);
-                    // These tasks hold clients that expect the certificate of before.
-                    chores.set(self::background_tasks(plan, protocol, board, found));
-                }
+            () = &mut exchanged => {
+                found.cas.note_certificates(&leaves, &newest);
+                // These tasks hold clients that expect the certificate of before.
+                chores.set(self::background_tasks(plan, protocol, board, found));
             }
             Ok(()) = recorded.changed() => journal_recorded_address(protocol),
             Ok(()) = members.changed() => {

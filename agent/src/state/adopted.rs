@@ -28,18 +28,22 @@ pub enum AdoptionStage {
 /// Files of the certificates with which an etcd ran before this agent.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CertificateFiles {
-    /// `--cert-file`
+    /// Value of the flag `--cert-file`.
     pub cert: PathBuf,
-    /// `--key-file`
+    /// Value of the flag `--key-file`.
     pub key: PathBuf,
-    /// `--trusted-ca-file`
+    /// Value of the flag `--trusted-ca-file`.
     pub trusted_ca: PathBuf,
-    /// `--peer-cert-file`
+    /// Value of the flag `--peer-cert-file`.
     pub peer_cert: PathBuf,
-    /// `--peer-key-file`
+    /// Value of the flag `--peer-key-file`.
     pub peer_key: PathBuf,
-    /// `--peer-trusted-ca-file`
+    /// Value of the flag `--peer-trusted-ca-file`.
     pub peer_trusted_ca: PathBuf,
+    /// Certificate with which the agent asks the members until its own is accepted.
+    pub client_cert: PathBuf,
+    /// The private key of that certificate.
+    pub client_key: PathBuf,
 }
 
 /// How an etcd runs, and how far it is under management.
@@ -48,19 +52,19 @@ pub struct AdoptedNode {
     /// Version of this format.
     pub version: u32,
     pub stage: AdoptionStage,
-    /// The etcd's program.
+    /// Path of the etcd's program.
     pub program: PathBuf,
-    /// `--data-dir`, an absolute path.
+    /// Value of `--data-dir`, as an absolute path.
     pub directory: PathBuf,
-    /// `--name`, which may hold characters that no name at discovery has.
+    /// Value of `--name`, which may hold characters that no name at discovery has.
     pub etcd_name: String,
-    /// `--listen-peer-urls`
+    /// Value of the flag `--listen-peer-urls`.
     pub listen_peer_urls: String,
-    /// `--listen-client-urls`
+    /// Value of the flag `--listen-client-urls`.
     pub listen_client_urls: String,
-    /// `--client-cert-auth`
+    /// Value of the flag `--client-cert-auth`.
     pub client_cert_auth: bool,
-    /// `--peer-client-cert-auth`
+    /// Value of the flag `--peer-client-cert-auth`.
     pub peer_client_cert_auth: bool,
     /// The other flags, as they are passed on.
     pub flags: Vec<String>,
@@ -193,6 +197,8 @@ pub(crate) mod tests {
                 peer_cert: file("peer.crt"),
                 peer_key: file("peer.key"),
                 peer_trusted_ca: file("ca.crt"),
+                client_cert: file("server.crt"),
+                client_key: file("server.key"),
             },
             unit: Some("etcd.service".to_owned()),
             has_new_certificates: false,

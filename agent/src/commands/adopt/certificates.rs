@@ -27,10 +27,11 @@ pub(super) async fn run(
                 .to_owned(),
         ));
     }
-    let listen = host
-        .extras
-        .listen
-        .ok_or_else(|| ExitError::DoNotRestart("the journal holds no listen address".to_owned()))?;
+    let listen = host.extras.listen.ok_or_else(|| {
+        ExitError::DoNotRestart(
+            "the journal holds no listen address: the node can't be started from it".to_owned(),
+        )
+    })?;
     // With the agent's own certificate, which the etcd accepts since it was taken over.
     let own = async || -> Result<ClusterApiClient, ExitError> {
         let endpoint = ClientEndpoint::own_node(&host.layout.tls(), listen.client);

@@ -1,5 +1,7 @@
 //! `adopt enrol`: beside an etcd that runs, until this host holds the signed list of members.
 
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use discovery_types::adoption::AdoptedMember;
@@ -93,6 +95,25 @@ pub(super) async fn run(
         return Err(ExitError::Failed("this host got no list of members: try again".to_owned()));
     }
     found.print(typed, true, printer)
+}
+
+/// Refuses to enrol as another user than the one that owns the etcd's data: the agent's node runs as
+/// the agent's user.
+fn check_owner(directory: &Path) -> Result<(), ExitError> {
+    let found = std::fs::metadata(directory).map_err(|error| {
+        ExitError::Failed(format!("can't look at {}: {error}", directory.display()))
+    })?;
+    let own = rustix::process::geteuid().as_raw();
+    if found.uid() == own {
+        return Ok(());
+    }
+    Err(ExitError::Usage(format!(
+        "{} belongs to user {}, and this command runs as user {own}: run it, and the agent, as the \
+         user that owns the etcd's data (sudo -u '#{}')",
+        directory.display(),
+        found.uid(),
+        found.uid()
+    )))
 }
 
 /// Refuses the data directory of another member, or of an etcd that is taken over already.
@@ -211,14 +232,21 @@ impl FoundEtcd {
         let process = EtcdProcess::read(pid).await?;
         let refused = |error: &dyn std::error::Error| ExitError::Usage(error_chain(error));
         let config = &process.config;
-        let node = config.node(&process.program, typed.unit.clone()).map_err(|e| refused(&e))?;
+        let node = config.node(&process.program, typed.unit.clone());
+        let mut node = node.map_err(|error| refused(&error))?;
         let listen = config.listen().map_err(|error| refused(&error))?;
         let name = config.name().map_err(|error| refused(&error))?;
+        check_owner(&node.directory)?;
+        let absolute = |path: &Option<PathBuf>, default: &PathBuf| match path {
+            Some(path) => std::path::absolute(path).map_err(|error| refused(&error)),
+            None => Ok(default.clone()),
+        };
+        node.certificates.client_cert = absolute(&typed.cert, &node.certificates.cert)?;
+        node.certificates.client_key = absolute(&typed.key, &node.certificates.key)?;
         let files = &node.certificates;
-        let cert = typed.cert.as_ref().unwrap_or(&files.cert);
-        let key = typed.key.as_ref().unwrap_or(&files.key);
         let identity =
-            ClientTlsIdentity::load(&files.trusted_ca, cert, key).map_err(endpoint_error)?;
+            ClientTlsIdentity::load(&files.trusted_ca, &files.client_cert, &files.client_key);
+        let identity = identity.map_err(endpoint_error)?;
         let endpoint = ClientEndpoint::serving(&files.cert, listen.client, identity.clone());
         let own = ClusterApiClient::new(vec![endpoint.map_err(endpoint_error)?]);
         let status = own.status().await?;

@@ -25,7 +25,7 @@ pub(super) struct EnrolledHost {
     pub document: VerifiedDocument,
     pub statement: Statement,
     pub node: AdoptedNode,
-    /// This host's member.
+    /// Id of this host's member in the etcd cluster.
     pub member: MemberId,
     pub name: Name,
 }
@@ -70,7 +70,9 @@ impl EnrolledHost {
     /// Returns a client of this host's own etcd, with a certificate of before.
     pub(super) fn own(&self) -> Result<ClusterApiClient, ExitError> {
         let listen = self.extras.listen.ok_or_else(|| {
-            ExitError::DoNotRestart("the journal holds no listen address".to_owned())
+            ExitError::DoNotRestart(
+                "the journal holds no listen address: the node can't be started from it".to_owned(),
+            )
         })?;
         let files = &self.node.certificates;
         let endpoint = ClientEndpoint::serving(&files.cert, listen.client, self.identity()?);
@@ -90,7 +92,8 @@ impl EnrolledHost {
 
     fn identity(&self) -> Result<ClientTlsIdentity, ExitError> {
         let files = &self.node.certificates;
-        ClientTlsIdentity::load(&files.trusted_ca, &files.cert, &files.key).map_err(endpoint_error)
+        ClientTlsIdentity::load(&files.trusted_ca, &files.client_cert, &files.client_key)
+            .map_err(endpoint_error)
     }
 
     /// Writes the file about the etcd, and the journal.

@@ -5,13 +5,17 @@
 
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
 
+use discovery_types::api::{Session, TroubleRequest};
+use discovery_types::digest::Nonce;
+use discovery_types::statement::StatementChain;
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 
 use super::host::{claim, endpoint_error, lock_agent};
-use super::take_over::move_leadership_away;
+use super::take_over::{move_leadership_away, or_say};
 use super::{note, print, wait_until, wait_until_well};
 use crate::adopt::process::command_line;
 use crate::adopt::{record, systemd};
@@ -21,6 +25,7 @@ use crate::commands::printer::Printer;
 use crate::endpoint::{ClientEndpoint, ClientTlsIdentity};
 use crate::exit::{ExitError, error_chain};
 use crate::launch::process::ProcessIdentity;
+use crate::operate::service::make_client;
 use crate::state::lock::{self, FileLock};
 use crate::state::{self, Layout, journal, state_exit_error};
 
@@ -34,6 +39,11 @@ const PLAN_FILE: &str = "release.json";
 const MAX_FILE_BYTES: u64 = 1 << 20;
 /// How long the members of a cluster may take to be well before a release begins.
 const WELL_BEFORE: Duration = Duration::from_secs(30);
+
+/// How long discovery may take to hear of the release. The node doesn't wait for it any longer.
+const DISCOVERY_DEADLINE: Duration = Duration::from_secs(5);
+/// Reason for this member's silence that discovery shows.
+const FAREWELL: &str = "released (muster-agent release): the node runs without an agent";
 
 /// How the node goes on.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -55,7 +65,7 @@ pub(crate) async fn run(
 ) -> Result<(), ExitError> {
     let layout = claim(&typed.data_dir.data_dir)?;
     let out = muster_files::open_data_folder(&typed.out).map_err(failed)?.path;
-    let release = Release { typed, layout, out, patience: Duration::from_secs(typed.patience) };
+    let release = NodeRelease { typed, layout, out, patience: Duration::from_secs(typed.patience) };
     let plan = match release.read_plan()? {
         Some(plan) => plan,
         None => release.make_plan().await?,
@@ -86,14 +96,14 @@ fn failed(error: impl std::error::Error) -> ExitError {
     ExitError::Failed(error_chain(&error))
 }
 
-struct Release<'a> {
+struct NodeRelease<'a> {
     typed: &'a ReleaseArguments,
     layout: Layout,
     out: PathBuf,
     patience: Duration,
 }
 
-impl Release<'_> {
+impl NodeRelease<'_> {
     fn read_plan(&self) -> Result<Option<ReleasePlan>, ExitError> {
         let path = self.out.join(PLAN_FILE);
         let Some(bytes) = state::read(&path).map_err(state_exit_error)? else { return Ok(None) };
@@ -213,7 +223,7 @@ impl Release<'_> {
         }
         self.write_unit(plan)?;
         match &self.typed.agent_unit {
-            Some(unit) => systemd::disable_now(unit).await?,
+            Some(unit) => or_say(systemd::disable_now(unit).await, "disable", unit, json),
             None => note("stop the agent now with SIGTERM, which stops the node, too", json),
         }
         let mut held: Option<FileLock> = None;
@@ -235,7 +245,35 @@ impl Release<'_> {
         let text = serde_json::to_vec(plan).expect("plain structs always serialise");
         muster_files::data::replace(&self.layout.released_file(), &text).map_err(failed)?;
         note("the agent has stopped, and runs this node no more", json);
+        let told = tokio::time::timeout(DISCOVERY_DEADLINE, self.tell_discovery()).await;
+        if let Err(why) = told.unwrap_or_else(|_| Err("no answer in time".to_owned())) {
+            note(&format!("discovery doesn't hear of the release: {why}"), json);
+        }
         Ok(())
+    }
+
+    /// Tells discovery why this member's agent is silent from now on. `cluster show` and `cluster
+    /// explain` have the text.
+    async fn tell_discovery(&self) -> Result<(), String> {
+        let loaded = journal::read(&self.layout).map_err(|error| error_chain(&error))?;
+        let (key, loaded) = loaded.ok_or("there is no journal")?;
+        let journal = loaded.journal.with_next_boot();
+        journal::write(&self.layout, &journal, &loaded.extras)
+            .map_err(|error| error_chain(&error))?;
+        let document = loaded.document.ok_or("there is no list of members")?;
+        let join = loaded.extras.join.as_ref().ok_or("no cluster is known")?;
+        let chain = StatementChain::verify_from_pin(&loaded.extras.statements, &join.statement)
+            .map_err(|error| error_chain(&error))?;
+        let known = state::service::read_known(&self.layout, &chain);
+        let client = make_client(join, &Arc::new(key), known.as_ref());
+        let client = client.ok_or("the service's address is not usable")?;
+        let farewell = TroubleRequest {
+            session: Session { boot: journal.boot, nonce: Nonce::random() },
+            h: document.hash(),
+            detail: FAREWELL.to_owned(),
+        };
+        let told = client.report_missing_leader(join.cluster, &farewell).await;
+        told.map(drop).map_err(|error| error_chain(&error))
     }
 
     fn unit_file(&self) -> PathBuf {
@@ -261,7 +299,8 @@ impl Release<'_> {
         match &self.typed.unit {
             Some(unit) => {
                 systemd::reload().await?;
-                systemd::enable_now(unit).await
+                or_say(systemd::enable_now(unit).await, "enable", unit, self.typed.json);
+                Ok(())
             }
             None => {
                 note(&format!("start the node now: {}", plan.command.join(" ")), self.typed.json);
@@ -372,7 +411,7 @@ mod tests {
             json: false,
         };
         let patience = Duration::ZERO;
-        let release = Release { typed: &typed, layout, out: out.clone(), patience };
+        let release = NodeRelease { typed: &typed, layout, out: out.clone(), patience };
         let own = std::fs::metadata(&out).unwrap();
         let owner = (own.uid(), own.gid());
         let peer = release.layout.tls().join("peer.crt").display().to_string();

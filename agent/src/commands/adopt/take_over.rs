@@ -100,7 +100,7 @@ impl TakeOver<'_> {
         move_leadership_away(cluster, host.member).await;
         if let Some(unit) = &host.node.unit {
             note(&format!("stopping {unit}"), json);
-            systemd::disable_now(unit).await?;
+            or_say(systemd::disable_now(unit).await, "disable", unit, json);
         } else {
             note("stop this host's etcd now, and let nothing start it again", json);
         }
@@ -114,7 +114,7 @@ impl TakeOver<'_> {
     async fn start_and_wait(&self, host: &EnrolledHost) -> Result<(), ExitError> {
         let json = self.typed.json;
         match &self.typed.agent_unit {
-            Some(unit) => systemd::enable_now(unit).await?,
+            Some(unit) => or_say(systemd::enable_now(unit).await, "enable", unit, json),
             None => note(
                 &format!(
                     "start the agent now: muster-agent run --data-dir {}",
@@ -152,7 +152,7 @@ impl TakeOver<'_> {
             ));
         }
         if let Some(unit) = &self.typed.agent_unit {
-            systemd::disable_now(unit).await?;
+            or_say(systemd::disable_now(unit).await, "disable", unit, json);
         }
         {
             let _lock = host.lock()?;
@@ -171,7 +171,7 @@ impl TakeOver<'_> {
             node_dir::remove_marker(&host.node.directory).map_err(state_exit_error)?;
         }
         match &host.node.unit {
-            Some(unit) => systemd::enable_now(unit).await?,
+            Some(unit) => or_say(systemd::enable_now(unit).await, "enable", unit, json),
             None => note("start this host's etcd now as before", json),
         }
         let cluster = host.cluster()?;
@@ -195,6 +195,13 @@ impl TakeOver<'_> {
             format!("The etcd of {} runs as before.", host.name)
         };
         print(printer, &text)
+    }
+}
+
+/// If systemctl failed, as it does for a user who may not change units, says what a person has to do.
+pub(super) fn or_say(done: Result<(), ExitError>, verb: &str, unit: &str, json: bool) {
+    if let Err(why) = done {
+        note(&format!("{why}. Say now, as root: systemctl {verb} --now {unit}"), json);
     }
 }
 

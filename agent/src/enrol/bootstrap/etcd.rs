@@ -26,9 +26,9 @@ use crate::probe::client::ProbeError;
 /// This host's etcd, which runs already.
 #[derive(Clone, Debug)]
 pub(crate) struct RunningEtcd {
-    /// Id of its Raft cluster, as it says itself.
+    /// Id of the Raft cluster, as the etcd says itself.
     pub cluster: u64,
-    /// Its member's id, as it says itself.
+    /// Id of the member, as the etcd says itself.
     pub member: MemberId,
     /// The member's name at discovery.
     pub name: Name,
