@@ -340,13 +340,16 @@ fn check_release(world: &mut World) -> Result<()> {
         let (code, text) = world.run(index, &["run"])?;
         ensure!(code == 3 && text.contains("released"), "{code}: {text}");
         poll_slowly("discovery to know of the release", LIMIT, || {
-            let shown = world.testbed.admin_json(&["cluster", "show", "demo"]).ok()?;
-            (shown.to_string().matches("released (muster-agent release)").count() == plain.len())
-                .then_some(())
+            let shown = world.testbed.admin_json(&["cluster", "explain", "demo"]).ok()?;
+            let reasons = shown["explain"].as_array()?;
+            let released = reasons.iter().filter(|reason| reason["code"] == "member_released");
+            (released.count() == plain.len()).then_some(())
         })?;
     }
     ensure!(plain.iter_mut().all(NodeProcess::is_running), "all run without agents");
-    writer.stop_and_check(&url)
+    writer.stop_and_check(&url)?;
+    let retire = ["cluster", "retire", "demo", "--yes"];
+    world.testbed.admin_command(&retire).map(drop)
 }
 
 #[test]

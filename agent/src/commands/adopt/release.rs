@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use discovery_types::api::{Session, TroubleRequest};
+use discovery_types::api::{RELEASED, Session, TroubleRequest};
 use discovery_types::digest::Nonce;
 use discovery_types::statement::StatementChain;
 use serde::{Deserialize, Serialize};
@@ -42,8 +42,6 @@ const WELL_BEFORE: Duration = Duration::from_secs(30);
 
 /// How long discovery may take to hear of the release. The node doesn't wait for it any longer.
 const DISCOVERY_DEADLINE: Duration = Duration::from_secs(5);
-/// Reason for this member's silence that discovery shows.
-const FAREWELL: &str = "released (muster-agent release): the node runs without an agent";
 
 /// How the node goes on.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -270,7 +268,7 @@ impl NodeRelease<'_> {
         let farewell = TroubleRequest {
             session: Session { boot: journal.boot, nonce: Nonce::random() },
             h: document.hash(),
-            detail: FAREWELL.to_owned(),
+            detail: RELEASED.to_owned(),
         };
         let told = client.report_missing_leader(join.cluster, &farewell).await;
         told.map(drop).map_err(|error| error_chain(&error))

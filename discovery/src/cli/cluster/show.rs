@@ -142,6 +142,7 @@ fn health(member: &MemberView) -> &'static str {
         (None, true) => "never heard",
         (None, false) => "not heard yet",
         (Some(_), true) => "silent",
+        (Some(_), false) if member.is_released => "released",
         (Some(_), false) if member.last_error.is_some() => "no leader",
         (Some(_), false) if member.disagreement.is_some() => "disagrees",
         (Some(_), false) => "well",
