@@ -2,6 +2,9 @@
 
 use std::path::{Path, PathBuf};
 use std::process::Output;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::thread::JoinHandle;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
@@ -15,6 +18,7 @@ use muster_tests::harness::{
     poll_slowly, wait_for,
 };
 use muster_tests::stock_etcd::{self, oldest};
+use rustix::fs::{FlockOperation, flock};
 use serde_json::Value;
 
 const LIMIT: Duration = Duration::from_secs(90);
@@ -213,8 +217,48 @@ impl World {
     }
 }
 
+/// Watches how many of some data directories no etcd runs on. An etcd keeps its database locked.
+struct DownWatch {
+    stop: Arc<AtomicBool>,
+    thread: JoinHandle<Result<usize>>,
+}
+
+impl DownWatch {
+    fn start(directories: Vec<PathBuf>) -> Self {
+        let stop = Arc::new(AtomicBool::new(false));
+        let stopped = Arc::clone(&stop);
+        let thread = std::thread::spawn(move || {
+            let mut most = 0;
+            while !stopped.load(Ordering::Relaxed) {
+                let mut down = 0;
+                for directory in &directories {
+                    down += usize::from(!is_in_use(directory)?);
+                }
+                most = most.max(down);
+                std::thread::sleep(Duration::from_millis(10));
+            }
+            Ok(most)
+        });
+        Self { stop, thread }
+    }
+
+    /// Returns the highest number of members that were down at one time.
+    fn stop(self) -> Result<usize> {
+        self.stop.store(true, Ordering::Relaxed);
+        self.thread.join().expect("the thread doesn't panic")
+    }
+}
+
+fn is_in_use(directory: &Path) -> Result<bool> {
+    let file = fs_err::File::open(directory.join("member/snap/db"))?;
+    match flock(&file, FlockOperation::NonBlockingLockShared) {
+        Ok(()) => Ok(false),
+        Err(rustix::io::Errno::WOULDBLOCK) => Ok(true),
+        Err(error) => Err(error.into()),
+    }
+}
+
 fn fresh_number() -> u32 {
-    use std::sync::atomic::{AtomicU32, Ordering};
     static NEXT: AtomicU32 = AtomicU32::new(0);
     NEXT.fetch_add(1, Ordering::Relaxed)
 }
@@ -240,6 +284,8 @@ fn check_whole_way(etcd: &Path) -> Result<()> {
     ensure!(signed["state"] == "open", "{signed}");
     let writer = world.writer()?;
     world.enrol()?;
+    let watch =
+        DownWatch::start((1..=3).map(|n| world.testbed.path(&format!("etcd-{n}"))).collect());
     for index in 0..3 {
         let (code, text) = world.run(index, &["run"])?;
         ensure!(code == 3 && text.contains("take-over"), "an agent without its etcd: {text}");
@@ -252,6 +298,8 @@ fn check_whole_way(etcd: &Path) -> Result<()> {
         }
     }
     world.testbed.wait_cluster_state("demo", "formed", LIMIT)?;
+    let down = watch.stop()?;
+    ensure!(down == 1, "{down} members were down at one time");
     ensure!(member_ids(&world.etcdctl("old"))? == before, "members keep their ids");
     let shown = world.testbed.admin_json(&["cluster", "show", "demo"])?;
     let raft = world.etcdctl("old").json(&["member", "list"])?["header"]["cluster_id"].as_u64();
