@@ -261,7 +261,7 @@ mod tests {
         let arguments: Vec<String> = arguments.split_whitespace().map(str::to_owned).collect();
         let environment = environment.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned()));
         let known = ["name", "data-dir", "client-cert-auth"].map(str::to_owned);
-        EtcdConfig::new(&arguments, environment, &known, Path::new("/work"))
+        EtcdConfig::new(&arguments, environment, &known, Path::new("/srv"))
     }
 
     fn node(arguments: &str, environment: &[(&str, &str)]) -> Result<AdoptedNode, EtcdConfigError> {
@@ -273,8 +273,8 @@ mod tests {
         let more = "-quota-backend-bytes=1 --heartbeat-interval 50 --enable-pprof \
             --initial-cluster a=https://10.0.0.1:2380 --log-outputs stderr";
         let node = node(&format!("--name Node.1 {TLS} {LISTEN} {more}"), &[]).unwrap();
-        assert_eq!(node.directory, Path::new("/work/Node.1.etcd"));
-        assert_eq!(node.certificates.cert, Path::new("/work/s.crt"));
+        assert_eq!(node.directory, Path::new("/srv/Node.1.etcd"));
+        assert_eq!(node.certificates.cert, Path::new("/srv/s.crt"));
         assert_eq!(node.certificates.peer_trusted_ca, Path::new("/etc/ca.crt"));
         assert!(node.client_cert_auth && node.peer_client_cert_auth);
         let kept = ["--enable-pprof=true", "--heartbeat-interval=50", "--quota-backend-bytes=1"];
