@@ -41,6 +41,10 @@ pub(crate) enum Failpoint {
     Exec,
     /// `ran` is durable in the journal.
     Ran,
+    /// An etcd that comes under management has stopped; the journal doesn't say so yet.
+    EtcdStopped,
+    /// The journal says that this agent runs the etcd; nothing has started it yet.
+    TakenOver,
 }
 
 #[cfg(debug_assertions)]
@@ -65,6 +69,8 @@ impl Failpoint {
             Self::Launcher => "launcher",
             Self::Exec => "exec",
             Self::Ran => "ran",
+            Self::EtcdStopped => "etcd-stopped",
+            Self::TakenOver => "taken-over",
         }
     }
 }

@@ -123,21 +123,33 @@ impl ClientEndpoint {
     /// directory with its certificates. The server name is taken from the certificate itself, which
     /// may be older than the node's current address.
     pub(crate) fn own_node(tls: &Path, listen: SocketAddr) -> Result<Self, EndpointError> {
+        // An etcd that ran before its agent may serve another certificate than the agent has.
+        let served = tls.join("served-client.crt");
+        let certificate = if served.exists() { served } else { tls.join("client.crt") };
+        Self::serving(&certificate, listen, ClientTlsIdentity::load_own(tls)?)
+    }
+
+    /// Returns the client port of a node of this host that listens on `listen` and serves the
+    /// certificate in this file.
+    pub(crate) fn serving(
+        certificate: &Path,
+        listen: SocketAddr,
+        identity: ClientTlsIdentity,
+    ) -> Result<Self, EndpointError> {
         let address = match listen.ip() {
             IpAddr::V4(address) if address.is_unspecified() => Ipv4Addr::LOCALHOST.into(),
             IpAddr::V6(address) if address.is_unspecified() => Ipv6Addr::LOCALHOST.into(),
             address => address,
         };
-        let certificate = tls.join("client.crt");
-        let failed = EndpointError::for_file(&certificate);
-        let pem = read(&certificate)?;
+        let failed = EndpointError::for_file(certificate);
+        let pem = read(certificate)?;
         let server_name = match leaves::certificate_hosts(&pem).into_iter().next() {
             Some(UrlHost::Address(address)) => address.to_string(),
             Some(UrlHost::Dns(name)) => name,
             None => return Err(failed("it names no host".into())),
         };
-        let identity = Some(ClientTlsIdentity::load_own(tls)?);
-        Ok(Self { host: address.to_string(), port: listen.port(), server_name, identity })
+        let host = address.to_string();
+        Ok(Self { host, port: listen.port(), server_name, identity: Some(identity) })
     }
 
     /// Returns the client port at `endpoint`: `https://HOST:PORT`, `http://HOST:PORT`, or

@@ -13,6 +13,7 @@
 //! | `operate/` | a member's agent at work: supervision, reports, renewal of certificates, removal |
 //! | `backup/` | backups of the cluster: their schedule, proof and stores |
 //! | `recover/` | what is left of a lost cluster; which survivor a new one is made of (`choose`, pure) |
+//! | `adopt/` | an etcd that ran before its agent: how it runs, and who may restart it |
 //! | `enrol/` | becoming a member: bundle, protocol, `bootstrap/` and `join/` |
 //! | `steward/` | duties of a voter's agent for its cluster |
 //! | `launch/` | the node's process: command line, launcher, supervisor |
@@ -23,6 +24,7 @@
 //! | `cluster/` | the Cluster API behind a node's client port |
 //! | `probe/`, `host/` | the listener and the prober between agents; the machine behind one trait |
 
+mod adopt;
 mod backup;
 mod cli;
 mod cluster;
@@ -47,7 +49,7 @@ use std::process::ExitCode;
 use clap::{CommandFactory, Parser};
 use discovery_types::text::printable;
 
-use crate::cli::{AgentCli, AgentCommand};
+use crate::cli::{AgentCli, AgentCommand, AgentLogFormat};
 use crate::commands::printer::Printer;
 use crate::exit::ExitError;
 use crate::launch::launcher;
@@ -125,6 +127,13 @@ fn dispatch(command: AgentCommand) -> Result<(), ExitError> {
         }
         AgentCommand::Status(typed) => on_runtime(commands::status::run(&typed, &mut printer)),
         AgentCommand::Recover(typed) => on_runtime(commands::recover::run(&typed, &mut printer)),
+        AgentCommand::Adopt(typed) => {
+            logging::start("info", AgentLogFormat::Text)?;
+            on_runtime(commands::adopt::run(&typed, &mut printer))
+        }
+        AgentCommand::Release(typed) => {
+            on_runtime(commands::adopt::release::run(&typed, &mut printer))
+        }
         AgentCommand::Reset(typed) => commands::reset::run(&typed, &mut printer),
         AgentCommand::Address(typed) => commands::address::run(&typed, &mut printer),
         AgentCommand::Context(typed) => commands::context::run(&typed, &mut printer),

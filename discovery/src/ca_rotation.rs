@@ -138,7 +138,7 @@ impl App {
             name: member.display_name(),
             cas: reported.iter().find(|(id, _)| *id == member.id).map(|(_, cas)| *cas),
             id: member.id,
-            is_silent: member.is_silent,
+            is_silent: member.is_silent || member.is_released,
         });
         Ok(RotationView { members: members.collect() })
     }

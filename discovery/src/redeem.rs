@@ -149,6 +149,9 @@ impl RedeemRequest {
             return Err(unknown_token());
         }
         let record = record?;
+        if purpose == TokenUse::Seat {
+            record.check_founder(chain.newest())?;
+        }
         let void_before = transaction.void_before;
         let is_confirmed = row.confirmation.as_ref().is_some_and(|jws| {
             jws.parse().is_ok_and(|jws| {

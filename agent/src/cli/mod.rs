@@ -1,6 +1,7 @@
 //! The command line of muster-agent.
 
 pub(crate) mod addressing;
+mod adopt;
 mod backup;
 mod member;
 pub(crate) mod settings;
@@ -14,6 +15,10 @@ use muster_identity::Cloud;
 
 use crate::host::cloud::METADATA_URL;
 
+pub(crate) use self::adopt::{
+    AdoptCommand, CertificatesArguments, EnrolArguments, ReleaseArguments, SurveyArguments,
+    TakeOverArguments,
+};
 pub(crate) use self::backup::{
     BackupBy, BackupChoice, BackupCommand, BackupRecipientArguments, BackupRestoreArguments,
     BackupRetentionArguments, BackupStoreArguments, BackupSubcommand, BackupVerifyArguments,
@@ -75,6 +80,37 @@ pub(crate) enum AgentCommand {
         this host's member from a running cluster first: the cluster goes on counting it until \
         then.")]
     Reset(ResetArguments),
+    /// Bring an etcd that runs already under management, without an interruption.
+    #[command(
+        subcommand,
+        long_about = "A running etcd cluster (3.4 to 3.7, with TLS) comes under management while it \
+            serves: members keep their ids, data and settings. Nothing is stopped before an operator \
+            says so for each member.",
+        after_long_help = "STEP BY STEP\n  \
+            on a host that reaches the cluster, then on an owner's machine:\n    \
+            muster-agent adopt survey --endpoints https://10.0.0.1:2379 --cacert ca.crt --cert client.crt \\\n      \
+            --key client.key --peer-cacert peer-ca.crt > demo.json\n    \
+            muster-discovery cluster adopt demo --survey demo.json\n    \
+            muster-discovery token create --cluster demo --uses 1 --name db-1 --out db-1.bundle\n  \
+            on the host of each etcd, on all of them at about the same time; stops nothing:\n    \
+            muster-agent adopt enrol --bundle-file db-1.bundle --unit etcd.service\n  \
+            on one host after the other:\n    \
+            muster-agent adopt take-over --agent-unit muster-agent.service\n  \
+            once all are taken over, on each host, and then on an owner's machine:\n    \
+            muster-agent adopt certificates\n    \
+            muster-discovery cluster rotate-ca demo\n  \
+            back again, on one host after the other: muster-agent release --help"
+    )]
+    Adopt(AdoptCommand),
+    /// Give this host's member back: its node goes on without an agent.
+    #[command(after_long_help = "\
+EXAMPLES\n  \
+  Under systemd. Writes the unit etcd-plain.service with its files, and lets it run the node:\n    \
+    muster-agent release --out /etc/etcd-plain --unit etcd-plain.service \\\n      \
+    --agent-unit muster-agent.service\n  \
+  Elsewhere. The command says when to stop the agent, and how to start the node:\n    \
+    muster-agent release --out /etc/etcd-plain")]
+    Release(ReleaseArguments),
     /// Make a new cluster from a surviving data directory when a majority of the members is lost
     /// for good.
     #[command(
@@ -143,6 +179,8 @@ impl AgentCommand {
             Self::Run(run) => run.log_format == AgentLogFormat::Json,
             Self::Status(status) => status.json,
             Self::Reset(reset) => reset.json,
+            Self::Adopt(adopt) => adopt.is_for_programs(),
+            Self::Release(release) => release.json,
             Self::Recover(RecoverCommand::Examine(examine)) => examine.json,
             Self::Recover(RecoverCommand::Make(make)) => make.json,
             Self::Context(ContextCommand::Set(set)) => set.json,

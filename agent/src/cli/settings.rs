@@ -107,7 +107,6 @@ impl RunSettings {
             return Err(ExitError::Usage(text.to_owned()));
         }
         Ok(Self {
-            layout,
             wait_for_ticket: typed.wait_for_ticket,
             bundle: typed.bundle_file.as_ref().map(|file| match file.to_str() {
                 Some("-") => BundleSource::Stdin,
@@ -118,7 +117,12 @@ impl RunSettings {
             zone_from: typed.zone_from,
             identity: identity_source(&typed)?,
             metadata_url: typed.metadata_url.clone(),
-            node_binary: node_binary(typed.node_binary.as_deref(), own_program, search_path)?,
+            node_binary: node_binary(
+                // An etcd that was taken over is run by the program of before.
+                typed.node_binary.as_deref().or(layout.adopted().map(|node| &*node.program)),
+                own_program,
+                search_path,
+            )?,
             node_flags: typed.node_flags.clone(),
             metrics_listen: typed.metrics_listen,
             cluster_addresses: cluster_addresses(&typed.cluster_address)?,
@@ -129,6 +133,7 @@ impl RunSettings {
                 &typed.backup_schedule,
                 &typed.backup_recipients.backup_recipient,
             )?,
+            layout,
         })
     }
 }

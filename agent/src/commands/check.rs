@@ -14,6 +14,7 @@ use crate::backup::store::BackupStore;
 use crate::cli;
 use crate::cli::addressing::is_lost;
 use crate::cli::settings::{BundleSource, RunSettings};
+use crate::commands::adopt;
 use crate::commands::printer::Printer;
 use crate::commands::run::half_made_error;
 use crate::enrol::bootstrap::record;
@@ -199,6 +200,10 @@ impl SetupChecker<'_> {
         let (layout, node) = (&self.layout, self.layout.node());
         if node.join(node_dir::FORCING_FILE).exists() {
             self.report.fail_with("state", &half_made_error(&node));
+            return None;
+        }
+        if let Err(end) = adopt::refuse_run(layout) {
+            self.report.fail_with("state", &end);
             return None;
         }
         let machine = match self.host.facts() {

@@ -1,6 +1,7 @@
 //! The commands of muster-agent, one file each.
 
 pub(crate) mod address;
+pub(crate) mod adopt;
 pub(crate) mod backup;
 pub(crate) mod check;
 pub(crate) mod context;

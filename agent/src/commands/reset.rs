@@ -48,7 +48,10 @@ pub(crate) fn run(typed: &ResetArguments, printer: &mut Printer<'_>) -> Result<(
         )));
     }
     let reason = "put aside by muster-agent reset";
-    let to = move_to_quarantine(&layout, &["agent", "node"], reason, jiff::Timestamp::now());
+    // The data of a released member is in use by a node that no agent runs.
+    let both: &[&str] =
+        if layout.released_file().exists() { &["agent"] } else { &["agent", "node"] };
+    let to = move_to_quarantine(&layout, both, reason, jiff::Timestamp::now());
     let to = to.map_err(state_exit_error)?;
     let text = if typed.json {
         serde_json::to_string(&ResetOutput { quarantine: to.as_deref() })

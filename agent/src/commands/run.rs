@@ -19,6 +19,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::cli;
 use crate::cli::settings::RunSettings;
+use crate::commands::adopt;
 use crate::crash::{self, Failpoint};
 use crate::enrol::bootstrap::{AgentContext, Bootstrap, FormationResult, own_addresses, record};
 use crate::enrol::bundle::{cluster_to_join, read_bundle};
@@ -54,6 +55,7 @@ pub(crate) async fn run(typed: cli::RunArguments) -> Result<(), ExitError> {
     let path = std::env::var_os("PATH");
     let mut settings = RunSettings::resolve(typed, &own_program, path.as_deref())?;
     settings.layout = settings.layout.create().map_err(state_exit_error)?;
+    adopt::refuse_run(&settings.layout)?;
     let holder = format!("muster-agent run, pid {}", std::process::id());
     let _lock =
         lock::acquire(&settings.layout.agent_lock(), &holder).map_err(|error| match error {
@@ -99,7 +101,7 @@ pub(super) fn half_made_error(node: &std::path::Path) -> ExitError {
 /// Cancels `stop` at SIGTERM or SIGINT. Exits at SIGUSR1: the node runs on, and the next agent adopts it.
 /// An agent may be killed at any time, so it has nothing to put in order first.
 #[expect(clippy::disallowed_methods, reason = "an agent may be killed at any time")]
-fn stop_on_signals(stop: &CancellationToken) -> Result<(), ExitError> {
+pub(super) fn stop_on_signals(stop: &CancellationToken) -> Result<(), ExitError> {
     use tokio::signal::unix::{SignalKind, signal};
     let failed = |error| ExitError::Failed(format!("can't listen for signals: {error}"));
     let mut terminate = signal(SignalKind::terminate()).map_err(failed)?;
@@ -511,7 +513,7 @@ impl Daemon<'_> {
     ) -> Result<(), ExitError> {
         match formed {
             FormationResult::Launch => self.run_node(protocol).await,
-            FormationResult::Stopped => Ok(()),
+            FormationResult::Stopped | FormationResult::Enrolled => Ok(()),
             FormationResult::ReplacementWanted(why) => {
                 while !self.wait_for_replacement(&why).await {}
                 Ok(())
@@ -542,6 +544,7 @@ impl Daemon<'_> {
             board: self.board.clone(),
             stop: self.stop.clone(),
             identity: self.settings.identity.clone(),
+            etcd: None,
         }
     }
 

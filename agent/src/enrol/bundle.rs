@@ -29,7 +29,18 @@ const BUNDLE_READ_TIMEOUT: Duration = Duration::from_secs(300);
 /// A pipe may stay silent for ever. So it is read on a thread of its own that nothing waits for:
 /// the agent can end once this future is dropped.
 pub(crate) async fn read_bundle(settings: &RunSettings) -> Result<Option<Bundle>, ExitError> {
-    let Some(source) = settings.bundle.clone() else { return Ok(None) };
+    match settings.bundle.clone() {
+        Some(source) => read_bundle_from(source, settings.wait_for_ticket).await.map(Some),
+        None => Ok(None),
+    }
+}
+
+/// Reads the bundle from this source. If it `may_come_later`, a missing or unfinished one is the error
+/// [`ExitError::NeedsTicket`].
+pub(crate) async fn read_bundle_from(
+    source: BundleSource,
+    may_come_later: bool,
+) -> Result<Bundle, ExitError> {
     let name = match &source {
         BundleSource::Stdin => "standard input".to_owned(),
         BundleSource::File(path) => path.display().to_string(),
@@ -38,7 +49,7 @@ pub(crate) async fn read_bundle(settings: &RunSettings) -> Result<Option<Bundle>
     let refuse = |what: String| ExitError::Usage(text(what));
     // If the file isn't there, or has no whole bundle yet, the ticket can still come. No other
     // failure leads to a wait: a second reader of a pipe would take the bundle from the first.
-    let needs_ticket = |what: String| match settings.wait_for_ticket {
+    let needs_ticket = |what: String| match may_come_later {
         true => ExitError::NeedsTicket(text(what)),
         false => refuse(what),
     };
@@ -53,7 +64,7 @@ pub(crate) async fn read_bundle(settings: &RunSettings) -> Result<Option<Bundle>
         ErrorKind::NotFound => needs_ticket(error.to_string()),
         _ => refuse(error.to_string()),
     })?;
-    text.parse().map(Some).map_err(|error| needs_ticket(error_chain(&error)))
+    text.parse().map_err(|error| needs_ticket(error_chain(&error)))
 }
 
 fn read(source: &BundleSource) -> std::io::Result<Zeroizing<String>> {

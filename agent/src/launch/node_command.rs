@@ -20,6 +20,7 @@ use super::environment;
 use super::running_node::CommandLine;
 use crate::exit::ExitError;
 use crate::state::addresses::Addresses;
+use crate::state::adopted::{self, AdoptedNode, ServedFiles};
 use crate::state::{self, Layout, StateError, state_exit_error};
 
 /// How long a node's program may take to print its version.
@@ -151,6 +152,9 @@ impl NodeCommand<'_> {
 
     /// Returns the node's complete command line.
     pub(crate) fn command_line(&self, path: &Path, kind: NodeKind, more: &[String]) -> CommandLine {
+        if let Some(adopted) = self.layout.adopted() {
+            return self.adopted_command_line(adopted, path, kind, more);
+        }
         let record = self.record;
         let tls = self.layout.tls();
         let text = |path: &Path| path.display().to_string();
@@ -182,6 +186,57 @@ impl NodeCommand<'_> {
         arguments.push("--client-cert-auth".to_owned());
         arguments.push("--peer-client-cert-auth".to_owned());
         arguments.extend(more.iter().cloned());
+        CommandLine { path: path.to_owned(), arguments }
+    }
+
+    /// Returns the command line of an etcd that ran before this agent: its own settings, and the
+    /// files of the agent's `tls` directory. The etcd has data, so it founds and joins nothing. It
+    /// would not, either, if the data were lost: a list of itself alone is no list to join.
+    fn adopted_command_line(
+        &self,
+        adopted: &AdoptedNode,
+        path: &Path,
+        kind: NodeKind,
+        more: &[String],
+    ) -> CommandLine {
+        let text = |path: &Path| path.display().to_string();
+        let (served, tls) = (ServedFiles::of(self.layout), self.layout.tls());
+        let Addresses { peer_url, client_url, listen } = self.addresses;
+        let has_moved = !self.record.peer_urls.contains(peer_url);
+        let (listen_peers, listen_clients, clients) = match has_moved {
+            true => (
+                format!("https://{}", listen.peer),
+                format!("https://{}", listen.client),
+                client_url.to_string(),
+            ),
+            false => {
+                let clients = self.record.client_urls.iter().map(NodeUrl::to_string);
+                let clients = clients.collect::<Vec<_>>().join(",");
+                (adopted.listen_peer_urls.clone(), adopted.listen_client_urls.clone(), clients)
+            }
+        };
+        let flags = [
+            ("name", adopted.etcd_name.clone()),
+            ("data-dir", text(&adopted.directory)),
+            ("listen-peer-urls", listen_peers),
+            ("listen-client-urls", listen_clients),
+            ("initial-advertise-peer-urls", peer_url.to_string()),
+            ("advertise-client-urls", clients),
+            ("initial-cluster", format!("{}={peer_url}", adopted.etcd_name)),
+            ("initial-cluster-state", "existing".to_owned()),
+            ("cert-file", text(&served.cert)),
+            ("key-file", text(&served.key)),
+            ("trusted-ca-file", text(&tls.join("client-ca.crt"))),
+            ("client-cert-auth", adopted.client_cert_auth.to_string()),
+            ("peer-cert-file", text(&served.peer_cert)),
+            ("peer-key-file", text(&served.peer_key)),
+            ("peer-trusted-ca-file", text(&tls.join("peer-ca.crt"))),
+            ("peer-client-cert-auth", adopted.peer_client_cert_auth.to_string()),
+        ];
+        let mut arguments: Vec<String> =
+            flags.into_iter().map(|(name, value)| format!("--{name}={value}")).collect();
+        arguments.extend(kind.flag_for_any_source().map(str::to_owned));
+        arguments.extend(adopted.flags.iter().chain(more).cloned());
         CommandLine { path: path.to_owned(), arguments }
     }
 
@@ -230,7 +285,19 @@ pub(crate) fn write_certificates(
     ] {
         write_if_changed(&tls.join(name), text.as_bytes()).map_err(state_exit_error)?;
     }
+    if serves_own_certificates(layout) == Some(true) {
+        ServedFiles::of(layout).write_own(layout, leaves).map_err(state_exit_error)?;
+    }
     Ok(())
+}
+
+/// Whether an adopted etcd serves certificates of the cluster's own CAs. `None` if the node began
+/// under an agent.
+pub(crate) fn serves_own_certificates(layout: &Layout) -> Option<bool> {
+    // Read anew: `muster-agent adopt certificates` changes the file while the agent runs.
+    let adopted = layout.adopted()?;
+    let newest = adopted::read_adopted(layout).ok().flatten();
+    Some(newest.as_ref().unwrap_or(adopted).has_new_certificates)
 }
 
 fn document_member((seat, record): (u8, &VerifiedRecord)) -> DocumentMember<'_> {

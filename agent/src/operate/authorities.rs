@@ -8,6 +8,8 @@
 //! muster-node reads changed CA files by itself. Stock etcd reads them only when it starts, so this
 //! module keeps in a file which statement was the newest when the running process was started.
 
+use std::time::Duration;
+
 use discovery_types::api::MemberCas;
 use discovery_types::leaves::Leaves;
 use discovery_types::statement::{Statement, StatementChain};
@@ -15,7 +17,7 @@ use serde::{Deserialize, Serialize};
 use tokio::sync::watch;
 
 use crate::exit::{ExitError, error_chain};
-use crate::launch::node_command::{NodeKind, write_certificates};
+use crate::launch::node_command::{NodeKind, serves_own_certificates, write_certificates};
 use crate::launch::process::ProcessIdentity;
 use crate::observe::status::StatusHandle;
 use crate::state::{self, Layout};
@@ -23,6 +25,9 @@ use crate::state::{self, Layout};
 /// Text in the status while stock etcd has to be restarted.
 const RESTART_WANTED: &str = "the cluster's CAs have changed, and etcd reads them only when it starts: \
      stop muster-agent on this host, which stops etcd, and start it again, one member after the other";
+
+/// How often the agent looks whether an etcd that it has taken over serves other certificates.
+const EXCHANGE_CHECK_INTERVAL: Duration = Duration::from_secs(2);
 
 /// Keeps this member's files up to date with the CAs that the newest statement names.
 #[derive(Clone)]
@@ -42,8 +47,10 @@ struct CaFacts {
     issuing: u64,
     /// The value of `written` when the node's process was started; `None` if that isn't known.
     at_start: Option<u64>,
-    /// Whether the CAs that issue signed the member's certificates.
+    /// Whether the CAs that issue signed the certificates that the member serves.
     are_certificates_new: bool,
+    /// Whether other CAs than the first ones have ever been trusted.
+    was_replaced: bool,
 }
 
 /// Content of the file about the start of the node's process.
@@ -67,7 +74,8 @@ impl OwnCas {
             written: chain.trusted_since(),
             issuing: chain.issuing_since(),
             at_start: None,
-            are_certificates_new: leaves.are_by_issuing_cas(chain.newest()),
+            are_certificates_new: are_new(layout, leaves, chain.newest()),
+            was_replaced: was_replaced(chain),
         };
         let facts = watch::Sender::new(facts);
         Self { layout: layout.clone(), kind, board: board.clone(), facts }
@@ -86,7 +94,8 @@ impl OwnCas {
         self.facts.send_modify(|facts| {
             facts.written = chain.trusted_since();
             facts.issuing = chain.issuing_since();
-            facts.are_certificates_new = leaves.are_by_issuing_cas(chain.newest());
+            facts.are_certificates_new = are_new(&self.layout, leaves, chain.newest());
+            facts.was_replaced = was_replaced(chain);
         });
         self.show_restart();
         Ok(())
@@ -94,7 +103,7 @@ impl OwnCas {
 
     /// Notes the certificates that the member has now.
     pub(crate) fn note_certificates(&self, leaves: &Leaves, statement: &Statement) {
-        let are_new = leaves.are_by_issuing_cas(statement);
+        let are_new = are_new(&self.layout, leaves, statement);
         self.facts.send_modify(|facts| facts.are_certificates_new = are_new);
     }
 
@@ -134,8 +143,7 @@ impl OwnCas {
     /// Returns what to report to discovery. `None` in a cluster whose CAs were never replaced.
     pub(crate) fn report(&self) -> Option<MemberCas> {
         let facts = self.facts.borrow();
-        // The first replacement changes what is trusted.
-        (facts.written > 0).then(|| MemberCas {
+        facts.was_replaced.then(|| MemberCas {
             trusted: self.trusted(&facts),
             certified: facts.are_certificates_new.then_some(facts.issuing),
         })
@@ -170,6 +178,28 @@ impl OwnCas {
         }
         self.board.update(|status| status.restart_wanted = text);
     }
+}
+
+/// Whether the CAs that issue signed the certificates that the member's node serves. An etcd that ran
+/// before its agent serves those of before until they are exchanged.
+fn are_new(layout: &Layout, leaves: &Leaves, statement: &Statement) -> bool {
+    serves_own_certificates(layout).unwrap_or(true) && leaves.are_by_issuing_cas(statement)
+}
+
+fn was_replaced(chain: &StatementChain) -> bool {
+    chain.statements().any(|statement| statement.also_trusted.is_some())
+}
+
+/// Waits until an etcd that was taken over serves certificates of the cluster's own CAs. Waits for
+/// ever if the node does so already.
+pub(super) async fn certificates_exchanged(layout: &Layout) {
+    if serves_own_certificates(layout) != Some(false) {
+        return std::future::pending().await;
+    }
+    while serves_own_certificates(layout) == Some(false) {
+        tokio::time::sleep(EXCHANGE_CHECK_INTERVAL).await;
+    }
+    tracing::info!("the etcd serves certificates of the cluster's own CAs");
 }
 
 #[cfg(test)]

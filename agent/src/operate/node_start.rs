@@ -3,14 +3,13 @@
 
 use std::collections::BTreeSet;
 
-use discovery_formation::agent::Journal;
+use discovery_formation::agent::{AgentEvent, Journal};
 use discovery_types::convert;
 use discovery_types::digest::{Incarnation, MemberId};
 use discovery_types::document::VerifiedDocument;
 use discovery_types::jws::JwsType;
 use discovery_types::key::PublicKey;
 use discovery_types::leaves::Leaves;
-use discovery_types::raft_id;
 use discovery_types::record::Record;
 use discovery_types::recovery::{Recovery, RecoveryChain};
 use discovery_types::statement::StatementChain;
@@ -21,6 +20,7 @@ use super::renewal;
 use crate::backup::keeper::BackupKeeper;
 use crate::cli::settings::RunSettings;
 use crate::cluster;
+use crate::crash::{self, Failpoint};
 use crate::endpoint::ClientEndpoint;
 use crate::enrol::protocol::Protocol;
 use crate::exit::{ExitError, error_chain};
@@ -45,6 +45,17 @@ pub(super) fn check_maker(layout: &Layout, kind: NodeKind) -> Result<(), ExitErr
          it",
         layout.node().display()
     )))
+}
+
+/// Journals that the node has created its log. Returns whether it has.
+pub(super) fn journal_log(layout: &Layout, protocol: &mut Protocol) -> Result<bool, ExitError> {
+    if !node_dir::has_log(&layout.node()) {
+        return Ok(false);
+    }
+    crash::at(Failpoint::Exec);
+    protocol.step(AgentEvent::LogSeen)?;
+    tracing::info!("the node has its own log: from now on it starts from that");
+    Ok(true)
 }
 
 /// Whether the node's data was made by stock etcd.
@@ -99,7 +110,7 @@ impl RaftIdentity {
                 let incarnation = protocol.agent.journal.incarnation;
                 let admitted = keepsakes.admission.as_ref().map(|admission| admission.member);
                 let record = own_record(&protocol.agent.journal, key)?;
-                let founder = || raft_id::of_founder(&document.hash(), &record.peer_urls);
+                let founder = || document.founder_id(&record);
                 (admitted.unwrap_or_else(founder), convert::wire_incarnation(incarnation))
             }
         };

@@ -59,7 +59,7 @@ impl ServiceSource {
 
 /// Builds the client of discovery, with the URLs and pins of the statement that this agent followed
 /// last, or else of the bundle.
-pub(super) fn make_client(
+pub(crate) fn make_client(
     join: &Join,
     key: &Arc<SigningKey>,
     known: Option<&VerifiedService>,

@@ -14,14 +14,15 @@ use discovery_types::jws::Jws;
 use discovery_types::leaves::Leaves;
 use discovery_types::member_proof::MemberProof;
 use discovery_types::statement::{Statement, StatementChain};
+use futures_util::FutureExt;
 use tokio::sync::{Notify, watch};
 use tokio_util::sync::CancellationToken;
 
 use super::addresses::{self, HostAddressWatch, usable_addresses};
-use super::authorities::OwnCas;
+use super::authorities::{OwnCas, certificates_exchanged};
 use super::history::HistoryWatch;
 use super::node_start::{
-    NodeStart, RaftIdentity, check_maker, own_record, show_certificate_expiry,
+    NodeStart, RaftIdentity, check_maker, journal_log, own_record, show_certificate_expiry,
 };
 use super::relocation::Relocation;
 use super::removal;
@@ -32,7 +33,6 @@ use crate::backup::keeper::BackupKeeper;
 use crate::cli::addressing::is_lost;
 use crate::cli::settings::RunSettings;
 use crate::cluster::{ClusterApiClient, ClusterMember, MemberId};
-use crate::crash::{self, Failpoint};
 use crate::enrol::protocol::Protocol;
 use crate::enrol::{join, redeem};
 use crate::exit::{ExitError, error_chain};
@@ -432,17 +432,13 @@ async fn supervise_and_journal(
     let mut others = std::pin::pin!(BackupKeeper::run_beside(contact, node.backups.take()));
     let mut supervision = std::pin::pin!(supervision);
     let mut moved = std::pin::pin!(node.wait_for_move());
+    let mut exchanged = std::pin::pin!(certificates_exchanged(&layout).fuse());
     loop {
         let renewed = renew_after(renewal_pause, renewal.as_ref(), &leaves);
         tokio::select! {
             outcome = &mut supervision => return Ok(outcome),
             () = tokio::time::sleep(LOG_CHECK_INTERVAL), if !ran => {
-                if node_dir::has_log(&layout.node()) {
-                    crash::at(Failpoint::Exec);
-                    protocol.step(AgentEvent::LogSeen)?;
-                    ran = true;
-                    tracing::info!("the node has its own log: from now on it starts from that");
-                }
+                ran = journal_log(&layout, protocol)?;
             }
             new = renewed, if ran => {
                 renewal_pause = FILE_RETRY_PAUSE;
@@ -483,6 +479,11 @@ async fn supervise_and_journal(
             }
             Ok(()) = recorded.changed() => {
                 addresses::journal_recorded_address(protocol, *recorded.borrow_and_update());
+            }
+            () = &mut exchanged => {
+                found.cas.note_certificates(&leaves, &newest);
+                // These tasks hold clients that expect the certificate of before.
+                chores.set(self::background_tasks(plan, protocol, board, found));
             }
             Ok(()) = members.changed() => {
                 write_known_members(&layout, &members.borrow_and_update());

@@ -51,6 +51,9 @@ pub(crate) enum ProbeError {
         /// Probed host and port.
         at: String,
     },
+    /// The etcd of a member that comes under management doesn't answer, or is another one.
+    #[error("its etcd: {0}")]
+    Etcd(String),
     /// The peer's record has no peer URL.
     #[error("it has no peer URL")]
     NoUrl,

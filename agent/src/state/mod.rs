@@ -5,6 +5,7 @@
 //! lock on the data directory.
 
 pub(crate) mod addresses;
+pub mod adopted;
 pub mod archive;
 pub mod journal;
 pub(crate) mod known;
@@ -19,6 +20,8 @@ use std::path::{Path, PathBuf};
 
 use discovery_types::jws::newer_version;
 use muster_files::data;
+
+use self::adopted::{AdoptedNode, AdoptionStage};
 
 use crate::exit::{ExitError, error_chain};
 
@@ -92,18 +95,34 @@ impl StateError {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Layout {
     root: PathBuf,
+    /// The etcd that this agent has taken over; `None` if its node began under an agent.
+    adopted: Option<AdoptedNode>,
 }
 
 impl Layout {
     /// Returns the layout under `root`, the agent's `--data-dir`. The path is made absolute,
     /// because the node gets paths below it.
     pub fn new(root: &Path) -> io::Result<Self> {
-        Ok(Self { root: std::path::absolute(root)? })
+        Ok(Self::under(std::path::absolute(root)?))
     }
 
     /// Returns the layout under `root` for reading only. Links are followed.
     pub fn new_read_only(root: &Path) -> io::Result<Self> {
-        root.canonicalize().map(|root| Self { root }).or_else(|_| Self::new(root))
+        root.canonicalize().map(Self::under).or_else(|_| Self::new(root))
+    }
+
+    /// A file about an adopted etcd that can't be read counts as missing here. Commands that change
+    /// the state read it again, and report the error.
+    fn under(root: PathBuf) -> Self {
+        let mut layout = Self { root, adopted: None };
+        let adopted = adopted::read_adopted(&layout).ok().flatten();
+        layout.adopted = adopted.filter(|node| node.stage == AdoptionStage::TakenOver);
+        layout
+    }
+
+    /// Returns the etcd that this agent has taken over; `None` if its node began under an agent.
+    pub fn adopted(&self) -> Option<&AdoptedNode> {
+        self.adopted.as_ref()
     }
 
     /// Returns the data directory itself.
@@ -118,7 +137,10 @@ impl Layout {
 
     /// Returns the node's `--data-dir`.
     pub fn node(&self) -> PathBuf {
-        self.root.join(NODE)
+        match &self.adopted {
+            Some(adopted) => adopted.directory.clone(),
+            None => self.root.join(NODE),
+        }
     }
 
     /// File that is locked while an agent runs.
@@ -239,7 +261,7 @@ impl Layout {
     /// the state can't be removed, since the state includes keys.
     pub fn claim(&self) -> Result<Self, StateError> {
         let found = muster_files::open_data_folder(&self.root)?;
-        let owned = Self { root: found.path };
+        let owned = Self { root: found.path, adopted: self.adopted.clone() };
         if let Some(exposure) = found.exposure {
             tracing::warn!(
                 path = %owned.root.display(),

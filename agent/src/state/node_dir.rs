@@ -58,6 +58,16 @@ pub fn write_marker(node: &Path, incarnation: Incarnation) -> Result<(), StateEr
     Ok(muster_files::data::replace(&node.join(MARKER), format!("{incarnation}\n").as_bytes())?)
 }
 
+/// Removes the marker of a node that no agent runs any more.
+pub fn remove_marker(node: &Path) -> Result<(), StateError> {
+    let marker = node.join(MARKER);
+    if super::read(&marker)?.is_none() {
+        return Ok(());
+    }
+    muster_files::data::remove(&marker)?;
+    Ok(muster_files::data::sync(node)?)
+}
+
 /// Record of a member's removal, written by its node. Stock etcd writes none, so the agent writes
 /// it then.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]

@@ -245,6 +245,7 @@ mod tests {
                 spread: None,
                 needs_approval: false,
                 also_trusted: None,
+                adopted: None,
             };
             let export = ClusterExport {
                 version: 1,

@@ -148,7 +148,7 @@ async fn open(
         && statement.name.as_str() == draft.name
         && i16::from(statement.size) == draft.size
         && draft.authorities.are_issuing(statement)
-        && statement.also_trusted.is_none();
+        && statement.also_trusted.is_some() == statement.adopted.is_some();
     if !same {
         return Err(refused("Id, name, size or a CA is not the draft's."));
     }

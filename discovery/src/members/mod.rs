@@ -35,7 +35,7 @@ pub(crate) async fn refuse_if_reporting(
     let times = silence_times(cluster, now, listening_for);
     let view = present::present_members(&roster, &changes, &troubles, times, source);
     let heard = |member: &&discovery_types::api::MemberView| {
-        member.last_heard_ms.is_some() && !member.is_silent
+        member.last_heard_ms.is_some() && !member.is_silent && !member.is_released
     };
     let names: Vec<String> =
         view.members.iter().filter(heard).map(|member| member.display_name()).collect();

@@ -7,7 +7,9 @@
 
 use std::time::Duration;
 
-use discovery_types::api::{Explanation, ListedMember, MemberView, MembersView, SILENT_AFTER};
+use discovery_types::api::{
+    Explanation, ListedMember, MemberView, MembersView, RELEASED, SILENT_AFTER,
+};
 use discovery_types::digest::MemberId;
 use discovery_types::key::PublicKey;
 use ipnet::IpNet;
@@ -65,6 +67,7 @@ pub(crate) fn present_members(
         let is_overdue = is_overdue(heard.unwrap_or(decided), now);
         let is_silent = is_overdue && listening_for > SILENT_AFTER;
         let is_newest = trouble.filter(|trouble| Some(trouble.at_us) > reported);
+        let is_released = is_newest.is_some_and(|trouble| trouble.text == RELEASED);
         let source = known.map(|known| source(&known.key)).unwrap_or_default();
         MemberView {
             id: listed.id,
@@ -74,12 +77,13 @@ pub(crate) fn present_members(
             client_urls: client_urls_of(&listed, known),
             peer_urls: listed.peer_urls,
             last_heard_ms: heard.map(|at| at / 1_000),
-            is_silent,
-            is_awaited: is_overdue && !is_silent,
+            is_silent: is_silent && !is_released,
+            is_awaited: is_overdue && !is_silent && !is_released,
+            is_released,
             disagreement: last
                 .filter(|_| !is_overdue)
                 .and_then(|said| disagreement(said, confirmed)),
-            last_error: is_newest.map(|trouble| trouble.text.clone()),
+            last_error: is_newest.filter(|_| !is_released).map(|trouble| trouble.text.clone()),
             source: source.address,
             bound_to: source.bound_to,
             zone: known.and_then(|known| known.record.zone.clone()),
@@ -171,7 +175,8 @@ pub(crate) fn explain(view: &MembersView, name: &str) -> Vec<Explanation> {
     let quorum = voters.len() / 2 + 1;
     let mut lines = Vec::new();
     let awaited = voters.iter().filter(|member| member.is_awaited).count();
-    if well + awaited < quorum && !voters.is_empty() {
+    let released = voters.iter().filter(|member| member.is_released).count();
+    if well + awaited + released < quorum && !voters.is_empty() {
         lines.push(explain_no_quorum(&voters, well, quorum));
     }
     lines.extend(explain_awaited(view));
@@ -180,7 +185,14 @@ pub(crate) fn explain(view: &MembersView, name: &str) -> Vec<Explanation> {
         lines.push(explain_silent(member, name, (well >= quorum).then_some(left)));
     }
     for member in view.members.iter().filter(|member| !member.is_silent && !member.is_awaited) {
-        if let Some(error) = &member.last_error {
+        if member.is_released {
+            lines.push(member_explanation(
+                "member_released",
+                member,
+                format!("{} was released: its node runs without an agent", member.display_name()),
+                "release the other members, too; after the last one: muster-discovery cluster retire",
+            ));
+        } else if let Some(error) = &member.last_error {
             lines.push(Explanation {
                 last_error: Some(error.clone()),
                 ..member_explanation(
@@ -325,6 +337,7 @@ mod tests {
             last_heard_ms: heard,
             is_silent,
             is_awaited: false,
+            is_released: false,
             disagreement: None,
             last_error: None,
             source: None,
@@ -415,6 +428,17 @@ mod tests {
           start that host's agent again
         member_never_heard: voter db-3 (0000000000000003) has never reported that its node runs | db-3
           start that host's agent again
+        ");
+    }
+
+    #[test]
+    fn a_released_member_is_neither_silent_nor_missing() {
+        let released = |id| MemberView { is_released: true, ..member(id, Some(1_000), false) };
+        insta::assert_snapshot!(told(vec![member(1, Some(1), false), released(2), released(3)]), @"
+        member_released: db-2 was released: its node runs without an agent | db-2
+          release the other members, too; after the last one: muster-discovery cluster retire
+        member_released: db-3 was released: its node runs without an agent | db-3
+          release the other members, too; after the last one: muster-discovery cluster retire
         ");
     }
 

@@ -6,6 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use discovery_formation::fitness;
 use discovery_formation::service::{Cluster, Phase};
+use discovery_types::adoption::Adoption;
 use discovery_types::api::{IntentState, ListedMember};
 use discovery_types::convert;
 use discovery_types::digest::{Digest, MemberId};
@@ -17,7 +18,7 @@ use discovery_types::raft_id;
 use discovery_types::record::{Record, VerifiedRecord};
 use discovery_types::recovery::Recovery;
 use discovery_types::redeem::Redeem;
-use discovery_types::statement::StatementChain;
+use discovery_types::statement::{Statement, StatementChain};
 use discovery_types::url::NodeUrl;
 
 use super::lineage::Lineage;
@@ -84,8 +85,11 @@ impl Roster {
         changes: &MembershipChanges,
     ) -> Result<Self, StoreError> {
         let damaged = || StoreError::damaged("a member's record");
-        let documented = document_members(cluster).ok_or_else(damaged)?;
-        let founded = raft_id::of_cluster(documented.iter().map(|founder| founder.id));
+        let statement = chain.newest();
+        let documented = document_members(cluster, statement).ok_or_else(damaged)?;
+        let adopted = statement.adopted.as_ref().and_then(Adoption::raft_cluster_id);
+        let founded = adopted
+            .unwrap_or_else(|| raft_id::of_cluster(documented.iter().map(|founder| founder.id)));
         let lineage = Lineage::of(&changes.recoveries, chain, founded).map_err(|error| {
             let damaged = || StoreError::damaged("the chain of recovery statements");
             StoreError::unreadable(&error, damaged)
@@ -297,7 +301,7 @@ impl Roster {
 }
 
 /// Returns the commit document's members; an empty list before the commit.
-fn document_members(cluster: &Cluster) -> Option<Vec<RosterMember>> {
+fn document_members(cluster: &Cluster, statement: &Statement) -> Option<Vec<RosterMember>> {
     let decided = matches!(cluster.phase, Phase::Committed | Phase::Formed | Phase::Retired);
     let Some(frozen) = cluster.frozen.as_ref().filter(|_| decided) else {
         return Some(Vec::new());
@@ -308,7 +312,7 @@ fn document_members(cluster: &Cluster) -> Option<Vec<RosterMember>> {
         let record: Record = jws.claims_unverified(JwsType::Record).ok()?;
         Some(RosterMember {
             key: convert::public_key(founder.key),
-            id: raft_id::of_founder(&h, &record.peer_urls),
+            id: statement.founder_id(&h, &record)?,
             label: format!("{seat}"),
             node_key: convert::digest(founder.node_key),
             record,

@@ -412,6 +412,7 @@ impl TestInstallation {
             spread: None,
             needs_approval: false,
             also_trusted: None,
+            adopted: None,
         }
     }
 

@@ -8,11 +8,11 @@
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-use crate::digest::Digest;
+use crate::digest::{Digest, MemberId};
 use crate::jws::{Jws, JwsError, JwsType};
 use crate::key::{KeyId, PublicKey, SigningKey};
 use crate::proposal::{Ack, Proposal, ProposalError, VerifiedProposal};
-use crate::record::VerifiedRecord;
+use crate::record::{Record, VerifiedRecord};
 use crate::statement::StatementChain;
 
 /// Payload of a commit document, which is a JWS by the service's signing key.
@@ -129,6 +129,16 @@ impl VerifiedDocument {
     /// Returns the proposal that was committed.
     pub fn proposal(&self) -> &VerifiedProposal {
         &self.proposal
+    }
+
+    /// Returns the Raft id of the member that founds the cluster with `record`.
+    pub fn founder_id(&self, record: &Record) -> MemberId {
+        self.proposal.founder_id(record)
+    }
+
+    /// Returns the id of the Raft cluster that was founded, or taken over, with this document.
+    pub fn raft_cluster_id(&self) -> u64 {
+        self.proposal.raft_cluster_id()
     }
 
     /// Returns the records of the seats, seat 1 first.

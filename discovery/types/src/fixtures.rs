@@ -96,6 +96,7 @@ impl ClusterFixture {
             spread: None,
             needs_approval: false,
             also_trusted: None,
+            adopted: None,
         };
         let token = Token::generate(TokenKind::Boot);
         let grant = Grant {

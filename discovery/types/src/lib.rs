@@ -26,6 +26,7 @@
 
 pub mod access;
 pub mod admin;
+pub mod adoption;
 pub mod api;
 pub mod approval;
 pub mod bundle;

@@ -4,11 +4,13 @@ use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 use uuid::Uuid;
 
-use crate::digest::Digest;
+use crate::adoption::Adoption;
+use crate::digest::{Digest, MemberId};
 use crate::grant::{GrantError, GrantId, GrantTimeError, VerifiedGrant};
 use crate::jws::{Jws, JwsError, JwsType};
 use crate::key::{PublicKey, SigningKey};
-use crate::record::{RecordError, SignedRecord, VerifiedRecord};
+use crate::raft_id;
+use crate::record::{Record, RecordError, SignedRecord, VerifiedRecord};
 use crate::statement::StatementChain;
 
 /// A proposal: the hash of a statement, an epoch, and one record per seat.
@@ -83,6 +85,7 @@ pub struct VerifiedProposal {
     records: Vec<VerifiedRecord>,
     grants: Vec<VerifiedGrant>,
     deadline_seconds: u64,
+    adopted: Option<Adoption>,
 }
 
 /// Computes `h`, the hash of a proposal. It is the SHA-256 of "muster-proposal-1", the statement's
@@ -144,15 +147,16 @@ impl VerifiedProposal {
         let mut records = Vec::with_capacity(proposal.seats.len());
         for (seat, signed) in (1..).zip(&proposal.seats) {
             let record = |source| ProposalError::Record { seat, source };
-            let claimed: crate::record::Record =
-                signed
-                    .record
-                    .claims_unverified(JwsType::Record)
-                    .map_err(|error| record(RecordError::Record(error)))?;
+            let claimed: Record = signed
+                .record
+                .claims_unverified(JwsType::Record)
+                .map_err(|error| record(RecordError::Record(error)))?;
             let grant =
                 grants.iter().find(|g| g.id == claimed.grant).ok_or(ProposalError::Grants)?;
             let verified = VerifiedRecord::verify(signed, grant, &statement.permissions);
-            records.push(verified.map_err(record)?);
+            let verified = verified.map_err(record)?;
+            verified.check_founder(statement).map_err(record)?;
+            records.push(verified);
         }
         let unused = |grant: &VerifiedGrant| records.iter().all(|r| r.grant != grant.id);
         let twice = |i: usize| grants[..i].iter().any(|other| other.id == grants[i].id);
@@ -172,12 +176,32 @@ impl VerifiedProposal {
             records,
             grants,
             deadline_seconds: statement.deadline_seconds,
+            adopted: statement.adopted.clone(),
         })
     }
 
     /// Returns `h`, the hash of the proposal.
     pub fn hash(&self) -> Digest {
         self.hash
+    }
+
+    /// Returns the Raft id of the member in a seat of this proposal, if the list is committed.
+    pub fn founder_id(&self, record: &Record) -> MemberId {
+        let adopted = self.adopted.as_ref().and_then(|adopted| adopted.member_of(record));
+        adopted
+            .map_or_else(|| raft_id::of_founder(&self.hash, &record.peer_urls), |member| member.id)
+    }
+
+    /// Returns the id of the Raft cluster that this proposal makes, or that it takes over.
+    pub fn raft_cluster_id(&self) -> u64 {
+        let adopted = self.adopted.as_ref().and_then(Adoption::raft_cluster_id);
+        let founded = || raft_id::of_cluster(self.records.iter().map(|r| self.founder_id(r)));
+        adopted.unwrap_or_else(founded)
+    }
+
+    /// Returns the running etcd cluster that the list takes over, if it does.
+    pub fn adopted(&self) -> Option<&Adoption> {
+        self.adopted.as_ref()
     }
 
     /// Returns the records, seat 1 first.

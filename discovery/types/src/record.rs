@@ -11,7 +11,7 @@ use crate::jws::{Jws, JwsError, JwsType};
 use crate::key::{KeyId, PublicKey, SigningKey};
 use crate::machine::MachineFacts;
 use crate::name::Name;
-use crate::statement::Permissions;
+use crate::statement::{Permissions, Statement};
 use crate::url::{LOWEST_OPEN_PORT, NodeUrl, UrlHost};
 
 /// Largest number of peer URLs of one seat, and also of client URLs.
@@ -120,6 +120,12 @@ pub enum RecordError {
         /// Address blocks that the grant is bound to.
         blocks: String,
     },
+    /// The record's name and URLs are those of no member of the adopted etcd cluster.
+    #[error(
+        "`{0}` with these URLs is no member of the etcd cluster that the owner signed: the name has to \
+         be the signed one, and the URLs those that the cluster lists"
+    )]
+    NotAdopted(Name),
     /// A machine fact is empty, too long or not printable.
     #[error("a machine fact is empty, too long, or has other than printable characters")]
     Machine,
@@ -207,6 +213,17 @@ impl VerifiedRecord {
         check_bindings(&record, grant)?;
         let node_key = record.csr.verify()?.node_key;
         Ok(Self { signed: signed.clone(), record, node_key, hash })
+    }
+
+    /// Checks that the record can have a seat under the statement. In a cluster that came under
+    /// management, each seat belongs to one signed member.
+    pub fn check_founder(&self, statement: &Statement) -> Result<(), RecordError> {
+        match &statement.adopted {
+            Some(adopted) if adopted.member_of(&self.record).is_none() => {
+                Err(RecordError::NotAdopted(self.record.name.clone()))
+            }
+            _ => Ok(()),
+        }
     }
 
     /// Returns the record's signed form, as received.

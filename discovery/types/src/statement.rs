@@ -15,10 +15,13 @@ use x509_parser::prelude::{FromDer, X509Certificate};
 
 use crate::SIZES;
 use crate::admin::{Admin, MAX_ADMINS};
-use crate::digest::Digest;
+use crate::adoption::Adoption;
+use crate::digest::{Digest, MemberId};
 use crate::jws::{Jws, JwsError, JwsType};
 use crate::key::{KeyId, PublicKey, SigningKey};
 use crate::name::Name;
+use crate::raft_id;
+use crate::record::Record;
 use crate::role::{Action, roles_allow};
 
 /// Largest number of statements in a chain that is verified.
@@ -80,6 +83,11 @@ pub struct Statement {
     /// [`RotationStep`].
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub also_trusted: Option<CaPair>,
+    /// The running etcd cluster that came under management; none if the cluster forms by this
+    /// statement. Every statement of a chain has the same one. A program that doesn't know this field
+    /// refuses a statement that has it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub adopted: Option<Adoption>,
 }
 
 /// The two CAs of a cluster. With a single CA, any client could pass for a peer.
@@ -217,13 +225,16 @@ impl Statement {
         if authorities.iter().any(|pem| ca_der(pem).is_none()) {
             return bad("a CA is not one PEM certificate of a CA");
         }
-        for (i, pem) in authorities.iter().enumerate() {
-            if authorities[..i].iter().any(|other| ca_der(other) == ca_der(pem)) {
-                return bad(
-                    "peers and clients need different CAs: with one, any client could pass for a \
-                     peer",
-                );
-            }
+        if !self.has_distinct_cas() {
+            return bad(
+                "peers and clients need different CAs: with one, any client could pass for a \
+                        peer",
+            );
+        }
+        if let Some(adopted) = &self.adopted
+            && let Err(what) = adopted.check(self.size)
+        {
+            return bad(what);
         }
         if self.spreads_zones() && self.size == 1 {
             return bad("a single member can't be spread over zones");
@@ -238,6 +249,29 @@ impl Statement {
             }
         }
         Ok(())
+    }
+
+    /// Whether all CAs differ. An etcd cluster that came under management may have had one CA for
+    /// peers and clients, which is trusted until it is dropped.
+    fn has_distinct_cas(&self) -> bool {
+        let issuing = [ca_der(&self.peer_ca), ca_der(&self.client_ca)];
+        let other = self.also_trusted.as_ref();
+        let other = other.map(|other| [ca_der(&other.peer), ca_der(&other.client)]);
+        let is_shared = |pair: &[Option<Vec<u8>>; 2]| pair[0] == pair[1];
+        let crosses = |pair: &[Option<Vec<u8>>; 2]| pair.iter().any(|ca| issuing.contains(ca));
+        !is_shared(&issuing)
+            && other.is_none_or(|other| {
+                !crosses(&other) && (self.adopted.is_some() || !is_shared(&other))
+            })
+    }
+
+    /// Returns the Raft id of the member that founds the cluster with the record. `document` is the
+    /// commit document's hash. `None` if the record is of no member of the adopted cluster.
+    pub fn founder_id(&self, document: &Digest, record: &Record) -> Option<MemberId> {
+        match &self.adopted {
+            Some(adopted) => adopted.member_of(record).map(|member| member.id),
+            None => Some(raft_id::of_founder(document, &record.peer_urls)),
+        }
     }
 
     /// Returns the version of the format that this statement needs. Programs that know no additional CAs
@@ -422,6 +456,7 @@ impl StatementChain {
             (statement.size == last.size, "the cluster's size"),
             (statement.spread == last.spread, "the spread of its members"),
             (statement.needs_approval == last.needs_approval, "the need for approvals"),
+            (statement.adopted == last.adopted, "the adopted members"),
         ];
         if let Some((_, what)) = fixed.into_iter().find(|(same, _)| !same) {
             return Err(StatementError::Broken { seq, what });

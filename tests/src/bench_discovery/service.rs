@@ -235,6 +235,7 @@ impl BenchService {
             spread: None,
             needs_approval: false,
             also_trusted: None,
+            adopted: None,
         };
         let jws = statement.sign(&self.owner);
         admin.put_statement(statement.cluster, &jws).await?;

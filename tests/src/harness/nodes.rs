@@ -87,6 +87,11 @@ impl NodeProcess {
         Ok(())
     }
 
+    /// Returns the id of the node's process.
+    pub fn id(&mut self) -> Result<u32> {
+        Ok(self.process()?.id())
+    }
+
     /// Whether the node's process runs.
     pub fn is_running(&mut self) -> bool {
         self.process.as_mut().is_some_and(ChildProcess::is_running)

@@ -4,8 +4,8 @@ mod change;
 mod list;
 mod plan;
 mod replace;
-mod survey;
-mod wait;
+pub(in crate::commands) mod survey;
+pub(in crate::commands) mod wait;
 
 use std::time::Duration;
 

@@ -20,7 +20,7 @@ const SURVEY_RETRY_LIMIT: Duration = Duration::from_secs(30);
 const SURVEY_RETRY_PAUSE: Duration = Duration::from_millis(200);
 
 /// Result of one survey of a cluster.
-pub(super) struct Survey {
+pub(in crate::commands) struct Survey {
     /// Client that reaches the cluster through all of its members.
     pub cluster: ClusterApiClient,
     /// The members, from a linearizable read.
@@ -33,7 +33,9 @@ pub(super) struct Survey {
 
 impl Survey {
     /// Reads the members from the cluster, then asks each for its status concurrently.
-    pub(super) async fn take(cluster: &ClusterApiClient) -> Result<Self, ClusterError> {
+    pub(in crate::commands) async fn take(
+        cluster: &ClusterApiClient,
+    ) -> Result<Self, ClusterError> {
         Ok(Self::ask_members(cluster, cluster.list_members().await?).await)
     }
 
@@ -96,14 +98,14 @@ impl Survey {
     }
 
     /// Iterates over the members and their statuses.
-    pub(super) fn members_with_status(
+    pub(in crate::commands) fn members_with_status(
         &self,
     ) -> impl Iterator<Item = (&ClusterMember, &Result<NodeStatus, String>)> {
         self.members.list.iter().zip(&self.statuses)
     }
 
     /// Returns the observed states that a plan is made from.
-    pub(super) fn observed_cluster(&self) -> ObservedCluster {
+    pub(in crate::commands) fn observed_cluster(&self) -> ObservedCluster {
         let see = |(member, said): (&ClusterMember, &Result<NodeStatus, String>)| {
             let state = match said {
                 _ if !member.is_started() => MemberState::NotStarted,

@@ -123,7 +123,7 @@ pub(super) async fn wait_until_healthy(
             Ok(cluster) => match Survey::take(&cluster.with_endpoints_of(&reached)).await {
                 Ok(survey) => {
                     reached = survey.cluster.clone();
-                    describe_unhealthy(&survey)
+                    describe_unhealthy(&survey, None)
                 }
                 Err(error) => Some(error.to_string()),
             },
@@ -145,12 +145,18 @@ pub(super) async fn wait_until_healthy(
     super::list::run(&reached, answers).await
 }
 
-/// Returns which members don't answer or are not in sync; `None` if there is no such member.
-fn describe_unhealthy(survey: &Survey) -> Option<String> {
+/// Returns which members except `but` don't answer or are not in sync; `None` if there is no such
+/// member.
+pub(in crate::commands) fn describe_unhealthy(
+    survey: &Survey,
+    but: Option<MemberId>,
+) -> Option<String> {
     if survey.leader.is_none() {
         return Some("nobody leads".to_owned());
     }
-    let told = survey.observed_cluster().members.into_iter().filter_map(|seen| match seen.state {
+    let members = survey.observed_cluster().members.into_iter();
+    let judged = members.filter(|seen| Some(seen.member.id) != but);
+    let told = judged.filter_map(|seen| match seen.state {
         MemberState::NotStarted => Some(format!("{} has not started", seen.label())),
         MemberState::Silent => Some(format!("{} doesn't answer", seen.label())),
         state if state.is_in_sync() => None,

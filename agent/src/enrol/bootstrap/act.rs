@@ -71,6 +71,10 @@ impl Bootstrap<'_> {
                 self.send(OutgoingMessage::Release(release.sign(&self.protocol.key)));
             }
             AgentAction::SendDocument { .. } => self.show_document(),
+            // The etcd has data. Its agent starts it later, on the operator's word.
+            AgentAction::ExamineDirectory if self.context.etcd.is_some() => {
+                self.outcome = Some(FormationResult::Enrolled);
+            }
             AgentAction::ExamineDirectory => return self.classify_directory(),
             AgentAction::WriteMarker { incarnation } => {
                 node_dir::write_marker(&self.protocol.layout.node(), incarnation)

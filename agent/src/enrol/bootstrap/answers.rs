@@ -66,6 +66,7 @@ impl Bootstrap<'_> {
         if let Err(error) = self.adopt_chain(&poll.statements) {
             return self.handle_bad_answer(&error);
         }
+        self.check_adoption()?;
         let limit = self.protocol.agent.journal.epoch_limit();
         if poll.epoch > limit {
             return self.handle_bad_answer(&AnswerError::Epoch { epoch: poll.epoch, limit });
@@ -122,6 +123,30 @@ impl Bootstrap<'_> {
         self.context.board.set_phase(Phase::Contacting, text.clone());
         self.context.board.set_error(text, None);
         Ok(())
+    }
+
+    /// Refuses a cluster that comes under management unless this host's etcd is the member that the
+    /// owner signed, and a cluster that forms if an etcd runs here.
+    fn check_adoption(&self) -> Result<(), ExitError> {
+        let Some(statement) = self.chain.as_ref().map(StatementChain::newest) else {
+            return Ok(());
+        };
+        match (&statement.adopted, &self.context.etcd) {
+            (None, None) => Ok(()),
+            (Some(_), None) => Err(ExitError::DoNotRestart(
+                "this bundle is for the host of an etcd that runs already: say muster-agent adopt \
+                 enrol there"
+                    .to_owned(),
+            )),
+            (None, Some(_)) => Err(ExitError::DoNotRestart(
+                "this bundle is for a cluster that forms, and not for one that runs already: an owner \
+                 signs that one with muster-discovery cluster adopt"
+                    .to_owned(),
+            )),
+            (Some(adopted), Some(own)) => own
+                .check(adopted, statement)
+                .map_err(|why| ExitError::DoNotRestart(format!("{why}. Nothing was changed"))),
+        }
     }
 
     /// Adopts the statement chain if it is longer than the known one. A shorter chain, as from a
@@ -194,6 +219,9 @@ impl Bootstrap<'_> {
             machine: self.facts()?,
             proposal: list,
         };
+        if let Some(own) = &self.context.etcd {
+            self.probers.etcds = own.targets(&verified);
+        }
         let actions = self.protocol.step(AgentEvent::ProposalReceived(Box::new(offer)))?;
         self.update_policy();
         self.carry_out_actions(actions).await

@@ -1,6 +1,6 @@
 //! Probes every peer of a proposal until it answers or the epoch has ended.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -10,6 +10,7 @@ use discovery_types::convert;
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
+use super::etcd::EtcdTarget;
 use crate::exit::error_chain;
 use crate::launch::restart_policy::jitter;
 use crate::probe::client::{ProbeError, probe};
@@ -45,13 +46,16 @@ pub(super) struct Probers {
     stop: CancellationToken,
     sender: mpsc::Sender<ProbeFinding>,
     findings: mpsc::Receiver<ProbeFinding>,
+    /// The etcds that are asked in the place of the agents, in a cluster that comes under management.
+    pub(super) etcds: BTreeMap<AgentKey, EtcdTarget>,
 }
 
 impl Probers {
     /// Makes the set of probers, none of which runs yet.
     pub(super) fn new(identity: Arc<ProbeIdentity>) -> Self {
         let (sender, findings) = mpsc::channel(FINDING_CHANNEL_CAPACITY);
-        Self { identity, list: None, stop: CancellationToken::new(), sender, findings }
+        let (list, stop, etcds) = (None, CancellationToken::new(), BTreeMap::new());
+        Self { identity, list, stop, sender, findings, etcds }
     }
 
     /// Probes `targets` for the list `h` of `epoch`. The probers of another list stop, and their
@@ -73,6 +77,7 @@ impl Probers {
             let prober = Prober {
                 identity: Arc::clone(&self.identity),
                 epoch,
+                etcd: self.etcds.get(&target.key).cloned(),
                 target,
                 is_repeated: again,
                 sender: self.sender.clone(),
@@ -111,6 +116,8 @@ struct Prober {
     identity: Arc<ProbeIdentity>,
     epoch: Epoch,
     target: ProbeTarget,
+    /// The etcd to ask in the agent's place.
+    etcd: Option<EtcdTarget>,
     is_repeated: bool,
     sender: mpsc::Sender<ProbeFinding>,
 }
@@ -121,7 +128,10 @@ impl Prober {
         let mut pause = FIRST_PAUSE;
         let mut last = None;
         loop {
-            let result = self.all_urls().await;
+            let result = match &self.etcd {
+                Some(etcd) => etcd.probe(&self.target).await,
+                None => self.all_urls().await,
+            };
             let reached = result.is_ok();
             let early = began.elapsed() < PROPOSAL_GRACE;
             if early && matches!(result, Err(ProbeError::Silent { .. })) {

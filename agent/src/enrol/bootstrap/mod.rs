@@ -9,6 +9,7 @@
 
 mod act;
 mod answers;
+pub(crate) mod etcd;
 mod mesh;
 mod outgoing;
 mod progress;
@@ -33,6 +34,7 @@ use tokio::task::{AbortHandle, Id, JoinSet};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
+use self::etcd::RunningEtcd;
 use self::mesh::Probers;
 use self::outgoing::{OutgoingMessage, OutgoingMessageKind, RedeemFailure, RequestResult};
 use self::progress::ProgressLog;
@@ -63,6 +65,8 @@ pub(crate) enum FormationResult {
     /// The node's data is lost, or belongs to another incarnation; a person has to replace this
     /// member.
     ReplacementWanted(String),
+    /// This host holds the commit document, and its etcd runs on as before.
+    Enrolled,
     /// The agent was told to stop.
     Stopped,
 }
@@ -76,6 +80,8 @@ pub(crate) struct AgentContext {
     pub stop: CancellationToken,
     /// Source of the identity documents that redeems show, if the agent was told of one.
     pub identity: Option<IdentitySource>,
+    /// This host's etcd, if it runs already and comes under management.
+    pub etcd: Option<RunningEtcd>,
 }
 
 /// The proposal that the state machine was offered last.
@@ -181,7 +187,10 @@ impl<'a> Bootstrap<'a> {
         mut self,
         record: &SignedRecord,
     ) -> Result<FormationResult, ExitError> {
-        self.listen().await?;
+        // The peer address of an etcd that runs is in use.
+        if self.context.etcd.is_none() {
+            self.listen().await?;
+        }
         let own = *self.protocol.key.public();
         let record = convert::own_record(record, &own).map_err(|error| {
             ExitError::Failed(format!(

@@ -10,7 +10,6 @@ use discovery_types::document::VerifiedDocument;
 use discovery_types::key::SigningKey;
 use discovery_types::member_proof::{CertifiedMember, MemberProof};
 use discovery_types::observation::{Observation, SignedObservation, UnreachableMember};
-use discovery_types::raft_id;
 use discovery_types::statement::StatementChain;
 use tokio::time::Instant;
 use uuid::Uuid;
@@ -52,8 +51,7 @@ impl VoterObserver {
             CertifiedMember::Founder(seat) => {
                 let index = usize::from(seat).checked_sub(1);
                 let record = index.and_then(|index| self.document.records().get(index));
-                let founder = record
-                    .map(|record| raft_id::of_founder(&self.document.hash(), &record.peer_urls));
+                let founder = record.map(|record| self.document.founder_id(record));
                 founder.is_some_and(|founder: digest::MemberId| founder.get() == id.0)
             }
         }

@@ -41,14 +41,7 @@ pub(super) async fn create(
         )));
     }
     let deadline_seconds = args.deadline.as_secs();
-    // Check this before making a draft, which would block the cluster's name.
-    let most = session.client.context().await?.max_deadline_seconds;
-    if deadline_seconds > most {
-        return Err(CliError::Usage(format!(
-            "--deadline: this service takes {} at most",
-            duration(most)
-        )));
-    }
+    check_deadline(session, deadline_seconds).await?;
     let (_, admins) = session.admins().await?;
     session.check_role(&admins, Action::CreateDraft)?;
     let request = DraftRequest { name: args.name.clone(), size: args.size };
@@ -68,6 +61,7 @@ pub(super) async fn create(
         spread: args.spread,
         needs_approval: args.approve,
         also_trusted: None,
+        adopted: None,
     };
     print(printer, &put(session, &statement).await?)?;
     warn_single_owner(&admins, printer);
@@ -75,6 +69,19 @@ pub(super) async fn create(
         "next: muster-discovery token create --cluster {0} --out {0}.bundle",
         args.name
     ));
+    Ok(())
+}
+
+/// Refuses a deadline that the service doesn't take. Call it before making a draft, which would block
+/// the cluster's name.
+pub(super) async fn check_deadline(session: &AdminSession, seconds: u64) -> Result<(), CliError> {
+    let most = session.client.context().await?.max_deadline_seconds;
+    if seconds > most {
+        return Err(CliError::Usage(format!(
+            "--deadline: this service takes {} at most",
+            duration(most)
+        )));
+    }
     Ok(())
 }
 
@@ -166,7 +173,7 @@ pub(super) async fn put(
     Ok(StatementResult { summary, statement: jws.hash(), seq: statement.seq, is_new: true })
 }
 
-fn print(printer: &mut Printer, stated: &StatementResult) -> Result<(), CliError> {
+pub(super) fn print(printer: &mut Printer, stated: &StatementResult) -> Result<(), CliError> {
     printer.print_value(stated, |out| {
         out.fields(&[
             ("name", stated.summary.name.to_string()),
@@ -178,7 +185,7 @@ fn print(printer: &mut Printer, stated: &StatementResult) -> Result<(), CliError
     })
 }
 
-fn warn_single_owner(admins: &AdminChain, printer: &mut Printer) {
+pub(super) fn warn_single_owner(admins: &AdminChain, printer: &mut Printer) {
     if admins.admins().iter().filter(|admin| admin.is_owner()).count() == 1 {
         printer.warn(
             "there is a single owner: if that key is lost, nobody can retire this cluster, \

@@ -1,5 +1,6 @@
 //! `cluster`: creates, shows and ends clusters, and explains what they wait for.
 
+mod adopt;
 mod approve;
 mod create;
 mod credentials;
@@ -45,6 +46,16 @@ Examples:
 
 Then make a bundle for its hosts: muster-discovery token create --cluster demo --out demo.bundle")]
     Create(CreateArgs),
+    /// Bring a running etcd cluster under management: sign its membership on this machine
+    #[command(after_help = "\
+Example:
+  muster-discovery cluster adopt demo --survey demo.json
+
+FILE is what `muster-agent adopt survey` printed on a host that reaches the cluster. The command shows the
+members, and asks for the cluster's name. Compare ids and URLs with `etcdctl member list`: by its signature
+the owner says that these are the cluster's members. Nothing is stopped. Then make a bundle for each member:
+  muster-discovery token create --cluster demo --uses 1 --name MEMBER --out MEMBER.bundle")]
+    Adopt(adopt::AdoptArgs),
     /// Sign a cluster's next statement, with the present admins or with more permissions
     #[command(after_help = "\
 Examples:
@@ -317,6 +328,7 @@ pub(super) async fn run(args: ClusterArgs, printer: &mut Printer) -> Result<(), 
     let session = AdminSession::open(&args.remote)?;
     match args.command {
         ClusterCommand::Create(args) => create::create(&session, &args, printer).await,
+        ClusterCommand::Adopt(args) => adopt::adopt(&session, &args, printer).await,
         ClusterCommand::Restate(args) => create::restate(&session, &args, printer).await,
         ClusterCommand::RotateCa(args) => rotate_ca::rotate(&session, &args, printer).await,
         ClusterCommand::List(args) => show::list(&session, &args, printer).await,

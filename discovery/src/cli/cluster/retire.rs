@@ -123,7 +123,7 @@ fn print_live_again(
 }
 
 fn is_reporting(member: &MemberView) -> bool {
-    member.last_heard_ms.is_some() && !member.is_silent
+    member.last_heard_ms.is_some() && !member.is_silent && !member.is_released
 }
 
 /// Describes what a retirement ends: the cluster and its members.

@@ -139,12 +139,13 @@ fn next_step(chain: &StatementChain, cancel: bool) -> Result<RotationStep, CliEr
 }
 
 /// Whether the CAs that the last replacement made issue now. A switch can be taken back, and made
-/// again.
+/// again. In a cluster that came under management, the service's CAs issue from the beginning.
 fn is_new_pair_issuing(chain: &StatementChain) -> bool {
     let begun = last_begin(chain);
     let switches =
         steps(chain).filter(|(seq, step)| *seq > begun && *step == RotationStep::Switch).count();
-    !switches.is_multiple_of(2)
+    let is_adopted = begun == 0 && chain.newest().adopted.is_some();
+    switches.is_multiple_of(2) == is_adopted
 }
 
 /// Returns the position of the statement that began the last replacement; 0 if there is none.
@@ -238,6 +239,7 @@ fn next_commands(step: RotationStep, cancel: bool, name: &str) -> String {
 
 #[cfg(test)]
 mod tests {
+    use discovery_types::adoption::{AdoptedMember, Adoption};
     use discovery_types::api::MemberCas;
     use discovery_types::digest::MemberId;
     use discovery_types::fixtures::{ClusterFixture, TestCa};
@@ -276,6 +278,36 @@ mod tests {
             chain.append(&next.sign(&world.owner)).unwrap();
             assert_eq!(steps(&chain), expected, "after statement {}", next.seq);
         }
+    }
+
+    #[test]
+    fn the_old_cas_of_an_adopted_cluster_are_dropped_by_the_first_step() {
+        let world = ClusterFixture::new(1);
+        let record = &world.records[0];
+        let member = AdoptedMember {
+            id: MemberId::new(1),
+            name: record.name.clone(),
+            peer_url: record.peer_urls[0].clone(),
+            client_urls: record.client_urls.clone(),
+        };
+        let old = TestCa::new("etcd").pem;
+        let first = Statement {
+            version: 2,
+            also_trusted: Some(CaPair { peer: old.clone(), client: old }),
+            adopted: Some(Adoption { raft_cluster: "0".repeat(15) + "1", members: vec![member] }),
+            ..world.statement.clone()
+        };
+        let mut chain = StatementChain::verify_links(&[first.sign(&world.owner)]).unwrap();
+        assert_eq!(next_step(&chain, false).unwrap(), RotationStep::End);
+        let next = Statement {
+            version: 1,
+            seq: 1,
+            previous: Some(chain.newest_hash()),
+            also_trusted: None,
+            ..first
+        };
+        chain.append(&next.sign(&world.owner)).unwrap();
+        assert_eq!(next_step(&chain, false).unwrap(), RotationStep::Begin);
     }
 
     #[test]

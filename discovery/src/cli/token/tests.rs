@@ -45,6 +45,7 @@ fn chain(owner: &SigningKey) -> StatementChain {
         spread: None,
         needs_approval: false,
         also_trusted: None,
+        adopted: None,
     };
     StatementChain::verify_from_owners(&[statement.sign(owner)], &[*owner.public()]).unwrap()
 }

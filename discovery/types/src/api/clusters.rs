@@ -353,6 +353,10 @@ pub struct MemberView {
     /// that time: the service was down, its database was, or the database's clock was set.
     #[serde(default)]
     pub is_awaited: bool,
+    /// Whether the member's agent has said that it runs the node no more. Such a member is neither
+    /// silent nor awaited.
+    #[serde(default)]
+    pub is_released: bool,
     /// How the members that this member's agent reports differ from the confirmed members.
     pub disagreement: Option<String>,
     /// Reason why the member's node has no leader, as its agent reported last.
@@ -370,7 +374,8 @@ pub struct MemberView {
 impl MemberView {
     /// Whether the member's agent has reported lately and its node has a leader.
     pub fn is_healthy(&self) -> bool {
-        !self.is_silent && !self.is_awaited && self.last_error.is_none()
+        let is_heard = !self.is_silent && !self.is_awaited && !self.is_released;
+        is_heard && self.last_error.is_none()
     }
 
     /// Returns the member's role in one word.
@@ -389,6 +394,7 @@ impl MemberView {
             (None, true) => "never heard",
             (None, false) => "not heard yet",
             (Some(_), true) => "silent",
+            (Some(_), false) if self.is_released => "released",
             (Some(_), false) if self.last_error.is_some() => "no leader",
             (Some(_), false) if self.disagreement.is_some() => "disagrees",
             (Some(_), false) => "well",

@@ -226,6 +226,10 @@ pub struct MemberCas {
     pub certified: Option<u64>,
 }
 
+/// Detail of a [`TroubleRequest`] by which an agent says that it runs its member's node no more: the
+/// node goes on without an agent.
+pub const RELEASED: &str = "released (muster-agent release): the node runs without an agent";
+
 /// Body of `POST /v1/clusters/{id}/trouble`: the reason why a member's node finds no leader.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
@@ -234,7 +238,7 @@ pub struct TroubleRequest {
     pub session: Session,
     /// Hash of the commit document that the node was started from.
     pub h: Digest,
-    /// Message from the node's log, at most 300 characters.
+    /// Message from the node's log, at most 300 characters; or [`RELEASED`].
     pub detail: String,
 }
 

@@ -91,8 +91,8 @@ pub use etcd_tokens::{
 pub use events::{CheckpointQuery, EventList, EventQuery, EventView};
 pub use formation::{
     AdoptRequest, MatrixRow, MemberCas, NackReason, NackRequest, PREFER, PollRequest, PollResponse,
-    ProbeResult, ProbesRequest, RETURN_MINIMAL, RedeemResponse, ReportRequest, ReportResponse,
-    Session, Standing, TroubleRequest,
+    ProbeResult, ProbesRequest, RELEASED, RETURN_MINIMAL, RedeemResponse, ReportRequest,
+    ReportResponse, Session, Standing, TroubleRequest,
 };
 pub use grants::{
     GrantList, GrantQuery, GrantState, GrantView, MAX_REDEMPTIONS, Redemption, RedemptionList,

@@ -1,4 +1,5 @@
 use super::*;
+use crate::adoption::AdoptedMember;
 use crate::fixtures::{ClusterFixture, TestCa};
 use crate::role::Role;
 
@@ -255,4 +256,60 @@ fn the_largest_statement_fits_the_maximum_length() {
     world.statement.admins.extend((1..MAX_ADMINS).map(admin));
     let jws = world.statement.sign(&world.owner);
     assert!(jws.as_str().parse::<Jws>().is_ok(), "{} bytes", jws.as_str().len());
+}
+
+fn adopted(statement: &Statement) -> Statement {
+    let members = (1..=statement.size).map(|host| AdoptedMember {
+        id: MemberId::new(u64::from(host)),
+        name: format!("db-{host}").parse().unwrap(),
+        peer_url: format!("https://10.0.0.{host}:2380").parse().unwrap(),
+        client_urls: vec![format!("https://10.0.0.{host}:2379").parse().unwrap()],
+    });
+    let adoption =
+        Adoption { raft_cluster: "00000000000000ff".to_owned(), members: members.collect() };
+    let old = TestCa::new("etcd").pem;
+    Statement {
+        version: 2,
+        also_trusted: Some(CaPair { peer: old.clone(), client: old }),
+        adopted: Some(adoption),
+        ..statement.clone()
+    }
+}
+
+#[test]
+fn an_adopted_cluster_may_have_had_one_ca_for_peers_and_clients() {
+    let world = ClusterFixture::new(3);
+    let statement = adopted(&world.statement);
+    assert_eq!(statement.check(), Ok(()));
+    let formed = Statement { adopted: None, ..statement.clone() };
+    assert!(formed.check().is_err(), "only an adopted one");
+    let mut own = statement.clone();
+    own.client_ca.clone_from(&own.peer_ca);
+    assert!(own.check().is_err(), "the service's own CAs differ");
+    let mut crossed = statement.clone();
+    crossed.also_trusted.as_mut().unwrap().client.clone_from(&statement.peer_ca);
+    assert!(crossed.check().is_err());
+    let smaller = Statement { size: 2, ..statement };
+    assert!(smaller.check().is_err(), "each member has a seat");
+}
+
+#[test]
+fn the_adopted_members_stay_and_keep_their_ids() {
+    let world = ClusterFixture::new(3);
+    let first = adopted(&world.statement);
+    let mut chain = StatementChain::verify_links(&[first.sign(&world.owner)]).unwrap();
+    let next = Statement { seq: 1, previous: Some(chain.newest_hash()), ..first.clone() };
+    let mut changed = next.clone();
+    changed.adopted.as_mut().unwrap().members[0].id = MemberId::new(9);
+    let refused = chain.append(&changed.sign(&world.owner)).unwrap_err();
+    assert_eq!(refused, StatementError::Broken { seq: 1, what: "the adopted members" });
+    // The last step of a replacement drops the CAs of before.
+    let dropped = Statement { version: 1, also_trusted: None, ..next };
+    assert!(chain.append(&dropped.sign(&world.owner)).is_ok());
+    let h = Digest::of(b"document");
+    let id = |record: &Record| first.founder_id(&h, record);
+    assert_eq!(id(&world.records[1]), Some(MemberId::new(2)));
+    let elsewhere =
+        Record { peer_urls: world.records[0].peer_urls.clone(), ..world.records[1].clone() };
+    assert_eq!(id(&elsewhere), None, "the name alone makes no member");
 }

@@ -1,0 +1,331 @@
+//! How an etcd runs, from its command line and its environment. Pure.
+
+use std::collections::BTreeMap;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::path::{Path, PathBuf};
+
+use discovery_types::adoption;
+use discovery_types::name::Name;
+
+use crate::state::addresses::ListenAddresses;
+use crate::state::adopted::{AdoptedNode, AdoptionStage, CertificateFiles};
+
+/// Prefix of etcd's environment variables.
+const VARIABLE_PREFIX: &str = "ETCD_";
+
+/// Flags that the agent replaces by its own, or that say how a cluster begins.
+const REPLACED: &[&str] = &[
+    "name",
+    "data-dir",
+    "listen-peer-urls",
+    "listen-client-urls",
+    "initial-advertise-peer-urls",
+    "advertise-client-urls",
+    "initial-cluster",
+    "initial-cluster-state",
+    "initial-cluster-token",
+    "discovery",
+    "discovery-fallback",
+    "discovery-proxy",
+    "discovery-srv",
+    "discovery-srv-name",
+    "cert-file",
+    "key-file",
+    "client-cert-auth",
+    "trusted-ca-file",
+    "peer-cert-file",
+    "peer-key-file",
+    "peer-client-cert-auth",
+    "peer-trusted-ca-file",
+    // The agent reads the node's output.
+    "log-output",
+    "log-outputs",
+    "experimental-peer-skip-client-san-verification",
+    "peer-skip-client-san-verification",
+];
+
+/// Flags with which an etcd can't be managed, and why.
+const REFUSED: &[(&str, &str)] = &[
+    (
+        "config-file",
+        "its settings are in a configuration file: start it with flags or ETCD_* variables",
+    ),
+    ("wal-dir", "its log lies in another directory than its data: move it into the data directory"),
+    ("auto-tls", "it makes its certificates itself: give it certificates of a CA"),
+    ("peer-auto-tls", "it makes its certificates itself: give it certificates of a CA"),
+    ("force-new-cluster", "it makes a new cluster at each start: start it without this flag"),
+    ("proxy", "it is a proxy and no member"),
+    ("peer-cert-allowed-cn", "it accepts peers by a name that its new certificates won't have"),
+    (
+        "peer-cert-allowed-hostname",
+        "it accepts peers by a name that its new certificates won't have",
+    ),
+    (
+        "client-cert-allowed-hostname",
+        "it accepts clients by a name that new certificates won't have",
+    ),
+    ("client-crl-file", "it reads a list of revoked certificates, which covers no new ones"),
+    ("peer-crl-file", "it reads a list of revoked certificates, which covers no new ones"),
+];
+
+/// Values of a Go flag that mean false.
+const FALSE_WORDS: &[&str] = &["0", "f", "F", "false", "FALSE", "False"];
+
+/// Why an etcd's settings can't be kept. The text says what to do.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum EtcdConfigError {
+    #[error("this etcd runs with --{flag}, so it can't come under management: {why}")]
+    Refused { flag: String, why: &'static str },
+    #[error(
+        "this etcd runs without --{0}: only a cluster whose peers and clients use TLS can come under \
+         management. etcd's guide says how to go from http to https: let each member listen on an \
+         https URL, change its peer URL with `etcdctl member update`, and restart it, one after the \
+         other"
+    )]
+    NoTls(&'static str),
+    #[error(
+        "this etcd runs without --{0}: say it, so that the agent knows the CA that its certificates \
+         are verified by"
+    )]
+    NoCa(&'static str),
+    #[error("--{flag} of this etcd has no https URL with an IP address to listen on: {value}")]
+    Listen { flag: &'static str, value: String },
+    #[error("the name `{0}` of this etcd has no letter or digit that a name at discovery may have")]
+    Name(String),
+}
+
+/// The settings of an etcd: its flags, and its variables for flags that weren't given.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct EtcdConfig {
+    flags: BTreeMap<String, String>,
+    /// The directory in which the etcd was started, for relative paths.
+    working_directory: PathBuf,
+}
+
+impl EtcdConfig {
+    /// Reads a command line, without the program, and the environment. `known` are the flags that
+    /// the program has: etcd ignores other variables.
+    pub(crate) fn new(
+        arguments: &[String],
+        environment: impl IntoIterator<Item = (String, String)>,
+        known: &[String],
+        working_directory: &Path,
+    ) -> Self {
+        let mut flags = BTreeMap::new();
+        for (variable, value) in environment {
+            let Some(name) = variable.strip_prefix(VARIABLE_PREFIX) else { continue };
+            let name = name.to_ascii_lowercase().replace('_', "-");
+            if known.contains(&name) && !value.is_empty() {
+                flags.insert(name, value);
+            }
+        }
+        let mut arguments = arguments.iter().peekable();
+        while let Some(argument) = arguments.next() {
+            let flag = argument.trim_start_matches('-');
+            // etcd itself refuses arguments that are neither flags nor values of flags.
+            let (name, value) = match flag.split_once('=') {
+                Some((name, value)) => (name, value.to_owned()),
+                None => match arguments.next_if(|next| !next.starts_with('-')) {
+                    Some(value) => (flag, value.clone()),
+                    None => (flag, "true".to_owned()),
+                },
+            };
+            flags.insert(name.to_owned(), value);
+        }
+        Self { flags, working_directory: working_directory.to_owned() }
+    }
+
+    fn value(&self, flag: &str) -> Option<&str> {
+        self.flags.get(flag).map(String::as_str).filter(|value| !value.is_empty())
+    }
+
+    fn is_set(&self, flag: &str) -> bool {
+        self.value(flag).is_some_and(|value| !FALSE_WORDS.contains(&value))
+    }
+
+    /// Returns the etcd's own name.
+    pub(crate) fn etcd_name(&self) -> &str {
+        self.value("name").unwrap_or("default")
+    }
+
+    /// Returns the member's name at discovery.
+    pub(crate) fn name(&self) -> Result<Name, EtcdConfigError> {
+        let name = self.etcd_name();
+        adoption::member_name(name).ok_or_else(|| EtcdConfigError::Name(name.to_owned()))
+    }
+
+    fn path(&self, path: &str) -> PathBuf {
+        self.working_directory.join(path)
+    }
+
+    /// Returns how the agent has to run this etcd.
+    pub(crate) fn node(
+        &self,
+        program: &Path,
+        unit: Option<String>,
+    ) -> Result<AdoptedNode, EtcdConfigError> {
+        for (flag, why) in REFUSED {
+            if self.is_set(flag) {
+                return Err(EtcdConfigError::Refused { flag: (*flag).to_owned(), why });
+            }
+        }
+        let tls = |flag| self.value(flag).ok_or(EtcdConfigError::NoTls(flag)).map(|p| self.path(p));
+        let ca = |flag| self.value(flag).ok_or(EtcdConfigError::NoCa(flag)).map(|p| self.path(p));
+        let (cert, key) = (tls("cert-file")?, tls("key-file")?);
+        let certificates = CertificateFiles {
+            client_cert: cert.clone(),
+            client_key: key.clone(),
+            cert,
+            key,
+            peer_cert: tls("peer-cert-file")?,
+            peer_key: tls("peer-key-file")?,
+            trusted_ca: ca("trusted-ca-file")?,
+            peer_trusted_ca: ca("peer-trusted-ca-file")?,
+        };
+        self.listen()?;
+        let listen = |flag| self.value(flag).unwrap_or_default().to_owned();
+        let default_directory = format!("{}.etcd", self.etcd_name());
+        let kept = self.flags.iter().filter(|(name, _)| {
+            !REPLACED.contains(&name.as_str()) && !REFUSED.iter().any(|(flag, _)| flag == name)
+        });
+        Ok(AdoptedNode {
+            version: AdoptedNode::VERSION,
+            stage: AdoptionStage::Enrolled,
+            program: program.to_owned(),
+            directory: self.path(self.value("data-dir").unwrap_or(&default_directory)),
+            etcd_name: self.etcd_name().to_owned(),
+            listen_peer_urls: listen("listen-peer-urls"),
+            listen_client_urls: listen("listen-client-urls"),
+            client_cert_auth: self.is_set("client-cert-auth"),
+            peer_client_cert_auth: self.is_set("peer-client-cert-auth"),
+            flags: kept.map(|(name, value)| format!("--{name}={value}")).collect(),
+            certificates,
+            unit,
+            has_new_certificates: false,
+        })
+    }
+
+    /// Returns the addresses on which the etcd listens with TLS.
+    pub(crate) fn listen(&self) -> Result<ListenAddresses, EtcdConfigError> {
+        let first = |flag: &'static str| {
+            let value = self.value(flag).unwrap_or_default();
+            let missing = || EtcdConfigError::Listen { flag, value: value.to_owned() };
+            value.split(',').find_map(|url| listen_address(url.trim())).ok_or_else(missing)
+        };
+        let peers = self.value("listen-peer-urls").unwrap_or_default();
+        if peers.split(',').any(|url| !url.trim().starts_with("https://")) {
+            return Err(EtcdConfigError::Listen {
+                flag: "listen-peer-urls",
+                value: peers.to_owned(),
+            });
+        }
+        Ok(ListenAddresses {
+            peer: first("listen-peer-urls")?,
+            client: first("listen-client-urls")?,
+        })
+    }
+}
+
+/// Returns the address of an https URL to listen on. etcd takes only IP addresses and localhost.
+fn listen_address(url: &str) -> Option<SocketAddr> {
+    let authority = url.strip_prefix("https://")?.trim_end_matches('/');
+    let (host, port) = authority.rsplit_once(':')?;
+    let address = match host.trim_matches(['[', ']']) {
+        "localhost" => IpAddr::V4(Ipv4Addr::LOCALHOST),
+        host => host.parse().ok()?,
+    };
+    Some(SocketAddr::new(address, port.parse().ok()?))
+}
+
+/// Returns the flags that `etcd --help` lists.
+pub(crate) fn flags_in_help(help: &str) -> Vec<String> {
+    let flag = |line: &str| {
+        let name = line.trim_start().strip_prefix("--")?;
+        let end = name.find(|c: char| !(c.is_ascii_alphanumeric() || c == '-'));
+        Some(name[..end.unwrap_or(name.len())].to_owned())
+    };
+    help.lines().filter_map(flag).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const TLS: &str = "--cert-file s.crt --key-file s.key --trusted-ca-file ca.crt \
+        --peer-cert-file p.crt --peer-key-file p.key --peer-trusted-ca-file /etc/ca.crt \
+        --client-cert-auth --peer-client-cert-auth=true";
+    const LISTEN: &str = "--listen-peer-urls https://10.0.0.1:2380 \
+        --listen-client-urls http://127.0.0.1:2378,https://127.0.0.1:2379";
+
+    fn config(arguments: &str, environment: &[(&str, &str)]) -> EtcdConfig {
+        let arguments: Vec<String> = arguments.split_whitespace().map(str::to_owned).collect();
+        let environment = environment.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned()));
+        let known = ["name", "data-dir", "client-cert-auth"].map(str::to_owned);
+        EtcdConfig::new(&arguments, environment, &known, Path::new("/srv"))
+    }
+
+    fn node(arguments: &str, environment: &[(&str, &str)]) -> Result<AdoptedNode, EtcdConfigError> {
+        config(arguments, environment).node(Path::new("/usr/bin/etcd"), None)
+    }
+
+    #[test]
+    fn settings_are_kept_and_paths_are_made_absolute() {
+        let more = "-quota-backend-bytes=1 --heartbeat-interval 50 --enable-pprof \
+            --initial-cluster a=https://10.0.0.1:2380 --log-outputs stderr";
+        let node = node(&format!("--name Node.1 {TLS} {LISTEN} {more}"), &[]).unwrap();
+        assert_eq!(node.directory, Path::new("/srv/Node.1.etcd"));
+        assert_eq!(node.certificates.cert, Path::new("/srv/s.crt"));
+        assert_eq!(node.certificates.peer_trusted_ca, Path::new("/etc/ca.crt"));
+        assert!(node.client_cert_auth && node.peer_client_cert_auth);
+        let kept = ["--enable-pprof=true", "--heartbeat-interval=50", "--quota-backend-bytes=1"];
+        assert_eq!(node.flags, kept);
+    }
+
+    #[test]
+    fn a_flag_wins_over_its_variable_and_unknown_variables_are_ignored() {
+        let environment = [
+            ("ETCD_NAME", "variable"),
+            ("ETCD_DATA_DIR", "/data"),
+            ("ETCD_CLIENT_CERT_AUTH", "false"),
+            ("ETCD_NOTHING", "x"),
+            ("PATH", "/bin"),
+        ];
+        let tls = TLS.replace("--client-cert-auth ", "");
+        let node = node(&format!("--name flag {tls} {LISTEN}"), &environment).unwrap();
+        assert_eq!((node.etcd_name.as_str(), node.client_cert_auth), ("flag", false));
+        assert_eq!(node.directory, Path::new("/data"));
+        assert!(node.flags.is_empty(), "{:?}", node.flags);
+    }
+
+    #[test]
+    fn the_agent_asks_at_the_first_address_with_tls() {
+        let listen = config(LISTEN, &[]).listen().unwrap();
+        assert_eq!(listen.peer, "10.0.0.1:2380".parse().unwrap());
+        assert_eq!(listen.client, "127.0.0.1:2379".parse().unwrap());
+        assert_eq!(listen_address("https://localhost:1"), Some(([127, 0, 0, 1], 1).into()));
+        assert_eq!(listen_address("https://[::1]:1"), Some("[::1]:1".parse().unwrap()));
+        assert_eq!(listen_address("https://name:1"), None);
+    }
+
+    #[test]
+    fn what_can_not_be_kept_is_refused_with_the_flag() {
+        let refused = |arguments: &str| node(arguments, &[]).unwrap_err().to_string();
+        assert!(refused(&format!("{TLS} {LISTEN} --auto-tls")).contains("--auto-tls"));
+        assert!(refused(&format!("{TLS} {LISTEN} --config-file x")).contains("--config-file"));
+        assert!(node(&format!("{TLS} {LISTEN} --auto-tls=false"), &[]).is_ok());
+        assert!(refused(LISTEN).contains("without --cert-file"));
+        let plain = LISTEN.replace("https://10", "http://10");
+        assert!(refused(&format!("{TLS} {plain}")).contains("--listen-peer-urls"));
+        assert!(
+            refused(&format!("{} {LISTEN}", TLS.replace("ca-file ca.crt", "ca-file=")))
+                .contains("trusted-ca-file")
+        );
+    }
+
+    #[test]
+    fn the_flags_of_a_program_are_those_that_its_help_lists() {
+        let help =
+            "Member:\n  --name 'default'\n    Human-readable --name.\n  --data-dir '${name}'\n";
+        assert_eq!(flags_in_help(help), ["name", "data-dir"]);
+    }
+}

@@ -1,0 +1,128 @@
+//! Finds out how a running etcd was started, from `/proc`.
+
+use std::io;
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+use std::time::Duration;
+
+use rustix::fs::{FlockOperation, flock};
+
+use super::config::{EtcdConfig, flags_in_help};
+use crate::exit::ExitError;
+use crate::launch::environment;
+
+/// How long a program may take to print its help.
+const HELP_DEADLINE: Duration = Duration::from_secs(10);
+/// File in etcd's data directory that a running etcd keeps locked.
+const DATABASE: &str = "member/snap/db";
+
+/// A running etcd process, and how it was started.
+pub(crate) struct EtcdProcess {
+    /// The program that the process executes.
+    pub program: PathBuf,
+    pub config: EtcdConfig,
+}
+
+impl EtcdProcess {
+    /// Reads how the process with this id was started.
+    pub(crate) async fn read(pid: u32) -> Result<Self, ExitError> {
+        let folder = PathBuf::from(format!("/proc/{pid}"));
+        let failed = |error: io::Error| {
+            ExitError::Failed(format!(
+                "can't read how process {pid} was started: {error}. Run this command as the etcd's \
+                 user or as root, and say the etcd's own process id"
+            ))
+        };
+        let program = std::fs::read_link(folder.join("exe")).map_err(failed)?;
+        let working_directory = std::fs::read_link(folder.join("cwd")).map_err(failed)?;
+        let texts = |name: &str| -> io::Result<Vec<String>> {
+            let bytes = std::fs::read(folder.join(name))?;
+            let texts = bytes.split(|byte| *byte == 0).filter(|text| !text.is_empty());
+            Ok(texts.map(|text| String::from_utf8_lossy(text).into_owned()).collect())
+        };
+        let arguments = texts("cmdline").map_err(failed)?;
+        let environment = texts("environ").map_err(failed)?;
+        let variables = environment
+            .iter()
+            .filter_map(|text| text.split_once('='))
+            .map(|(name, value)| (name.to_owned(), value.to_owned()));
+        let known = flags_in_help(&help(&program).await?);
+        if !known.iter().any(|flag| flag == "data-dir") {
+            return Err(ExitError::Usage(format!(
+                "process {pid} runs {}, which is no etcd: say the etcd's own process id",
+                program.display()
+            )));
+        }
+        let own = arguments.get(1..).unwrap_or_default();
+        let config = EtcdConfig::new(own, variables, &known, &working_directory);
+        Ok(Self { program, config })
+    }
+}
+
+/// Returns what the program prints about its flags.
+async fn help(program: &Path) -> Result<String, ExitError> {
+    let failed = |what: String| ExitError::Failed(format!("{} --help: {what}", program.display()));
+    let asked = tokio::process::Command::new(program)
+        .arg("--help")
+        .env_clear()
+        .envs(environment::node_variables())
+        .stdin(Stdio::null())
+        .kill_on_drop(true)
+        .output();
+    let output = tokio::time::timeout(HELP_DEADLINE, asked)
+        .await
+        .map_err(|_| failed(format!("no answer within {} s", HELP_DEADLINE.as_secs())))?
+        .map_err(|error| failed(error.to_string()))?;
+    let text = [output.stdout, output.stderr].concat();
+    Ok(String::from_utf8_lossy(&text).into_owned())
+}
+
+/// Returns the arguments of a process, its program first.
+pub(crate) fn command_line(pid: i32) -> io::Result<Vec<String>> {
+    let bytes = std::fs::read(format!("/proc/{pid}/cmdline"))?;
+    let texts = bytes.split(|byte| *byte == 0).filter(|text| !text.is_empty());
+    Ok(texts.map(|text| String::from_utf8_lossy(text).into_owned()).collect())
+}
+
+/// Whether an etcd runs on this data directory, which it keeps locked.
+pub(crate) fn is_in_use(directory: &Path) -> io::Result<bool> {
+    let file = match std::fs::File::open(directory.join(DATABASE)) {
+        Ok(file) => file,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(false),
+        Err(error) => return Err(error),
+    };
+    match flock(&file, FlockOperation::NonBlockingLockShared) {
+        Ok(()) => Ok(false),
+        Err(rustix::io::Errno::WOULDBLOCK) => Ok(true),
+        Err(error) => Err(error.into()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_directory_is_in_use_while_its_database_is_locked() {
+        let dir = tempfile::tempdir().unwrap();
+        assert!(!is_in_use(dir.path()).unwrap(), "there is no database");
+        let path = dir.path().join(DATABASE);
+        std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+        let file = std::fs::File::create(&path).unwrap();
+        assert!(!is_in_use(dir.path()).unwrap());
+        flock(&file, FlockOperation::NonBlockingLockExclusive).unwrap();
+        assert!(is_in_use(dir.path()).unwrap());
+    }
+
+    #[tokio::test]
+    async fn a_process_that_is_no_etcd_is_refused() {
+        let refused = EtcdProcess::read(std::process::id()).await;
+        assert!(refused.is_err());
+    }
+
+    #[test]
+    fn the_own_command_line_begins_with_the_program() {
+        let own = command_line(rustix::process::getpid().as_raw_nonzero().get()).unwrap();
+        assert!(!own.is_empty());
+    }
+}

@@ -1,0 +1,172 @@
+//! The record of take-overs in the cluster's own store: which member is being restarted, and which
+//! members an agent runs.
+//!
+//! It is changed by compare-and-swap, so two hosts can't both begin. It never ends by itself: a host
+//! that was killed in the middle goes on when its command is run again, and nobody else begins before.
+
+use serde::{Deserialize, Serialize};
+
+use crate::cluster::{ClusterApiClient, ClusterError, MemberId, StoredValue};
+use crate::exit::{ExitError, error_chain};
+
+/// Key of the record.
+pub(crate) const KEY: &str = "muster/v1/take-over";
+/// Version of the record's format.
+const VERSION: u32 = 1;
+/// How often a change is tried again after another host has changed the record meanwhile.
+const TRIES: usize = 5;
+
+/// Record of the member that is being restarted, and of those under management.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct TakeOverRecord {
+    version: u32,
+    /// The member that is being restarted.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    at_work: Option<MemberAtWork>,
+    /// Ids of the members that an agent runs, in hexadecimal.
+    #[serde(default)]
+    managed: Vec<String>,
+}
+
+/// A member that is being restarted.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+struct MemberAtWork {
+    id: String,
+    name: String,
+}
+
+impl TakeOverRecord {
+    /// Notes that the member is being restarted.
+    ///
+    /// # Errors
+    /// Returns the name of another member that is being restarted.
+    fn begin(&mut self, id: MemberId, name: &str) -> Result<(), String> {
+        match &self.at_work {
+            Some(other) if other.id != id.to_string() => Err(other.name.clone()),
+            _ => {
+                let id = id.to_string();
+                self.at_work = Some(MemberAtWork { id, name: name.to_owned() });
+                Ok(())
+            }
+        }
+    }
+
+    /// Notes that the member runs again, and whether an agent runs it.
+    fn end(&mut self, id: MemberId, is_managed: bool) {
+        let id = id.to_string();
+        self.at_work = self.at_work.take().filter(|member| member.id != id);
+        self.managed.retain(|member| *member != id);
+        if is_managed {
+            self.managed.push(id);
+            self.managed.sort_unstable();
+        }
+    }
+
+    /// Whether an agent runs the member.
+    pub(crate) fn is_managed(&self, id: MemberId) -> bool {
+        self.managed.contains(&id.to_string())
+    }
+}
+
+/// Reads the record; an empty one if there is none.
+pub(crate) async fn read(
+    cluster: &ClusterApiClient,
+) -> Result<(StoredValue, TakeOverRecord), ExitError> {
+    let stored = cluster.read_key(KEY).await.map_err(store_error)?;
+    let Some(bytes) = &stored.value else {
+        return Ok((stored, TakeOverRecord { version: VERSION, ..TakeOverRecord::default() }));
+    };
+    let bad = |what: String| {
+        ExitError::DoNotRestart(format!(
+            "the key {KEY} in the cluster's store can't be read ({what}): if no member is being \
+             taken over or released, delete it with etcdctl del {KEY}"
+        ))
+    };
+    let record: TakeOverRecord =
+        serde_json::from_slice(bytes).map_err(|error| bad(error.to_string()))?;
+    match record.version {
+        VERSION => Ok((stored, record)),
+        newer => Err(bad(format!("version {newer}, this program knows {VERSION}"))),
+    }
+}
+
+/// Takes the record for this member. Fails if another member is being restarted.
+pub(crate) async fn begin(
+    cluster: &ClusterApiClient,
+    id: MemberId,
+    name: &str,
+) -> Result<(), ExitError> {
+    change(cluster, |record| {
+        record.begin(id, name).map_err(|other| {
+            ExitError::Failed(format!(
+                "the member {other} is being restarted by another host: wait until it is done, or \
+                 finish it there. One member at a time may be down"
+            ))
+        })
+    })
+    .await
+}
+
+/// Gives the record free, and notes whether an agent runs the member.
+pub(crate) async fn end(
+    cluster: &ClusterApiClient,
+    id: MemberId,
+    is_managed: bool,
+) -> Result<(), ExitError> {
+    change(cluster, |record| {
+        record.end(id, is_managed);
+        Ok(())
+    })
+    .await
+}
+
+async fn change(
+    cluster: &ClusterApiClient,
+    edit: impl Fn(&mut TakeOverRecord) -> Result<(), ExitError>,
+) -> Result<(), ExitError> {
+    for _ in 0..TRIES {
+        let (stored, before) = read(cluster).await?;
+        let mut record = before.clone();
+        edit(&mut record)?;
+        if record == before && stored.value.is_some() {
+            return Ok(());
+        }
+        let text = serde_json::to_vec(&record).expect("plain structs always serialise");
+        match cluster.replace_key_if_unchanged(KEY, &stored, &text).await {
+            Ok(true) => return Ok(()),
+            Ok(false) => {}
+            // The answer may have been lost. The next read shows whether the change was made.
+            Err(error) if error.is_retryable() => {}
+            Err(error) => return Err(store_error(error)),
+        }
+    }
+    Err(ExitError::Failed(format!(
+        "the key {KEY} in the cluster's store could not be changed in {TRIES} tries: try again"
+    )))
+}
+
+fn store_error(error: ClusterError) -> ExitError {
+    ExitError::Failed(format!("the cluster's store: {}", error_chain(&error)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_member_at_a_time_is_restarted() {
+        let mut record = TakeOverRecord::default();
+        let (a, b) = (MemberId(0xa), MemberId(0xb));
+        assert_eq!(record.begin(a, "a"), Ok(()));
+        assert_eq!(record.begin(a, "a"), Ok(()), "a host goes on with its own");
+        assert_eq!(record.begin(b, "b"), Err("a".to_owned()));
+        record.end(b, false);
+        assert_eq!(record.begin(b, "b"), Err("a".to_owned()), "only its own host ends it");
+        record.end(a, true);
+        assert_eq!(record.begin(b, "b"), Ok(()));
+        record.end(b, true);
+        assert!(record.is_managed(a) && record.is_managed(b));
+        record.end(a, false);
+        assert!(!record.is_managed(a) && record.is_managed(b));
+    }
+}

@@ -1,0 +1,146 @@
+//! A host that holds the signed list of members: its state, and how its cluster is asked.
+
+use std::path::Path;
+
+use discovery_formation::agent::{Journal, LaunchState};
+use discovery_types::convert;
+use discovery_types::document::VerifiedDocument;
+use discovery_types::name::Name;
+use discovery_types::statement::{Statement, StatementChain};
+
+use crate::cluster::{ClusterApiClient, MemberId};
+use crate::endpoint::{ClientEndpoint, ClientTlsIdentity, EndpointError};
+use crate::exit::{ExitError, error_chain};
+use crate::operate::node_start;
+use crate::state::adopted::{AdoptedNode, read_adopted, write_adopted};
+use crate::state::journal::{self, JournalExtras};
+use crate::state::lock::{self, FileLock, LockError};
+use crate::state::{Layout, state_exit_error};
+
+/// A host whose etcd comes under management, and which holds the signed list of members.
+pub(super) struct EnrolledHost {
+    pub layout: Layout,
+    pub journal: Journal,
+    pub extras: JournalExtras,
+    pub document: VerifiedDocument,
+    pub statement: Statement,
+    pub node: AdoptedNode,
+    /// Id of this host's member in the etcd cluster.
+    pub member: MemberId,
+    pub name: Name,
+}
+
+impl EnrolledHost {
+    /// Reads the state of the host.
+    pub(super) fn read(data_dir: &Path) -> Result<Self, ExitError> {
+        let layout = claim(data_dir)?;
+        let missing = |what: &str| {
+            ExitError::Usage(format!(
+                "{}: {what}: say muster-agent adopt enrol first, on the hosts of all members",
+                layout.root().display()
+            ))
+        };
+        let node = read_adopted(&layout).map_err(state_exit_error)?;
+        let node = node.ok_or_else(|| missing("no etcd was enrolled here"))?;
+        let loaded = journal::read(&layout).map_err(state_exit_error)?;
+        let (key, loaded) = loaded.ok_or_else(|| missing("no etcd was enrolled here"))?;
+        let document =
+            loaded.document.ok_or_else(|| missing("the list of members isn't signed"))?;
+        let join = loaded.extras.join.as_ref().ok_or_else(|| missing("no cluster is known"))?;
+        let chain = StatementChain::verify_from_pin(&loaded.extras.statements, &join.statement)
+            .map_err(|error| ExitError::DoNotRestart(error_chain(&error)))?;
+        let record = node_start::own_record(&loaded.journal, key.public())?;
+        Ok(Self {
+            member: MemberId(document.founder_id(&record).get()),
+            statement: chain.newest().clone(),
+            name: record.name,
+            journal: loaded.journal,
+            extras: loaded.extras,
+            layout,
+            document,
+            node,
+        })
+    }
+
+    /// Takes the agent's lock, so that no agent runs meanwhile.
+    pub(super) fn lock(&self) -> Result<FileLock, ExitError> {
+        lock_agent(&self.layout)
+    }
+
+    /// Returns a client of this host's own etcd, with a certificate of before.
+    pub(super) fn own(&self) -> Result<ClusterApiClient, ExitError> {
+        let listen = self.extras.listen.ok_or_else(|| {
+            ExitError::DoNotRestart(
+                "the journal holds no listen address: the node can't be started from it".to_owned(),
+            )
+        })?;
+        let files = &self.node.certificates;
+        let endpoint = ClientEndpoint::serving(&files.cert, listen.client, self.identity()?);
+        Ok(ClusterApiClient::new(vec![endpoint.map_err(endpoint_error)?]))
+    }
+
+    /// Returns a client that asks the members of the signed list, this host's own first.
+    pub(super) fn cluster(&self) -> Result<ClusterApiClient, ExitError> {
+        let identity = self.identity()?;
+        let urls = self.document.records().iter().flat_map(|record| &record.client_urls);
+        let endpoints = urls
+            .map(|url| ClientEndpoint::of_member(&url.to_string(), Some(&identity)))
+            .collect::<Result<Vec<_>, _>>()
+            .map_err(endpoint_error)?;
+        Ok(self.own()?.with_endpoints_of(&ClusterApiClient::new(endpoints)))
+    }
+
+    fn identity(&self) -> Result<ClientTlsIdentity, ExitError> {
+        let files = &self.node.certificates;
+        ClientTlsIdentity::load(&files.trusted_ca, &files.client_cert, &files.client_key)
+            .map_err(endpoint_error)
+    }
+
+    /// Writes the file about the etcd, and the journal.
+    pub(super) fn persist(&self) -> Result<(), ExitError> {
+        journal::write(&self.layout, &self.journal, &self.extras).map_err(state_exit_error)?;
+        write_adopted(&self.layout, &self.node).map_err(state_exit_error)
+    }
+
+    /// Lets the journal say whether the node has run under this agent.
+    pub(super) fn set_launched(&mut self, has_run: bool) {
+        self.journal.launch_state =
+            if has_run { LaunchState::Ran } else { LaunchState::NotStarted };
+    }
+
+    /// Returns the members that the owner signed.
+    pub(super) fn signed_members(&self) -> impl Iterator<Item = (MemberId, &Name)> {
+        let adopted = self.statement.adopted.iter();
+        adopted.flat_map(|it| &it.members).map(|it| (MemberId(it.id.get()), &it.name))
+    }
+
+    /// Returns the key of this host's agent, as text.
+    pub(super) fn key(&self) -> String {
+        convert::public_key(self.journal.key).to_string()
+    }
+}
+
+/// Claims a data directory that exists.
+pub(super) fn claim(data_dir: &Path) -> Result<Layout, ExitError> {
+    let layout =
+        Layout::new(data_dir).map_err(|error| ExitError::Usage(format!("--data-dir: {error}")))?;
+    if !layout.root().is_dir() {
+        return Err(ExitError::Usage(format!("{}: no such folder", layout.root().display())));
+    }
+    layout.claim().map_err(state_exit_error)
+}
+
+/// Takes the agent's lock, so that no agent runs meanwhile.
+pub(super) fn lock_agent(layout: &Layout) -> Result<FileLock, ExitError> {
+    let holder = format!("muster-agent, pid {}", std::process::id());
+    lock::acquire(&layout.agent_lock(), &holder).map_err(|error| match error {
+        LockError::Held { .. } => {
+            ExitError::Failed(error_chain(&error) + "; stop that agent first")
+        }
+        LockError::State(error) => state_exit_error(error),
+    })
+}
+
+pub(super) fn endpoint_error(error: EndpointError) -> ExitError {
+    ExitError::Failed(error_chain(&error))
+}

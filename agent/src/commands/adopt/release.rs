@@ -1,0 +1,427 @@
+//! `release`: gives this host's member back. Its node goes on without an agent, with a unit of its own.
+//!
+//! The node keeps the command line that it has now. Only the paths of its certificates change: they
+//! are copied to a folder that no agent touches any more.
+
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use discovery_types::api::{RELEASED, Session, TroubleRequest};
+use discovery_types::digest::Nonce;
+use discovery_types::statement::StatementChain;
+use serde::{Deserialize, Serialize};
+use serde_json::json;
+
+use super::host::{claim, endpoint_error, lock_agent};
+use super::take_over::{move_leadership_away, or_say};
+use super::{note, print, wait_until, wait_until_well};
+use crate::adopt::process::command_line;
+use crate::adopt::{record, systemd};
+use crate::cli::ReleaseArguments;
+use crate::cluster::{ClusterApiClient, MemberId};
+use crate::commands::printer::Printer;
+use crate::endpoint::{ClientEndpoint, ClientTlsIdentity};
+use crate::exit::{ExitError, error_chain};
+use crate::launch::process::ProcessIdentity;
+use crate::operate::service::make_client;
+use crate::state::lock::{self, FileLock};
+use crate::state::{self, Layout, journal, state_exit_error};
+
+/// Folder of the units that an administrator makes.
+const UNIT_FOLDER: &str = "/etc/systemd/system";
+/// Name of the unit file, if no unit was named.
+const DEFAULT_UNIT: &str = "etcd.service";
+/// File in the folder with what this command does, for its repetition after a crash.
+const PLAN_FILE: &str = "release.json";
+/// Largest file that is copied, in bytes.
+const MAX_FILE_BYTES: u64 = 1 << 20;
+/// How long the members of a cluster may take to be well before a release begins.
+const WELL_BEFORE: Duration = Duration::from_secs(30);
+
+/// How long discovery may take to hear of the release. The node doesn't wait for it any longer.
+const DISCOVERY_DEADLINE: Duration = Duration::from_secs(5);
+
+/// How the node goes on.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+struct ReleasePlan {
+    version: u32,
+    /// The member's id, in hexadecimal.
+    member: String,
+    name: String,
+    /// The node's program and arguments, with the files in the folder.
+    command: Vec<String>,
+    /// User and group that own the node's data.
+    owner: (u32, u32),
+}
+
+/// Runs the command `release`.
+pub(crate) async fn run(
+    typed: &ReleaseArguments,
+    printer: &mut Printer<'_>,
+) -> Result<(), ExitError> {
+    let layout = claim(&typed.data_dir.data_dir)?;
+    let out = muster_files::open_data_folder(&typed.out).map_err(failed)?.path;
+    let release = NodeRelease { typed, layout, out, patience: Duration::from_secs(typed.patience) };
+    let plan = match release.read_plan()? {
+        Some(plan) => plan,
+        None => release.make_plan().await?,
+    };
+    let (cluster, id) = (release.cluster()?, plan.id()?);
+    if !release.layout.released_file().exists() {
+        release.begin(&plan, &cluster, id).await?;
+    }
+    release.start(&plan).await?;
+    release.wait(&cluster, id).await?;
+    record::end(&cluster, id, false).await?;
+    let unit = release.unit_file();
+    let text = if typed.json {
+        json!({ "member": plan.member, "name": plan.name, "unit_file": unit, "command": plan.command })
+            .to_string()
+    } else {
+        format!(
+            "{} runs without an agent. Its unit file is {}. Go on with the next host; after the last one \
+             an owner can say muster-discovery cluster retire.",
+            plan.name,
+            unit.display()
+        )
+    };
+    print(printer, &text)
+}
+
+fn failed(error: impl std::error::Error) -> ExitError {
+    ExitError::Failed(error_chain(&error))
+}
+
+struct NodeRelease<'a> {
+    typed: &'a ReleaseArguments,
+    layout: Layout,
+    out: PathBuf,
+    patience: Duration,
+}
+
+impl NodeRelease<'_> {
+    fn read_plan(&self) -> Result<Option<ReleasePlan>, ExitError> {
+        let path = self.out.join(PLAN_FILE);
+        let Some(bytes) = state::read(&path).map_err(state_exit_error)? else { return Ok(None) };
+        let plan: ReleasePlan = serde_json::from_slice(&bytes).map_err(|error| {
+            ExitError::Usage(format!("{}: {error}: say an empty folder with --out", path.display()))
+        })?;
+        Ok(Some(plan))
+    }
+
+    /// Makes the plan from the node that runs, and copies its files.
+    async fn make_plan(&self) -> Result<ReleasePlan, ExitError> {
+        let no_node = || {
+            ExitError::Failed(format!(
+                "no node runs under {}: start its agent first, so that this command sees how the node \
+                 runs",
+                self.layout.root().display()
+            ))
+        };
+        if lock::holder(&self.layout.node_lock()).map_err(state_exit_error)?.is_none() {
+            return Err(no_node());
+        }
+        let bytes = state::read(&self.layout.pid_file()).map_err(state_exit_error)?;
+        let text = bytes.map(|bytes| String::from_utf8_lossy(&bytes).into_owned());
+        let process = text.and_then(|text| ProcessIdentity::from_text(&text));
+        let process = process.ok_or_else(no_node)?;
+        let arguments = command_line(process.pid).map_err(failed)?;
+        let program = std::fs::read_link(format!("/proc/{}/exe", process.pid)).map_err(failed)?;
+        let status = self.own()?.status().await?;
+        let members = self.own()?.list_members().await?;
+        let own = members.of_id(status.member_id).ok_or_else(no_node)?;
+        let data = std::fs::metadata(self.layout.node()).map_err(failed)?;
+        let mut command = vec![program.display().to_string()];
+        for argument in arguments.get(1..).unwrap_or_default() {
+            command.push(self.copy_named_file(argument, (data.uid(), data.gid()))?);
+        }
+        let plan = ReleasePlan {
+            version: 1,
+            member: status.member_id.to_string(),
+            name: own.name.clone(),
+            command,
+            owner: (data.uid(), data.gid()),
+        };
+        let text = serde_json::to_vec_pretty(&plan).expect("plain structs always serialise");
+        muster_files::data::replace(&self.out.join(PLAN_FILE), &text).map_err(failed)?;
+        Ok(plan)
+    }
+
+    /// Copies a file of the agent that an argument names. Returns the argument with the copy's path.
+    fn copy_named_file(&self, argument: &str, owner: (u32, u32)) -> Result<String, ExitError> {
+        let (flag, value) = match argument.split_once('=') {
+            Some((flag, value)) if flag.starts_with('-') => (format!("{flag}="), value),
+            _ => (String::new(), argument),
+        };
+        let path = Path::new(value);
+        let (true, Some(name)) = (path.starts_with(self.layout.agent()), path.file_name()) else {
+            return Ok(argument.to_owned());
+        };
+        let bytes = muster_files::read_named(path, MAX_FILE_BYTES).map_err(failed)?;
+        let copy = self.out.join(name);
+        muster_files::data::replace(&copy, &zeroize::Zeroizing::new(bytes)).map_err(failed)?;
+        self.give_to(&copy, owner)?;
+        Ok(format!("{flag}{}", copy.display()))
+    }
+
+    /// Lets the node's user read a file.
+    fn give_to(&self, path: &Path, (user, group): (u32, u32)) -> Result<(), ExitError> {
+        let now = std::fs::metadata(path).map_err(failed)?;
+        if (now.uid(), now.gid()) == (user, group) {
+            return Ok(());
+        }
+        for path in [path, &self.out] {
+            std::os::unix::fs::chown(path, Some(user), Some(group)).map_err(failed)?;
+        }
+        Ok(())
+    }
+
+    /// Returns a client of this host's own node.
+    fn own(&self) -> Result<ClusterApiClient, ExitError> {
+        let loaded = journal::read(&self.layout).map_err(state_exit_error)?;
+        let extras = loaded.map(|(_, loaded)| loaded.extras).unwrap_or_default();
+        let moved = extras.moved.as_ref().map(|moved| moved.listen);
+        let listen = moved.or(extras.listen).ok_or_else(|| {
+            ExitError::Usage(format!("{}: no member is here", self.layout.root().display()))
+        })?;
+        let endpoint = ClientEndpoint::own_node(&self.layout.tls(), listen.client);
+        Ok(ClusterApiClient::new(vec![endpoint.map_err(endpoint_error)?]))
+    }
+
+    /// Returns a client that asks the members in the journal, this host's own first.
+    fn cluster(&self) -> Result<ClusterApiClient, ExitError> {
+        let loaded = journal::read(&self.layout).map_err(state_exit_error)?;
+        let identity = ClientTlsIdentity::load_own(&self.layout.tls()).map_err(endpoint_error)?;
+        let urls = loaded.iter().flat_map(|(_, loaded)| loaded.client_urls());
+        let known = state::known::read(&self.layout).into_iter().flat_map(|it| it.client_urls);
+        let endpoints = urls
+            .chain(known)
+            .filter_map(|url| ClientEndpoint::of_member(&url, Some(&identity)).ok());
+        Ok(self.own()?.with_endpoints_of(&ClusterApiClient::new(endpoints.collect())))
+    }
+
+    /// Stops the agent with its node once all members are well, and notes that the host is released.
+    async fn begin(
+        &self,
+        plan: &ReleasePlan,
+        cluster: &ClusterApiClient,
+        id: MemberId,
+    ) -> Result<(), ExitError> {
+        let json = self.typed.json;
+        record::begin(cluster, id, &plan.name).await?;
+        let runs = lock::holder(&self.layout.node_lock()).map_err(state_exit_error)?.is_some();
+        if runs {
+            if let Err(end) = wait_until_well(cluster, None, WELL_BEFORE, json).await {
+                record::end(cluster, id, true).await?;
+                return Err(end);
+            }
+            move_leadership_away(cluster, id).await;
+        }
+        self.write_unit(plan)?;
+        match &self.typed.agent_unit {
+            Some(unit) => or_say(systemd::disable_now(unit).await, "disable", unit, json),
+            None => note("stop the agent now with SIGTERM, which stops the node, too", json),
+        }
+        let mut held: Option<FileLock> = None;
+        wait_until(self.patience, json, async || {
+            if held.is_none() {
+                held = lock_agent(&self.layout).ok();
+            }
+            let node = lock::holder(&self.layout.node_lock()).map_err(state_exit_error)?;
+            Ok(match (&held, node) {
+                (None, _) => Some("the agent still runs".to_owned()),
+                (Some(_), Some(_)) => Some(
+                    "the node still runs: start the agent again, and stop it with SIGTERM"
+                        .to_owned(),
+                ),
+                (Some(_), None) => None,
+            })
+        })
+        .await?;
+        let text = serde_json::to_vec(plan).expect("plain structs always serialise");
+        muster_files::data::replace(&self.layout.released_file(), &text).map_err(failed)?;
+        note("the agent has stopped, and runs this node no more", json);
+        let told = tokio::time::timeout(DISCOVERY_DEADLINE, self.tell_discovery()).await;
+        if let Err(why) = told.unwrap_or_else(|_| Err("no answer in time".to_owned())) {
+            note(&format!("discovery doesn't hear of the release: {why}"), json);
+        }
+        Ok(())
+    }
+
+    /// Tells discovery why this member's agent is silent from now on. `cluster show` and `cluster
+    /// explain` have the text.
+    async fn tell_discovery(&self) -> Result<(), String> {
+        let loaded = journal::read(&self.layout).map_err(|error| error_chain(&error))?;
+        let (key, loaded) = loaded.ok_or("there is no journal")?;
+        let journal = loaded.journal.with_next_boot();
+        journal::write(&self.layout, &journal, &loaded.extras)
+            .map_err(|error| error_chain(&error))?;
+        let document = loaded.document.ok_or("there is no list of members")?;
+        let join = loaded.extras.join.as_ref().ok_or("no cluster is known")?;
+        let chain = StatementChain::verify_from_pin(&loaded.extras.statements, &join.statement)
+            .map_err(|error| error_chain(&error))?;
+        let known = state::service::read_known(&self.layout, &chain);
+        let client = make_client(join, &Arc::new(key), known.as_ref());
+        let client = client.ok_or("the service's address is not usable")?;
+        let farewell = TroubleRequest {
+            session: Session { boot: journal.boot, nonce: Nonce::random() },
+            h: document.hash(),
+            detail: RELEASED.to_owned(),
+        };
+        let told = client.report_missing_leader(join.cluster, &farewell).await;
+        told.map(drop).map_err(|error| error_chain(&error))
+    }
+
+    fn unit_file(&self) -> PathBuf {
+        match &self.typed.unit {
+            Some(unit) => Path::new(UNIT_FOLDER).join(unit),
+            None => self.out.join(DEFAULT_UNIT),
+        }
+    }
+
+    fn write_unit(&self, plan: &ReleasePlan) -> Result<(), ExitError> {
+        let path = self.unit_file();
+        let text = plan.unit();
+        if state::read(&path).map_err(state_exit_error)?.is_some_and(|old| old != text.as_bytes()) {
+            return Err(ExitError::Usage(format!(
+                "{} is there already, with another content: say another unit with --unit",
+                path.display()
+            )));
+        }
+        muster_files::data::replace(&path, text.as_bytes()).map_err(failed)
+    }
+
+    async fn start(&self, plan: &ReleasePlan) -> Result<(), ExitError> {
+        match &self.typed.unit {
+            Some(unit) => {
+                systemd::reload().await?;
+                or_say(systemd::enable_now(unit).await, "enable", unit, self.typed.json);
+                Ok(())
+            }
+            None => {
+                note(&format!("start the node now: {}", plan.command.join(" ")), self.typed.json);
+                Ok(())
+            }
+        }
+    }
+
+    async fn wait(&self, cluster: &ClusterApiClient, id: MemberId) -> Result<(), ExitError> {
+        let own = self.own()?;
+        wait_until(self.patience, self.typed.json, async || {
+            Ok(match own.status().await {
+                Ok(status) if status.member_id == id => None,
+                Ok(status) => Some(format!("the member {} answers here", status.member_id)),
+                Err(error) => Some(error_chain(&error)),
+            })
+        })
+        .await?;
+        wait_until_well(cluster, None, self.patience, self.typed.json).await
+    }
+}
+
+impl ReleasePlan {
+    fn id(&self) -> Result<MemberId, ExitError> {
+        self.member.parse().map_err(|_| {
+            ExitError::Usage(format!("{PLAN_FILE}: `{}` is no member's id", self.member))
+        })
+    }
+
+    /// Returns the unit file.
+    fn unit(&self) -> String {
+        let quoted: Vec<String> = self.command.iter().map(|word| quote(word)).collect();
+        let (user, group) = self.owner;
+        format!(
+            "[Unit]\n\
+             Description=etcd member {}\n\
+             Wants=network-online.target\n\
+             After=network-online.target\n\
+             \n\
+             [Service]\n\
+             Type=notify\n\
+             User={user}\n\
+             Group={group}\n\
+             ExecStart={}\n\
+             Restart=on-failure\n\
+             RestartSec=5\n\
+             LimitNOFILE=65536\n\
+             \n\
+             [Install]\n\
+             WantedBy=multi-user.target\n",
+            self.name.replace('%', "%%"),
+            quoted.join(" ")
+        )
+    }
+}
+
+/// Quotes a word for a command line in a unit file.
+fn quote(word: &str) -> String {
+    let is_plain = |c: char| c.is_ascii_alphanumeric() || "-_./=:,@+".contains(c);
+    if !word.is_empty() && word.chars().all(is_plain) {
+        return word.to_owned();
+    }
+    let escaped =
+        word.replace('\\', "\\\\").replace('"', "\\\"").replace('%', "%%").replace('$', "$$");
+    format!("\"{escaped}\"")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn plan() -> ReleasePlan {
+        let words = ["/usr/bin/etcd", "--name=a", "--cert-file=/etc/x y/c.crt", "--odd=50%$\""];
+        ReleasePlan {
+            version: 1,
+            member: "a1".to_owned(),
+            name: "a".to_owned(),
+            command: words.map(str::to_owned).to_vec(),
+            owner: (7, 8),
+        }
+    }
+
+    #[test]
+    fn the_unit_runs_the_nodes_own_command_line_as_the_datas_owner() {
+        let unit = plan().unit();
+        let line = "ExecStart=/usr/bin/etcd --name=a \"--cert-file=/etc/x y/c.crt\" \
+                    \"--odd=50%%$$\\\"\"\n";
+        assert!(unit.contains(line), "{unit}");
+        assert!(unit.contains("User=7\nGroup=8\n"), "{unit}");
+        assert_eq!(plan().id().unwrap(), MemberId(0xa1));
+    }
+
+    #[test]
+    fn only_files_of_the_agent_are_copied() {
+        let dir = tempfile::tempdir().unwrap();
+        let root = dir.path().canonicalize().unwrap();
+        let layout = Layout::new(&root.join("data")).unwrap();
+        std::fs::create_dir_all(layout.tls()).unwrap();
+        let out = root.join("out");
+        std::fs::create_dir(&out).unwrap();
+        std::fs::write(layout.tls().join("peer.crt"), "p").unwrap();
+        let typed = ReleaseArguments {
+            data_dir: crate::cli::DataDir { data_dir: layout.root().to_owned() },
+            out: out.clone(),
+            unit: None,
+            agent_unit: None,
+            patience: 1,
+            json: false,
+        };
+        let patience = Duration::ZERO;
+        let release = NodeRelease { typed: &typed, layout, out: out.clone(), patience };
+        let own = std::fs::metadata(&out).unwrap();
+        let owner = (own.uid(), own.gid());
+        let peer = release.layout.tls().join("peer.crt").display().to_string();
+        let copied = out.join("peer.crt").display().to_string();
+        for (argument, expected) in [
+            (peer.clone(), copied.clone()),
+            (format!("--peer-cert-file={peer}"), format!("--peer-cert-file={copied}")),
+            ("--name=a".to_owned(), "--name=a".to_owned()),
+            ("--data-dir=/var/lib/etcd".to_owned(), "--data-dir=/var/lib/etcd".to_owned()),
+        ] {
+            assert_eq!(release.copy_named_file(&argument, owner).unwrap(), expected);
+        }
+        assert_eq!(std::fs::read(out.join("peer.crt")).unwrap(), b"p");
+    }
+}

@@ -1,0 +1,222 @@
+//! `adopt take-over`: stops this host's etcd, and lets the agent run it from then on.
+//!
+//! Each step can be repeated. What is durable decides: the record in the cluster's store says that this
+//! member is being restarted, and the file about the etcd says who runs it.
+
+use std::time::Duration;
+
+use serde_json::json;
+
+use super::host::EnrolledHost;
+use super::{note, print, wait_until, wait_until_well};
+use crate::adopt::process::is_in_use;
+use crate::adopt::{record, systemd};
+use crate::cli::TakeOverArguments;
+use crate::cluster::{ClusterApiClient, MemberId};
+use crate::commands::member::survey::Survey;
+use crate::commands::printer::Printer;
+use crate::crash::{self, Failpoint};
+use crate::exit::{ExitError, error_chain};
+use crate::state::adopted::{AdoptionStage, ServedFiles};
+use crate::state::{lock, node_dir, state_exit_error};
+
+/// How long the members of a cluster may take to be well before a take-over begins.
+const WELL_BEFORE: Duration = Duration::from_secs(30);
+
+pub(super) async fn run(
+    typed: &TakeOverArguments,
+    printer: &mut Printer<'_>,
+) -> Result<(), ExitError> {
+    let mut host = EnrolledHost::read(&typed.data_dir.data_dir)?;
+    let task = TakeOver { typed, patience: Duration::from_secs(typed.patience) };
+    if typed.give_back {
+        task.give_back(&mut host).await?;
+        return task.print(&host, "given_back", printer);
+    }
+    if host.node.stage == AdoptionStage::Enrolled {
+        let _lock = host.lock()?;
+        task.stop_and_take(&mut host).await?;
+    }
+    match task.start_and_wait(&host).await {
+        Ok(()) => task.print(&host, "taken_over", printer),
+        Err(end) if typed.agent_unit.is_some() && host.node.unit.is_some() => {
+            note(&format!("{end}. The etcd's own unit gets it back"), typed.json);
+            task.give_back(&mut host).await?;
+            Err(ExitError::Failed(format!("not taken over: {end}. The etcd runs as before")))
+        }
+        Err(end) => Err(ExitError::Failed(format!(
+            "{end}. Run this command again, or let the etcd run as before: stop the agent, and say \
+             muster-agent adopt take-over --give-back"
+        ))),
+    }
+}
+
+struct TakeOver<'a> {
+    typed: &'a TakeOverArguments,
+    patience: Duration,
+}
+
+impl TakeOver<'_> {
+    /// Stops the etcd once all other members are well, and makes it the agent's node.
+    async fn stop_and_take(&self, host: &mut EnrolledHost) -> Result<(), ExitError> {
+        let (cluster, json) = (host.cluster()?, self.typed.json);
+        record::begin(&cluster, host.member, host.name.as_str()).await?;
+        if let Err(end) = self.stop_etcd(host, &cluster).await {
+            // An etcd that still runs needs no place in the record.
+            if is_in_use(&host.node.directory).unwrap_or(false) {
+                record::end(&cluster, host.member, false).await?;
+            }
+            return Err(end);
+        }
+        crash::at(Failpoint::EtcdStopped);
+        let incarnation = host.journal.incarnation;
+        node_dir::write_marker(&host.node.directory, incarnation).map_err(state_exit_error)?;
+        host.set_launched(true);
+        host.node.stage = AdoptionStage::TakenOver;
+        host.persist()?;
+        crash::at(Failpoint::TakenOver);
+        note("the etcd has stopped, and is the agent's node from now on", json);
+        Ok(())
+    }
+
+    async fn stop_etcd(
+        &self,
+        host: &EnrolledHost,
+        cluster: &ClusterApiClient,
+    ) -> Result<(), ExitError> {
+        let (json, directory) = (self.typed.json, &host.node.directory);
+        let in_use = || {
+            is_in_use(directory)
+                .map_err(|error| ExitError::Failed(format!("{}: {error}", directory.display())))
+        };
+        ServedFiles::of(&host.layout)
+            .copy_from(&host.node.certificates)
+            .map_err(state_exit_error)?;
+        if !in_use()? {
+            // A command before this one was killed after the etcd had stopped.
+            return wait_until_well(cluster, Some(host.member), WELL_BEFORE, json).await;
+        }
+        wait_until_well(cluster, None, WELL_BEFORE, json).await?;
+        move_leadership_away(cluster, host.member).await;
+        if let Some(unit) = &host.node.unit {
+            note(&format!("stopping {unit}"), json);
+            or_say(systemd::disable_now(unit).await, "disable", unit, json);
+        } else {
+            note("stop this host's etcd now, and let nothing start it again", json);
+        }
+        wait_until(self.patience, json, async || {
+            Ok(in_use()?.then(|| format!("an etcd still runs on {}", directory.display())))
+        })
+        .await
+    }
+
+    /// Starts the agent, or says how, and waits until the member is in sync under it.
+    async fn start_and_wait(&self, host: &EnrolledHost) -> Result<(), ExitError> {
+        let json = self.typed.json;
+        match &self.typed.agent_unit {
+            Some(unit) => or_say(systemd::enable_now(unit).await, "enable", unit, json),
+            None => note(
+                &format!(
+                    "start the agent now: muster-agent run --data-dir {}",
+                    host.layout.root().display()
+                ),
+                json,
+            ),
+        }
+        let own = host.own()?;
+        wait_until(self.patience, json, async || {
+            let node = lock::holder(&host.layout.node_lock()).map_err(state_exit_error)?;
+            if node.is_none() {
+                return Ok(Some("the agent hasn't started the etcd yet".to_owned()));
+            }
+            Ok(match own.status().await {
+                Ok(status) if status.member_id == host.member => None,
+                Ok(status) => Some(format!("the member {} answers here", status.member_id)),
+                Err(error) => Some(error_chain(&error)),
+            })
+        })
+        .await?;
+        let cluster = host.cluster()?;
+        wait_until_well(&cluster, None, self.patience, json).await?;
+        record::end(&cluster, host.member, true).await
+    }
+
+    /// Lets the etcd run again as it did before.
+    async fn give_back(&self, host: &mut EnrolledHost) -> Result<(), ExitError> {
+        let json = self.typed.json;
+        if host.node.has_new_certificates {
+            return Err(ExitError::Usage(
+                "this member serves its new certificates, with which its old unit doesn't start it: \
+                 say muster-agent release"
+                    .to_owned(),
+            ));
+        }
+        if let Some(unit) = &self.typed.agent_unit {
+            or_say(systemd::disable_now(unit).await, "disable", unit, json);
+        }
+        {
+            let _lock = host.lock()?;
+            if let Some(holder) =
+                lock::holder(&host.layout.node_lock()).map_err(state_exit_error)?
+            {
+                return Err(ExitError::Failed(format!(
+                    "the node still runs under the agent ({holder}): stop the agent with SIGTERM, \
+                     which stops the node"
+                )));
+            }
+            // This order: no agent may start the node once its marker is gone.
+            host.node.stage = AdoptionStage::Enrolled;
+            host.set_launched(false);
+            host.persist()?;
+            node_dir::remove_marker(&host.node.directory).map_err(state_exit_error)?;
+        }
+        match &host.node.unit {
+            Some(unit) => or_say(systemd::enable_now(unit).await, "enable", unit, json),
+            None => note("start this host's etcd now as before", json),
+        }
+        let cluster = host.cluster()?;
+        wait_until_well(&cluster, None, self.patience, json).await?;
+        record::end(&cluster, host.member, false).await
+    }
+
+    fn print(
+        &self,
+        host: &EnrolledHost,
+        state: &str,
+        printer: &mut Printer<'_>,
+    ) -> Result<(), ExitError> {
+        let text = if self.typed.json {
+            let (member, name) = (host.member, &host.name);
+            json!({ "member": member, "name": name, "state": state, "agent_key": host.key() })
+                .to_string()
+        } else if state == "taken_over" {
+            format!("{} is under management, and in sync. Go on with the next host.", host.name)
+        } else {
+            format!("The etcd of {} runs as before.", host.name)
+        };
+        print(printer, &text)
+    }
+}
+
+/// If systemctl failed, as it does for a user who may not change units, says what a person has to do.
+pub(super) fn or_say(done: Result<(), ExitError>, verb: &str, unit: &str, json: bool) {
+    if let Err(why) = done {
+        note(&format!("{why}. Say now, as root: systemctl {verb} --now {unit}"), json);
+    }
+}
+
+/// Lets another member lead, so that the cluster needs no election while this one is down. The
+/// restart works without it, too.
+pub(super) async fn move_leadership_away(cluster: &ClusterApiClient, member: MemberId) {
+    let Ok(survey) = Survey::take(cluster).await else { return };
+    if survey.leader != Some(member) {
+        return;
+    }
+    let leader = survey.members.of_id(member);
+    let other = survey.members.list.iter().find(|other| other.id != member && !other.is_learner);
+    if let (Some(leader), Some(other)) = (leader, other)
+        && let Err(error) = cluster.move_leader(leader, other.id).await
+    {
+        tracing::info!("the leadership stays with this member: {}", error_chain(&error));
+    }
+}

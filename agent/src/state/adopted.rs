@@ -1,0 +1,247 @@
+//! The file about an etcd that ran before this agent: how it runs, and how far it is under management.
+//!
+//! The agent keeps the etcd's data directory, program and settings. The file is written when the host
+//! enrols, and says from then on whether the agent or somebody else runs the etcd.
+
+use std::path::{Path, PathBuf};
+
+use discovery_types::leaves::Leaves;
+use serde::{Deserialize, Serialize};
+
+use zeroize::Zeroizing;
+
+use super::{Layout, MAX_FILE_BYTES, StateError, read};
+
+/// Version of the file's format.
+const VERSION: u32 = 1;
+
+/// How far an etcd is under management.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum AdoptionStage {
+    /// The host enrols, or has enrolled. The etcd still runs as it did before.
+    Enrolled,
+    /// This agent runs the etcd.
+    TakenOver,
+}
+
+/// Files of the certificates with which an etcd ran before this agent.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CertificateFiles {
+    /// Value of the flag `--cert-file`.
+    pub cert: PathBuf,
+    /// Value of the flag `--key-file`.
+    pub key: PathBuf,
+    /// Value of the flag `--trusted-ca-file`.
+    pub trusted_ca: PathBuf,
+    /// Value of the flag `--peer-cert-file`.
+    pub peer_cert: PathBuf,
+    /// Value of the flag `--peer-key-file`.
+    pub peer_key: PathBuf,
+    /// Value of the flag `--peer-trusted-ca-file`.
+    pub peer_trusted_ca: PathBuf,
+    /// Certificate with which the agent asks the members until its own is accepted.
+    pub client_cert: PathBuf,
+    /// The private key of that certificate.
+    pub client_key: PathBuf,
+}
+
+/// How an etcd runs, and how far it is under management.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct AdoptedNode {
+    /// Version of this format.
+    pub version: u32,
+    pub stage: AdoptionStage,
+    /// Path of the etcd's program.
+    pub program: PathBuf,
+    /// Value of `--data-dir`, as an absolute path.
+    pub directory: PathBuf,
+    /// Value of `--name`, which may hold characters that no name at discovery has.
+    pub etcd_name: String,
+    /// Value of the flag `--listen-peer-urls`.
+    pub listen_peer_urls: String,
+    /// Value of the flag `--listen-client-urls`.
+    pub listen_client_urls: String,
+    /// Value of the flag `--client-cert-auth`.
+    pub client_cert_auth: bool,
+    /// Value of the flag `--peer-client-cert-auth`.
+    pub peer_client_cert_auth: bool,
+    /// The other flags, as they are passed on.
+    pub flags: Vec<String>,
+    pub certificates: CertificateFiles,
+    /// The systemd unit that ran the etcd; `None` if it ran otherwise.
+    pub unit: Option<String>,
+    /// Whether the etcd serves the certificates of the cluster's own CAs, and not those of before.
+    pub has_new_certificates: bool,
+}
+
+impl AdoptedNode {
+    /// Version of the format that [`write`] writes.
+    pub const VERSION: u32 = VERSION;
+}
+
+impl Layout {
+    /// File about an etcd that ran before this agent.
+    pub fn adopted_file(&self) -> PathBuf {
+        self.agent().join("adopted.json")
+    }
+
+    /// File that says that this host's member was given back: no agent runs it.
+    pub fn released_file(&self) -> PathBuf {
+        self.agent().join("released.json")
+    }
+}
+
+/// Reads the file about an etcd that ran before this agent; `None` if there is none.
+pub fn read_adopted(layout: &Layout) -> Result<Option<AdoptedNode>, StateError> {
+    let path = layout.adopted_file();
+    let Some(bytes) = read(&path)? else { return Ok(None) };
+    let damaged = |error: serde_json::Error| StateError::Damaged {
+        path: path.clone(),
+        what: error.to_string(),
+    };
+    let json: serde_json::Value = serde_json::from_slice(&bytes).map_err(damaged)?;
+    let found = json["version"].as_u64().unwrap_or(0);
+    if found > u64::from(VERSION) {
+        return Err(StateError::Newer { path, found, known: u64::from(VERSION) });
+    }
+    serde_json::from_value(json).map(Some).map_err(damaged)
+}
+
+/// Writes the file durably.
+pub fn write_adopted(layout: &Layout, node: &AdoptedNode) -> Result<(), StateError> {
+    let text = serde_json::to_vec_pretty(node).expect("plain structs always serialise");
+    Ok(muster_files::data::replace(&layout.adopted_file(), &text)?)
+}
+
+/// Files that an adopted etcd serves, in the agent's `tls` directory.
+pub(crate) struct ServedFiles {
+    pub cert: PathBuf,
+    pub key: PathBuf,
+    pub peer_cert: PathBuf,
+    pub peer_key: PathBuf,
+}
+
+impl ServedFiles {
+    pub(crate) fn of(layout: &Layout) -> Self {
+        let file = |name: &str| layout.tls().join(name);
+        Self {
+            cert: file("served-client.crt"),
+            key: file("served-client.key"),
+            peer_cert: file("served-peer.crt"),
+            peer_key: file("served-peer.key"),
+        }
+    }
+
+    /// Copies the certificates with which the etcd ran before.
+    pub(crate) fn copy_from(&self, before: &CertificateFiles) -> Result<(), StateError> {
+        for (from, to) in [
+            (&before.cert, &self.cert),
+            (&before.key, &self.key),
+            (&before.peer_cert, &self.peer_cert),
+            (&before.peer_key, &self.peer_key),
+        ] {
+            let bytes = muster_files::read_named(from, MAX_FILE_BYTES);
+            let bytes = Zeroizing::new(bytes.map_err(StateError::io("read", from))?);
+            write_if_changed(to, &bytes)?;
+        }
+        Ok(())
+    }
+
+    /// Writes the certificates of the cluster's own CAs. etcd reads these files at each handshake. A
+    /// handshake between two of the writes fails, and the peer or client tries again.
+    pub(crate) fn write_own(&self, layout: &Layout, leaves: &Leaves) -> Result<(), StateError> {
+        let path = layout.node_key();
+        let damaged = || StateError::Damaged { path: path.clone(), what: "it is missing".into() };
+        let key = Zeroizing::new(read(&path)?.ok_or_else(damaged)?);
+        for (to, bytes) in [
+            (&self.cert, leaves.client.as_bytes()),
+            (&self.key, &key[..]),
+            (&self.peer_cert, leaves.peer.as_bytes()),
+            (&self.peer_key, &key[..]),
+        ] {
+            write_if_changed(to, bytes)?;
+        }
+        Ok(())
+    }
+}
+
+fn write_if_changed(path: &Path, bytes: &[u8]) -> Result<(), StateError> {
+    if read(path)?.as_deref() == Some(bytes) {
+        return Ok(());
+    }
+    Ok(muster_files::data::replace(path, bytes)?)
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+
+    pub(crate) fn node(directory: &Path) -> AdoptedNode {
+        let file = |name: &str| directory.join(name);
+        AdoptedNode {
+            version: VERSION,
+            stage: AdoptionStage::Enrolled,
+            program: "/usr/bin/etcd".into(),
+            directory: directory.to_owned(),
+            etcd_name: "Node_1".to_owned(),
+            listen_peer_urls: "https://10.0.0.1:2380".to_owned(),
+            listen_client_urls: "https://127.0.0.1:2379,https://10.0.0.1:2379".to_owned(),
+            client_cert_auth: true,
+            peer_client_cert_auth: true,
+            flags: vec!["--quota-backend-bytes=4294967296".to_owned()],
+            certificates: CertificateFiles {
+                cert: file("server.crt"),
+                key: file("server.key"),
+                trusted_ca: file("ca.crt"),
+                peer_cert: file("peer.crt"),
+                peer_key: file("peer.key"),
+                peer_trusted_ca: file("ca.crt"),
+                client_cert: file("server.crt"),
+                client_key: file("server.key"),
+            },
+            unit: Some("etcd.service".to_owned()),
+            has_new_certificates: false,
+        }
+    }
+
+    #[test]
+    fn only_a_taken_over_etcd_is_the_agents_node() {
+        let dir = tempfile::tempdir().unwrap();
+        let layout = Layout::new(dir.path()).unwrap();
+        layout.create().unwrap();
+        let mut node = node(Path::new("/var/lib/etcd"));
+        write_adopted(&layout, &node).unwrap();
+        assert_eq!(Layout::new(dir.path()).unwrap().node(), dir.path().join("node"));
+        node.stage = AdoptionStage::TakenOver;
+        write_adopted(&layout, &node).unwrap();
+        let taken = Layout::new(dir.path()).unwrap();
+        assert_eq!(taken.node(), Path::new("/var/lib/etcd"));
+        assert_eq!(taken.adopted(), Some(&node));
+        assert_eq!(taken.create().unwrap().node(), taken.node(), "also of the claimed layout");
+        let newer = std::fs::read_to_string(layout.adopted_file()).unwrap();
+        std::fs::write(layout.adopted_file(), newer.replacen("1", "2", 1)).unwrap();
+        assert!(matches!(read_adopted(&layout), Err(StateError::Newer { found: 2, .. })));
+    }
+
+    #[test]
+    fn the_served_files_are_those_of_before_until_they_are_exchanged() {
+        let dir = tempfile::tempdir().unwrap();
+        let layout = Layout::new(dir.path()).unwrap();
+        layout.create().unwrap();
+        let node = node(dir.path());
+        let served = ServedFiles::of(&layout);
+        assert!(served.copy_from(&node.certificates).is_err(), "they are missing");
+        for name in ["server.crt", "server.key", "peer.crt", "peer.key"] {
+            std::fs::write(dir.path().join(name), name).unwrap();
+        }
+        served.copy_from(&node.certificates).unwrap();
+        assert_eq!(std::fs::read(&served.peer_key).unwrap(), b"peer.key");
+        let leaves = Leaves { peer: "p".to_owned(), client: "c".to_owned() };
+        assert!(served.write_own(&layout, &leaves).is_err(), "there is no node key");
+        std::fs::write(layout.node_key(), "k").unwrap();
+        served.write_own(&layout, &leaves).unwrap();
+        let read = [&served.cert, &served.key, &served.peer_cert, &served.peer_key];
+        assert_eq!(read.map(|path| std::fs::read_to_string(path).unwrap()), ["c", "k", "p", "k"]);
+    }
+}

@@ -1,0 +1,587 @@
+//! A running etcd cluster comes under management and goes back, while a client writes.
+
+use std::path::{Path, PathBuf};
+use std::process::Output;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use muster_tests::client::tls_from;
+use muster_tests::harness::agents::AgentOptions;
+use muster_tests::harness::credentials::Credentials;
+use muster_tests::harness::programs::program_path;
+use muster_tests::harness::testbed::{TestbedOptions, path_text};
+use muster_tests::harness::{
+    AgentProcess, ChildProcess, Etcdctl, Network, NodeProcess, RetryingWriter, Testbed,
+    poll_slowly, wait_for,
+};
+use muster_tests::stock_etcd::{self, oldest};
+use rustix::fs::{FlockOperation, flock};
+use serde_json::Value;
+
+const LIMIT: Duration = Duration::from_secs(90);
+/// Text of `adopt take-over` when a person has to stop the etcd.
+const STOP_ETCD: &str = "stop this host's etcd now";
+/// Text of `adopt take-over` when a person has to start the agent.
+const START_AGENT: &str = "start the agent now";
+
+fn newest() -> Option<PathBuf> {
+    stock_etcd::newest(Path::new(env!("CARGO_TARGET_TMPDIR")))
+}
+
+/// Three etcds with certificates of their own CA, and a discovery service.
+struct World {
+    testbed: Testbed,
+    etcd: PathBuf,
+    etcds: Vec<NodeProcess>,
+    agents: Vec<AgentProcess>,
+}
+
+impl World {
+    fn start(etcd: &Path) -> Result<Self> {
+        let testbed = Testbed::start(Network::loopback(4), TestbedOptions::default())?;
+        let mut hosts: Vec<String> =
+            testbed.network.hosts.iter().map(|host| host.address.to_string()).collect();
+        // On loopback a peer connects from this address.
+        hosts.push("127.0.0.1".to_owned());
+        let credentials = Credentials::make(&testbed.path("old"), &hosts)?;
+        let initial: Vec<String> =
+            (1..=3).map(|n| format!("Infra.{n}=https://{}:2380", hosts[n - 1])).collect();
+        let mut etcds = Vec::new();
+        for n in 1..=3 {
+            let host = &testbed.network.hosts[n - 1];
+            let mut node = NodeProcess::new(host, &format!("etcd-{n}"), etcd, &testbed.path(""));
+            for flag in &mut node.flags {
+                *flag = flag.replace("http://", "https://");
+            }
+            node.flags.extend(credentials.mutual_flags());
+            node.flags.push(format!("--initial-cluster={}", initial.join(",")));
+            node.flags.push("--quota-backend-bytes=1073741824".to_owned());
+            // A setting in a variable is kept, too.
+            node.env.push(("ETCD_NAME".to_owned(), format!("Infra.{n}")));
+            node.start()?;
+            etcds.push(node);
+        }
+        for node in &mut etcds {
+            node.wait_ready(LIMIT)?;
+        }
+        let etcd = etcd.to_owned();
+        Ok(Self { testbed, etcd, etcds, agents: Vec::new() })
+    }
+
+    fn old_folder(&self) -> PathBuf {
+        self.testbed.path("old")
+    }
+
+    fn endpoints(&self) -> Vec<String> {
+        let hosts = self.testbed.network.hosts[..3].iter();
+        hosts.map(|host| format!("https://{}:2379", host.address)).collect()
+    }
+
+    fn data_dir(&self, index: usize) -> PathBuf {
+        self.testbed.path(&format!("host-{}", index + 1))
+    }
+
+    /// Lets an owner sign the membership that the cluster tells.
+    fn sign(&self) -> Result<Value> {
+        let old = self.old_folder();
+        let file = |name: &str| old.join(name).display().to_string();
+        let output = self
+            .testbed
+            .network
+            .hub
+            .command(program_path("muster-agent")?)
+            .args(["adopt", "survey", "--endpoints", &self.endpoints().join(",")])
+            .args(["--cacert", &file("ca.crt"), "--cert", &file("client.crt")])
+            .args(["--key", &file("client.key"), "--peer-cacert", &file("ca.crt")])
+            .output()?;
+        ensure!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        let survey = self.testbed.path("survey.json");
+        fs_err::write(&survey, &output.stdout)?;
+        let survey = path_text(&survey)?;
+        let adopt =
+            ["cluster", "adopt", "demo", "--survey", survey, "--allow-shared-host", "--yes"];
+        self.testbed.admin_json(&adopt)
+    }
+
+    fn bundle(&self, n: usize) -> Result<PathBuf> {
+        let (name, file) = (format!("infra-{n}"), self.testbed.path(&format!("{n}.bundle")));
+        if !file.exists() {
+            let create = ["token", "create", "--cluster", "demo", "--uses", "1", "--name", &name];
+            self.testbed.admin_command(&[&create[..], &["--out", path_text(&file)?]].concat())?;
+        }
+        Ok(file)
+    }
+
+    /// Starts a command of the agent of host `index`.
+    fn spawn(&self, index: usize, words: &[&str], env: &[(&str, &str)]) -> Result<ChildProcess> {
+        let host = &self.testbed.network.hosts[index];
+        let mut command = host.command(program_path("muster-agent")?);
+        command.args(words).args(["--data-dir", path_text(&self.data_dir(index))?]);
+        command.envs(env.iter().copied());
+        let name = format!("{}-{}", words.join("-").replace('/', "_"), index + 1);
+        let name: String = name.chars().take(40).collect();
+        let log = self.testbed.path(&format!("{name}-{}.log", fresh_number()));
+        ChildProcess::spawn(&name, command, &log)
+    }
+
+    fn enrol_command(&mut self, index: usize, bundle: usize) -> Result<ChildProcess> {
+        let pid = self.etcds[index].id()?.to_string();
+        let file = self.bundle(bundle)?;
+        let words = ["adopt", "enrol", "--pid", &pid, "--bundle-file", path_text(&file)?];
+        self.spawn(index, &words, &[])
+    }
+
+    /// Enrols the hosts of all members.
+    fn enrol(&mut self) -> Result<()> {
+        let commands: Result<Vec<_>> = (0..3).map(|i| self.enrol_command(i, i + 1)).collect();
+        for mut command in commands? {
+            let code = command.exit_code(LIMIT)?;
+            ensure!(code == 0, "{code}: {}", command.output());
+        }
+        for index in 0..3 {
+            let options = AgentOptions::default();
+            let bundle = self.bundle(index + 1)?;
+            self.agents.push(self.testbed.agent_with(index, &bundle, options));
+        }
+        Ok(())
+    }
+
+    fn take_over(&mut self, index: usize) -> Result<()> {
+        let mut command = self.spawn(index, &["adopt", "take-over"], &[])?;
+        command.wait_for_output(STOP_ETCD, LIMIT)?;
+        self.etcds[index].stop(LIMIT)?;
+        self.start_agent_when_told(index, command)
+    }
+
+    fn start_agent_when_told(&mut self, index: usize, mut command: ChildProcess) -> Result<()> {
+        command.wait_for_output(START_AGENT, LIMIT)?;
+        self.agents[index].start()?;
+        let code = command.exit_code(LIMIT)?;
+        let agent = self.agents[index].output();
+        ensure!(code == 0, "{code}: {}\n{agent}", command.output());
+        Ok(())
+    }
+
+    /// Runs a command of the agent of host `index` to its end.
+    fn run(&self, index: usize, words: &[&str]) -> Result<(i32, String)> {
+        let mut command = self.spawn(index, words, &[])?;
+        let code = command.exit_code(LIMIT)?;
+        Ok((code, command.output()))
+    }
+
+    /// Writes with a client of before, which trusts the old CA and the cluster's own.
+    fn writer(&self) -> Result<RetryingWriter> {
+        let folder = self.testbed.path("writer");
+        let credentials = self.testbed.path("demo-new");
+        let out = path_text(&credentials)?;
+        self.testbed.admin_command(&["cluster", "credentials", "demo", "--out", out, "--yes"])?;
+        fs_err::create_dir(&folder)?;
+        fs_err::copy(credentials.join("ca.crt"), folder.join("ca.crt"))?;
+        for name in ["client.crt", "client.key"] {
+            fs_err::copy(self.old_folder().join(name), folder.join(name))?;
+        }
+        Ok(RetryingWriter::start_with_tls(self.endpoints(), Some(tls_from(&folder)?)))
+    }
+
+    fn etcdctl(&self, folder: &str) -> Etcdctl {
+        Etcdctl::new(self.testbed.network.hub.clone(), self.testbed.path(folder), self.endpoints())
+    }
+
+    /// Gives a member back, and runs its node as the unit would.
+    fn release(&mut self, index: usize) -> Result<NodeProcess> {
+        let out = self.testbed.path(&format!("released-{index}"));
+        let out_text = path_text(&out)?;
+        let mut command = self.spawn(index, &["release", "--out", out_text], &[])?;
+        command.wait_for_output("stop the agent now", LIMIT)?;
+        self.agents[index].terminate(LIMIT)?;
+        command.wait_for_output("start the node now", LIMIT)?;
+        let plan: Value = serde_json::from_slice(&fs_err::read(out.join("release.json"))?)?;
+        let words = plan["command"].as_array().context("a command")?;
+        let words: Vec<String> =
+            words.iter().filter_map(|word| Some(word.as_str()?.to_owned())).collect();
+        let unit = fs_err::read_to_string(out.join("etcd.service"))?;
+        ensure!(unit.contains(&format!("ExecStart={}", words[0])), "{unit}");
+        let agent_files = self.data_dir(index).join("agent").display().to_string();
+        ensure!(!unit.contains(&agent_files), "a plain unit reads no file of the agent: {unit}");
+        let host = &self.testbed.network.hosts[index];
+        let name = format!("plain-{index}");
+        let mut node = NodeProcess::new(host, &name, Path::new(&words[0]), &self.testbed.path(""));
+        node.flags = words[1..].to_vec();
+        node.start()?;
+        let code = command.exit_code(LIMIT)?;
+        ensure!(code == 0, "{code}: {}\n{}", command.output(), node.output());
+        Ok(node)
+    }
+}
+
+/// Watches how many of some data directories no etcd runs on. An etcd keeps its database locked.
+struct DownWatch {
+    stop: Arc<AtomicBool>,
+    thread: JoinHandle<Result<usize>>,
+}
+
+impl DownWatch {
+    fn start(directories: Vec<PathBuf>) -> Self {
+        let stop = Arc::new(AtomicBool::new(false));
+        let stopped = Arc::clone(&stop);
+        let thread = std::thread::spawn(move || {
+            let mut most = 0;
+            while !stopped.load(Ordering::Relaxed) {
+                let mut down = 0;
+                for directory in &directories {
+                    down += usize::from(!is_in_use(directory)?);
+                }
+                most = most.max(down);
+                std::thread::sleep(Duration::from_millis(10));
+            }
+            Ok(most)
+        });
+        Self { stop, thread }
+    }
+
+    /// Returns the highest number of members that were down at one time.
+    fn stop(self) -> Result<usize> {
+        self.stop.store(true, Ordering::Relaxed);
+        self.thread.join().expect("the thread doesn't panic")
+    }
+}
+
+fn is_in_use(directory: &Path) -> Result<bool> {
+    let file = fs_err::File::open(directory.join("member/snap/db"))?;
+    match flock(&file, FlockOperation::NonBlockingLockShared) {
+        Ok(()) => Ok(false),
+        Err(rustix::io::Errno::WOULDBLOCK) => Ok(true),
+        Err(error) => Err(error.into()),
+    }
+}
+
+fn fresh_number() -> u32 {
+    static NEXT: AtomicU32 = AtomicU32::new(0);
+    NEXT.fetch_add(1, Ordering::Relaxed)
+}
+
+fn stdout(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stdout).into_owned()
+}
+
+fn member_ids(etcdctl: &Etcdctl) -> Result<Vec<u64>> {
+    let list = etcdctl.json(&["member", "list"])?;
+    let members = list["members"].as_array().context("members")?;
+    let mut ids: Vec<u64> = members.iter().filter_map(|member| member["ID"].as_u64()).collect();
+    ids.sort_unstable();
+    Ok(ids)
+}
+
+/// Takes all three members over, exchanges their certificates, drops the old CA, lets a member be
+/// replaced by a ticket, and releases all members. A client writes all the while.
+fn check_whole_way(etcd: &Path) -> Result<()> {
+    let mut world = World::start(etcd)?;
+    let before = member_ids(&world.etcdctl("old"))?;
+    let signed = world.sign()?;
+    ensure!(signed["state"] == "open", "{signed}");
+    let writer = world.writer()?;
+    world.enrol()?;
+    let watch =
+        DownWatch::start((1..=3).map(|n| world.testbed.path(&format!("etcd-{n}"))).collect());
+    for index in 0..3 {
+        let (code, text) = world.run(index, &["run"])?;
+        ensure!(code == 3 && text.contains("take-over"), "an agent without its etcd: {text}");
+    }
+    for index in 0..3 {
+        world.take_over(index)?;
+        if index < 2 {
+            let (code, text) = world.run(index, &["adopt", "certificates"])?;
+            ensure!(code == 1 && text.contains("infra-3"), "{code}: {text}");
+        }
+    }
+    world.testbed.wait_cluster_state("demo", "formed", LIMIT)?;
+    let down = watch.stop()?;
+    ensure!(down == 1, "{down} members were down at one time");
+    ensure!(member_ids(&world.etcdctl("old"))? == before, "members keep their ids");
+    let shown = world.testbed.admin_json(&["cluster", "show", "demo"])?;
+    let raft = world.etcdctl("old").json(&["member", "list"])?["header"]["cluster_id"].as_u64();
+    let raft = format!("{:016x}", raft.context("an id")?);
+    ensure!(shown["raft_cluster_id"] == raft.as_str(), "{shown}");
+    check_settings_are_kept(&world)?;
+
+    for index in 0..3 {
+        let (code, text) = world.run(index, &["adopt", "certificates"])?;
+        ensure!(code == 0, "{code}: {text}");
+    }
+    world.etcdctl("demo-new").run(&["put", "client", "new"])?;
+    writer.stop_and_check(&world.endpoints()[0])?;
+    world.testbed.admin_command(&["cluster", "rotate-ca", "demo", "--yes", "--timeout", "1m"])?;
+    check_old_ca_is_dropped(&mut world)?;
+    check_management(&mut world)?;
+    check_release(&mut world)
+}
+
+fn check_settings_are_kept(world: &World) -> Result<()> {
+    let pid = world.agents[0].node_pid().context("the node's process")?;
+    let line = fs_err::read(format!("/proc/{pid}/cmdline"))?;
+    let line = String::from_utf8_lossy(&line).replace('\0', " ");
+    for kept in ["--name=Infra.1", "--quota-backend-bytes=1073741824", "etcd-1"] {
+        ensure!(line.contains(kept), "{kept} is not in {line}");
+    }
+    Ok(())
+}
+
+/// Restarts the agents, one after the other: etcd reads its CAs only when it starts. Then a client
+/// with a certificate of before is refused.
+fn check_old_ca_is_dropped(world: &mut World) -> Result<()> {
+    for index in 0..3 {
+        poll_slowly("the agent to want a restart", LIMIT, || {
+            let status = world.agents[index].status().ok()?;
+            status["restart_wanted"].is_string().then_some(())
+        })?;
+        world.agents[index].terminate(LIMIT)?;
+        world.agents[index].start()?;
+        let etcdctl = world.etcdctl("demo-new");
+        wait_for("all members to answer", LIMIT, || etcdctl.run(&["endpoint", "health"]).ok())?;
+    }
+    let old = world.etcdctl("writer").output(&["put", "client", "old"])?;
+    ensure!(!old.status.success(), "{}", stdout(&old));
+    Ok(())
+}
+
+/// A host takes a member's place by a ticket.
+fn check_management(world: &mut World) -> Result<()> {
+    let ticket = world.testbed.path("ticket.bundle");
+    let create = ["token", "create", "--cluster", "demo", "--kind", "join", "--replace", "Infra.3"];
+    world.testbed.admin_command(&[&create[..], &["--out", path_text(&ticket)?]].concat())?;
+    let args = ["--node-binary", path_text(&world.etcd)?, "--name", "fourth"];
+    let args = args.map(str::to_owned).to_vec();
+    let options = AgentOptions { args, ..AgentOptions::default() };
+    let mut agent = world.testbed.agent_with(3, &ticket, options);
+    agent.start()?;
+    poll_slowly("the newcomer to take the member's place", LIMIT, || {
+        let shown = world.testbed.admin_command(&["cluster", "show", "demo"]).ok()?;
+        let votes = |line: &str| {
+            line.contains("fourth") && (line.contains("voter") || line.contains("leader"))
+        };
+        (shown.lines().any(votes) && !shown.contains("Infra.3 ")).then_some(())
+    })
+    .with_context(|| agent.output())?;
+    let code = world.agents[2].exit_code(LIMIT)?;
+    ensure!(code == 3, "the removed member's agent ended with {code}");
+    world.agents.push(agent);
+    Ok(())
+}
+
+/// Releases all members, one after the other. The plain etcds go on.
+fn check_release(world: &mut World) -> Result<()> {
+    let hosts = &world.testbed.network.hosts;
+    let urls: Vec<String> =
+        [0, 1, 3].iter().map(|i| format!("https://{}:2379", hosts[*i].address)).collect();
+    let etcdctl = world.etcdctl("demo-new");
+    // The other writer's keys are there, too, and the check counts all of them.
+    etcdctl.run(&["del", "w", "--prefix"])?;
+    let url = urls[0].clone();
+    let tls = tls_from(&world.testbed.path("demo-new"))?;
+    let writer = RetryingWriter::start_with_tls(urls, Some(tls));
+    let mut plain = Vec::new();
+    for index in [0, 1, 3] {
+        plain.push(world.release(index)?);
+        let (code, text) = world.run(index, &["run"])?;
+        ensure!(code == 3 && text.contains("released"), "{code}: {text}");
+        poll_slowly("discovery to know of the release", LIMIT, || {
+            let shown = world.testbed.admin_json(&["cluster", "explain", "demo"]).ok()?;
+            let reasons = shown["explain"].as_array()?;
+            let released = reasons.iter().filter(|reason| reason["code"] == "member_released");
+            (released.count() == plain.len()).then_some(())
+        })?;
+    }
+    ensure!(plain.iter_mut().all(NodeProcess::is_running), "all run without agents");
+    writer.stop_and_check(&url)?;
+    let retire = ["cluster", "retire", "demo", "--yes"];
+    world.testbed.admin_command(&retire).map(drop)
+}
+
+#[test]
+fn etcd_3_4_comes_under_management_and_goes_back() -> Result<()> {
+    oldest().map_or(Ok(()), |etcd| check_whole_way(&etcd))
+}
+
+#[test]
+fn the_newest_etcd_comes_under_management_and_goes_back() -> Result<()> {
+    newest().map_or(Ok(()), |etcd| check_whole_way(&etcd))
+}
+
+/// Kills a take-over after the etcd has stopped, and another after the journal was written. Discovery
+/// is away all the while. Nobody else may restart a member meanwhile.
+#[test]
+fn a_take_over_goes_on_after_a_crash_and_without_discovery() -> Result<()> {
+    let Some(etcd) = oldest() else { return Ok(()) };
+    let mut world = World::start(&etcd)?;
+    world.sign()?;
+    let writer = world.writer()?;
+    world.enrol()?;
+    world.testbed.stop_discovery()?;
+    for (index, step) in [(0, "etcd-stopped"), (1, "taken-over")] {
+        let mut killed =
+            world.spawn(index, &["adopt", "take-over"], &[("MUSTER_CRASH_AT", step)])?;
+        killed.wait_for_output(STOP_ETCD, LIMIT)?;
+        world.etcds[index].stop(LIMIT)?;
+        killed.wait(LIMIT)?;
+        let (code, text) = world.run(2, &["adopt", "take-over", "--patience", "5"])?;
+        ensure!(code == 1 && text.contains("is being restarted"), "{code}: {text}");
+        ensure!(world.etcds[2].is_running(), "nothing was stopped");
+        let again = world.spawn(index, &["adopt", "take-over"], &[])?;
+        world.start_agent_when_told(index, again)?;
+    }
+    writer.stop_and_check(&world.endpoints()[2])?;
+    world.testbed.start_discovery()?;
+    world.testbed.wait_cluster_state("demo", "formed", LIMIT)?;
+    Ok(())
+}
+
+/// Gives an etcd back in the middle of a take-over, and takes it over later.
+#[test]
+fn an_unfinished_take_over_can_be_given_back() -> Result<()> {
+    let Some(etcd) = oldest() else { return Ok(()) };
+    let mut world = World::start(&etcd)?;
+    world.sign()?;
+    world.enrol()?;
+    let mut command = world.spawn(0, &["adopt", "take-over"], &[])?;
+    command.wait_for_output(STOP_ETCD, LIMIT)?;
+    world.etcds[0].stop(LIMIT)?;
+    command.wait_for_output(START_AGENT, LIMIT)?;
+    command.kill();
+    let mut back = world.spawn(0, &["adopt", "take-over", "--give-back"], &[])?;
+    back.wait_for_output("start this host's etcd now as before", LIMIT)?;
+    world.etcds[0].start()?;
+    ensure!(back.exit_code(LIMIT)? == 0, "{}", back.output());
+    let (code, text) = world.run(0, &["run"])?;
+    ensure!(code == 3, "the etcd isn't the agent's: {text}");
+    world.take_over(0)
+}
+
+/// A host shows the bundle of another member.
+#[test]
+fn a_bundle_is_good_for_its_own_member_alone() -> Result<()> {
+    let Some(etcd) = oldest() else { return Ok(()) };
+    let mut world = World::start(&etcd)?;
+    world.sign()?;
+    let mut enrol = world.enrol_command(0, 2)?;
+    enrol.wait_for_output("infra-2", LIMIT)?;
+    enrol.kill();
+    Ok(())
+}
+
+/// A `systemctl` of this test, which starts and stops processes by unit files of its own kind. Its
+/// processes end when this is dropped.
+struct FakeSystemd(PathBuf);
+
+const FAKE_SYSTEMCTL: &str = r#"#!/bin/sh
+dir=$(dirname "$0")
+for unit; do :; done
+pid=$(cat "$dir/$unit.pid" 2>/dev/null || echo 0)
+case $1 in
+show) echo "$pid" ;;
+enable)
+    sh "$dir/$unit.start" >>"$dir/$unit.log" 2>&1 &
+    echo $! >"$dir/$unit.pid" ;;
+disable)
+    [ "$pid" = 0 ] && exit 0
+    kill "$pid" 2>/dev/null
+    while [ -d "/proc/$pid" ] && ! grep -q '^State:.Z' "/proc/$pid/status"; do sleep 0.05; done
+    rm "$dir/$unit.pid" ;;
+esac
+"#;
+
+impl FakeSystemd {
+    fn new(folder: PathBuf) -> Result<Self> {
+        fs_err::create_dir(&folder)?;
+        let script = folder.join("systemctl");
+        fs_err::write(&script, FAKE_SYSTEMCTL)?;
+        let mode = std::os::unix::fs::PermissionsExt::from_mode(0o755);
+        fs_err::set_permissions(&script, mode)?;
+        Ok(Self(folder))
+    }
+
+    fn write_unit(&self, unit: &str, script: &str) -> Result<()> {
+        Ok(fs_err::write(self.0.join(format!("{unit}.start")), script)?)
+    }
+
+    fn call(&self, verb: &str, unit: &str) -> Result<Output> {
+        let words = [verb, "--now", "--", unit];
+        Ok(std::process::Command::new(self.0.join("systemctl")).args(words).output()?)
+    }
+
+    fn log(&self, unit: &str) -> String {
+        fs_err::read_to_string(self.0.join(format!("{unit}.log"))).unwrap_or_default()
+    }
+
+    fn search_path(&self) -> String {
+        let path = std::env::var("PATH").unwrap_or_default();
+        format!("{}:{path}", self.0.display())
+    }
+}
+
+impl Drop for FakeSystemd {
+    fn drop(&mut self) {
+        for unit in ["agent.service", "etcd.service"] {
+            // A unit that isn't there is no fault of the test.
+            let _ = self.call("disable", unit);
+        }
+    }
+}
+
+/// Runs a command of host 0 with the test's `systemctl`.
+fn run_with_units(world: &World, units: &FakeSystemd, words: &[&str]) -> Result<(i32, String)> {
+    let path = units.search_path();
+    let mut command = world.spawn(0, words, &[("PATH", path.as_str())])?;
+    let code = command.exit_code(LIMIT)?;
+    Ok((code, command.output()))
+}
+
+/// An etcd that a unit runs is found by its unit, stopped, and given back if the agent's unit fails.
+#[test]
+fn units_change_places_and_a_failed_take_over_gives_the_etcd_back() -> Result<()> {
+    let Some(etcd) = oldest() else { return Ok(()) };
+    let mut world = World::start(&etcd)?;
+    let units = FakeSystemd::new(world.testbed.path("units"))?;
+    let flags = world.etcds[0].flags.join(" ");
+    units.write_unit(
+        "etcd.service",
+        &format!("export ETCD_NAME=Infra.1\nexec {} {flags}\n", path_text(&etcd)?),
+    )?;
+    world.etcds[0].stop(LIMIT)?;
+    units.call("enable", "etcd.service")?;
+    let healthy = world.etcdctl("old");
+    wait_for("all members to answer", LIMIT, || healthy.run(&["endpoint", "health"]).ok())?;
+    world.sign()?;
+
+    let path = units.search_path();
+    let bundle = world.bundle(1)?;
+    let enrol = ["adopt", "enrol", "--unit", "etcd.service", "--bundle-file", path_text(&bundle)?];
+    let (code, text) = run_with_units(&world, &units, &[&enrol[..], &["--check"]].concat())?;
+    ensure!(code == 0 && text.contains("Nothing was changed"), "{code}: {text}");
+    ensure!(!world.data_dir(0).exists(), "--check leaves nothing behind");
+    let first = world.spawn(0, &enrol, &[("PATH", path.as_str())])?;
+    let others: Result<Vec<_>> = (1..3).map(|i| world.enrol_command(i, i + 1)).collect();
+    for mut command in others?.into_iter().chain([first]) {
+        let code = command.exit_code(LIMIT)?;
+        ensure!(code == 0, "{code}: {}", command.output());
+    }
+    let writer = world.writer()?;
+
+    let take_over = ["adopt", "take-over", "--agent-unit", "agent.service", "--patience", "20"];
+    units.write_unit("agent.service", "exit 1\n")?;
+    let (code, text) = run_with_units(&world, &units, &take_over)?;
+    ensure!(code == 1 && text.contains("The etcd runs as before"), "{code}: {text}");
+    healthy.run(&["endpoint", "health"])?;
+    let data_dir = world.data_dir(0);
+    let run = format!(
+        "exec {} run --data-dir {}\n",
+        program_path("muster-agent")?.display(),
+        data_dir.display()
+    );
+    units.write_unit("agent.service", &run)?;
+    let (code, text) = run_with_units(&world, &units, &take_over)?;
+    ensure!(code == 0, "{code}: {text}\n{}", units.log("agent.service"));
+    writer.stop_and_check(&world.endpoints()[1])
+}
