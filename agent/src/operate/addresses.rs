@@ -15,6 +15,7 @@ use discovery_types::convert;
 use discovery_types::record::Record;
 use discovery_types::statement::StatementChain;
 use discovery_types::url::ServiceUrl;
+use tokio::sync::watch;
 use tokio::time::{Instant, sleep};
 
 use crate::cli::addressing::{AddressFlags, is_lost};
@@ -287,11 +288,11 @@ pub(crate) fn note_host_move(extras: &mut JournalExtras, before: &Addresses, now
     extras.note_move(before, now, unix_seconds());
 }
 
-/// Journals that the cluster has recorded the address with this number. From then on the agent changes
+/// Journals that the cluster has recorded the address with the number `recorded`. From then on the agent changes
 /// no recorded address until the member moves again: an operator may announce a former address. If
 /// the member has moved once more meanwhile, nothing changes.
-pub(crate) fn journal_recorded_address(protocol: &mut Protocol, number: u64) {
-    if !protocol.extras.forget_former_addresses(number) {
+pub(crate) fn journal_recorded_address(protocol: &mut Protocol, recorded: &watch::Receiver<u64>) {
+    if !protocol.extras.forget_former_addresses(*recorded.borrow()) {
         return;
     }
     if let Err(end) = protocol.persist_extras() {

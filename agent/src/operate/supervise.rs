@@ -477,9 +477,7 @@ async fn supervise_and_journal(
                     }
                 }
             }
-            Ok(()) = recorded.changed() => {
-                addresses::journal_recorded_address(protocol, *recorded.borrow_and_update());
-            }
+            Ok(()) = recorded.changed() => addresses::journal_recorded_address(protocol, &recorded),
             () = &mut exchanged => {
                 found.cas.note_certificates(&leaves, &newest);
                 // These tasks hold clients that expect the certificate of before.
