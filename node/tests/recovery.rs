@@ -126,8 +126,18 @@ async fn a_survivor_that_moved_just_before_the_loss_keeps_its_new_address() {
     common::retry_while_unhealthy(update).await;
     members.iter_mut().for_each(TestMember::kill);
 
-    start_with_force(&mut members[leader]);
-    let list = members[leader].members().await.unwrap();
+    // A start with --force-new-cluster takes the URL of its flag. The command takes that of the table.
+    let survivor = &mut members[leader];
+    let recover = ["data", "recover", "--i-accept-data-loss"];
+    let command = Command::new(env!("CARGO_BIN_EXE_muster-node"))
+        .args(recover)
+        .arg(&survivor.data_dir)
+        .output()
+        .unwrap();
+    assert!(command.status.success(), "{command:?}");
+    survivor.start();
+    survivor.wait_ready();
+    let list = survivor.members().await.unwrap();
     assert_eq!(list.len(), 1);
     assert_eq!(list[0].peer_ur_ls, moved);
 }
