@@ -7,36 +7,15 @@ use std::path::{Path, PathBuf};
 use discovery_types::adoption;
 use discovery_types::name::Name;
 
+use crate::launch::node_command::is_set_by_agent;
 use crate::state::addresses::ListenAddresses;
 use crate::state::adopted::{AdoptedNode, AdoptionStage, CertificateFiles};
 
 /// Prefix of etcd's environment variables.
 const VARIABLE_PREFIX: &str = "ETCD_";
 
-/// Flags that the agent replaces by its own, or that say how a cluster begins.
-const REPLACED: &[&str] = &[
-    "name",
-    "data-dir",
-    "listen-peer-urls",
-    "listen-client-urls",
-    "initial-advertise-peer-urls",
-    "advertise-client-urls",
-    "initial-cluster",
-    "initial-cluster-state",
-    "initial-cluster-token",
-    "discovery",
-    "discovery-fallback",
-    "discovery-proxy",
-    "discovery-srv",
-    "discovery-srv-name",
-    "cert-file",
-    "key-file",
-    "client-cert-auth",
-    "trusted-ca-file",
-    "peer-cert-file",
-    "peer-key-file",
-    "peer-client-cert-auth",
-    "peer-trusted-ca-file",
+/// Flags that are dropped besides those that the agent sets itself.
+const DROPPED: &[&str] = &[
     // The agent reads the node's output.
     "log-output",
     "log-outputs",
@@ -186,7 +165,8 @@ impl EtcdConfig {
         let listen = |flag| self.value(flag).unwrap_or_default().to_owned();
         let default_directory = format!("{}.etcd", self.etcd_name());
         let kept = self.flags.iter().filter(|(name, _)| {
-            !REPLACED.contains(&name.as_str()) && !REFUSED.iter().any(|(flag, _)| flag == name)
+            let is_refused = REFUSED.iter().any(|(flag, _)| flag == name);
+            !is_set_by_agent(name) && !DROPPED.contains(&name.as_str()) && !is_refused
         });
         Ok(AdoptedNode {
             version: AdoptedNode::VERSION,
@@ -271,7 +251,8 @@ mod tests {
     #[test]
     fn settings_are_kept_and_paths_are_made_absolute() {
         let more = "-quota-backend-bytes=1 --heartbeat-interval 50 --enable-pprof \
-            --initial-cluster a=https://10.0.0.1:2380 --log-outputs stderr";
+            --initial-cluster a=https://10.0.0.1:2380 --log-outputs stderr \
+            --discovery-endpoints https://disco:2379 --discovery-token t";
         let node = node(&format!("--name Node.1 {TLS} {LISTEN} {more}"), &[]).unwrap();
         assert_eq!(node.directory, Path::new("/srv/Node.1.etcd"));
         assert_eq!(node.certificates.cert, Path::new("/srv/s.crt"));

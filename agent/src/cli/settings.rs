@@ -12,37 +12,8 @@ use crate::cli;
 use crate::cli::addressing::{self, AddressFlags};
 use crate::exit::ExitError;
 use crate::host::cloud::IdentitySource;
+use crate::launch::node_command::is_set_by_agent;
 use crate::state::Layout;
-
-/// Node flags that the agent sets itself, because identity, transport security or supervision
-/// depend on them.
-const RESERVED_FLAGS: &[&str] = &[
-    "name",
-    "data-dir",
-    "wal-dir",
-    "listen-peer-urls",
-    "listen-client-urls",
-    "initial-advertise-peer-urls",
-    "advertise-client-urls",
-    "initial-cluster",
-    "initial-cluster-state",
-    "initial-cluster-token",
-    "force-new-cluster",
-    "discovery",
-    "discovery-srv",
-    "cert-file",
-    "key-file",
-    "client-cert-auth",
-    "trusted-ca-file",
-    "peer-cert-file",
-    "peer-key-file",
-    "peer-client-cert-auth",
-    "peer-trusted-ca-file",
-    "auto-tls",
-    "peer-auto-tls",
-    "muster-document",
-    "config-file",
-];
 
 /// Maximum number of --cluster-address flags: a cluster has at most as many members.
 const MAX_CLUSTER_ADDRESSES: usize = 64;
@@ -172,7 +143,7 @@ where
 fn refuse_reserved_flags(flags: &[String]) -> Result<(), ExitError> {
     for flag in flags {
         let name = flag.trim_start_matches('-').split('=').next().unwrap_or_default();
-        if flag.starts_with('-') && RESERVED_FLAGS.contains(&name) {
+        if flag.starts_with('-') && is_set_by_agent(name) {
             return Err(ExitError::Usage(format!(
                 "-- {flag}: the agent sets --{name} itself, from what the cluster has agreed on"
             )));

@@ -30,6 +30,42 @@ const MUSTER_NODE_LINE: &str = "Muster Node:";
 /// Prefix of the line with etcd's version, which muster-node prints too.
 const ETCD_LINE: &str = "etcd Version: ";
 
+/// Node flags that the agent sets itself, because identity, transport security or supervision
+/// depend on them.
+const RESERVED_FLAGS: &[&str] = &[
+    "name",
+    "data-dir",
+    "wal-dir",
+    "listen-peer-urls",
+    "listen-client-urls",
+    "initial-advertise-peer-urls",
+    "advertise-client-urls",
+    "initial-cluster",
+    "initial-cluster-state",
+    "initial-cluster-token",
+    "force-new-cluster",
+    "cert-file",
+    "key-file",
+    "client-cert-auth",
+    "trusted-ca-file",
+    "peer-cert-file",
+    "peer-key-file",
+    "peer-client-cert-auth",
+    "peer-trusted-ca-file",
+    "auto-tls",
+    "peer-auto-tls",
+    "muster-document",
+    "config-file",
+];
+/// Prefix of etcd's flags about discovery, which say how a cluster begins. etcd refuses them beside the
+/// agent's list of members.
+const DISCOVERY_FLAGS: &str = "discovery";
+
+/// Whether the agent sets this flag of the node itself. The name is without dashes.
+pub(crate) fn is_set_by_agent(flag: &str) -> bool {
+    RESERVED_FLAGS.contains(&flag) || flag.starts_with(DISCOVERY_FLAGS)
+}
+
 /// Kind of a node's program, found by its `--version` output.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum NodeKind {
