@@ -16,6 +16,9 @@ const HELP_DEADLINE: Duration = Duration::from_secs(10);
 /// File in etcd's data directory that a running etcd keeps locked.
 const DATABASE: &str = "member/snap/db";
 
+/// Linux adds this to the path of a program whose file is not there any more.
+const DELETED: &str = " (deleted)";
+
 /// A running etcd process, and how it was started.
 pub(crate) struct EtcdProcess {
     /// The program that the process executes.
@@ -33,15 +36,10 @@ impl EtcdProcess {
                  user or as root, and say the etcd's own process id"
             ))
         };
-        let program = std::fs::read_link(folder.join("exe")).map_err(failed)?;
+        let program = program_of(pid).map_err(failed)?;
         let working_directory = std::fs::read_link(folder.join("cwd")).map_err(failed)?;
-        let texts = |name: &str| -> io::Result<Vec<String>> {
-            let bytes = std::fs::read(folder.join(name))?;
-            let texts = bytes.split(|byte| *byte == 0).filter(|text| !text.is_empty());
-            Ok(texts.map(|text| String::from_utf8_lossy(text).into_owned()).collect())
-        };
-        let arguments = texts("cmdline").map_err(failed)?;
-        let environment = texts("environ").map_err(failed)?;
+        let arguments = command_line(pid).map_err(failed)?;
+        let environment = read_texts(&folder.join("environ")).map_err(failed)?;
         let variables = environment
             .iter()
             .filter_map(|text| text.split_once('='))
@@ -78,10 +76,28 @@ async fn help(program: &Path) -> Result<String, ExitError> {
 }
 
 /// Returns the arguments of a process, its program first.
-pub(crate) fn command_line(pid: i32) -> io::Result<Vec<String>> {
-    let bytes = std::fs::read(format!("/proc/{pid}/cmdline"))?;
+pub(crate) fn command_line(pid: u32) -> io::Result<Vec<String>> {
+    read_texts(Path::new(&format!("/proc/{pid}/cmdline")))
+}
+
+/// Reads a file of texts that each end with a zero byte.
+fn read_texts(path: &Path) -> io::Result<Vec<String>> {
+    let bytes = std::fs::read(path)?;
     let texts = bytes.split(|byte| *byte == 0).filter(|text| !text.is_empty());
     Ok(texts.map(|text| String::from_utf8_lossy(text).into_owned()).collect())
+}
+
+/// Returns the path of the program that a process executes. If the file was replaced since the
+/// process began, as by an upgrade of a package, that is the path of the new file.
+pub(crate) fn program_of(pid: u32) -> io::Result<PathBuf> {
+    let executed = std::fs::read_link(format!("/proc/{pid}/exe"))?;
+    let replaced = executed.to_str().and_then(|path| path.strip_suffix(DELETED));
+    let candidates = [Some(&*executed), replaced.map(Path::new)];
+    let present = candidates.into_iter().flatten().find(|path| path.is_file());
+    present.map(Path::to_owned).ok_or_else(|| {
+        let gone = format!("its program {} is gone: install it again", executed.display());
+        io::Error::new(io::ErrorKind::NotFound, gone)
+    })
 }
 
 /// Whether an etcd runs on this data directory, which it keeps locked.
@@ -122,7 +138,34 @@ mod tests {
 
     #[test]
     fn the_own_command_line_begins_with_the_program() {
-        let own = command_line(rustix::process::getpid().as_raw_nonzero().get()).unwrap();
+        let own = command_line(std::process::id()).unwrap();
         assert!(!own.is_empty());
+    }
+
+    #[test]
+    fn a_program_that_was_replaced_while_it_runs_is_found_at_its_path() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("program");
+        let install = || {
+            // Not by this process: a child of another test could keep the file open for writing, and a
+            // file that is open for writing can't be executed.
+            let copied = std::process::Command::new("cp")
+                .arg("/bin/sleep")
+                .arg(dir.path().join("new"))
+                .status();
+            assert!(copied.unwrap().success());
+            std::fs::rename(dir.path().join("new"), &path).unwrap();
+        };
+        install();
+        let mut child = std::process::Command::new(&path).arg("60").spawn().unwrap();
+        let before = program_of(child.id());
+        install();
+        let replaced = program_of(child.id());
+        std::fs::remove_file(&path).unwrap();
+        let gone = program_of(child.id());
+        child.kill().unwrap();
+        child.wait().unwrap();
+        assert_eq!((before.unwrap(), replaced.unwrap()), (path.clone(), path));
+        assert_eq!(gone.unwrap_err().kind(), io::ErrorKind::NotFound);
     }
 }

@@ -17,7 +17,7 @@ use serde_json::json;
 use super::host::{claim, endpoint_error, lock_agent};
 use super::take_over::{move_leadership_away, or_say};
 use super::{note, print, wait_until, wait_until_well};
-use crate::adopt::process::command_line;
+use crate::adopt::process::{command_line, program_of};
 use crate::adopt::{record, systemd};
 use crate::cli::ReleaseArguments;
 use crate::cluster::{ClusterApiClient, MemberId};
@@ -127,8 +127,9 @@ impl NodeRelease<'_> {
         let text = bytes.map(|bytes| String::from_utf8_lossy(&bytes).into_owned());
         let process = text.and_then(|text| ProcessIdentity::from_text(&text));
         let process = process.ok_or_else(no_node)?;
-        let arguments = command_line(process.pid).map_err(failed)?;
-        let program = std::fs::read_link(format!("/proc/{}/exe", process.pid)).map_err(failed)?;
+        let pid = process.pid.unsigned_abs();
+        let (arguments, program) =
+            (command_line(pid).map_err(failed)?, program_of(pid).map_err(failed)?);
         let status = self.own()?.status().await?;
         let members = self.own()?.list_members().await?;
         let own = members.of_id(status.member_id).ok_or_else(no_node)?;
