@@ -2,7 +2,7 @@
 //! pool is compared with the ledger before its first use.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use discovery_types::digest::Digest;
 use sqlx::migrate::{MigrateError, Migrator};
@@ -22,6 +22,11 @@ static MIGRATOR: Migrator = sqlx::migrate!("../migrations");
 const SESSION: &str = "SET statement_timeout = '2s'; SET lock_timeout = '2s'; \
      SET idle_in_transaction_session_timeout = '10s'; SET synchronous_commit = on; \
      SET plan_cache_mode = 'force_generic_plan'; SET application_name = 'muster-discovery'";
+/// Setting of the connection that migrates and makes the first look at the database. It has no time
+/// limits: nobody waits for the service yet.
+const DURABLE_COMMITS: &str = "SET synchronous_commit = on";
+/// How long the start tries to get the pool's first connection.
+const FIRST_CONNECTION_WAIT: Duration = Duration::from_secs(30);
 /// Maximum age of a connection. Reconnecting resolves the address again, which notices a failover.
 const CONNECTION_LIFE: Duration = Duration::from_secs(30 * 60);
 
@@ -136,7 +141,9 @@ pub(crate) async fn connect(
     keys: &KeyDirectory,
     metrics: Arc<ServiceMetrics>,
 ) -> Result<Store, ConnectError> {
-    let mut connection = options.connect().await.map_err(StoreError::from)?;
+    // A migration's text is long, and a slow disk is no reason to log it.
+    let quiet = options.clone().disable_statement_logging();
+    let mut connection = quiet.connect().await.map_err(StoreError::from)?;
     let findings = check::check(&mut connection).await?;
     for warning in &findings.warnings {
         tracing::warn!("about this Postgres: {warning}");
@@ -151,9 +158,15 @@ pub(crate) async fn connect(
     }
     // Check the key directory before this process inserts a row of its own.
     key_directory::check(&mut connection, keys).await?;
+    let watch = Arc::new(DatabaseWatch::new(metrics));
+    // The first look at a database writes, and a slow disk may take seconds for that. A look on a
+    // pool's connection must end within the pool's limit, so the first one is made here.
+    sqlx::raw_sql(DURABLE_COMMITS).execute(&mut connection).await.map_err(StoreError::from)?;
+    look_at_database(&mut connection, &ledger, &watch, Occasion::Doubt)
+        .await
+        .map_err(StoreError::from)?;
     connection.close().await.map_err(StoreError::from)?;
 
-    let watch = Arc::new(DatabaseWatch::new(metrics));
     let (compared_ledger, compared_watch) = (ledger.clone(), watch.clone());
     let pool = PgPoolOptions::new()
         .max_connections(settings.size)
@@ -171,6 +184,22 @@ pub(crate) async fn connect(
         })
         .connect_lazy_with(options);
     let store = Store { pool, ledger, watch, caches: Arc::default() };
-    store.now().await?;
+    wait_for_pool(&store).await?;
     Ok(store)
+}
+
+/// Waits until the pool has its first connection. A loaded server may need longer for one than a
+/// request may wait.
+async fn wait_for_pool(store: &Store) -> Result<(), StoreError> {
+    let deadline = Instant::now() + FIRST_CONNECTION_WAIT;
+    loop {
+        match store.now().await {
+            Err(StoreError::Unavailable(sqlx::Error::PoolTimedOut))
+                if Instant::now() < deadline =>
+            {
+                tracing::warn!("the database is slow to accept a connection: trying again");
+            }
+            answer => return answer.map(drop),
+        }
+    }
 }

@@ -50,6 +50,24 @@ async fn a_service_whose_port_is_taken_leaves_nothing_in_the_database() {
     service.stop().await;
 }
 
+/// The first look at a database takes longer here than a request may wait for a connection.
+#[tokio::test]
+async fn a_service_starts_on_a_database_with_a_slow_disk() {
+    let world = TestInstallation::new().await;
+    world.serve().await.stop().await;
+    sqlx::raw_sql(
+        "CREATE FUNCTION wait() RETURNS trigger LANGUAGE plpgsql AS
+             $$ BEGIN PERFORM pg_sleep(3); RETURN NEW; END $$;
+         CREATE TRIGGER slow_disk BEFORE INSERT ON processes
+             FOR EACH ROW EXECUTE FUNCTION wait()",
+    )
+    .execute(&mut world.database.connect().await)
+    .await
+    .unwrap();
+    start(world.args("ledger-2")).await.unwrap().stop().await;
+    assert_eq!(processes(&world).await, 2);
+}
+
 #[tokio::test]
 async fn a_damaged_ledger_or_missing_key_directory_asks_for_no_restart() {
     let world = TestInstallation::new().await;
