@@ -1,8 +1,9 @@
 //! The record of take-overs in the cluster's own store: which member is being restarted, and which
 //! members an agent runs.
 //!
-//! It is changed by compare-and-swap, so two hosts can't both begin. It never ends by itself: a host
-//! that was killed in the middle goes on when its command is run again, and nobody else begins before.
+//! It is changed by compare-and-swap, so two hosts can't both begin. No time ends it: a host that was
+//! killed in the middle goes on when its command is run again, and nobody else begins before. If that
+//! host is lost, the removal of its member from the cluster ends it.
 
 use serde::{Deserialize, Serialize};
 
@@ -36,13 +37,16 @@ struct MemberAtWork {
 }
 
 impl TakeOverRecord {
-    /// Notes that the member is being restarted.
+    /// Notes that the member is being restarted. `members` are the ids of all members.
     ///
     /// # Errors
     /// Returns the name of another member that is being restarted.
-    fn begin(&mut self, id: MemberId, name: &str) -> Result<(), String> {
+    fn begin(&mut self, id: MemberId, name: &str, members: &[MemberId]) -> Result<(), String> {
+        let is_member = |id: &str| members.iter().any(|member| member.to_string() == id);
         match &self.at_work {
-            Some(other) if other.id != id.to_string() => Err(other.name.clone()),
+            Some(other) if other.id != id.to_string() && is_member(&other.id) => {
+                Err(other.name.clone())
+            }
             _ => {
                 let id = id.to_string();
                 self.at_work = Some(MemberAtWork { id, name: name.to_owned() });
@@ -96,11 +100,14 @@ pub(crate) async fn begin(
     id: MemberId,
     name: &str,
 ) -> Result<(), ExitError> {
+    let members = cluster.list_members().await.map_err(store_error)?;
+    let members: Vec<MemberId> = members.list.iter().map(|member| member.id).collect();
     change(cluster, |record| {
-        record.begin(id, name).map_err(|other| {
+        record.begin(id, name, &members).map_err(|other| {
             ExitError::Failed(format!(
                 "the member {other} is being restarted by another host: wait until it is done, or \
-                 finish it there. One member at a time may be down"
+                 finish it there. If that host is lost, remove its member from the cluster. One member \
+                 at a time may be down"
             ))
         })
     })
@@ -157,16 +164,18 @@ mod tests {
     fn one_member_at_a_time_is_restarted() {
         let mut record = TakeOverRecord::default();
         let (a, b) = (MemberId(0xa), MemberId(0xb));
-        assert_eq!(record.begin(a, "a"), Ok(()));
-        assert_eq!(record.begin(a, "a"), Ok(()), "a host goes on with its own");
-        assert_eq!(record.begin(b, "b"), Err("a".to_owned()));
+        assert_eq!(record.begin(a, "a", &[a, b]), Ok(()));
+        assert_eq!(record.begin(a, "a", &[a, b]), Ok(()), "a host goes on with its own");
+        assert_eq!(record.begin(b, "b", &[a, b]), Err("a".to_owned()));
         record.end(b, false);
-        assert_eq!(record.begin(b, "b"), Err("a".to_owned()), "only its own host ends it");
+        assert_eq!(record.begin(b, "b", &[a, b]), Err("a".to_owned()), "only its own host ends it");
         record.end(a, true);
-        assert_eq!(record.begin(b, "b"), Ok(()));
+        assert_eq!(record.begin(b, "b", &[a, b]), Ok(()));
         record.end(b, true);
         assert!(record.is_managed(a) && record.is_managed(b));
         record.end(a, false);
         assert!(!record.is_managed(a) && record.is_managed(b));
+        assert_eq!(record.begin(a, "a", &[a, b]), Ok(()));
+        assert_eq!(record.begin(b, "b", &[b]), Ok(()), "a was removed from the cluster");
     }
 }
