@@ -90,6 +90,68 @@ fn moving_a_member_loses_no_write() -> Result<()> {
     partitions_during(MembershipChange::Update)
 }
 
+/// The firewall between the leader and one follower rejects packets. To that follower, the leader's
+/// process seems to have ended.
+#[test]
+fn a_leader_that_a_majority_hears_keeps_its_term_while_connections_are_refused() -> Result<()> {
+    with_three_members(async |cluster, leader| {
+        let term = cluster.term(leader).await?;
+        let (refused, hears) = ((leader + 1) % SPARE, (leader + 2) % SPARE);
+        cluster.network.reset_connections(leader, refused)?;
+        // The follower believes that the leader has ended, and campaigns at its turns.
+        retry("the follower forgets its leader", async || {
+            let status = cluster.status(refused).await?;
+            ensure!(status.leader == 0, "it follows {:x}", status.leader);
+            Ok(())
+        })
+        .await?;
+        tokio::time::sleep(CUT_TIME).await;
+        ensure!(cluster.settled(&[leader, hears]).await? == leader, "another one leads");
+        cluster.network.heal()?;
+        ensure!(cluster.settled(&[0, 1, 2]).await? == leader, "another one leads");
+        let now = cluster.term(leader).await?;
+        ensure!(now == term, "an election: term {now} after {term}");
+        Ok(())
+    })
+}
+
+/// The firewall rejects all packets from and to the leader's host, whose process goes on.
+#[test]
+fn a_leader_whose_connections_are_all_refused_is_replaced_and_comes_back() -> Result<()> {
+    with_three_members(async |cluster, leader| {
+        let others: Vec<usize> = (0..SPARE).filter(|host| *host != leader).collect();
+        others.iter().try_for_each(|host| cluster.network.reset_connections(leader, *host))?;
+        let next = cluster.settled(&others).await?;
+        ensure!(next != leader, "it still leads");
+        cluster.network.heal()?;
+        let agreed = cluster.settled(&[0, 1, 2]).await?;
+        ensure!(agreed != leader, "it leads again");
+        Ok(())
+    })
+}
+
+/// Runs `test` on a cluster of three that has a leader, while a client writes. Afterwards every
+/// member must have every acknowledged write.
+fn with_three_members(
+    test: impl AsyncFnOnce(&PartitionedCluster, usize) -> Result<()>,
+) -> Result<()> {
+    if !Network::can_be_cut() {
+        return Ok(());
+    }
+    let network = Network::namespaces(4)?;
+    network.hub.enter_namespace()?;
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    runtime.block_on(async {
+        let cluster = PartitionedCluster::start(network, "1000")?;
+        let leader = cluster.settled(&[0, 1, 2]).await?;
+        let writer = WriteRecorder::start(&cluster.network)?;
+        let result = test(&cluster, leader).await;
+        let written = writer.stop();
+        result.with_context(|| nodes::last_log_lines(&cluster.nodes))?;
+        cluster.check_data(&[0, 1, 2], &written?).await
+    })
+}
+
 /// Tests all partitions in parallel, each with its own network and cluster.
 fn partitions_during(change: MembershipChange) -> Result<()> {
     if !Network::can_be_cut() {

@@ -1,5 +1,6 @@
 //! The consensus instance: its inputs, its output, and the guards around the library's own code.
 
+mod campaign;
 mod check;
 mod deferred_requests;
 mod leave;
@@ -13,6 +14,8 @@ use raft::{RawNode, StateRole};
 use slog::{Discard, Logger, o};
 use thiserror::Error;
 
+use self::campaign::Succession;
+pub use self::campaign::Turn;
 pub use self::check::StepError;
 use self::deferred_requests::DeferredRequests;
 use crate::config::validate;
@@ -31,10 +34,6 @@ use crate::{
 /// drawn time-out never equals one of ours, so each drawn one is noticed and replaced. Hence a run
 /// depends on its seed alone.
 const LIBRARY_MAX_ELECTION_TICKS: usize = 1 << 40;
-
-/// Ticks left for a leader's heartbeat to arrive after [`Consensus::hasten_election`]. etcd uses
-/// the same number.
-const HASTENED_TICKS: usize = 2;
 
 /// Maximum number of times a proposal is forwarded before it is dropped.
 const MAX_PROPOSAL_HOPS: u64 = 3;
@@ -96,6 +95,8 @@ pub struct Consensus {
     /// the removal.
     stays_after_removal: bool,
     deferred: DeferredRequests,
+    /// Set while this member waits for its turn to campaign.
+    succession: Option<Succession>,
     /// Ticks since this instance started.
     ticks: u64,
     /// Tick of the last message from each other member.
@@ -152,6 +153,7 @@ impl Consensus {
             // has confirmed the removal.
             stays_after_removal: !initial.members.contains(config.member),
             deferred: DeferredRequests::default(),
+            succession: None,
             ticks: 0,
             last_message_ticks: BTreeMap::new(),
         };
@@ -174,6 +176,7 @@ impl Consensus {
         }
         self.raw.tick();
         self.after_input();
+        self.tick_succession();
     }
 
     /// Handles one message from a peer. Proposals that a peer forwards go to [`Self::propose_many`]
@@ -296,28 +299,6 @@ impl Consensus {
         self.request_read_index(Message { entries: vec![entry], ..request });
         self.after_input();
         context
-    }
-
-    /// Campaigns at once, if this member may do so and knows no leader.
-    pub fn campaign(&mut self) {
-        if self.raw.raft.promotable() && self.raw.raft.leader_id == 0 && !self.must_not_campaign() {
-            // The library refuses while a change of members is committed and not applied, because
-            // that change could take this member's vote. The next election time-out tries again.
-            let _ = self.raw.campaign();
-            self.after_input();
-        }
-    }
-
-    /// Shortens the wait for the first election after a start. All but two ticks of the election
-    /// time-out's fixed part pass at once; its random part stays. The caller uses this if the
-    /// member knows no leader although its peers are connected. If there is a leader, its heartbeat
-    /// arrives within those ticks.
-    pub fn hasten_election(&mut self) {
-        let raft = &mut self.raw.raft;
-        if raft.state == StateRole::Follower && raft.leader_id == 0 {
-            let passed = self.election_ticks.saturating_sub(HASTENED_TICKS);
-            raft.election_elapsed = raft.election_elapsed.max(passed);
-        }
     }
 
     /// Starts a transfer of leadership to `to`. Returns false if this member isn't the leader, or
@@ -644,14 +625,6 @@ impl Consensus {
     /// Returns whether a snapshot was accepted that is not applied yet.
     fn is_restoring(&self) -> bool {
         self.raw.store().base().index > self.raw.raft.raft_log.applied
-    }
-
-    /// Returns whether this member must not campaign now, for the reasons given at [`Self::tick`].
-    fn must_not_campaign(&self) -> bool {
-        let raft = &self.raw.raft;
-        let is_alone = self.members.voters == [self.member];
-        let writes = raft.raft_log.persisted < raft.raft_log.last_index();
-        self.is_restoring() || (is_alone && writes && raft.state != StateRole::Leader)
     }
 
     fn after_input(&mut self) {

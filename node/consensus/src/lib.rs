@@ -52,7 +52,7 @@ mod storage;
 mod terms;
 
 pub use config::{Config, ConfigError, InitialState};
-pub use consensus::{Consensus, ProposeError, StepError};
+pub use consensus::{Consensus, ProposeError, StepError, Turn};
 pub use entry::{Entry, EntryKind, Position};
 pub use guards::Guards;
 pub use members::{ConfChange, Members};

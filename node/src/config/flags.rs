@@ -109,7 +109,7 @@ pub(super) static FLAGS: &[Flag] = &[
         .ignored("the store decides by itself when to write a checkpoint"),
     flag(MEMBER, "heartbeat-interval", Uint, "100", "MS", "Time between heartbeats, in milliseconds."),
     flag(MEMBER, "election-timeout", Uint, "1000", "MS", "Time without a leader before an election, in milliseconds; at least five heartbeats."),
-    flag(MEMBER, "initial-election-tick-advance", Bool, "true", "", "Hold the first election after a start early, once a quorum is connected and no leader is heard."),
+    flag(MEMBER, "initial-election-tick-advance", Bool, "true", "", "Hold the first election after a start early, once a quorum is connected and no leader is heard: members campaign in turn."),
     flag(MEMBER, "listen-peer-urls", Text, "http://localhost:2380", "URLS", "URLs to listen on for peers."),
     flag(MEMBER, "listen-client-urls", Text, "http://localhost:2379", "URLS", "URLs to listen on for clients: gRPC, health and metrics."),
     flag(MEMBER, "listen-client-http-urls", Text, "", "URLS", "URLs to listen on for JSON and status, apart from gRPC."),

@@ -472,6 +472,11 @@ impl PeerEvents for PeerMessageReceiver {
         }
     }
 
+    fn process_ended(&self, peer: MemberId) {
+        tracing::info!(peer.member.id = %peer, "the process of a peer has ended: its host refuses connections");
+        self.inbox.process_ended(peer.0);
+    }
+
     fn removal_reported(&self, by: MemberId) {
         if self.inbox.accepts_removal_report(by.0) {
             self.report_refusal(PermanentRefusal::Removed(by));

@@ -189,7 +189,27 @@ impl Network {
         run("ip", &["netns", "exec", host, "nft", &rules])
     }
 
-    /// Undoes every [`Network::cut`] and [`Network::refuse_connections`].
+    /// Resets all TCP connections between two hosts, and refuses new ones, as a firewall does that
+    /// rejects packets. Both hosts see what they would see if the other one's processes had ended.
+    /// Works in namespaces only, and needs nft.
+    pub fn reset_connections(&self, one: usize, other: usize) -> Result<()> {
+        for (from, to) in [(one, other), (other, one)] {
+            let host =
+                self.hosts[to].namespace.as_deref().context("loopback hosts can't be cut")?;
+            // A reset itself must arrive.
+            let rules = format!(
+                "add table inet cut; \
+                 add chain inet cut input {{ type filter hook input priority 0; }}; \
+                 add rule inet cut input ip saddr {} tcp flags & rst == 0 reject with tcp reset",
+                self.hosts[from].address
+            );
+            run("ip", &["netns", "exec", host, "nft", &rules])?;
+        }
+        Ok(())
+    }
+
+    /// Undoes every [`Network::cut`], [`Network::refuse_connections`] and
+    /// [`Network::reset_connections`].
     pub fn heal(&self) -> Result<()> {
         for host in self.hosts.iter().filter_map(|host| host.namespace.as_deref()) {
             let rules = "add table inet cut; delete table inet cut";

@@ -1,6 +1,7 @@
 //! Requests that come too early, and are kept until they can be served. Without this, the senders
 //! of such requests would have to wait for a time-out.
 
+use std::collections::BTreeMap;
 use std::mem;
 
 use raft::StateRole;
@@ -13,6 +14,10 @@ use crate::{Message, MessageKind};
 /// dropped, and their senders retry later.
 const MAX_READ_REQUESTS: usize = 64;
 
+/// Ticks for which a member that hears from its leader keeps a pre-vote request. A member that
+/// learns of the end of its leader's process after another member did so answers the request then.
+const KEPT_PRE_VOTE_TICKS: usize = 2;
+
 /// Requests that came too early.
 #[derive(Default)]
 pub(super) struct DeferredRequests {
@@ -23,13 +28,31 @@ pub(super) struct DeferredRequests {
     /// The leader's request that this member campaign (`TimeoutNow`), and the number of further
     /// ticks for which the leader waits.
     takeover_request: Option<(Message, usize)>,
+    /// The last pre-vote request of each member that was ignored because this member had heard from
+    /// its leader, and the number of further ticks for which the request is kept.
+    pre_vote_requests: BTreeMap<u64, (Message, usize)>,
 }
 
 impl DeferredRequests {
-    /// Advances the clock by one tick; a request to take over is dropped once its time is up.
+    /// Advances the clock by one tick; requests whose time is up are dropped.
     pub(super) fn tick(&mut self) {
         let waits = |(request, ticks): (Message, usize)| Some((request, ticks.checked_sub(1)?));
         self.takeover_request = self.takeover_request.take().and_then(waits);
+        self.pre_vote_requests.retain(|_, (_, ticks)| {
+            let is_kept = *ticks > 0;
+            *ticks = ticks.saturating_sub(1);
+            is_kept
+        });
+    }
+
+    /// Keeps the pre-vote request of a member.
+    pub(super) fn keep_pre_vote_request(&mut self, request: Message) {
+        self.pre_vote_requests.insert(request.from, (request, KEPT_PRE_VOTE_TICKS));
+    }
+
+    /// Takes the kept pre-vote requests.
+    pub(super) fn take_pre_vote_requests(&mut self) -> Vec<Message> {
+        mem::take(&mut self.pre_vote_requests).into_values().map(|(request, _)| request).collect()
     }
 }
 

@@ -37,6 +37,9 @@ impl Consensus {
     /// counts majorities without the removed leader.
     pub(super) fn handle_pre_vote_request(&mut self, asked: Message) {
         let (to, index, log_term) = (asked.from, asked.index, asked.log_term);
+        if self.ignores_votes() && self.members.contains(to) {
+            self.deferred.keep_pre_vote_request(asked.clone());
+        }
         let _ = self.raw.step(message_to_raft(asked));
         let raft = &self.raw.raft;
         let last_led =

@@ -13,9 +13,9 @@
 //! replaced its content. So if a store is ahead of its log after a crash, either the store holds
 //! the received snapshot, or the log lost data.
 
+mod elections;
 mod install;
 
-use std::cmp::Reverse;
 use std::collections::{BTreeSet, VecDeque};
 use std::mem;
 use std::path::PathBuf;
@@ -23,7 +23,7 @@ use std::sync::Arc;
 
 use node_consensus::{
     Config, ConfigError, Consensus, Entry, FetchRequest, Guards, HardState, InitialState, Members,
-    Message, MessageKind, PeerState, PeerStatus, Position, Ready, Role, Status, StepError,
+    Message, MessageKind, Position, Ready, Role, Status, StepError,
 };
 use node_state::state_machine::{AppliedChange, CommittedEntry, RequestId};
 
@@ -31,6 +31,7 @@ use super::Notice;
 use super::mail::{ClientProposal, ReadToken};
 use super::outgoing_snapshot_body::OutgoingSnapshotBody;
 use super::proposal_queue::{ProposalGroup, ProposalQueue};
+use super::proposed_requests::ProposedRequests;
 use super::read_queue::ReadQueue;
 use crate::log::Batch;
 use crate::witness::Promise;
@@ -108,6 +109,9 @@ pub struct Effects {
     /// Requests of this member's clients whose proposals were refused. These proposals will never
     /// have an effect.
     pub refused_proposals: Vec<RequestId>,
+    /// Requests of this member's clients that were proposed to a leader of an earlier term, and have
+    /// no outcome. A few of them may already have one. The others probably never take effect.
+    pub lost_proposals: Vec<RequestId>,
     /// Reads that may be answered once the store has applied the given position.
     pub reads: Vec<(ReadToken, Position)>,
     /// Reads that were refused because too many reads wait already.
@@ -152,6 +156,7 @@ pub struct DriverCore {
     configurations: VecDeque<(u64, Arc<Members>)>,
     election_ticks: u64,
     proposals: ProposalQueue,
+    proposed: ProposedRequests,
     reads: ReadQueue,
     next_batch: u64,
     waiting: VecDeque<UnpersistedBatch>,
@@ -199,6 +204,7 @@ impl DriverCore {
             configurations: VecDeque::new(),
             election_ticks: config.election_ticks as u64,
             proposals: ProposalQueue::default(),
+            proposed: ProposedRequests::default(),
             reads: ReadQueue::new(options.read_retry_ticks),
             next_batch: 1,
             waiting: VecDeque::new(),
@@ -331,6 +337,7 @@ impl DriverCore {
             Notice::Disconnected(peer) => {
                 self.connected.remove(&peer);
             }
+            Notice::ProcessEnded(peer) => self.succeed(peer),
             Notice::Campaign => self.consensus.campaign(),
             Notice::Transfer(to) => {
                 if let Some(to) = to.or_else(|| self.successor()) {
@@ -384,13 +391,6 @@ impl DriverCore {
         self.reads.rounds_started
     }
 
-    /// Returns whether the connected peers and this member form a quorum of the voters.
-    pub fn is_quorum_connected(&self) -> bool {
-        let reached = |id: &&u64| **id == self.member || self.connected.contains(id);
-        let voters = &self.members().voters;
-        voters.iter().filter(reached).count() > voters.len() / 2
-    }
-
     /// Returns the voters and learners of the current configuration.
     pub fn members(&self) -> &Arc<Members> {
         self.consensus.members()
@@ -442,8 +442,9 @@ impl DriverCore {
     }
 
     fn propose_group(&mut self, group: ProposalGroup) {
-        if self.consensus.propose_many(group.kind, group.data, group.hops).is_err() {
-            self.effects.refused_proposals.extend(group.own);
+        match self.consensus.propose_many(group.kind, group.data, group.hops) {
+            Ok(()) => self.proposed.record(self.consensus.term_and_commit().0, &group.own),
+            Err(_) => self.effects.refused_proposals.extend(group.own),
         }
     }
 
@@ -631,6 +632,7 @@ impl DriverCore {
             self.backlog_bytes -= self.backlog.pop_front().map_or(0, |(_, bytes)| bytes);
         }
         self.consensus.report_applied(at.index);
+        self.effects.lost_proposals.extend(self.proposed.take_before(at.term));
     }
 
     fn record_backlog(&mut self, entries: &[Entry]) {
@@ -641,74 +643,6 @@ impl DriverCore {
         for entry in entries {
             self.backlog.push_back((entry.index, entry.data.len()));
             self.backlog_bytes += entry.data.len();
-        }
-    }
-
-    /// Shortens the wait for the first election, once per process. If the connections to a quorum
-    /// break and return later, the member has already waited for a heartbeat.
-    fn hasten_if_connected(&mut self) {
-        if self.was_quorum_connected || !self.is_quorum_connected() {
-            return;
-        }
-        self.was_quorum_connected = true;
-        if self.options.hasten_first_election {
-            self.consensus.hasten_election();
-        }
-    }
-
-    fn campaign_if_connected(&mut self) {
-        let (role, leader, term) = self.consensus.leadership();
-        if self.options.campaign_when_connected
-            && term <= 1
-            && leader == 0
-            && matches!(role, Role::Follower | Role::PreCandidate)
-            && self.is_quorum_connected()
-        {
-            self.consensus.campaign();
-        }
-    }
-
-    /// Returns the voter to which this leader would transfer leadership; `None` if no other voter
-    /// can be expected to take over.
-    pub fn successor(&self) -> Option<u64> {
-        self.successor_among(&self.consensus.status().peers)
-    }
-
-    /// Returns the best successor among a leader's `peers`.
-    ///
-    /// A successor must be a voter that is connected and has answered within an election time-out.
-    /// Candidates are ranked by:
-    /// 1. replication: a voter that receives a stream of entries ranks above one that must first be
-    ///    probed or sent a snapshot;
-    /// 2. promptness: a voter that answers promptly ranks above one that has missed heartbeats;
-    /// 3. the length of the voter's log. A successor with a shorter log must first be sent the
-    ///    rest, while the cluster takes no proposals.
-    pub(super) fn successor_among(&self, peers: &[PeerStatus]) -> Option<u64> {
-        let able = peers.iter().filter(|peer| {
-            self.members().voters.contains(&peer.member)
-                && self.connected.contains(&peer.member)
-                && peer.silent_ticks.is_some_and(|ticks| ticks < self.election_ticks)
-        });
-        let best = able.max_by_key(|peer| {
-            let streams = peer.state == PeerState::Replicate;
-            (streams, peer.is_prompt(), peer.matched, Reverse(peer.silent_ticks))
-        });
-        best.map(|peer| peer.member)
-    }
-
-    /// Transfers leadership if this leader's disk has not completed a write for two election
-    /// time-outs.
-    fn transfer_from_stuck_disk(&mut self) {
-        let stuck = self
-            .waiting
-            .front()
-            .is_some_and(|oldest| self.now - oldest.since > 2 * self.election_ticks);
-        if stuck
-            && self.consensus.leadership().0 == Role::Leader
-            && !self.consensus.is_transferring()
-            && let Some(to) = self.successor()
-        {
-            self.consensus.transfer_leader(to);
         }
     }
 }

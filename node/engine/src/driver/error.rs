@@ -21,7 +21,8 @@ pub enum ProposeError {
     /// The request time-out ended without an outcome.
     #[error("request timed out")]
     Timeout,
-    /// The request time-out ended without an outcome, and a leader was lost meanwhile.
+    /// A leader was lost before the outcome was known. Either the request time-out has ended, or
+    /// this member has applied the next leader's first entry.
     #[error("request timed out, possibly due to previous leader failure")]
     TimeoutLeaderFailed,
     /// The request time-out ended without an outcome, and this member can't reach a quorum.

@@ -85,6 +85,8 @@ pub enum Notice {
     Connected(u64),
     /// The last stream to or from this peer ended.
     Disconnected(u64),
+    /// The process of this peer has ended. The peer, or its host, may start again.
+    ProcessEnded(u64),
     /// This member should campaign now.
     Campaign,
     /// This leader should transfer leadership to the given member, or without one to the best

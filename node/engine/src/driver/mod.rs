@@ -34,6 +34,7 @@ mod node_status;
 mod outgoing_snapshot_body;
 mod peers;
 mod proposal_queue;
+mod proposed_requests;
 mod read_queue;
 mod round_runner;
 mod running_driver;

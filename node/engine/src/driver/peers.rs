@@ -134,6 +134,12 @@ impl PeerInbox {
     pub fn disconnected(&self, peer: u64) {
         self.core_inbox.notice(Notice::Disconnected(peer));
     }
+
+    /// Reports that the process of `peer` has ended, after its last stream did. The report may be
+    /// wrong: it then delays a few requests, at most.
+    pub fn process_ended(&self, peer: u64) {
+        self.core_inbox.notice(Notice::ProcessEnded(peer));
+    }
 }
 
 /// Returns whether the snapshot announced by `message` from `from` would advance a member whose

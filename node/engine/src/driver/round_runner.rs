@@ -40,6 +40,8 @@ pub trait EffectSink {
     fn bad_message(&mut self, error: &StepError);
     /// Reports proposals that will never have an effect.
     fn refuse_proposals(&mut self, proposals: Vec<RequestId>);
+    /// Reports proposals to an earlier leader that have no outcome, and probably never will.
+    fn lose_proposals(&mut self, proposals: Vec<RequestId>);
     /// Reports reads that may be answered once the store has applied the given position.
     fn release_reads(&mut self, reads: Vec<(ReadToken, Position)>);
     /// Reports reads that were refused because too many reads wait already.
@@ -133,6 +135,9 @@ impl RoundRunner {
             metrics.proposals_refused.fetch_add(effects.refused_proposals.len() as u64, Relaxed);
             out.refuse_proposals(effects.refused_proposals);
         }
+        if !effects.lost_proposals.is_empty() {
+            out.lose_proposals(effects.lost_proposals);
+        }
         if !effects.reads.is_empty() {
             metrics.reads.fetch_add(effects.reads.len() as u64, Relaxed);
             out.release_reads(effects.reads);
@@ -222,6 +227,7 @@ mod tests {
         fn bad_message(&mut self, _: &StepError) {}
 
         fn refuse_proposals(&mut self, _: Vec<RequestId>) {}
+        fn lose_proposals(&mut self, _: Vec<RequestId>) {}
 
         fn release_reads(&mut self, _: Vec<(ReadToken, Position)>) {}
 

@@ -305,6 +305,11 @@ impl<M: StateMachine> EffectSink for CoreThreadSink<M> {
         self.waiters.answer(refused.map(|id| (id, Err(ProposeError::TooManyRequests))));
     }
 
+    fn lose_proposals(&mut self, proposals: Vec<RequestId>) {
+        let lost = proposals.into_iter();
+        self.waiters.answer(lost.map(|id| (id, Err(ProposeError::TimeoutLeaderFailed))));
+    }
+
     fn release_reads(&mut self, reads: Vec<(ReadToken, Position)>) {
         self.waiters.answer_reads(reads.into_iter().map(|(token, at)| (token, Ok(at))));
     }

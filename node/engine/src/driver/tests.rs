@@ -1,6 +1,8 @@
 //! Tests of the driver's threads with real files and a simple state machine. Faults of timing are
 //! tested by the simulation.
 
+mod cluster;
+mod ended_leader;
 mod first_election;
 mod follower;
 mod hand_over;

@@ -3,12 +3,14 @@
 use std::{
     io,
     sync::{Arc, atomic::Ordering::Relaxed},
+    time::{Duration, Instant},
 };
 
 use backon::{BackoffBuilder, ExponentialBuilder};
 use node_state::membership::PeerUrl;
 use tokio::{
     io::AsyncWriteExt,
+    net::TcpStream,
     time::{sleep, timeout},
 };
 
@@ -22,6 +24,13 @@ use super::{
     wire::stream::{self, PeerStream},
 };
 
+/// Time after which a lost stream had lasted: the peer is then dialled again without a delay, to
+/// learn at once whether its process has ended. A peer that accepts streams and ends them soon is
+/// dialled with growing delays.
+const LASTING_STREAM: Duration = Duration::from_secs(1);
+/// Time limit for finding out whether a peer's other URLs refuse connections too.
+const REFUSAL_TIMEOUT: Duration = Duration::from_millis(200);
+
 /// Reason why a peer could not be dialled.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum DialError {
@@ -33,6 +42,26 @@ pub(super) enum DialError {
     RefusedBy(StreamRefusal),
     #[error("refused the peer: {0}")]
     Refused(StreamRefusal),
+}
+
+impl DialError {
+    /// Returns whether the peer's host refused the connection, because no process listens.
+    fn is_refused_connection(&self) -> bool {
+        matches!(self, Self::Io(error) if error.kind() == io::ErrorKind::ConnectionRefused)
+    }
+}
+
+/// Returns whether all `urls` except `refused` refuse connections. A URL that doesn't answer in
+/// time may have a process.
+async fn others_refuse(urls: &[PeerUrl], refused: &PeerUrl) -> bool {
+    for url in urls.iter().filter(|url| *url != refused) {
+        let connecting = TcpStream::connect((url.host(), url.port()));
+        match timeout(REFUSAL_TIMEOUT, connecting).await {
+            Ok(Err(error)) if error.kind() == io::ErrorKind::ConnectionRefused => {}
+            _ => return false,
+        }
+    }
+    true
 }
 
 /// Keeps a message stream to `peer` open until the peer is no longer a member.
@@ -62,14 +91,21 @@ pub(super) async fn run(shared: Arc<TransportState>, peer: Arc<PeerHandle>) {
                 delays = policy.build();
                 let two_way = opened.may_be_two_way;
                 tracing::info!(peer.member.id = %peer.id, two_way, "established a stream to a peer");
+                let opened_at = Instant::now();
                 let ended = link::run(&shared, &peer, opened).await;
                 if peer.cancellation.is_cancelled() {
                     return;
                 }
                 tracing::warn!(peer.member.id = %peer.id, url = %url, error = %ended, "lost the stream to a peer");
+                if opened_at.elapsed() >= LASTING_STREAM {
+                    continue;
+                }
             }
             Err(error) => {
                 log_dial_failure(&peer, url, &error);
+                if error.is_refused_connection() && others_refuse(&urls, url).await {
+                    peer.connections_refused(&*shared.events);
+                }
                 match error {
                     DialError::RefusedBy(StreamRefusal::Removed) => {
                         shared.handle_removal_report(&peer);

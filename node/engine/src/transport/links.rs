@@ -11,11 +11,17 @@
 //! - A newer stream that the peer opened ends the peer's older one, because the peer must have lost
 //!   the older one.
 
-use std::{collections::BTreeMap, time::Instant};
+use std::{
+    collections::BTreeMap,
+    time::{Duration, Instant},
+};
 
 use tokio_util::sync::CancellationToken;
 
 use super::{StreamRefusal, process_liveness::ProcessLiveness};
+
+/// Time for which a refused connection shows that no process of the peer listens.
+const REFUSAL_COUNTS_FOR: Duration = Duration::from_secs(2);
 
 /// Side that opened a stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -63,6 +69,10 @@ pub(super) struct Links {
     /// Error of this member's last failed attempt to open a stream, and whether another stream
     /// could send at that time.
     dial_failure: Option<(String, bool)>,
+    /// Whether a process of the peer had a stream, and its end was not reported yet.
+    has_process: bool,
+    /// Time of the last attempt to connect, if the peer's host refused the connections to all URLs.
+    refused_at: Option<Instant>,
 }
 
 /// Changes of the peer's reachability, in the order in which to report them. If another stream
@@ -78,6 +88,7 @@ impl Links {
         (run, ends): (u64, CancellationToken),
         now: Instant,
     ) -> ReachabilityChanges {
+        (self.has_process, self.refused_at) = (true, None);
         match opener {
             Opener::Local => self.dial_failure = None,
             Opener::Remote => {
@@ -174,6 +185,22 @@ impl Links {
         let is_news = self.dial_failure != failure;
         self.dial_failure = failure;
         is_news
+    }
+
+    /// Records that the peer's host refused the connections to all its URLs.
+    pub(super) fn connections_refused(&mut self, now: Instant) {
+        self.refused_at = Some(now);
+    }
+
+    /// Returns whether the peer's process has ended, and this was not returned before. The process
+    /// counts as ended if all its streams have ended and its host refuses connections now.
+    pub(super) fn take_process_end(&mut self, now: Instant) -> bool {
+        let refuses = self
+            .refused_at
+            .is_some_and(|at| now.saturating_duration_since(at) <= REFUSAL_COUNTS_FOR);
+        let has_ended = self.has_process && self.links.is_empty() && refuses;
+        self.has_process &= !has_ended;
+        has_ended
     }
 
     /// Returns the error of the last attempt to open a stream. `None` if this member has opened one
@@ -317,6 +344,31 @@ mod tests {
         peer.links.make_two_way(1, peer.now);
         assert_eq!(peer.links.objection_to(2, peer.now), Some(StreamRefusal::AnotherProcess));
         assert_eq!(peer.links.objection_to(1, peer.now), None);
+    }
+
+    #[test]
+    fn a_process_has_ended_if_its_streams_have_and_its_host_refuses_connections() {
+        let mut peer = TestLinks::new();
+        peer.links.connections_refused(peer.now);
+        assert!(!peer.links.take_process_end(peer.now), "it never had a stream");
+        peer.two_way(1, Opener::Local);
+        peer.two_way(2, Opener::Remote);
+        peer.remove(1);
+        assert!(!peer.links.take_process_end(peer.now), "the refusal was earlier");
+        peer.links.connections_refused(peer.now);
+        assert!(!peer.links.take_process_end(peer.now), "a stream remains");
+        peer.remove(2);
+        assert!(peer.links.take_process_end(peer.now));
+        assert!(!peer.links.take_process_end(peer.now), "it is reported once");
+
+        peer.two_way(3, Opener::Local);
+        peer.remove(3);
+        assert!(!peer.links.take_process_end(peer.now), "the new process may be alive");
+        peer.links.connections_refused(peer.now);
+        let late = peer.now + REFUSAL_COUNTS_FOR + Duration::from_millis(1);
+        assert!(!peer.links.take_process_end(late), "the refusal is old");
+        peer.links.connections_refused(late);
+        assert!(peer.links.take_process_end(late));
     }
 
     #[test]

@@ -185,6 +185,12 @@ pub trait PeerEvents: Send + Sync + 'static {
     /// called with false and then with true, because messages may be lost. Must not block.
     fn reachable(&self, peer: MemberId, reachable: bool);
 
+    /// Reports that the process of `peer` has ended: its streams have ended, and its host refuses
+    /// connections to all its URLs. Called once for each end, after [`reachable`](Self::reachable)
+    /// with false. A network that resets and refuses connections causes a wrong report. Must not
+    /// block.
+    fn process_ended(&self, peer: MemberId);
+
     /// Reports that the authenticated peer `by` says that this member was removed. Must not block.
     fn removal_reported(&self, by: MemberId);
 

@@ -164,6 +164,14 @@ impl PeerHandle {
         self.lock().dial_failed(why)
     }
 
+    /// Records that the peer's host refused the connections to all its URLs.
+    pub(super) fn connections_refused(&self, events: &dyn PeerEvents) {
+        self.change(events, |links| {
+            links.connections_refused(Instant::now());
+            ReachabilityChanges::new()
+        });
+    }
+
     /// Returns since when this member has been able to send to the peer; `None` if it can't send
     /// now.
     pub(super) fn connected_since(&self) -> Option<Instant> {
@@ -209,8 +217,8 @@ impl PeerHandle {
         }
     }
 
-    /// Changes the streams and reports the change in reachability while holding the lock. So
-    /// changes are reported in their order.
+    /// Changes the streams and reports what follows from that, while holding the lock. So changes
+    /// are reported in their order.
     fn change(
         &self,
         events: &dyn PeerEvents,
@@ -219,6 +227,9 @@ impl PeerHandle {
         let mut links = self.lock();
         for reachable in change(&mut links) {
             events.reachable(self.id, reachable);
+        }
+        if links.take_process_end(Instant::now()) {
+            events.process_ended(self.id);
         }
     }
 
@@ -295,6 +306,8 @@ mod tests {
         fn reachable(&self, _: MemberId, reachable: bool) {
             self.0.lock().unwrap().push(reachable);
         }
+
+        fn process_ended(&self, _: MemberId) {}
 
         fn member_list(&self) -> Option<Bytes> {
             unreachable!("nobody asks here")

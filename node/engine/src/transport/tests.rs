@@ -1,6 +1,7 @@
 //! Tests of transports on the loopback interface, with each other and with connections that are no
 //! members.
 
+mod ended_process;
 mod hand_made;
 mod one_way;
 
@@ -31,6 +32,7 @@ struct TransportEventRecorder {
     changed: Mutex<Option<Bytes>>,
     counted: Mutex<Vec<(MemberId, Bytes)>>,
     reachable: Mutex<Vec<bool>>,
+    ended_processes: Mutex<Vec<MemberId>>,
     refuse_snapshots: bool,
 }
 
@@ -73,6 +75,10 @@ impl PeerEvents for TransportEventRecorder {
 
     fn promised(&self) -> Promise {
         *self.promised.lock().unwrap()
+    }
+
+    fn process_ended(&self, peer: MemberId) {
+        self.ended_processes.lock().unwrap().push(peer);
     }
 
     fn reachable(&self, _: MemberId, reachable: bool) {

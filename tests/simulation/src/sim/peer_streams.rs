@@ -317,20 +317,40 @@ impl Simulation {
         peer: u64,
         new_stream: Option<ConnectedStream>,
     ) -> Result<(), InvariantViolation> {
-        let Some(process) = &mut self.node(id).process else { return Ok(()) };
+        let Some(process) = &self.node(id).process else { return Ok(()) };
         let before = process.connected.get(&peer).map(|stream| (stream.machine, stream.generation));
         if before == new_stream.map(|stream| (stream.machine, stream.generation)) {
             return Ok(());
         }
+        let reports_end =
+            new_stream.is_none() && before.is_some_and(|process| self.reports_process_end(process));
+        let Some(process) = &mut self.node(id).process else { return Ok(()) };
         if before.is_some() {
             process.connected.remove(&peer);
             process.mail.notice(Notice::Disconnected(peer));
+        }
+        if reports_end {
+            process.mail.notice(Notice::ProcessEnded(peer));
         }
         if let Some(stream) = new_stream {
             process.connected.insert(peer, stream);
             process.mail.notice(Notice::Connected(peer));
         }
         self.wake(id)
+    }
+
+    /// Draws whether the loss of a stream to this process (machine and generation) is reported as
+    /// the end of the process.
+    fn reports_process_end(&mut self, (machine, generation): (u64, u64)) -> bool {
+        let wrong_chance = self.plan.wrong_process_ends;
+        if wrong_chance == 0 {
+            return false;
+        }
+        let has_ended = self.running_process(machine, generation).is_none();
+        let reports = self.report_rng.chance(if has_ended { 800 } else { wrong_chance });
+        self.report.process_ends += u64::from(reports && has_ended);
+        self.report.wrong_process_ends += u64::from(reports && !has_ended);
+        reports
     }
 
     pub(super) fn send_snapshot(

@@ -98,6 +98,10 @@ pub(super) struct HistoryPlan {
     pub page_keys: i64,
     /// Whether starting members shorten the wait for their first election.
     pub hasten_first_election: bool,
+    /// Chance that the loss of a stream is reported as the end of the peer's process although that
+    /// process runs, per mille. The end of a process is reported in most cases. 0 means that
+    /// processes' ends are never reported.
+    pub wrong_process_ends: u64,
 }
 
 /// Draws the number of members that a cluster begins with. A cluster whose members change may begin
@@ -164,11 +168,8 @@ impl HistoryPlan {
             watch_bytes: usize::try_from(some(1000, 1_000, 30_000)).expect("small"),
             uncommitted_bytes: some(300, 5_000, 9_000),
             disk_fault_every: some(400, 150_000, 800_000),
-            operators: if changes_members {
-                usize::try_from(some(1000, 1, 4)).expect("few")
-            } else {
-                0
-            },
+            operators: usize::try_from(if changes_members { some(1000, 1, 4) } else { 0 })
+                .expect("few"),
             strict: some(850, 1, 2) == 1,
             max_learners: some(1000, 1, 4),
             healthy_after: some(1000, 20_000, 120_000),
@@ -181,6 +182,7 @@ impl HistoryPlan {
             keys_per_prefix: server_rng.range(3, 13),
             page_keys: i64::try_from(server_rng.range(1, 4)).expect("few"),
             hasten_first_election: start_rng.chance(500),
+            wrong_process_ends: if start_rng.chance(500) { start_rng.range(1, 500) } else { 0 },
         }
     }
 

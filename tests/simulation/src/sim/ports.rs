@@ -114,6 +114,7 @@ pub(super) struct RoundOutput {
     pub fetches: Vec<FetchRequest>,
     pub discarded: Vec<PathBuf>,
     pub refused: Vec<RequestId>,
+    pub lost: Vec<RequestId>,
     pub reads: Vec<ReadToken>,
     pub refused_reads: Vec<ReadToken>,
     /// Membership changes written to the log.
@@ -208,6 +209,10 @@ impl EffectSink for CorePorts<'_> {
 
     fn refuse_proposals(&mut self, proposals: Vec<RequestId>) {
         self.output.refused.extend(proposals);
+    }
+
+    fn lose_proposals(&mut self, proposals: Vec<RequestId>) {
+        self.output.lost.extend(proposals);
     }
 
     fn release_reads(&mut self, reads: Vec<(ReadToken, Position)>) {

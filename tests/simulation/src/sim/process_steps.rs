@@ -388,6 +388,9 @@ impl Simulation {
         for RequestId(request) in output.refused {
             self.record_refusal(id, request)?;
         }
+        for RequestId(request) in output.lost {
+            self.lose_outcome(id, request);
+        }
         for token in output.refused_reads {
             self.complete_request(id, token);
         }

@@ -201,6 +201,14 @@ impl Simulation {
         Ok(())
     }
 
+    /// Ends the wait of a request without an outcome, because its leader has failed.
+    pub(super) fn lose_outcome(&mut self, node: u64, id: u64) {
+        if let Some((client, _)) = self.find_request(node, id) {
+            self.report.lost_outcomes += 1;
+            self.schedule_next_request(client);
+        }
+    }
+
     pub(super) fn complete_request(&mut self, node: u64, id: u64) {
         if let Some((client, pending)) = self.find_request(node, id) {
             self.clients[client].served += u64::from(pending.must_be_answered);

@@ -92,6 +92,12 @@ pub struct SimulationReport {
     pub refused: u64,
     /// Reads answered after a barrier.
     pub reads: u64,
+    /// Proposals to a failed leader whose clients were told that the outcome is unknown.
+    pub lost_outcomes: u64,
+    /// Ends of processes that were reported to peers.
+    pub process_ends: u64,
+    /// Running processes that were reported to peers as ended.
+    pub wrong_process_ends: u64,
     /// Crashes of machines and killed processes.
     pub crashes: u64,
     /// Members that ended because their disk failed or was full.
@@ -190,6 +196,8 @@ pub(super) struct Simulation {
     pub(super) seed: u64,
     pub(super) plan: HistoryPlan,
     pub(super) rng: Rng,
+    /// Generator that draws which ends of processes are reported.
+    pub(super) report_rng: Rng,
     pub(super) now: u64,
     pub(super) sequence: u64,
     pub(super) queue: BTreeMap<(u64, u64), ScheduledEvent>,
@@ -240,6 +248,9 @@ impl Simulation {
         let mut invariants = Invariants::default();
         invariants.stores.model.members.begin(&first_members(&plan));
         invariants.stores.model.refuses_outdated_expiry = options.guards.lease_clock_per_term();
+        // Reports of ended processes have a generator of their own, so that histories without them
+        // stay the same.
+        let report_rng = Rng::new(seed ^ 0x7265_706f_7274);
         let mut draw = ClientRequestGenerator { rng: &mut rng, keys: plan.keys, known: 1 };
         let streams = (0..STREAM_COUNT).map(|_| SingleWatchStream::new(&mut draw)).collect();
         let servers = (0..plan.api_servers).map(|_| ApiServer::new(&mut rng, &plan)).collect();
@@ -248,6 +259,7 @@ impl Simulation {
             seed,
             plan,
             rng,
+            report_rng,
             now: 0,
             sequence: 0,
             queue: BTreeMap::new(),

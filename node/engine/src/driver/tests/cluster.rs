@@ -1,0 +1,113 @@
+//! Drivers that exchange messages without threads. The tests decide when messages arrive and when
+//! clocks tick.
+
+use std::collections::VecDeque;
+
+use super::*;
+
+/// Connected members. Messages to one member arrive in the order in which they were sent.
+pub(super) struct DriverCluster {
+    pub drivers: Vec<DriverCore>,
+    pub network: VecDeque<Message>,
+    /// For each member: the requests that it has applied, and the reads that it may answer.
+    pub served: Vec<(Vec<u64>, Vec<u64>)>,
+    /// For each member: the requests that it has reported as lost.
+    pub lost: Vec<Vec<u64>>,
+}
+
+impl DriverCluster {
+    /// Returns a cluster of `voters` voters. Member 1 leads it.
+    pub(super) fn led(voters: u64) -> Self {
+        Self::of(&Members { voters: (1..=voters).collect(), learners: Vec::new() })
+    }
+
+    /// Returns a cluster of these members, whose ids begin at 1. Member 1 leads it.
+    pub(super) fn of(members: &Members) -> Self {
+        let ids: Vec<u64> = members.voters.iter().chain(&members.learners).copied().collect();
+        let driver = |id| {
+            let initial = InitialState { members: members.clone(), ..InitialState::default() };
+            DriverCore::new(&Config::new(id, 1, id), options(128 << 20), &initial).unwrap()
+        };
+        let drivers: Vec<_> = ids.iter().copied().map(driver).collect();
+        let served = vec![(Vec::new(), Vec::new()); drivers.len()];
+        let lost = vec![Vec::new(); drivers.len()];
+        let mut cluster = Self { drivers, network: VecDeque::new(), served, lost };
+        for (n, member) in (0..).zip(&ids) {
+            for peer in ids.iter().filter(|peer| *peer != member) {
+                cluster.notify(n, Notice::Connected(*peer));
+            }
+        }
+        cluster.notify(0, Notice::Campaign);
+        cluster.settle(&ids);
+        assert!(cluster.leaders().iter().all(|leader| *leader == 1));
+        cluster
+    }
+
+    pub(super) fn leaders(&self) -> Vec<u64> {
+        self.drivers.iter().map(|driver| driver.leadership().1).collect()
+    }
+
+    pub(super) fn notify(&mut self, n: usize, notice: Notice) {
+        self.drivers[n].notice(notice);
+        self.run_until_idle(n);
+    }
+
+    /// Sends a write and a read of a client to one member.
+    pub(super) fn send_write_and_read(&mut self, n: usize) {
+        let id = n as u64 + 1;
+        let kind = EntryKind::Normal;
+        self.drivers[n].propose([ClientProposal { id: RequestId(id), kind, data: payload(id, 0) }]);
+        self.drivers[n].read([id]);
+        self.run_until_idle(n);
+    }
+
+    /// Does all pending work of a member. Its disk and state machine finish at once.
+    pub(super) fn run_until_idle(&mut self, n: usize) {
+        loop {
+            let driver = &mut self.drivers[n];
+            let effects = driver.advance();
+            assert_eq!((effects.refused_proposals, effects.bad_messages), (Vec::new(), Vec::new()));
+            let idle = effects.persist.is_empty() && effects.apply.is_empty();
+            self.network.extend(effects.send);
+            if let Some((last, _)) = effects.persist.last() {
+                driver.notice(Notice::Persisted(*last));
+            }
+            if let Some(last) = effects.apply.last() {
+                driver.notice(Notice::Applied { at: last.position, changes: Vec::new() });
+            }
+            let (applied, read) = &mut self.served[n];
+            let requests = effects.apply.iter().filter(|entry| entry.kind == EntryKind::Normal);
+            let id =
+                |entry: &CommittedEntry| u64::from_be_bytes(entry.data[..8].try_into().unwrap());
+            applied.extend(requests.map(id));
+            self.lost[n].extend(effects.lost_proposals.iter().map(|RequestId(id)| *id));
+            read.extend(effects.reads.iter().map(|(token, _)| *token));
+            if idle && !driver.has_more() {
+                return;
+            }
+        }
+    }
+
+    /// Delivers one message, to the first member in `order` that has a pending one. Returns false
+    /// if there is none.
+    pub(super) fn deliver(&mut self, order: &[u64]) -> bool {
+        let next = |to: &u64| self.network.iter().position(|message| message.to == *to);
+        let Some(message) = order.iter().find_map(next).and_then(|at| self.network.remove(at))
+        else {
+            return false;
+        };
+        let n = usize::try_from(message.to - 1).unwrap();
+        self.drivers[n].message(message);
+        self.run_until_idle(n);
+        true
+    }
+
+    pub(super) fn settle(&mut self, order: &[u64]) {
+        for _ in 0..1_000 {
+            if !self.deliver(order) {
+                return;
+            }
+        }
+        panic!("it never settles");
+    }
+}
