@@ -134,8 +134,12 @@ pub async fn run(plan: &BenchPlan, say: &dyn Fn(&str)) -> Result<BenchReport> {
         if *mode == TransportMode::Plain {
             for cluster in &mut clusters {
                 say(&format!("killing the leader of {} {} times", cluster.name(), plan.outages));
-                let times = outage::run(cluster, plan.outages).await?;
-                report.outages.push(Outages::from_times(cluster.name(), &times));
+                let name = cluster.name().to_owned();
+                let times = outage::kill_leader(cluster, plan.outages).await?;
+                report.outages.push(Outages::from_times(&name, "kill -9 of the leader", &times));
+                say(&format!("restarting all members of {name} {} times", plan.outages));
+                let times = outage::restart_all(cluster, plan.outages).await?;
+                report.outages.push(Outages::from_times(&name, "all members start again", &times));
             }
         }
     }

@@ -74,12 +74,14 @@ impl LoadFigures {
     }
 }
 
-/// Times without writes after `kill -9` of the leader.
+/// Times without writes after processes were killed.
 #[derive(Clone, Debug, Serialize)]
 pub struct Outages {
     /// Name of the program.
     pub program: String,
-    /// Number of times that the leader was killed.
+    /// Event after which no write succeeded, in words for the table.
+    pub event: &'static str,
+    /// Number of times that the event was caused.
     pub runs: usize,
     /// Median time without writes.
     pub median_ms: f64,
@@ -88,10 +90,11 @@ pub struct Outages {
 }
 
 impl Outages {
-    pub(super) fn from_times(program: &str, times: &[Duration]) -> Self {
+    pub(super) fn from_times(program: &str, event: &'static str, times: &[Duration]) -> Self {
         let millis: Vec<f64> = times.iter().map(|t| t.as_secs_f64() * 1000.0).collect();
         Self {
             program: program.to_owned(),
+            event,
             runs: millis.len(),
             max_ms: millis.iter().copied().fold(0.0, f64::max),
             median_ms: median(millis),
@@ -233,13 +236,13 @@ impl BenchReport {
             );
         }
         if !self.outages.is_empty() {
-            let _ = writeln!(out, "\nno writes after kill -9 of the leader, default time-outs:");
+            let _ = writeln!(out, "\ntime without writes, default time-outs:");
         }
         for o in self.outages.iter().filter(|o| o.runs > 0) {
             let _ = writeln!(
                 out,
-                "  {:<12} median {:>6.0} ms, longest {:>6.0} ms ({} runs)",
-                o.program, o.median_ms, o.max_ms, o.runs
+                "  {:<27} {:<12} median {:>6.0} ms, longest {:>6.0} ms ({} runs)",
+                o.event, o.program, o.median_ms, o.max_ms, o.runs
             );
         }
     }
@@ -323,7 +326,7 @@ mod tests {
 
     #[test]
     fn outages_are_reported_as_median_and_maximum() {
-        let outages = Outages::from_times("x", &[3, 1, 2].map(Duration::from_secs));
+        let outages = Outages::from_times("x", "y", &[3, 1, 2].map(Duration::from_secs));
         assert_eq!((outages.runs, outages.median_ms, outages.max_ms), (3, 2000.0, 3000.0));
     }
 }
