@@ -122,3 +122,55 @@ fn writes_to_an_ended_leader_are_reported_as_lost_once_another_leads() {
     assert_eq!(cluster.served[1], (vec![9], vec![2]), "the read is answered, too");
     assert_eq!(cluster.lost[2], [0; 0]);
 }
+
+/// Returns the number of ticks, out of `ticks`, at which a member asks for pre-votes. No message
+/// arrives.
+fn campaigns(cluster: &mut DriverCluster, n: usize, ticks: usize) -> usize {
+    let asks = |message: &Message| message.kind == MessageKind::RequestPreVote;
+    (0..ticks)
+        .filter(|_| {
+            cluster.network.clear();
+            cluster.drivers[n].tick();
+            cluster.run_until_idle(n);
+            cluster.network.iter().any(asks)
+        })
+        .count()
+}
+
+/// A member alone would campaign at each of its turns for ever.
+#[test]
+fn turns_end_after_an_election_time_out() {
+    let mut cluster = DriverCluster::led(3);
+    report_end(&mut cluster, 1);
+    // Turns come at the ticks 4 and 8, and election time-outs take 10 to 19 ticks.
+    assert_eq!(campaigns(&mut cluster, 1, 9), 2);
+    let later = campaigns(&mut cluster, 1, 40);
+    assert!((2..=5).contains(&later), "{later}");
+}
+
+#[test]
+fn a_leader_that_is_heard_again_ends_the_turns() {
+    let mut cluster = DriverCluster::led(3);
+    cluster.notify(2, Notice::ProcessEnded(1));
+    cluster.drivers[0].tick();
+    cluster.run_until_idle(0);
+    cluster.settle(&[1, 2, 3]);
+    assert_eq!(cluster.leaders()[2], 1);
+    assert_eq!(campaigns(&mut cluster, 2, 9), 0);
+}
+
+/// The candidate has long given up, or another member leads.
+#[test]
+fn an_old_pre_vote_request_is_not_answered() {
+    let mut cluster = DriverCluster::led(3);
+    report_end(&mut cluster, 1);
+    while cluster.deliver(&[3]) {}
+    for _ in 0..4 {
+        cluster.drivers[2].tick();
+        cluster.run_until_idle(2);
+    }
+    cluster.network.clear();
+    report_end(&mut cluster, 2);
+    let answers = |message: &Message| message.kind == MessageKind::RequestPreVoteResponse;
+    assert!(!cluster.network.iter().any(answers), "{:?}", cluster.network);
+}
