@@ -18,7 +18,10 @@ use crate::store::{PoolSettings, connect};
 
 /// More decisions than one connection can copy in the pool's time limit, even on a fast machine.
 const MANY_DECISIONS: i64 = 400_000;
-/// Number of decisions that is more than one check of the database (a "look") copies.
+/// Number of decisions that a start copies at once: each of its two connections to the database
+/// makes one check (a "look").
+const COPIED_AT_START: usize = 2 * LOOK_LIMIT;
+/// Number of decisions that is more than a start copies at once.
 const SEVERAL_DECISIONS: i64 = 12_000;
 
 /// Inserts decisions about clusters that have no rows. That suffices, because a ledger copies only
@@ -87,7 +90,7 @@ async fn an_interrupted_fill_of_a_ledger_continues_where_it_stopped() {
     world.serve().await.stop().await;
     decide_many(&world.database, SEVERAL_DECISIONS).await;
 
-    // Copy with the first check of the database only, and stop before the rest is copied.
+    // Copy with the checks of the start's two connections only, and stop before the rest is copied.
     let folder = world.folder.path().join("ledger-2");
     let ledger = Ledger::open(&folder).unwrap();
     let options: PgConnectOptions = world.database.url().parse().unwrap();
@@ -95,7 +98,7 @@ async fn an_interrupted_fill_of_a_ledger_continues_where_it_stopped() {
     let keys = KeyDirectory::load(&world.folder.path().join("keys")).unwrap();
     let metrics = Arc::new(ServiceMetrics::default());
     let store = connect(options, pool, ledger, &keys, metrics).await.unwrap();
-    assert_eq!(store.ledger().commits(), LOOK_LIMIT);
+    assert_eq!(store.ledger().commits(), COPIED_AT_START);
     assert!(!store.watch().is_complete(1), "and decides nothing");
     store.pool().close().await;
     drop(store);
@@ -112,8 +115,8 @@ async fn an_interrupted_fill_of_a_ledger_continues_where_it_stopped() {
     // The check of a new connection can copy the same decisions while the ledger is filled, and
     // write a lower number after a higher one. The position in memory doesn't go back with it.
     for (next, new) in lines {
-        let first_look = LOOK_LIMIT as u64;
-        assert!(to <= first_look || next > first_look, "{next} was copied after {to}");
+        let at_start = COPIED_AT_START as u64;
+        assert!(to <= at_start || next > at_start, "{next} was copied after {to}");
         to = to.max(next);
         commits.extend(new.into_iter().map(|packed| packed.to_string()));
     }
