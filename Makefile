@@ -4,7 +4,7 @@ SHELL := /bin/bash
 CARGO ?= cargo
 export CARGO_TERM_COLOR ?= auto
 
-.PHONY: help setup build release demo test dist test-packages test-first-cluster test-monitoring test-examples kubernetes clients schemathesis verify audit sim explore fuzz-etcd fuzz mutants bench bench-discovery clean
+.PHONY: help setup build release demo test dist test-packages test-upgrade test-first-cluster test-monitoring test-examples kubernetes clients schemathesis verify audit sim explore fuzz-etcd fuzz mutants bench bench-discovery clean
 
 help: ## show this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -40,6 +40,9 @@ dist: ## static programs, Debian packages, checksums and a list of what they are
 
 test-packages: ## install the packages of `make dist` in a container that boots systemd, and live with them: SUITE=trixie (root; systemd-container, debootstrap)
 	@scripts/test-packages $(SUITE)
+
+test-upgrade: ## a cluster and its service go from an older version to this one and back, while a client writes: FROM=COMMIT (built once)
+	@scripts/test-upgrade $(FROM)
 
 test-first-cluster: ## run each command of docs/first-cluster.md on five machines that boot a bare Debian in containers: SUITE=trixie (root; systemd-container, debootstrap)
 	@scripts/test-first-cluster $(SUITE)

@@ -11,5 +11,6 @@ pub mod harness;
 pub mod histories;
 pub mod mutants;
 pub mod stock_etcd;
+pub mod upgrade;
 
 pub use muster_simulation::{explore, model, rng, sim};

@@ -8,7 +8,7 @@ use serde_json::Value;
 
 use super::network::TestHost;
 use super::process::{ChildProcess, is_alive, send_signal};
-use super::programs::program_path;
+use super::programs::program_in;
 use super::testbed::path_text;
 use super::wait::wait_for;
 use rustix::process::Signal;
@@ -26,6 +26,8 @@ pub struct AgentOptions {
     /// Program that runs the agent, such as `strace`, with its arguments. If this is empty, the
     /// agent runs directly.
     pub wrapper: Vec<String>,
+    /// Folder of the programs of agent and node; `None` if those that were built with the test.
+    pub programs: Option<PathBuf>,
 }
 
 /// An agent on a host. Dropping it kills the agent and its node.
@@ -70,7 +72,7 @@ impl AgentProcess {
 
     fn start_at(&mut self, address: Option<String>) -> Result<()> {
         self.process = None;
-        let agent = program_path("muster-agent")?;
+        let agent = program_in(self.options.programs.as_deref(), "muster-agent")?;
         let mut command = match self.options.wrapper.split_first() {
             Some((first, arguments)) => {
                 let mut command = self.host.command(first);
@@ -133,7 +135,8 @@ impl AgentProcess {
 
     /// Returns the output of `muster-agent status --json`.
     pub fn status(&self) -> Result<Value> {
-        let mut command = self.host.command(program_path("muster-agent")?);
+        let mut command =
+            self.host.command(program_in(self.options.programs.as_deref(), "muster-agent")?);
         command.args(["status", "--json", "--data-dir", path_text(&self.data_dir)?]);
         let output = command.output()?;
         serde_json::from_slice(&output.stdout).with_context(|| {

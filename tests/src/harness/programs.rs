@@ -1,8 +1,16 @@
 //! Paths of the built programs.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, ensure};
+
+/// Returns the path of one of our programs in `folder`; without a folder as [`program_path`] does.
+pub fn program_in(folder: Option<&Path>, name: &str) -> Result<PathBuf> {
+    match folder {
+        Some(folder) => Ok(folder.join(name)),
+        None => program_path(name),
+    }
+}
 
 /// Returns the path of one of our programs, from the target directory of the running program.
 ///

@@ -11,7 +11,7 @@ use super::agents::{AgentOptions, AgentProcess};
 use super::etcdctl::Etcdctl;
 use super::network::{Network, TestHost};
 use super::process::ChildProcess;
-use super::programs::program_path;
+use super::programs::program_in;
 use super::wait::poll_slowly;
 
 /// Maximum time that Postgres and discovery may take to start on a loaded machine.
@@ -27,6 +27,9 @@ pub struct TestbedOptions {
     pub serve_env: Vec<(String, String)>,
     /// Ports in the service's URLs. [`Testbed::start`] serves on the first of them.
     pub ports: Vec<u16>,
+    /// Folder of the service's program, which is the admin's tool, too; `None` if it is the one that
+    /// was built with the test.
+    pub programs: Option<PathBuf>,
 }
 
 impl Default for TestbedOptions {
@@ -39,6 +42,7 @@ impl Default for TestbedOptions {
             serve_args: times.iter().chain(&limits).map(|arg| (*arg).to_owned()).collect(),
             serve_env: Vec::new(),
             ports: vec![8443],
+            programs: None,
         }
     }
 }
@@ -107,7 +111,7 @@ impl Testbed {
         port: u16,
         database_url: Option<&str>,
     ) -> Result<ChildProcess> {
-        let mut command = self.network.hub.command(program_path("muster-discovery")?);
+        let mut command = self.network.hub.command(self.program()?);
         command
             .args(["serve", "--keys", path_text(&self.keys_dir())?])
             .args(["--listen", &format!("{}:{port}", self.network.hub.address)])
@@ -119,6 +123,10 @@ impl Testbed {
             None => command.args(["--managed-postgres", path_text(&self.postgres_dir())?]),
         };
         ChildProcess::spawn(name, command, &self.path(&format!("{name}.log")))
+    }
+
+    fn program(&self) -> Result<PathBuf> {
+        program_in(self.options.programs.as_deref(), "muster-discovery")
     }
 
     /// Kills discovery with SIGKILL. The Postgres that discovery manages ends too.
@@ -187,7 +195,7 @@ impl Testbed {
 
     /// Runs a command as the admin, and returns its output whatever its exit code.
     pub fn admin_output(&self, args: &[&str]) -> Result<Output> {
-        let mut command = self.network.hub.command(program_path("muster-discovery")?);
+        let mut command = self.network.hub.command(self.program()?);
         command
             .args(args)
             .env("MUSTER_ADMIN_HOME", self.admin_home())
