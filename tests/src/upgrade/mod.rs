@@ -56,8 +56,9 @@ fn say(step: &str) {
 /// A cluster on hosts of which each runs the older version or this one.
 struct Upgrade {
     old: PathBuf,
-    testbed: Testbed,
+    /// Dropped before the test bed, because an agent's files say which node to kill.
     agents: Vec<AgentProcess>,
+    testbed: Testbed,
     etcdctl: Etcdctl,
 }
 
