@@ -80,12 +80,12 @@ impl Consensus {
 
     /// Handles the report that the process of the member `leader` has ended. If this member follows
     /// that leader, it forgets the leader, and campaigns at its turns until a new leader is known.
-    /// After an election time-out its turns end.
-    pub fn forget_leader(&mut self, leader: u64, turn: Turn) {
+    /// After an election time-out its turns end. Returns whether this member followed that leader.
+    pub fn forget_leader(&mut self, leader: u64, turn: Turn) -> bool {
         let raft = &self.raw.raft;
         let follows = raft.state == StateRole::Follower && raft.leader_id == leader;
         if !follows || self.is_restoring() {
-            return;
+            return false;
         }
         let raft = &mut self.raw.raft;
         raft.become_follower(raft.term, 0);
@@ -100,6 +100,7 @@ impl Consensus {
         if wait == 0 {
             self.take_turn();
         }
+        true
     }
 
     fn await_turn(&mut self, wait: usize, turn: Turn) {

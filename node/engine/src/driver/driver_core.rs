@@ -109,8 +109,8 @@ pub struct Effects {
     /// Requests of this member's clients whose proposals were refused. These proposals will never
     /// have an effect.
     pub refused_proposals: Vec<RequestId>,
-    /// Requests of this member's clients that were proposed to a leader of an earlier term, and have
-    /// no outcome. A few of them may already have one. The others probably never take effect.
+    /// Requests of this member's clients that were proposed to a leader whose process has ended. A
+    /// few of them may already have an outcome. The others probably never take effect.
     pub lost_proposals: Vec<RequestId>,
     /// Reads that may be answered once the store has applied the given position.
     pub reads: Vec<(ReadToken, Position)>,
@@ -443,7 +443,7 @@ impl DriverCore {
 
     fn propose_group(&mut self, group: ProposalGroup) {
         match self.consensus.propose_many(group.kind, group.data, group.hops) {
-            Ok(()) => self.proposed.record(self.consensus.term_and_commit().0, &group.own),
+            Ok(()) => self.proposed.record(&group.own),
             Err(_) => self.effects.refused_proposals.extend(group.own),
         }
     }
@@ -632,7 +632,7 @@ impl DriverCore {
             self.backlog_bytes -= self.backlog.pop_front().map_or(0, |(_, bytes)| bytes);
         }
         self.consensus.report_applied(at.index);
-        self.effects.lost_proposals.extend(self.proposed.take_before(at.term));
+        self.effects.lost_proposals.extend(self.proposed.take_lost(at.term));
     }
 
     fn record_backlog(&mut self, entries: &[Entry]) {

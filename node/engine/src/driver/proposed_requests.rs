@@ -1,10 +1,10 @@
 //! Requests that were proposed and perhaps have no outcome yet.
 //!
-//! If their leader fails, most of them never take effect. Their clients would wait until the request
-//! time-out ends. Once an entry of a later term is applied, every entry that the earlier leader
-//! committed is applied, too. So the requests without an outcome are then reported as lost. A
-//! proposal that was on its way to the leader may still take effect, so the report says no more than
-//! a time-out does.
+//! If the leader's process ends, most of them never take effect, and their clients would wait until
+//! the request time-out ends. Once an entry of a later term is applied, every entry that the ended
+//! leader committed is applied, too. So the requests without an outcome are then reported as lost. A
+//! leader that hands over, or is deposed while it runs, passes proposals on to its successor, so
+//! nothing is reported as lost then.
 
 use std::collections::VecDeque;
 
@@ -14,24 +14,34 @@ use node_state::state_machine::RequestId;
 /// forgotten requests wait until the request time-out ends.
 const MAX_REMEMBERED: usize = 4096;
 
-/// The requests that were proposed last, oldest first, each with the term at that time.
+/// The requests that were proposed last.
 #[derive(Debug, Default)]
-pub(super) struct ProposedRequests(VecDeque<(u64, RequestId)>);
+pub(super) struct ProposedRequests {
+    /// Requests since the last end of a leader's process, oldest first.
+    recent: VecDeque<RequestId>,
+    /// Requests from before that end, and the ended leader's term.
+    doubtful: Option<(u64, Vec<RequestId>)>,
+}
 
 impl ProposedRequests {
-    /// Records that `requests` were proposed to the leader of `term`.
-    pub(super) fn record(&mut self, term: u64, requests: &[RequestId]) {
+    /// Records that `requests` were proposed.
+    pub(super) fn record(&mut self, requests: &[RequestId]) {
         let new = &requests[requests.len().saturating_sub(MAX_REMEMBERED)..];
-        let surplus = (self.0.len() + new.len()).saturating_sub(MAX_REMEMBERED);
-        self.0.drain(..surplus);
-        self.0.extend(new.iter().map(|id| (term, *id)));
+        let surplus = (self.recent.len() + new.len()).saturating_sub(MAX_REMEMBERED);
+        self.recent.drain(..surplus);
+        self.recent.extend(new);
     }
 
-    /// Takes the requests that were proposed before `term`. An outcome may already exist for some
-    /// of them.
-    pub(super) fn take_before(&mut self, term: u64) -> impl Iterator<Item = RequestId> {
-        let count = self.0.partition_point(|(proposed, _)| *proposed < term);
-        self.0.drain(..count).map(|(_, id)| id)
+    /// Records that the process of the leader of `term` has ended.
+    pub(super) fn leader_ended(&mut self, term: u64) {
+        self.doubtful = Some((term, self.recent.drain(..).collect()));
+    }
+
+    /// Takes the requests that are lost once an entry of `term` is applied. An outcome may already
+    /// exist for some of them.
+    pub(super) fn take_lost(&mut self, term: u64) -> Vec<RequestId> {
+        let lost = self.doubtful.take_if(|(ended, _)| *ended < term);
+        lost.map(|(_, requests)| requests).unwrap_or_default()
     }
 }
 
@@ -40,13 +50,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn requests_of_earlier_terms_are_taken_once() {
+    fn requests_before_the_end_of_a_leader_are_taken_once_in_a_later_term() {
         let mut proposed = ProposedRequests::default();
-        proposed.record(3, &[RequestId(1), RequestId(2)]);
-        proposed.record(5, &[RequestId(3)]);
-        assert_eq!(proposed.take_before(3).count(), 0);
-        assert_eq!(proposed.take_before(5).collect::<Vec<_>>(), [RequestId(1), RequestId(2)]);
-        assert_eq!(proposed.take_before(5).count(), 0);
+        proposed.record(&[RequestId(1), RequestId(2)]);
+        assert_eq!(proposed.take_lost(9), [], "no leader has ended");
+        proposed.leader_ended(3);
+        proposed.record(&[RequestId(3)]);
+        assert_eq!(proposed.take_lost(3), [], "an entry of the ended leader");
+        assert_eq!(proposed.take_lost(4), [RequestId(1), RequestId(2)]);
+        assert_eq!(proposed.take_lost(5), []);
     }
 
     #[test]
@@ -54,12 +66,10 @@ mod tests {
         let mut proposed = ProposedRequests::default();
         let ids = |numbers: std::ops::Range<u64>| numbers.map(RequestId).collect::<Vec<_>>();
         let most = MAX_REMEMBERED as u64;
-        proposed.record(1, &ids(0..10));
-        proposed.record(1, &ids(10..most + 5));
-        assert_eq!(proposed.0.len(), MAX_REMEMBERED);
-        assert_eq!(proposed.0[0].1, RequestId(5));
-        proposed.record(2, &ids(0..2 * most));
-        assert_eq!(proposed.0.len(), MAX_REMEMBERED);
-        assert_eq!(proposed.take_before(3).next(), Some(RequestId(most)));
+        proposed.record(&ids(0..10));
+        proposed.record(&ids(10..most + 5));
+        assert_eq!((proposed.recent.len(), proposed.recent[0]), (MAX_REMEMBERED, RequestId(5)));
+        proposed.record(&ids(0..2 * most));
+        assert_eq!((proposed.recent.len(), proposed.recent[0]), (MAX_REMEMBERED, RequestId(most)));
     }
 }

@@ -40,7 +40,7 @@ pub trait EffectSink {
     fn bad_message(&mut self, error: &StepError);
     /// Reports proposals that will never have an effect.
     fn refuse_proposals(&mut self, proposals: Vec<RequestId>);
-    /// Reports proposals to an earlier leader that have no outcome, and probably never will.
+    /// Reports proposals to a leader whose process has ended. They probably never take effect.
     fn lose_proposals(&mut self, proposals: Vec<RequestId>);
     /// Reports reads that may be answered once the store has applied the given position.
     fn release_reads(&mut self, reads: Vec<(ReadToken, Position)>);

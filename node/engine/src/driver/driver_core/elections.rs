@@ -32,7 +32,10 @@ impl DriverCore {
     /// its turn among the connected voters.
     pub(super) fn succeed(&mut self, peer: u64) {
         let turn = self.turn_among(|voter| *voter != peer && self.is_reached(*voter));
-        self.consensus.forget_leader(peer, turn);
+        let (_, _, term) = self.consensus.leadership();
+        if self.consensus.forget_leader(peer, turn) {
+            self.proposed.leader_ended(term);
+        }
     }
 
     /// Shortens the wait for the first election, once per process. If the connections to a quorum

@@ -18,6 +18,7 @@ fn no_request_waits_for_a_tick_while_leadership_is_transferred() {
             cluster.settle(&order);
             let at = format!("asked after {before} steps, {order:?}");
             assert_eq!(cluster.leaders(), [2, 2, 2], "{at}");
+            assert_eq!(cluster.lost, [[0; 0]; 3], "nothing is lost, {at}");
             for (n, (applied, read)) in cluster.served.iter_mut().enumerate() {
                 applied.sort_unstable();
                 assert_eq!(*applied, [1, 2, 3], "member {}, {at}", n + 1);
