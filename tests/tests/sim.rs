@@ -137,8 +137,10 @@ mod bugs_put_back {
 
     #[test]
     fn a_read_context_used_twice_is_found() {
-        // The first history that shows this bug has seed 577.
-        is_found_from(570, guarded(Guards::SHARED_READ_CONTEXT), 2_000, &["linearizable"]);
+        // Two reads with one context violate linearizability, or one of them is never answered.
+        // About every thousandth history shows this; seed 1,730 is one.
+        let by = ["linearizable", "progress after the faults"];
+        is_found_from(1_725, guarded(Guards::SHARED_READ_CONTEXT), 2_000, &by);
     }
 
     #[test]
