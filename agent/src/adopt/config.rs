@@ -1,4 +1,4 @@
-//! How an etcd runs, from its command line and its environment. Pure.
+//! Reads the settings of a running etcd from its command line and environment. Pure.
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
@@ -14,16 +14,17 @@ use crate::state::adopted::{AdoptedNode, AdoptionStage, CertificateFiles};
 /// Prefix of etcd's environment variables.
 const VARIABLE_PREFIX: &str = "ETCD_";
 
-/// Flags that are dropped besides those that the agent sets itself.
+/// Flags of the etcd that the agent leaves out, besides the flags that it sets itself.
 const DROPPED: &[&str] = &[
-    // The agent reads the node's output.
+    // etcd has to log to standard error, because the agent reads its log there.
     "log-output",
     "log-outputs",
+    // The agent adds the one of these two flags that the etcd's version knows.
     "experimental-peer-skip-client-san-verification",
     "peer-skip-client-san-verification",
 ];
 
-/// Flags with which an etcd can't be managed, and why.
+/// Flags that keep an etcd from coming under management, each with the reason.
 const REFUSED: &[(&str, &str)] = &[
     (
         "config-file",
@@ -82,8 +83,8 @@ pub(crate) struct EtcdConfig {
 }
 
 impl EtcdConfig {
-    /// Reads a command line, without the program, and the environment. `known` are the flags that
-    /// the program has: etcd ignores other variables.
+    /// Reads the command line (`arguments`, without the program's name) and the environment.
+    /// `known` lists the program's flags, because etcd ignores variables of other flags.
     pub(crate) fn new(
         arguments: &[String],
         environment: impl IntoIterator<Item = (String, String)>,
@@ -101,7 +102,8 @@ impl EtcdConfig {
         let mut arguments = arguments.iter().peekable();
         while let Some(argument) = arguments.next() {
             let flag = argument.trim_start_matches('-');
-            // etcd itself refuses arguments that are neither flags nor values of flags.
+            // An argument that is neither a flag nor a flag's value can't occur: etcd refuses to
+            // start with it.
             let (name, value) = match flag.split_once('=') {
                 Some((name, value)) => (name, value.to_owned()),
                 None => match arguments.next_if(|next| !next.starts_with('-')) {
@@ -122,7 +124,7 @@ impl EtcdConfig {
         self.value(flag).is_some_and(|value| !FALSE_WORDS.contains(&value))
     }
 
-    /// Returns the etcd's own name.
+    /// Returns the value of `--name`, or etcd's default name.
     pub(crate) fn etcd_name(&self) -> &str {
         self.value("name").unwrap_or("default")
     }
@@ -137,7 +139,8 @@ impl EtcdConfig {
         self.working_directory.join(path)
     }
 
-    /// Returns how the agent has to run this etcd.
+    /// Returns the settings with which the agent runs this etcd. Fails if the etcd can't come under
+    /// management.
     pub(crate) fn node(
         &self,
         program: &Path,
@@ -185,7 +188,8 @@ impl EtcdConfig {
         })
     }
 
-    /// Returns the addresses on which the etcd listens with TLS.
+    /// Returns the first peer address and the first client address on which the etcd listens with
+    /// TLS.
     pub(crate) fn listen(&self) -> Result<ListenAddresses, EtcdConfigError> {
         let first = |flag: &'static str| {
             let value = self.value(flag).unwrap_or_default();
@@ -206,7 +210,7 @@ impl EtcdConfig {
     }
 }
 
-/// Returns the address of an https URL to listen on. etcd takes only IP addresses and localhost.
+/// Parses the address in an https listen URL. etcd accepts only IP addresses and `localhost` there.
 fn listen_address(url: &str) -> Option<SocketAddr> {
     let authority = url.strip_prefix("https://")?.trim_end_matches('/');
     let (host, port) = authority.rsplit_once(':')?;

@@ -16,7 +16,7 @@ const HELP_DEADLINE: Duration = Duration::from_secs(10);
 /// File in etcd's data directory that a running etcd keeps locked.
 const DATABASE: &str = "member/snap/db";
 
-/// Linux adds this to the path of a program whose file is not there any more.
+/// Suffix that Linux adds to `/proc/PID/exe` if the program's file was deleted.
 const DELETED: &str = " (deleted)";
 
 /// A running etcd process, and how it was started.
@@ -57,7 +57,7 @@ impl EtcdProcess {
     }
 }
 
-/// Returns what the program prints about its flags.
+/// Runs the program with `--help`, and returns its output.
 async fn help(program: &Path) -> Result<String, ExitError> {
     let failed = |what: String| ExitError::Failed(format!("{} --help: {what}", program.display()));
     let asked = tokio::process::Command::new(program)
@@ -80,7 +80,7 @@ pub(crate) fn command_line(pid: u32) -> io::Result<Vec<String>> {
     read_texts(Path::new(&format!("/proc/{pid}/cmdline")))
 }
 
-/// Reads a file of texts that each end with a zero byte.
+/// Reads a file of NUL-terminated strings, such as `/proc/PID/cmdline`. Leaves out empty strings.
 fn read_texts(path: &Path) -> io::Result<Vec<String>> {
     let bytes = std::fs::read(path)?;
     let texts = bytes.split(|byte| *byte == 0).filter(|text| !text.is_empty());
@@ -88,7 +88,7 @@ fn read_texts(path: &Path) -> io::Result<Vec<String>> {
 }
 
 /// Returns the path of the program that a process executes. If the file was replaced since the
-/// process began, as by an upgrade of a package, that is the path of the new file.
+/// process began, for example by a package upgrade, returns the path of the new file.
 pub(crate) fn program_of(pid: u32) -> io::Result<PathBuf> {
     let executed = std::fs::read_link(format!("/proc/{pid}/exe"))?;
     let replaced = executed.to_str().and_then(|path| path.strip_suffix(DELETED));
@@ -100,7 +100,7 @@ pub(crate) fn program_of(pid: u32) -> io::Result<PathBuf> {
     })
 }
 
-/// Whether an etcd runs on this data directory, which it keeps locked.
+/// Whether an etcd runs on this data directory: a running etcd keeps its database locked.
 pub(crate) fn is_in_use(directory: &Path) -> io::Result<bool> {
     let file = match std::fs::File::open(directory.join(DATABASE)) {
         Ok(file) => file,
@@ -147,8 +147,8 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("program");
         let install = || {
-            // Not by this process: a child of another test could keep the file open for writing, and a
-            // file that is open for writing can't be executed.
+            // A child process makes the copy. If this process wrote the file, a child of another
+            // test could inherit it, open for writing. Then the file could not be executed.
             let copied = std::process::Command::new("cp")
                 .arg("/bin/sleep")
                 .arg(dir.path().join("new"))

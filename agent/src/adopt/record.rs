@@ -1,9 +1,10 @@
 //! The record of take-overs in the cluster's own store: which member is being restarted, and which
 //! members an agent runs.
 //!
-//! It is changed by compare-and-swap, so two hosts can't both begin. No time ends it: a host that was
-//! killed in the middle goes on when its command is run again, and nobody else begins before. If that
-//! host is lost, the removal of its member from the cluster ends it.
+//! The record is changed by compare-and-swap, so two hosts can't both begin a take-over. A
+//! take-over has no time limit. If its host is killed meanwhile, the operator runs the command
+//! there again, and no other host can begin before. If the host is lost, the removal of its member
+//! from the cluster ends the take-over.
 
 use serde::{Deserialize, Serialize};
 
@@ -14,10 +15,10 @@ use crate::exit::{ExitError, error_chain};
 pub(crate) const KEY: &str = "muster/v1/take-over";
 /// Version of the record's format.
 const VERSION: u32 = 1;
-/// How often a change is tried again after another host has changed the record meanwhile.
+/// Maximum number of attempts to change the record, if other hosts change it at the same time.
 const TRIES: usize = 5;
 
-/// Record of the member that is being restarted, and of those under management.
+/// Value of the key [`KEY`]: the member that is being restarted, and the members that agents run.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct TakeOverRecord {
     version: u32,
@@ -72,7 +73,7 @@ impl TakeOverRecord {
     }
 }
 
-/// Reads the record; an empty one if there is none.
+/// Reads the record. Returns an empty record if the store has none.
 pub(crate) async fn read(
     cluster: &ClusterApiClient,
 ) -> Result<(StoredValue, TakeOverRecord), ExitError> {
@@ -94,7 +95,7 @@ pub(crate) async fn read(
     }
 }
 
-/// Takes the record for this member. Fails if another member is being restarted.
+/// Records that this member is being restarted. Fails if another member is being restarted.
 pub(crate) async fn begin(
     cluster: &ClusterApiClient,
     id: MemberId,
@@ -114,7 +115,7 @@ pub(crate) async fn begin(
     .await
 }
 
-/// Gives the record free, and notes whether an agent runs the member.
+/// Records that the member's restart is over, and whether an agent runs the member.
 pub(crate) async fn end(
     cluster: &ClusterApiClient,
     id: MemberId,

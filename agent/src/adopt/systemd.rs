@@ -1,14 +1,14 @@
-//! systemd's units: which process a unit runs, and who starts it.
+//! Calls systemctl: finds the main process of a unit; enables, disables, starts and stops units.
 
 use std::process::Stdio;
 use std::time::Duration;
 
 use crate::exit::ExitError;
 
-/// How long one call of systemctl may take: it waits until a unit has stopped.
+/// Time limit of one systemctl call, which waits until a unit has started or stopped.
 const SYSTEMCTL_DEADLINE: Duration = Duration::from_secs(120);
 
-/// Returns the process that a unit runs.
+/// Returns the id of a unit's main process. Fails if the unit runs no process.
 pub(crate) async fn main_process(unit: &str) -> Result<u32, ExitError> {
     let printed = systemctl(&["show", "--property=MainPID", "--value", "--", unit]).await?;
     match printed.trim().parse() {
@@ -17,17 +17,17 @@ pub(crate) async fn main_process(unit: &str) -> Result<u32, ExitError> {
     }
 }
 
-/// Stops a unit, and lets it not start at boot any more.
+/// Stops a unit, and keeps it from starting at boot (`systemctl disable --now`).
 pub(crate) async fn disable_now(unit: &str) -> Result<(), ExitError> {
     systemctl(&["disable", "--now", "--", unit]).await.map(drop)
 }
 
-/// Starts a unit, now and at boot.
+/// Starts a unit, and enables it for each boot (`systemctl enable --now`).
 pub(crate) async fn enable_now(unit: &str) -> Result<(), ExitError> {
     systemctl(&["enable", "--now", "--", unit]).await.map(drop)
 }
 
-/// Lets systemd read changed unit files.
+/// Makes systemd read changed unit files (`systemctl daemon-reload`).
 pub(crate) async fn reload() -> Result<(), ExitError> {
     systemctl(&["daemon-reload"]).await.map(drop)
 }
