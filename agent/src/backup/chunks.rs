@@ -14,7 +14,7 @@ use super::progress::BackupProgress;
 
 /// Size in bytes of a chunk, apart from the last one.
 const CHUNK_BYTES: usize = 256 << 10;
-/// Number of chunks that wait for the store. The reading thread waits while there are as many.
+/// Maximum number of chunks that wait for the store. The reading thread blocks at this number.
 const MAX_WAITING_CHUNKS: usize = 4;
 
 /// Length and hash of a file.
@@ -25,7 +25,7 @@ pub(super) struct FileDigest {
     pub sha256: String,
 }
 
-/// Computes the digest of bytes that pass by.
+/// Computes the length and hash of a stream of bytes.
 pub(super) struct Digester {
     hash: digest::Context,
     bytes: u64,
@@ -73,8 +73,8 @@ impl ChunkSource {
         Self { chunks, reading: Some(reading), digest: None }
     }
 
-    /// Returns the next chunk, and `None` once the file was read to its end. An end without that is
-    /// an error, so a cut-off file is never taken for a whole one.
+    /// Returns the next chunk, or `None` once the file was read to its end. If reading stops
+    /// earlier, returns an error, so a truncated file never counts as whole.
     pub(super) async fn next(&mut self) -> io::Result<Option<Bytes>> {
         if let Some(chunk) = self.chunks.recv().await {
             return Ok(Some(chunk));
@@ -94,7 +94,7 @@ impl ChunkSource {
     }
 }
 
-/// Writer that sends what is written as chunks.
+/// Writer that cuts its input into chunks and sends them to the channel.
 struct ChunkWriter {
     sender: mpsc::Sender<Bytes>,
     buffer: Vec<u8>,
@@ -167,7 +167,7 @@ mod tests {
     async fn a_file_that_can_not_be_read_has_no_end() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("file");
-        // A file that is open for writing only.
+        // The file is open for writing only, so reading it fails.
         let file = File::create(path).unwrap();
         let mut source = ChunkSource::of_file(file, Vec::new(), BackupProgress::default());
         assert!(source.next().await.is_err());

@@ -1,8 +1,8 @@
 //! The trial of a restore: a cluster of one member is made from the snapshot, started, and asked
 //! for its keys.
 //!
-//! The member listens on loopback alone, and serves only whoever has the certificate that was made
-//! for this trial. Its folder is removed afterwards.
+//! The member listens on loopback alone, and accepts only the client certificate that was made for
+//! this trial. The trial's folder is removed afterwards.
 
 use std::fs::File;
 use std::net::{Ipv4Addr, TcpListener};
@@ -31,7 +31,7 @@ const RESTORE_LIMIT: Duration = Duration::from_hours(1);
 const START_LIMIT: Duration = Duration::from_mins(5);
 /// The longest that the member may take to stop.
 const STOP_LIMIT: Duration = Duration::from_secs(15);
-/// How often a member that starts is asked.
+/// Pause between two requests to a member that is starting.
 const ASK_INTERVAL: Duration = Duration::from_millis(250);
 /// Number of lines of a program's output in an error.
 const SHOWN_LINES: usize = 5;
@@ -76,13 +76,14 @@ pub(crate) struct DrillResult {
     pub program: String,
     /// Revision of the restored member.
     pub revision: u64,
-    /// Number of its keys; `None` if the cluster has users, who alone may count them.
+    /// Number of the member's keys; `None` if the cluster has users, because only users may count
+    /// keys.
     pub keys: Option<u64>,
     /// Milliseconds from the snapshot's file to a member that serves.
     pub duration_ms: u64,
 }
 
-/// A folder that is removed when this is dropped.
+/// A temporary folder, which is removed on drop.
 struct TrialFolder(PathBuf);
 
 impl TrialFolder {
@@ -140,8 +141,8 @@ impl DrillPrograms {
         Ok(Self { node, kind, restore: (tool, &["snapshot", "restore"]) })
     }
 
-    /// Restores `snapshot` in a new folder below `folder`, starts the member, and compares it with
-    /// what was counted in the snapshot.
+    /// Restores `snapshot` in a new folder below `folder`, and starts the member. Compares its
+    /// revision and number of keys with `facts`.
     pub(crate) async fn run(
         &self,
         snapshot: File,
@@ -282,7 +283,7 @@ async fn ask(
     }
 }
 
-/// Stops the member, which is killed if it doesn't end by itself.
+/// Stops the member with SIGTERM, and kills it if it hasn't ended after [`STOP_LIMIT`].
 async fn stop(mut member: Child) {
     let pid = member.id().and_then(|pid| rustix::process::Pid::from_raw(pid.cast_signed()));
     if let Some(pid) = pid {
@@ -293,10 +294,10 @@ async fn stop(mut member: Child) {
     }
 }
 
-/// Returns two ports of loopback that nobody uses now.
+/// Returns two TCP ports that are free on loopback now.
 fn free_ports() -> Result<[u16; 2], DrillError> {
     let bind = || TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).map_err(DrillError::Files);
-    // Both are held until both are known, so that they differ.
+    // Both listeners stay open until both ports are known, so that the ports differ.
     let listeners = [bind()?, bind()?];
     let port = |listener: &TcpListener| listener.local_addr().map(|at| at.port());
     let [first, second] = listeners.each_ref().map(port);
@@ -308,7 +309,7 @@ fn last_lines(text: &str) -> String {
     lines.into_iter().rev().collect::<Vec<_>>().join("; ")
 }
 
-/// Files of the trial's certificates.
+/// File name of the trial's CA certificate, in the trial's folder.
 const CA: &str = "ca.crt";
 const CERTIFICATE: &str = "trial.crt";
 const KEY: &str = "trial.key";

@@ -1,5 +1,5 @@
-//! Encryption in the format of <https://age-encryption.org>, so that anybody can decrypt a backup with
-//! the `age` program. The private key stays away from the hosts that save.
+//! Encryption in the format of <https://age-encryption.org>, so that anybody can decrypt a backup
+//! with the `age` program. Hosts that save backups don't have the private key.
 
 use std::fs::File;
 use std::io::{self, BufReader, Read, Seek, SeekFrom, Write};
@@ -100,8 +100,8 @@ pub(crate) enum DecryptionError {
     Io(#[source] io::Error),
 }
 
-/// Copies the rest of `from` to `to`, encrypted for all recipients. Without a recipient, copies it
-/// as it is. Returns `to`.
+/// Copies the rest of `from` to `to`, encrypted for all recipients. Without a recipient, copies the
+/// bytes unchanged. Returns `to`.
 pub(super) fn copy_encrypted<W: Write>(
     mut from: impl Read,
     to: W,
@@ -134,8 +134,8 @@ fn copy(from: &mut impl Read, to: &mut impl Write, progress: &BackupProgress) ->
     }
 }
 
-/// Decrypts `from` into `to`. The file came from a store and counts as untrusted: after an error, what
-/// was written must not be used.
+/// Decrypts `from` into `to`. The file came from a store and counts as untrusted. After an error,
+/// the content of `to` must not be used.
 pub(super) fn decrypt(
     from: &mut File,
     to: &mut File,
@@ -163,7 +163,8 @@ pub(super) fn decrypt(
     }
 }
 
-/// Refuses a header that the library would read into memory without a limit.
+/// Refuses a header longer than [`MAX_HEADER_BYTES`]. The library would read a header of any length
+/// into memory.
 fn ensure_short_header(file: &mut File) -> Result<(), DecryptionError> {
     let mut start = Vec::new();
     file.seek(SeekFrom::Start(0)).map_err(DecryptionError::Io)?;

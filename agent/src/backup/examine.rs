@@ -16,7 +16,7 @@ use super::progress::{BackupProgress, BackupStep};
 use super::spool::{NoSpaceError, Spool};
 use super::store::{BackupStore, BackupStoreError, next_chunk};
 
-/// Reason why a backup was not proved: a fault of the backup, or of the means to look at it.
+/// Reason why a backup was not proved: either the backup is faulty, or it could not be examined.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ExamineError {
     /// The store failed, which says nothing about the backup.
@@ -119,7 +119,7 @@ pub(crate) async fn read_manifest(
     Ok(Manifest::parse(&bytes, cluster, name)?)
 }
 
-/// Means to examine the backups of one cluster.
+/// Store, private keys and temporary folder for examining the backups of one cluster.
 pub(crate) struct Examiner {
     pub store: BackupStore,
     pub cluster: ClusterFolder,

@@ -17,11 +17,11 @@ use super::progress::BackupProgress;
 
 /// Number of bytes of a SHA-256 hash.
 const HASH_BYTES: u64 = 32;
-/// The size of a database is a multiple of this many bytes. A snapshot is a hash longer.
+/// Size in bytes of a sector. A database has whole sectors; a snapshot is longer by [`HASH_BYTES`].
 const SECTOR_BYTES: u64 = 512;
 /// Bytes that are hashed at once.
 const BUFFER_BYTES: usize = 256 << 10;
-/// Number of keys that one pass counts. More keys take further passes over the records.
+/// Number of records for each pass of the key count, which limits the memory of a pass.
 const MAX_COUNTED_KEYS: u64 = 1 << 20;
 /// Maximum number of buckets. etcd has about a dozen.
 const MAX_BUCKETS: usize = 1000;
@@ -33,7 +33,7 @@ const META: &str = "meta";
 /// Rows of [`META`] with the revision of the last compaction.
 const COMPACTIONS: [&[u8]; 2] = [b"scheduledCompactRev", b"finishedCompactRev"];
 
-/// Why a snapshot is not one from which a cluster could be made.
+/// Why no cluster can be made from a snapshot.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum InspectError {
     /// The file can't be read.
@@ -42,7 +42,7 @@ pub(crate) enum InspectError {
     /// The file's length is not that of a database with a hash.
     #[error("the snapshot of {0} bytes has no SHA-256 at its end: it was cut off")]
     NoHash(u64),
-    /// The hash at the end is of other content.
+    /// The hash at the end doesn't match the file's content.
     #[error(
         "the snapshot's SHA-256 is {found}, and its end says {expected}: it was cut off or changed"
     )]
@@ -85,7 +85,7 @@ pub(super) fn inspect(
     Ok(SnapshotFacts { bytes, sha256, hash, revision, records, keys })
 }
 
-/// Compares the content with the hash at its end. Returns the file's size and the hash.
+/// Compares the file's content with the hash at its end. Returns the file's size and the hash.
 fn check_hash(
     source: &mut (impl Read + Seek),
     progress: &BackupProgress,
@@ -202,8 +202,8 @@ fn parse_revision(row: &[u8]) -> Option<(u64, bool)> {
     }
 }
 
-/// Counts the keys that exist at the newest revision. Each pass counts those whose hash falls into
-/// its share.
+/// Counts the keys that exist at the newest revision. Each pass counts only keys whose hash, modulo
+/// the number of passes, is the number of the pass.
 fn count_keys<R: Read + Seek>(
     reader: &mut BboltReader<R>,
     records: u64,
@@ -284,7 +284,7 @@ mod tests {
         }
     }
 
-    /// Returns a file with a right hash at its end, as a node with a damaged database would send it.
+    /// Appends the right hash to a database, as a node with a damaged database would.
     fn with_hash(mut database: Vec<u8>) -> Vec<u8> {
         let hash = digest::digest(&digest::SHA256, &database);
         database.extend_from_slice(hash.as_ref());
@@ -301,7 +301,7 @@ mod tests {
         for at in (0..database.len()).step_by(97) {
             let mut changed = database.to_vec();
             changed[at] ^= 0xff;
-            // Bytes of free pages and of values may change without a damage to the tree.
+            // A change in a free page or in a value doesn't damage the tree.
             match inspect_bytes(&with_hash(changed)) {
                 Ok(changed) => assert!(changed.keys <= facts.records),
                 Err(_) => refused += 1,

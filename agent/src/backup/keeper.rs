@@ -1,7 +1,8 @@
-//! The schedule: one task beside the running node.
+//! Saves backups on schedule, in one task beside the running node.
 //!
-//! Each agent looks at the store from time to time, and shows the newest backup. The agent that is
-//! responsible saves one when that is due. A failure is tried again, with growing pauses.
+//! Each agent reads the store from time to time, and shows the newest backup in its status. The
+//! responsible agent saves a backup when one is due. After a failure it retries, with growing
+//! pauses.
 
 use std::convert::Infallible;
 use std::net::SocketAddr;
@@ -44,7 +45,7 @@ pub(crate) struct BackupKeeper {
     cluster: ClusterFolder,
     cluster_name: String,
     board: StatusHandle,
-    /// When the next backup is due, as the store said last.
+    /// When the next backup is due, according to the last listing of the store.
     due_at: Timestamp,
     /// When the store was last read.
     looked_at: Option<Instant>,
@@ -116,7 +117,7 @@ impl BackupKeeper {
         }
     }
 
-    /// Looks at the store if it is time, and saves a backup if one is due here.
+    /// Reads the store if it is time. Saves a backup if one is due and this agent is responsible.
     async fn pass(&mut self) -> Result<(), SaveError> {
         if self.retry_at.is_some_and(|at| Instant::now() < at) {
             return Ok(());
@@ -132,7 +133,7 @@ impl BackupKeeper {
         let store = BackupStore::open(&self.settings.store).await?;
         self.look(&store).await?;
         let Some(node) = node.filter(|_| is_responsible && Timestamp::now() >= self.due_at) else {
-            // This agent reaches the store. A failed backup is still to be made up for.
+            // The store can be read. The failures still count while the failed backup is due.
             if !is_due {
                 self.failures = 0;
             }
@@ -161,7 +162,7 @@ impl BackupKeeper {
         }
     }
 
-    /// Reads which backups there are, and when the next one is due.
+    /// Lists the backups in the store, and computes when the next one is due.
     async fn look(&mut self, store: &BackupStore) -> Result<(), SaveError> {
         let listing = store.list(&self.cluster).await?;
         let now = Timestamp::now();
@@ -183,7 +184,7 @@ impl BackupKeeper {
         Ok(())
     }
 
-    /// Returns what the status shows of a backup. Its size is 0 if its manifest can't be read.
+    /// Describes a backup for the status. The size is 0 if the manifest can't be read.
     async fn describe(&self, store: &BackupStore, name: &BackupName) -> NewestBackup {
         let bytes = match read_manifest(store, &self.cluster, name).await {
             Ok(manifest) => manifest.stored.bytes,

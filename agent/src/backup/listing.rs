@@ -1,4 +1,4 @@
-//! The backups in a store, as the names of its files show them; pure.
+//! Derives the backups in a store from its file names; pure.
 
 use std::collections::BTreeMap;
 
@@ -20,12 +20,12 @@ pub(crate) struct BackupListing {
     pub published: Vec<BackupName>,
     /// Snapshots without a manifest, and files that were being written.
     pub leftovers: Vec<Leftover>,
-    /// Manifests without a snapshot: somebody has removed it.
+    /// Manifests whose snapshot is missing, because somebody has removed it.
     pub incomplete: Vec<BackupName>,
 }
 
 impl BackupListing {
-    /// Sorts the files of a cluster's folder. Files of others are left out.
+    /// Sorts the files of a cluster's folder by their names. Leaves out files of other programs.
     pub(crate) fn of(files: impl IntoIterator<Item = String>) -> Self {
         let (mut manifests, mut data) = (Vec::new(), BTreeMap::<BackupName, Vec<String>>::new());
         let mut listing = Self::default();

@@ -1,4 +1,5 @@
-//! The manifest beside a stored snapshot: what it holds, and how to prove that it is whole.
+//! The manifest beside a stored snapshot: the snapshot's content, and the hashes that prove the
+//! file.
 
 use std::fmt::Debug;
 
@@ -39,7 +40,7 @@ pub(crate) enum Encryption {
     Age,
 }
 
-/// A member of the cluster, as it was saved from.
+/// The member whose node sent a backup's snapshot.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct BackupMember {
     /// Member id, in hexadecimal.
@@ -64,7 +65,7 @@ pub(crate) struct SnapshotFacts {
     pub keys: u64,
 }
 
-/// The file as it lies in the store.
+/// The snapshot's file in the store.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct StoredFile {
     /// Name of the file, beside the manifest.
@@ -84,7 +85,7 @@ pub(crate) struct Manifest {
     /// Version of the format.
     pub version: u32,
     pub name: String,
-    /// Name of the cluster's folder in the store: its id.
+    /// Name of the cluster's folder in the store (`ClusterFolder`).
     pub cluster: String,
     /// The cluster's name at discovery, if it is known there.
     pub cluster_name: Option<String>,
@@ -158,7 +159,7 @@ impl Manifest {
         Ok(())
     }
 
-    /// Returns the manifest's file.
+    /// Returns the content of the manifest's file.
     pub(crate) fn to_bytes(&self) -> Vec<u8> {
         let mut bytes = serde_json::to_vec_pretty(self).expect("a manifest always serialises");
         bytes.push(b'\n');

@@ -5,13 +5,13 @@
 //! stored, encrypted if there are recipients. Its manifest is stored last: files without a manifest
 //! are no backup. Later rounds remove what interrupted ones have left.
 //!
-//! The store alone says what is due. A new leader's agent, or one that was restarted, continues
-//! where the store's newest backup shows that others ended. Two agents that both believe to be
-//! responsible save two backups at most, under different names. Old backups are deleted only right
-//! after a new one was published, so a schedule that fails deletes nothing.
+//! The store alone determines whether a backup is due. So the agent of a new leader, or a restarted
+//! agent, continues the schedule of its predecessor. Two agents that both believe to be responsible
+//! save two backups at most, under different names. Old backups are deleted only right after a new
+//! one was published, so a schedule that fails deletes nothing.
 //!
-//! Decisions are pure: `name`, `manifest`, `listing`, `schedule`, `retention`. `inspect` knows the
-//! file format alone. The rest does I/O, with a limit on each wait.
+//! Decisions are pure: `name`, `manifest`, `listing`, `schedule`, `retention`. `inspect` knows only
+//! the file format. The rest does I/O, with a limit on each wait.
 //!
 //! | module | owns |
 //! |---|---|
@@ -19,10 +19,10 @@
 //! | `save`, `examine`, `drill` | one round; the proof of a stored backup; the trial of a restore |
 //! | `chunks`, `encryption`, `spool` | a file on its way to or from a store; the age format; temporary files |
 //! | `store/` | a directory or a bucket of an S3-compatible store |
-//! | `settings` | what was typed, resolved |
+//! | `settings` | the backup flags, resolved and checked |
 //!
-//! A manifest is not signed. Whoever can write to the store can replace a backup and its manifest:
-//! checks find damage, and no malice.
+//! A manifest is not signed. Anybody who can write to the store can replace a backup and its
+//! manifest. The checks detect damage, but no forgery.
 
 mod chunks;
 pub(crate) mod drill;

@@ -38,7 +38,7 @@ impl BackupName {
     /// Makes a new name. Fractions of the second are cut off.
     pub(crate) fn new(begun_at: Timestamp, revision: u64) -> Self {
         let mut random = [0; 4];
-        // Two agents would have to begin within one second to need these digits.
+        // An error is ignored: the digits matter only if two agents begin within one second.
         let _ = getrandom(&mut random, GetRandomFlags::empty());
         Self {
             begun_at: Timestamp::from_second(begun_at.as_second()).unwrap_or(begun_at),
@@ -87,7 +87,7 @@ impl FromStr for BackupName {
             let begun_at = time.to_zoned(TimeZone::UTC).ok()?.timestamp();
             Some(Self { begun_at, revision, random })
         };
-        // Each backup has one spelling, so that no two files are taken for the same one.
+        // Accept only the canonical spelling, so that no two file names mean one backup.
         parse().filter(|name: &Self| name.to_string() == text).ok_or(NoBackupName)
     }
 }
@@ -125,8 +125,8 @@ impl BackupFile {
     }
 }
 
-/// Identifies a cluster in a store, as the name of a folder. An agent's cluster has its id at
-/// discovery, which outlives recoveries; any other one its Raft cluster id.
+/// Name of a cluster's folder in a store. For a cluster with agents, it is the id at discovery,
+/// which survives recoveries. For any other cluster, it is the Raft cluster id.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct ClusterFolder(String);
 
@@ -141,7 +141,7 @@ impl ClusterFolder {
         Self(format!("{id:016x}"))
     }
 
-    /// Returns a folder that is no cluster's, for checks of a store.
+    /// Returns a folder that belongs to no cluster, for checks of a store.
     pub(super) fn of_nobody() -> Self {
         Self("muster-check".to_owned())
     }

@@ -24,7 +24,7 @@ pub(crate) enum BackupStep {
     Fetching,
     /// A fetched backup is decrypted.
     Decrypting,
-    /// A cluster is made of the backup, on trial.
+    /// A trial cluster is made from the backup.
     Restoring,
 }
 

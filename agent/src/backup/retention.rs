@@ -11,7 +11,8 @@ use super::schedule::is_in_future;
 /// Maximum number of backups, and of leftover files, that one round deletes. The rest follows in
 /// later rounds.
 const MAX_DELETIONS: usize = 16;
-/// Age of a leftover file from which no round can still be writing it. A round takes less.
+/// Age above which a leftover file is deleted. A round takes less, so no round still writes the
+/// file.
 pub(super) const LEFTOVER_AGE: SignedDuration = SignedDuration::from_hours(24);
 
 /// How many backups are kept, and how long.
@@ -19,7 +20,7 @@ pub(super) const LEFTOVER_AGE: SignedDuration = SignedDuration::from_hours(24);
 pub(crate) struct RetentionPolicy {
     /// Number of newest backups that are kept; at least 1.
     pub keep: usize,
-    /// Age from which a backup is deleted although it is among those.
+    /// Age above which a backup is deleted even if `keep` would keep it; `None` for no limit.
     pub max_age: Option<Duration>,
 }
 
@@ -32,8 +33,9 @@ pub(super) struct DeletionPlan {
     pub leftovers: Vec<String>,
 }
 
-/// Plans the deletions after `verified` was published, whose snapshot this process has read. That
-/// backup always stays. So do backups from the future: their age is unknown.
+/// Plans the deletions after the backup `verified` was published. `verified` always stays, because
+/// this process has read its snapshot. Backups that are dated in the future stay too, because their
+/// age is unknown.
 pub(super) fn plan(
     listing: &BackupListing,
     policy: &RetentionPolicy,
@@ -105,7 +107,7 @@ mod tests {
         assert_eq!(plan_of(&all, 0, Some(0)), all[..1]);
         let listing = BackupListing { published: all.clone(), ..BackupListing::default() };
         let policy = RetentionPolicy { keep: 1, max_age: None };
-        // Another agent has published a newer one, which this process has not read.
+        // Another agent has published a newer backup, which this process has not read.
         assert_eq!(plan(&listing, &policy, &all[0], now()).backups, []);
     }
 

@@ -24,10 +24,10 @@ use crate::cluster::{ClusterApiClient, ClusterError, NodeStatus};
 use crate::crash::{self, Failpoint};
 use crate::exit::error_chain;
 
-/// The longest that a whole round may take. Leftovers are removed at an older age only.
+/// Time limit of a whole round, shorter than the age at which leftovers are removed.
 const ROUND_LIMIT: Duration = Duration::from_hours(12);
-/// The longest that a node may take for the next bytes of a snapshot. A large store is read before
-/// its first byte is sent.
+/// The longest that a node may take for the next bytes of a snapshot. The node reads a large store
+/// before it sends the first byte.
 const NODE_STALL_LIMIT: Duration = Duration::from_mins(5);
 /// Number of received bytes after which the free space is looked at again.
 const SPACE_CHECK_BYTES: u64 = 64 << 20;
@@ -91,7 +91,7 @@ pub(crate) enum SaveError {
         "the snapshot of this node can't be read, so it is not stored: docs/cluster-backups.md"
     )]
     Unreadable(#[from] InspectError),
-    /// The snapshot is older than the node's answer before it.
+    /// The snapshot ends at an older revision than the node reported before.
     #[error(
         "the snapshot ends at revision {found}, and the node had {expected} before: it is not stored"
     )]
@@ -147,8 +147,9 @@ pub(crate) struct BackupRound {
 }
 
 impl BackupRound {
-    /// Saves a backup, and returns its manifest. Returns `None` if `is_wanted` says so once the
-    /// snapshot is there: another member's agent may have published one meanwhile.
+    /// Saves a backup, and returns its manifest. Calls `is_wanted` once the snapshot was received,
+    /// and returns `None` if the result is false. Another member's agent may have published a
+    /// backup meanwhile.
     pub(crate) async fn save(
         &self,
         node: &ClusterApiClient,
@@ -270,8 +271,8 @@ impl BackupRound {
         })
     }
 
-    /// Deletes what the policy doesn't keep, after the backup `saved` was published. Returns the
-    /// deleted backups.
+    /// Deletes leftovers, and the backups that the policy doesn't keep, after the backup `saved`
+    /// was published. Returns the deleted backups.
     pub(crate) async fn delete_old(
         &self,
         store: &BackupStore,
@@ -294,8 +295,9 @@ impl BackupRound {
         Ok(deleted)
     }
 
-    /// Deletes a backup if its manifest says that it is this cluster's. The manifest goes first: its
-    /// snapshot is a leftover then.
+    /// Deletes a backup if its manifest names this cluster; the inner error says why the backup
+    /// stays. Deletes the manifest first: after a crash in between, the snapshot is only a
+    /// leftover.
     async fn delete(
         &self,
         store: &BackupStore,

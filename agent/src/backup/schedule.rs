@@ -6,8 +6,8 @@ use jiff::{SignedDuration, Timestamp};
 
 use super::name::BackupName;
 
-/// How far in the future a backup may be dated. A host whose clock is further ahead would otherwise
-/// stop the schedule of all.
+/// How far in the future a backup may be dated. Later ones are ignored: otherwise one host with a
+/// wrong clock would stop the schedule of all hosts.
 const MAX_CLOCK_SKEW: SignedDuration = SignedDuration::from_mins(10);
 /// Pause after a first failure.
 const FIRST_RETRY_PAUSE: Duration = Duration::from_secs(30);
@@ -19,7 +19,7 @@ pub(super) fn newest(published: &[BackupName], now: Timestamp) -> Option<&Backup
     published.iter().rev().find(|name| !is_in_future(name, now))
 }
 
-/// Whether a host with a wrong clock has made this backup.
+/// Whether this backup is dated more than [`MAX_CLOCK_SKEW`] in the future, by a wrong clock.
 pub(super) fn is_in_future(name: &BackupName, now: Timestamp) -> bool {
     name.begun_at().duration_since(now) > MAX_CLOCK_SKEW
 }

@@ -109,7 +109,7 @@ impl StoreSettings {
         })))
     }
 
-    /// Returns why the way to the store is not protected, if it isn't.
+    /// Returns a warning if the connection to the store is not encrypted.
     pub(crate) fn exposure(&self) -> Option<String> {
         let Self::S3(S3Settings { endpoint: Some(endpoint), .. }) = self else { return None };
         endpoint.starts_with("http://").then(|| {
@@ -173,7 +173,7 @@ impl BackupSettings {
         Spool::open(self.spool.as_deref().unwrap_or(&layout.backup_spool()))
     }
 
-    /// Returns the sentences about what the settings leave unprotected.
+    /// Returns a warning for each protection that the settings lack.
     pub(crate) fn warnings(&self) -> Vec<String> {
         let plain = self.recipients.is_empty().then(|| {
             "backups are not encrypted: they hold all data of the cluster, for whoever can read the store. \

@@ -57,7 +57,8 @@ impl Spool {
 
     /// Checks that a file of `bytes` leaves enough space.
     pub(super) fn ensure_space(&self, bytes: u64) -> Result<(), NoSpaceError> {
-        // A file system that can't tell is found out by writing to it.
+        // If the file system doesn't report its free space, a full disk shows only when writing
+        // fails.
         let Ok(system) = rustix::fs::statvfs(&self.folder) else { return Ok(()) };
         let free = system.f_bavail.saturating_mul(system.f_frsize);
         let needed = bytes.saturating_add(RESERVED_BYTES);

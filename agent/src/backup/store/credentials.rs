@@ -1,4 +1,4 @@
-//! Credentials of an S3-compatible store, from a file as the `aws` tool has it.
+//! Credentials of an S3-compatible store, from a file in the format of the `aws` tool.
 
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
@@ -7,7 +7,7 @@ use zeroize::Zeroizing;
 
 /// Maximum size in bytes of the file.
 const MAX_CREDENTIALS_FILE: u64 = 64 << 10;
-/// Section of the file that is used.
+/// Header of the section that is read.
 const PROFILE: &str = "[default]";
 
 /// An access key. Its parts never appear in a log or an error.
@@ -19,13 +19,14 @@ pub(super) struct S3Credentials {
 }
 
 impl S3Credentials {
-    /// Reads the section `[default]`, or the lines before the first section. The error is the
-    /// sentence for people.
+    /// Reads the section `[default]`, or the lines before the first section. The error is a text
+    /// for people.
     pub(super) fn read(path: &Path) -> Result<Self, String> {
         let failed = |what: String| format!("--backup-credentials {}: {what}", path.display());
         let read = muster_files::open_named(path).and_then(|file| file.metadata());
         let mode = read.map_err(|error| failed(error.to_string()))?.permissions().mode() & 0o777;
-        // A service manager may hand the file to the group of the service.
+        // Access for the group is allowed: a service manager may give the file to the service's
+        // group.
         if mode & 0o007 != 0 {
             let text = format!("it can be read by others (mode {mode:o}): chmod 600 it");
             return Err(failed(text));

@@ -32,13 +32,14 @@ impl DirectoryStore {
         self.root.join(cluster.as_str())
     }
 
-    /// Returns the names of at most `limit` folders.
+    /// Returns the names of all entries of the directory. Fails if there are more than `limit`.
     pub(super) async fn folders(&self, limit: usize) -> Result<Vec<String>, BackupStoreError> {
         let root = self.root.clone();
         blocking(move || names(&root, limit)).await
     }
 
-    /// Returns the names of a cluster's files. A missing folder has none.
+    /// Returns the names of a cluster's files; none if the folder is missing. Fails if there are
+    /// more than `limit`.
     pub(super) async fn files(
         &self,
         cluster: &ClusterFolder,
@@ -52,8 +53,7 @@ impl DirectoryStore {
     async fn make_folder(&self, cluster: &ClusterFolder) -> Result<PathBuf, BackupStoreError> {
         let (root, folder) = (self.root.clone(), self.folder(cluster));
         blocking(move || {
-            // A directory of a person's choice may have been made with other modes; only its
-            // owner decides about it.
+            // An existing directory keeps its mode, which is its owner's decision.
             if !root.exists() {
                 muster_files::open_own_folder(&root).map_err(BackupStoreError::Folder)?;
             }
@@ -121,7 +121,8 @@ impl DirectoryStore {
         .await
     }
 
-    /// Writes a file into the directory, and deletes it. A missing directory is only looked at.
+    /// Writes a file into the directory, and deletes it. Of a missing directory, checks only where
+    /// it would be made.
     pub(super) async fn probe(&self, file: &str) -> Result<(), BackupStoreError> {
         let (root, path) = (self.root.clone(), self.root.join(file));
         blocking(move || {
@@ -214,7 +215,7 @@ fn names(folder: &Path, limit: usize) -> Result<Vec<String>, BackupStoreError> {
     Ok(names)
 }
 
-/// Runs work that may block, as any file of a network file system does.
+/// Runs work on a thread for blocking work: files of a network file system may block for long.
 async fn blocking<T: Send + 'static>(
     work: impl FnOnce() -> Result<T, BackupStoreError> + Send + 'static,
 ) -> Result<T, BackupStoreError> {

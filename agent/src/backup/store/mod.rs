@@ -20,19 +20,19 @@ use super::listing::BackupListing;
 use super::name::ClusterFolder;
 use super::settings::StoreSettings;
 
-/// Maximum number of files in a cluster's folder. More than these are an error: a store full of
-/// other files would be misread.
+/// Maximum number of files in a cluster's folder. More files are an error, because a truncated
+/// listing would be misread.
 const MAX_FILES: usize = 20_000;
 /// Maximum number of clusters that are listed.
 const MAX_CLUSTERS: usize = 1_000;
-/// Name of the file by which a check tries a store.
+/// Name of the file that a check writes to a store.
 const PROBE: &str = "muster-probe";
 /// Time limit of one small operation, such as a listing or a deletion.
 const OPERATION_LIMIT: Duration = Duration::from_mins(2);
 /// The longest that a store may take for one part of a large file.
 const STALL_LIMIT: Duration = Duration::from_mins(5);
 
-/// Why a store did not do what was asked.
+/// Why an operation on a store failed.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum BackupStoreError {
     /// The settings can't be used.
@@ -101,7 +101,7 @@ pub(crate) enum BackupStore {
 
 impl BackupStore {
     /// Opens a store. Credentials and certificates are read from their files each time, so that new
-    /// ones take effect. Nothing is sent.
+    /// ones take effect. Sends no request.
     pub(crate) async fn open(settings: &StoreSettings) -> Result<Self, BackupStoreError> {
         let settings = settings.clone();
         let opened = tokio::task::spawn_blocking(move || match settings {
@@ -141,7 +141,7 @@ impl BackupStore {
         Ok(BackupListing::of(files.await?))
     }
 
-    /// Stores a large file. It gets its name once it is whole.
+    /// Stores a large file. The file appears under its name only once it is whole.
     pub(super) async fn put(
         &self,
         cluster: &ClusterFolder,
@@ -154,7 +154,7 @@ impl BackupStore {
         }
     }
 
-    /// Stores a small file. It gets its name once it is whole.
+    /// Stores a small file. The file appears under its name only once it is whole.
     pub(super) async fn put_small(
         &self,
         cluster: &ClusterFolder,
@@ -262,7 +262,7 @@ pub(super) async fn next_chunk(
     within("send more of a file", STALL_LIMIT, async { chunks.next().await.transpose() }).await
 }
 
-/// Ends an operation that takes too long.
+/// Fails an operation that takes longer than `limit`. `action` names it in the error.
 async fn within<T>(
     action: &'static str,
     limit: Duration,

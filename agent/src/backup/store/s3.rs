@@ -56,8 +56,8 @@ impl fmt::Debug for S3Store {
 }
 
 impl S3Store {
-    /// Opens a bucket. The environment's `AWS_…` variables count, as with the `aws` tool; what was
-    /// typed goes before them.
+    /// Opens a bucket. `AWS_…` environment variables are read as the `aws` tool reads them;
+    /// `settings` override them.
     pub(super) fn open(settings: &S3Settings) -> Result<Self, BackupStoreError> {
         let mut builder = AmazonS3Builder::from_env().with_bucket_name(&settings.bucket);
         if let Some(endpoint) = &settings.endpoint {
@@ -72,7 +72,8 @@ impl S3Store {
                 builder = builder.with_token(token.as_str());
             }
         }
-        // Only what was typed may do without TLS: a variable may be set for another purpose.
+        // Only a URL in `settings` may be without TLS: a variable may have been set for another
+        // purpose.
         let is_plain = settings.endpoint.as_ref().is_some_and(|url| url.starts_with("http://"));
         let retry = RetryConfig {
             backoff: BackoffConfig::default(),
@@ -116,7 +117,7 @@ impl S3Store {
         self.folder(cluster).join(file)
     }
 
-    /// Returns the names of at most `limit` folders below the prefix.
+    /// Returns the names of the folders below the prefix. Fails if there are more than `limit`.
     pub(super) async fn folders(&self, limit: usize) -> Result<Vec<String>, BackupStoreError> {
         let listed = self.bucket.list_with_delimiter(Some(&self.prefix)).await;
         let listed = listed.map_err(self.failed(""))?;
@@ -128,7 +129,7 @@ impl S3Store {
         Ok(names.map(str::to_owned).collect())
     }
 
-    /// Returns the names of a cluster's files.
+    /// Returns the names of a cluster's files. Fails if there are more than `limit`.
     pub(super) async fn files(
         &self,
         cluster: &ClusterFolder,
@@ -142,7 +143,7 @@ impl S3Store {
                 let what = format!("{}/{cluster}", self.place);
                 return Err(BackupStoreError::TooLong { what, limit: limit as u64 });
             }
-            // Files in folders of this folder are none of ours.
+            // Skip files in subfolders: this program writes none there.
             let below = object.location.prefix_match(&folder).map_or(0, Iterator::count);
             if below == 1 {
                 names.extend(object.location.filename().map(str::to_owned));
@@ -171,7 +172,8 @@ impl S3Store {
                 .await
             }
             Err(error) => {
-                // Parts that stay are removed by a rule of the bucket: docs/cluster-backups.md.
+                // If this fails, a lifecycle rule of the bucket removes the parts:
+                // docs/cluster-backups.md.
                 let aborted = tokio::time::timeout(STALL_LIMIT, upload.abort()).await;
                 if !matches!(aborted, Ok(Ok(()))) {
                     tracing::warn!("an upload to {} can't be ended: its parts stay", self.place);
@@ -254,7 +256,8 @@ fn summarise(error: &str) -> String {
     whole.chars().take(MAX_ERROR_CHARS).collect()
 }
 
-/// Makes HTTP clients with our TLS library. The crate's own would bring another one.
+/// Makes HTTP clients with the agent's TLS library. The crate's own connector would add a second
+/// one.
 #[derive(Debug)]
 struct RustlsConnector {
     tls: Arc<rustls::ClientConfig>,
