@@ -147,9 +147,9 @@ impl AddressFlags {
         Ok(Addresses { peer_url, client_url, listen: ListenAddresses { peer, client } })
     }
 
-    /// Moves a member to `route`, the host's address on the way to discovery, wherever its listen
-    /// address is gone. Keeps addresses that a flag of this start gives. `None` if nothing changes,
-    /// or if `route` is loopback, unspecified or not in `own`.
+    /// Moves each listen address that the host has lost to `route`, the source address of packets
+    /// to discovery. Keeps addresses that a flag of this start gives. `None` if nothing changes, or
+    /// if `route` is loopback, unspecified or not in `own`.
     pub(crate) fn follow_host(
         &self,
         before: &Addresses,
@@ -168,7 +168,7 @@ impl AddressFlags {
                 UrlHost::Address(address) if *address == at.ip() => {
                     NodeUrl::new(route, url.port()).ok()?
                 }
-                // A name, or an address that is translated (NAT): it may lead here still.
+                // A name or a translated (NAT) address may still lead to this host.
                 UrlHost::Address(_) | UrlHost::Dns(_) => url.clone(),
             };
             Some((url, SocketAddr::new(route, at.port())))
@@ -180,9 +180,10 @@ impl AddressFlags {
         (now != *before).then_some(now)
     }
 
-    /// Returns the address to listen on: that of `--listen-address` if the flag was given, else the
-    /// advertised address if this host has it, so that no other address is open. If the advertised
-    /// address is a name or a translated (NAT) address, returns the unspecified address.
+    /// Returns the address to listen on: the value of `--listen-address`, if the flag was given.
+    /// Otherwise returns the advertised address if this host has it, so that no other address is
+    /// open. If the advertised address is a name or a translated (NAT) address, returns the
+    /// unspecified address.
     fn listen_address(&self, url: &NodeUrl, own: &[IpAddr]) -> IpAddr {
         match (self.listen, url.host()) {
             (Some(listen), _) => listen,

@@ -1,8 +1,8 @@
 //! `address`: carries members' addresses from host to host by hand, if all hosts have moved and
 //! discovery can't be reached.
 //!
-//! `show` signs where this host's member is. `add` verifies such statements, and gives the addresses to
-//! this host's node. Neither needs a running agent, and neither changes the cluster.
+//! `show` signs this host's member's address. `add` verifies such statements, and gives the
+//! addresses to this host's node. Neither needs a running agent, and neither changes the cluster.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -119,7 +119,7 @@ fn add(typed: &AddressAddArguments, printer: &mut Printer<'_>) -> Result<(), Exi
     for file in &typed.files {
         let found = read(file, &member.chain)?;
         let known = newest.get(&found.proven.node_key);
-        // A folder of files can have an older one of the same member.
+        // The files may include an older statement of the same member.
         if known.is_none_or(|known| known.number < found.address.number) {
             newest.insert(found.proven.node_key, found.address);
         }

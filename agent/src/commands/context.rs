@@ -1,9 +1,9 @@
 //! `context set`: tells this host's agent where the discovery service is, by a service statement
 //! that an owner signed.
 //!
-//! The command only puts the statement down. The agent takes it from there, since only the agent
-//! changes what it follows. The command makes the agent's checks beforehand, in order to tell a
-//! person at once what is wrong.
+//! The command only writes the statement to a file for the agent. The agent reads that file, since
+//! only the agent changes the statement that it follows. The command makes the agent's checks
+//! beforehand, in order to tell a person at once what is wrong.
 
 use std::io::Read;
 use std::path::Path;

@@ -48,7 +48,7 @@ pub(crate) fn run(typed: &ResetArguments, printer: &mut Printer<'_>) -> Result<(
         )));
     }
     let reason = "put aside by muster-agent reset";
-    // The data of a released member is in use by a node that no agent runs.
+    // Leave a released member's data in place: a node without an agent uses it.
     let both: &[&str] =
         if layout.released_file().exists() { &["agent"] } else { &["agent", "node"] };
     let to = move_to_quarantine(&layout, both, reason, jiff::Timestamp::now());

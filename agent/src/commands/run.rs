@@ -98,8 +98,8 @@ pub(super) fn half_made_error(node: &std::path::Path) -> ExitError {
     ))
 }
 
-/// Cancels `stop` at SIGTERM or SIGINT. Exits at SIGUSR1: the node runs on, and the next agent adopts it.
-/// An agent may be killed at any time, so it has nothing to put in order first.
+/// Cancels `stop` at SIGTERM or SIGINT. Exits at SIGUSR1: the node runs on, and the next agent
+/// adopts it. No clean-up is needed, because an agent may be killed at any time.
 #[expect(clippy::disallowed_methods, reason = "an agent may be killed at any time")]
 pub(super) fn stop_on_signals(stop: &CancellationToken) -> Result<(), ExitError> {
     use tokio::signal::unix::{SignalKind, signal};
@@ -383,7 +383,7 @@ impl Daemon<'_> {
         let Some(addresses) = self.addresses(&join).await? else { return Ok(()) };
         let zone = match &bundle {
             Some(_) => self.stop.run_until_cancelled(self.zone()).await,
-            // The record of an earlier start is used, with the zone in it.
+            // Without a bundle, the record of an earlier start is used, which contains the zone.
             None => Some(Ok(None)),
         };
         let Some(zone) = zone.transpose()? else { return Ok(()) };
@@ -404,8 +404,8 @@ impl Daemon<'_> {
         let bootstrap =
             Bootstrap::new(&mut protocol, join.clone(), addresses.listen, self.context())?;
         match bootstrap.form(&record).await {
-            // The cluster has its members. By a replacement policy, this host waits until one of
-            // them is dead.
+            // The cluster has its members already. Under a replacement policy, this host waits as a
+            // standby until a member is dead.
             Err(ExitError::NeedsTicket(why)) if join.kind == TokenKind::Heal => {
                 tracing::info!("the cluster has its members: this host waits as a standby ({why})");
                 let protocol = protocol.renewed();
@@ -415,7 +415,7 @@ impl Daemon<'_> {
         }
     }
 
-    /// Returns the host's zone: typed, or asked of the cloud.
+    /// Returns the host's zone, from `--zone` or from the cloud's metadata service.
     async fn zone(&self) -> Result<Option<Name>, ExitError> {
         let settings = self.settings;
         let Some(cloud) = settings.zone_from else { return Ok(settings.zone.clone()) };

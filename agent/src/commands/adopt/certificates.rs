@@ -1,7 +1,7 @@
 //! `adopt certificates`: lets this host's etcd serve certificates of the cluster's own CAs.
 //!
-//! That is safe once every member trusts these CAs, which each does from its take-over on. etcd reads
-//! the files at each handshake, so nothing is restarted.
+//! That is safe once every member trusts these CAs. Each member trusts them from its take-over on.
+//! etcd reads the files at each handshake, so nothing is restarted.
 
 use serde_json::json;
 
@@ -32,7 +32,7 @@ pub(super) async fn run(
             "the journal holds no listen address: the node can't be started from it".to_owned(),
         )
     })?;
-    // With the agent's own certificate, which the etcd accepts since it was taken over.
+    // Use the agent's own certificate, which the etcd accepts since the take-over.
     let own = async || -> Result<ClusterApiClient, ExitError> {
         let endpoint = ClientEndpoint::own_node(&host.layout.tls(), listen.client);
         Ok(ClusterApiClient::new(vec![endpoint.map_err(super::host::endpoint_error)?]))

@@ -1,4 +1,4 @@
-//! `adopt enrol`: beside an etcd that runs, until this host holds the signed list of members.
+//! `adopt enrol`: waits beside a running etcd until this host holds the signed list of members.
 
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -179,7 +179,8 @@ async fn begin(
     Ok(protocol)
 }
 
-/// Returns the journal's record, or a new one for another bundle as long as that may be.
+/// Returns the journal's record. Returns a new one if the bundle needs another and the record may
+/// change.
 fn choose_record(
     protocol: &Protocol,
     bundle: Option<&Bundle>,
@@ -222,7 +223,7 @@ fn choose_record(
 }
 
 impl FoundEtcd {
-    /// Finds out how this host's etcd runs, and asks it who it is.
+    /// Reads how this host's etcd was started, and asks the etcd for its member.
     async fn look(typed: &EnrolArguments) -> Result<Self, ExitError> {
         let pid = match (&typed.unit, typed.pid) {
             (Some(unit), _) => systemd::main_process(unit).await?,

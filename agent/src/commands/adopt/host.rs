@@ -1,4 +1,4 @@
-//! A host that holds the signed list of members: its state, and how its cluster is asked.
+//! The state of a host that holds the signed list of members, and clients of its cluster.
 
 use std::path::Path;
 
@@ -67,7 +67,8 @@ impl EnrolledHost {
         lock_agent(&self.layout)
     }
 
-    /// Returns a client of this host's own etcd, with a certificate of before.
+    /// Returns a client of this host's own etcd, with the client certificate that was named at
+    /// enrolment.
     pub(super) fn own(&self) -> Result<ClusterApiClient, ExitError> {
         let listen = self.extras.listen.ok_or_else(|| {
             ExitError::DoNotRestart(
@@ -96,13 +97,13 @@ impl EnrolledHost {
             .map_err(endpoint_error)
     }
 
-    /// Writes the file about the etcd, and the journal.
+    /// Writes the journal and the file about the etcd durably.
     pub(super) fn persist(&self) -> Result<(), ExitError> {
         journal::write(&self.layout, &self.journal, &self.extras).map_err(state_exit_error)?;
         write_adopted(&self.layout, &self.node).map_err(state_exit_error)
     }
 
-    /// Lets the journal say whether the node has run under this agent.
+    /// Records in the journal whether the node has run under this agent. The caller persists it.
     pub(super) fn set_launched(&mut self, has_run: bool) {
         self.journal.launch_state =
             if has_run { LaunchState::Ran } else { LaunchState::NotStarted };

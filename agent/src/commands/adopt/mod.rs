@@ -21,9 +21,9 @@ use crate::exit::{ExitError, error_chain};
 use crate::state::adopted::{AdoptionStage, read_adopted};
 use crate::state::{Layout, state_exit_error};
 
-/// How often a wait looks again.
+/// Pause between two checks of a wait.
 const CHECK_INTERVAL: Duration = Duration::from_millis(250);
-/// How often a wait says again what it waits for.
+/// Time after which a wait repeats an unchanged note.
 const NOTE_INTERVAL: Duration = Duration::from_secs(5);
 
 /// Runs the command `adopt`.
@@ -72,8 +72,8 @@ fn print(printer: &mut Printer<'_>, text: &str) -> Result<(), ExitError> {
     printer.line(text).map_err(|error| ExitError::Failed(error.to_string()))
 }
 
-/// Repeats `look` until it finds nothing to wait for. Says meanwhile what it waits for, and fails with
-/// that text once the patience is over.
+/// Calls `look` until it returns `None`. Meanwhile prints the text that `look` returns, and fails
+/// with that text after `patience`.
 async fn wait_until(
     patience: Duration,
     json: bool,

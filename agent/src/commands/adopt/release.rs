@@ -1,7 +1,8 @@
-//! `release`: gives this host's member back. Its node goes on without an agent, with a unit of its own.
+//! `release`: ends the agent's management of this host's member. The node continues without an
+//! agent, under a unit of its own.
 //!
-//! The node keeps the command line that it has now. Only the paths of its certificates change: they
-//! are copied to a folder that no agent touches any more.
+//! The node keeps its present command line. Only paths of the agent's files change: the files are
+//! copied to a folder that no agent uses.
 
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -33,24 +34,24 @@ use crate::state::{self, Layout, journal, state_exit_error};
 const UNIT_FOLDER: &str = "/etc/systemd/system";
 /// Name of the unit file, if no unit was named.
 const DEFAULT_UNIT: &str = "etcd.service";
-/// File in the folder with what this command does, for its repetition after a crash.
+/// File in the `--out` folder with the plan, so that a run after a crash continues it.
 const PLAN_FILE: &str = "release.json";
 /// Largest file that is copied, in bytes.
 const MAX_FILE_BYTES: u64 = 1 << 20;
-/// How long the members of a cluster may take to be well before a release begins.
+/// How long all members may take to be in sync before a release begins.
 const WELL_BEFORE: Duration = Duration::from_secs(30);
 
-/// How long discovery may take to hear of the release. The node doesn't wait for it any longer.
+/// Time limit of the report to discovery. After it, the release continues without the report.
 const DISCOVERY_DEADLINE: Duration = Duration::from_secs(5);
 
-/// How the node goes on.
+/// Command line and owner with which the node continues without an agent.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct ReleasePlan {
     version: u32,
     /// The member's id, in hexadecimal.
     member: String,
     name: String,
-    /// The node's program and arguments, with the files in the folder.
+    /// The node's program and arguments, with the paths of the copied files.
     command: Vec<String>,
     /// User and group that own the node's data.
     owner: (u32, u32),
@@ -111,7 +112,7 @@ impl NodeRelease<'_> {
         Ok(Some(plan))
     }
 
-    /// Makes the plan from the node that runs, and copies its files.
+    /// Makes the plan from the running node, copies the agent's files, and writes the plan durably.
     async fn make_plan(&self) -> Result<ReleasePlan, ExitError> {
         let no_node = || {
             ExitError::Failed(format!(
@@ -167,7 +168,8 @@ impl NodeRelease<'_> {
         Ok(format!("{flag}{}", copy.display()))
     }
 
-    /// Lets the node's user read a file.
+    /// Gives a file, and the folder with it, to the node's user and group, unless they own the
+    /// file.
     fn give_to(&self, path: &Path, (user, group): (u32, u32)) -> Result<(), ExitError> {
         let now = std::fs::metadata(path).map_err(failed)?;
         if (now.uid(), now.gid()) == (user, group) {
@@ -203,7 +205,7 @@ impl NodeRelease<'_> {
         Ok(self.own()?.with_endpoints_of(&ClusterApiClient::new(endpoints.collect())))
     }
 
-    /// Stops the agent with its node once all members are well, and notes that the host is released.
+    /// Stops the agent and its node once all members are in sync, and marks the host as released.
     async fn begin(
         &self,
         plan: &ReleasePlan,
@@ -329,7 +331,7 @@ impl ReleasePlan {
         })
     }
 
-    /// Returns the unit file.
+    /// Returns the text of the unit file.
     fn unit(&self) -> String {
         let quoted: Vec<String> = self.command.iter().map(|word| quote(word)).collect();
         let (user, group) = self.owner;

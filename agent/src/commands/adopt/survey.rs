@@ -49,7 +49,7 @@ pub(super) fn read_ca(path: &std::path::Path) -> Result<String, ExitError> {
     Ok(text)
 }
 
-/// Makes the survey that an owner signs of a cluster that is well.
+/// Makes the survey for an owner to sign. Fails if a member doesn't answer or isn't in sync.
 fn adoption_survey(survey: &Survey, cas: CaPair) -> Result<AdoptionSurvey, ExitError> {
     if let Some(trouble) = describe_unhealthy(survey, None) {
         return Err(ExitError::Failed(format!(

@@ -1,7 +1,8 @@
 //! `adopt take-over`: stops this host's etcd, and lets the agent run it from then on.
 //!
-//! Each step can be repeated. What is durable decides: the record in the cluster's store says that this
-//! member is being restarted, and the file about the etcd says who runs it.
+//! Each step can be repeated, because each decision follows from durable state. The record in the
+//! cluster's store names the member that is being restarted. The file about the etcd says whether
+//! the agent runs it.
 
 use std::time::Duration;
 
@@ -20,7 +21,7 @@ use crate::exit::{ExitError, error_chain};
 use crate::state::adopted::{AdoptionStage, ServedFiles};
 use crate::state::{lock, node_dir, state_exit_error};
 
-/// How long the members of a cluster may take to be well before a take-over begins.
+/// How long all members may take to be in sync before a take-over begins.
 const WELL_BEFORE: Duration = Duration::from_secs(30);
 
 pub(super) async fn run(
@@ -62,7 +63,7 @@ impl TakeOver<'_> {
         let (cluster, json) = (host.cluster()?, self.typed.json);
         record::begin(&cluster, host.member, host.name.as_str()).await?;
         if let Err(end) = self.stop_etcd(host, &cluster).await {
-            // An etcd that still runs needs no place in the record.
+            // If the etcd still runs, its member isn't being restarted.
             if is_in_use(&host.node.directory).unwrap_or(false) {
                 record::end(&cluster, host.member, false).await?;
             }
@@ -93,7 +94,7 @@ impl TakeOver<'_> {
             .copy_from(&host.node.certificates)
             .map_err(state_exit_error)?;
         if !in_use()? {
-            // A command before this one was killed after the etcd had stopped.
+            // An earlier run of this command was killed after the etcd had stopped.
             return wait_until_well(cluster, Some(host.member), WELL_BEFORE, json).await;
         }
         wait_until_well(cluster, None, WELL_BEFORE, json).await?;
@@ -110,7 +111,8 @@ impl TakeOver<'_> {
         .await
     }
 
-    /// Starts the agent, or says how, and waits until the member is in sync under it.
+    /// Starts the agent, or prints how to start it. Waits until the node runs under the agent and
+    /// all members are in sync.
     async fn start_and_wait(&self, host: &EnrolledHost) -> Result<(), ExitError> {
         let json = self.typed.json;
         match &self.typed.agent_unit {
@@ -141,7 +143,7 @@ impl TakeOver<'_> {
         record::end(&cluster, host.member, true).await
     }
 
-    /// Lets the etcd run again as it did before.
+    /// Undoes a take-over: the etcd runs again as it did before.
     async fn give_back(&self, host: &mut EnrolledHost) -> Result<(), ExitError> {
         let json = self.typed.json;
         if host.node.has_new_certificates {
@@ -164,7 +166,7 @@ impl TakeOver<'_> {
                      which stops the node"
                 )));
             }
-            // This order: no agent may start the node once its marker is gone.
+            // Write the stage first: once the marker is gone, no agent may start the node.
             host.node.stage = AdoptionStage::Enrolled;
             host.set_launched(false);
             host.persist()?;
@@ -198,15 +200,15 @@ impl TakeOver<'_> {
     }
 }
 
-/// If systemctl failed, as it does for a user who may not change units, says what a person has to do.
+/// If systemctl failed, for example for lack of permission, prints the command to run as root.
 pub(super) fn or_say(done: Result<(), ExitError>, verb: &str, unit: &str, json: bool) {
     if let Err(why) = done {
         note(&format!("{why}. Say now, as root: systemctl {verb} --now {unit}"), json);
     }
 }
 
-/// Lets another member lead, so that the cluster needs no election while this one is down. The
-/// restart works without it, too.
+/// Moves the leadership to another member, so that the cluster needs no election while this one is
+/// down. Only logs a failure, because the restart works without the move.
 pub(super) async fn move_leadership_away(cluster: &ClusterApiClient, member: MemberId) {
     let Ok(survey) = Survey::take(cluster).await else { return };
     if survey.leader != Some(member) {

@@ -47,7 +47,7 @@ pub(super) async fn run(
     let Some(manifest) = saved else {
         return Err(ExitError::Failed("no backup was saved".to_owned()));
     };
-    // The store has to show what it took, to whoever reads it.
+    // The new backup counts only if the store lists it.
     let listing = session.store.list(&round.cluster).await.map_err(store_exit_error)?;
     if !listing.published.iter().any(|name| name.to_string() == manifest.name) {
         let text = format!("{} doesn't list the backup {}", session.place, manifest.name);

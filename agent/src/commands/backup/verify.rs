@@ -121,7 +121,7 @@ async fn verify(
     result
 }
 
-/// Restores the backup on trial.
+/// Restores the backup into a trial cluster.
 async fn drill(
     examiner: &Examiner,
     examined: ExaminedBackup,
@@ -136,7 +136,7 @@ async fn drill(
     drilled.map_err(|error| format!("the drill failed: {}", error_chain(&error)))
 }
 
-/// Returns the newest backup that is good, apart from those that are known not to be.
+/// Returns the newest good backup. Skips backups that `verified` shows to be bad.
 async fn find_next_best(
     examiner: &Examiner,
     all: &[BackupName],

@@ -114,9 +114,8 @@ impl Replacement<'_> {
         Ok(None)
     }
 
-    /// Adds the new member. If the cluster refuses because too few voters are healthy or started,
-    /// and `may_remove_first` is true, only records the refusal: the old member is then removed
-    /// first.
+    /// Adds the new member. If `may_remove_first` is true and the cluster refuses for too few
+    /// healthy or started voters, only records the refusal. The old member is then removed first.
     async fn add(
         &mut self,
         survey: &Survey,
