@@ -1,8 +1,8 @@
 //! The agent, Muster's program on each host. It finds the other hosts through discovery, then runs
 //! and supervises the node.
 //!
-//! The way in: `main` here parses the command line and calls one file of `commands/`. The life of a
-//! host is in `commands/run.rs`, which decides from the state on disk whether to enrol or to
+//! The entry point, `main`, parses the command line and calls one file of `commands/`. The life of
+//! a host is in `commands/run.rs`, which decides from the state on disk whether to enrol or to
 //! operate.
 //!
 //! Each row uses only rows below it, and the files `endpoint`, `exit`, `retry` and `crash`.
@@ -12,7 +12,7 @@
 //! | `commands/` | one file per command |
 //! | `operate/` | a member's agent at work: supervision, reports, renewal of certificates, removal |
 //! | `backup/` | backups of the cluster: their schedule, proof and stores |
-//! | `recover/` | what is left of a lost cluster; which survivor a new one is made of (`choose`, pure) |
+//! | `recover/` | data left of a lost cluster; the choice of a survivor (`choose`, pure) |
 //! | `adopt/` | an etcd that ran before its agent: how it runs, and who may restart it |
 //! | `enrol/` | becoming a member: bundle, protocol, `bootstrap/` and `join/` |
 //! | `steward/` | duties of a voter's agent for its cluster |

@@ -47,8 +47,8 @@ impl Protocol {
         Self { layout, key: Arc::new(key), agent, extras: keepsakes, document }
     }
 
-    /// Begins the state machine anew from its journal, in the same session. It has ended, because the
-    /// cluster that this host wanted to form has its members.
+    /// Restarts the state machine from its journal, in the same session. Used after the state
+    /// machine has ended because the cluster has its members already.
     pub(crate) fn renewed(self) -> Self {
         let mut agent = Agent::new(self.agent.journal, self.agent.session.nonce);
         agent.session = self.agent.session;

@@ -1,4 +1,4 @@
-//! The zone of this host and its identity document, as the cloud's metadata service says them.
+//! Reads this host's zone and identity document from the cloud's metadata service.
 //!
 //! | cloud | source of the zone | zone |
 //! |---|---|---|
@@ -33,7 +33,7 @@ const MAX_ANSWER: usize = 64 * 1024;
 /// Lifetime of the session token that AWS asks for, in seconds.
 const SESSION_SECONDS: &str = "60";
 
-/// Reason why the metadata service doesn't say what is asked.
+/// Why a request to the metadata service failed.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum MetadataError {
     /// The metadata service doesn't answer, or refuses.
@@ -48,7 +48,7 @@ pub(crate) enum MetadataError {
     /// The answer is no identity document.
     #[error("the cloud's metadata service gives no identity document")]
     NoIdentity,
-    /// The zone can't be a name here.
+    /// The zone's name breaks the rules for names.
     #[error("the cloud's zone `{zone}` can't be used")]
     BadName {
         /// Zone as the cloud calls it.
@@ -59,7 +59,7 @@ pub(crate) enum MetadataError {
     },
 }
 
-/// Place of a machine, in Azure's description of it.
+/// Location of a machine, in Azure's description of it.
 #[derive(Deserialize)]
 struct AzureCompute {
     location: String,
@@ -117,15 +117,15 @@ async fn zone_once(cloud: Cloud, url: &str) -> Result<Name, MetadataError> {
 pub(crate) struct IdentitySource {
     /// Cloud that the host runs in.
     pub cloud: Cloud,
-    /// Audience of a document that isn't bound to the agent's key: Azure's.
+    /// Audience of Azure's documents, which aren't bound to the agent's key.
     pub audience: Option<String>,
     /// Address of the cloud's metadata service.
     pub metadata_url: String,
 }
 
 impl IdentitySource {
-    /// Gets a new identity document. `bound` is the audience that binds it to the agent's key, in the
-    /// cloud that can do so.
+    /// Gets a new identity document. On GCP, the audience `bound` binds the document to the agent's
+    /// key.
     pub(crate) async fn document(&self, bound: &str) -> Result<IdentityDocument, MetadataError> {
         let client = metadata_client()?;
         let url = &self.metadata_url;

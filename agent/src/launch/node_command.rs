@@ -225,9 +225,9 @@ impl NodeCommand<'_> {
         CommandLine { path: path.to_owned(), arguments }
     }
 
-    /// Returns the command line of an etcd that ran before this agent: its own settings, and the
-    /// files of the agent's `tls` directory. The etcd has data, so it founds and joins nothing. It
-    /// would not, either, if the data were lost: a list of itself alone is no list to join.
+    /// Returns the command line of an adopted etcd: its own settings, and the files of the agent's
+    /// `tls` directory. As long as etcd has data, it ignores `--initial-cluster`. Without data it
+    /// can't start, because that list names only this member.
     fn adopted_command_line(
         &self,
         adopted: &AdoptedNode,

@@ -187,7 +187,7 @@ impl RunningNode {
         }
     }
 
-    /// Sends SIGKILL to the node. Its log survives that.
+    /// Sends SIGKILL to the node. No data is lost, because the node's log is durable.
     pub fn kill(&self) -> io::Result<()> {
         self.process.signal(Signal::KILL)
     }

@@ -60,8 +60,8 @@ pub struct Supervisor<'a> {
     pub node: CommandLine,
     /// How long to wait for the node to stop after SIGTERM.
     pub stop_deadline: Duration,
-    /// Whether this host has lost an address. A node of an earlier agent that listens on such an
-    /// address is stopped, and started at the new one.
+    /// Whether this host has lost an address. An adopted node that listens for peers on lost
+    /// addresses alone is stopped, and started with the present command line.
     pub is_lost: &'a (dyn Fn(IpAddr) -> bool + Sync),
 }
 

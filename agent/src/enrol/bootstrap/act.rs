@@ -71,7 +71,8 @@ impl Bootstrap<'_> {
                 self.send(OutgoingMessage::Release(release.sign(&self.protocol.key)));
             }
             AgentAction::SendDocument { .. } => self.show_document(),
-            // The etcd has data. Its agent starts it later, on the operator's word.
+            // The etcd runs, so its directory isn't classified. The agent starts it after `adopt
+            // take-over`.
             AgentAction::ExamineDirectory if self.context.etcd.is_some() => {
                 self.outcome = Some(FormationResult::Enrolled);
             }

@@ -125,8 +125,8 @@ impl Bootstrap<'_> {
         Ok(())
     }
 
-    /// Refuses a cluster that comes under management unless this host's etcd is the member that the
-    /// owner signed, and a cluster that forms if an etcd runs here.
+    /// Refuses an adopted cluster unless this host's etcd is the member that the owner signed.
+    /// Refuses a cluster that forms if this host has a running etcd.
     fn check_adoption(&self) -> Result<(), ExitError> {
         let Some(statement) = self.chain.as_ref().map(StatementChain::newest) else {
             return Ok(());
@@ -402,8 +402,8 @@ impl Bootstrap<'_> {
     }
 }
 
-/// Returns the seats of hosts that no issuer has approved, if the statement asks for approvals. The
-/// service could have let them in.
+/// Returns the seats of hosts that no issuer has approved, if the statement asks for approvals.
+/// Without approvals, the service alone could admit a host.
 fn unapproved_seats(
     keys: impl Iterator<Item = PublicKey>,
     approvals: &[Jws],

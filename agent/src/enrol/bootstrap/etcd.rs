@@ -1,8 +1,9 @@
-//! An etcd that runs already: whether it is the member that the owner signed, and whether the other
-//! members are.
+//! Checks running etcds: this host's etcd, and those of the other members, have to be the members
+//! that the owner signed.
 //!
-//! Such a host can't listen on the peer address, which its etcd uses. So its agent doesn't probe the
-//! other agents. It asks the other etcds who they are, with a certificate of before.
+//! The agent can't listen on the peer address, because the etcd uses it. So the agents don't probe
+//! each other. Instead, each agent asks the other etcds for their ids, with the client certificate
+//! that was named at enrolment.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -26,17 +27,17 @@ use crate::probe::client::ProbeError;
 /// This host's etcd, which runs already.
 #[derive(Clone, Debug)]
 pub(crate) struct RunningEtcd {
-    /// Id of the Raft cluster, as the etcd says itself.
+    /// Id of the Raft cluster, as the etcd reports it.
     pub cluster: u64,
-    /// Id of the member, as the etcd says itself.
+    /// Id of the member, as the etcd reports it.
     pub member: MemberId,
     /// The member's name at discovery.
     pub name: Name,
-    /// The CA that it verifies peers by, PEM.
+    /// CA with which the etcd verifies peers, PEM.
     pub peer_ca: String,
-    /// The CA that it verifies clients by, PEM.
+    /// CA with which the etcd verifies clients, PEM.
     pub client_ca: String,
-    /// Identity with which the members are asked.
+    /// Client identity for requests to the members.
     pub identity: ClientTlsIdentity,
 }
 
@@ -50,7 +51,7 @@ pub(crate) struct EtcdTarget {
 }
 
 impl RunningEtcd {
-    /// Checks that this etcd is the member that the owner signed. Returns what differs.
+    /// Checks that this etcd is the member that the owner signed. The error names the difference.
     pub(crate) fn check(&self, adopted: &Adoption, statement: &Statement) -> Result<(), String> {
         if adopted.raft_cluster_id() != Some(self.cluster) {
             return Err(format!(
@@ -103,7 +104,7 @@ impl RunningEtcd {
 }
 
 impl EtcdTarget {
-    /// Asks the etcd who it is. The answer stands for its agent's, which has released nothing.
+    /// Asks the etcd for its ids. Returns the answer in the place of its agent, without a release.
     pub(super) async fn probe(
         &self,
         target: &ProbeTarget,

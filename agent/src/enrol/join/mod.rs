@@ -283,8 +283,8 @@ impl<'a> Newcomer<'a> {
         tokio::time::sleep(pause).await;
     }
 
-    /// Gets this host's certificates. A host can wait for weeks before it is added, so `chain_of` is
-    /// replaced by the present chain first: the cluster's CAs may have been replaced meanwhile.
+    /// Gets this host's certificates. Extends `chain_of` before it verifies them: this host may
+    /// have waited for weeks, and the cluster's CAs may have been replaced meanwhile.
     async fn request_leaves(&mut self, chain_of: &mut StatementChain) -> Result<Leaves, ExitError> {
         let node_key = self
             .record
