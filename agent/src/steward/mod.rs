@@ -72,7 +72,7 @@ pub(crate) struct Steward {
     pub statements: Statements,
     /// The service statement that discovery showed last, for the task that follows it.
     pub announced: watch::Sender<Option<Jws>>,
-    /// Changes when discovery is called elsewhere.
+    /// Changes when the client of discovery gets other URLs.
     service_moves: watch::Receiver<u64>,
     /// Notified when the members have probably changed.
     pub hint: Arc<Notify>,
@@ -154,8 +154,9 @@ impl Steward {
         }
     }
 
-    /// Fetches the statement chain from time to time while the node can't be asked. The node may need
-    /// it: a newer statement names the CAs of certificates that this agent could get for it.
+    /// Fetches the statement chain from time to time while the node doesn't answer. The node may
+    /// need a newer statement, which names the CAs of the certificates that this agent can get for
+    /// it.
     async fn fetch_statements_if_due(&mut self, fetched: &mut Instant) {
         if fetched.elapsed() < STATEMENTS_FETCH_INTERVAL {
             return;
@@ -280,11 +281,11 @@ impl Steward {
         }
     }
 
-    /// Waits before the next request to discovery, or until discovery is called elsewhere.
+    /// Waits before the next request to discovery, or until the client gets other URLs.
     async fn wait_after_failure(&mut self, error: &ClientError, leads: bool) {
         tracing::debug!(error = causes(error), "discovery doesn't hand out intents now");
-        // Discovery doesn't show a newer chain now, but the cluster's store does. The owners in it
-        // may have signed where discovery is.
+        // The cluster's store may have a newer chain, which discovery doesn't show now. An owner in
+        // that chain may have signed discovery's new URLs.
         if !leads && let Err(error) = self.statements.sync_store(&self.node).await {
             tracing::debug!("the statement chain can't be read from the cluster: {error}");
         }
@@ -390,7 +391,7 @@ impl Steward {
     }
 
     /// Ends an intent whose signatures this cluster refuses, such as those of an operator who was
-    /// removed since. Nobody would ever carry it out.
+    /// removed since. No agent would ever carry it out.
     async fn refuse(&self, view: &IntentView, why: &str, status: &NodeStatus) {
         let reason = truncate_reason(format!(
             "{why}. Whoever signed it may not order this by the cluster's newest statement: order \

@@ -1,10 +1,16 @@
 //! Decides whether a newcomer takes the place of a dead member by a replacement policy. Pure.
 //!
-//! The decision to begin needs a person's signature and facts from several sides: the policy stands
-//! in the cluster's own store; exactly one voter is unreachable for this host's node and for a quorum
-//! of the voters' agents; all other voters are in sync; no other change is under way; and the
-//! policy's limits are kept. A replacement that has begun goes on only while the member stays
-//! unreachable and the policy isn't revoked, until the newcomer votes.
+//! A replacement begins only if an operator has signed a policy, and all of these conditions hold:
+//! - the policy is in the cluster's own store, and its limits are kept;
+//! - exactly one voter is unreachable, for this host's node and for a quorum of the voters' agents;
+//! - all other voters are in sync;
+//! - no other change is under way.
+//!
+//! A place that an earlier replacement has left vacant is filled while all voters are reachable.
+//!
+//! Until the newcomer votes, a replacement goes on only while the member stays unreachable and the
+//! policy isn't revoked. Once the dead member is removed, it goes on unless somebody else fills the
+//! place: the cluster lacks a voter.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -49,7 +55,7 @@ pub(crate) struct Candidate {
     pub name: String,
     /// Peer URLs of the host.
     pub peer_urls: Vec<String>,
-    /// Zone of the host, as its agent says.
+    /// Zone of the host, according to its agent.
     pub zone: Option<String>,
 }
 
@@ -79,8 +85,8 @@ pub(crate) struct ReplacementFactsByPolicy<'a> {
     /// Member of this host, which leads.
     pub own: MemberId,
     pub voters: &'a VoterFacts,
-    /// Zones of the members, if they are spread over zones. Discovery says them, so they decide which
-    /// host comes first, and nothing else.
+    /// Zones of the members, if they are spread over zones. They come from discovery, so they only
+    /// decide which host comes first.
     pub zones: Option<&'a BTreeMap<MemberId, String>>,
     /// Another change of members that is under way, if any.
     pub other_change: Option<&'a str>,
@@ -211,8 +217,8 @@ impl ReplacementFactsByPolicy<'_> {
         }
     }
 
-    /// Returns what stands against any change of members now, or against this newcomer. `dead` is
-    /// the member that the newcomer replaces.
+    /// Returns the decision if something prevents any change of members now, or this newcomer's.
+    /// `dead` is the member that the newcomer replaces.
     fn obstacle(&self, dead: Option<MemberId>) -> Option<PolicyDecision> {
         if let Some(running) = self.uses.under_way() {
             let (newcomer, old) = (&running.newcomer, &running.member_name);
@@ -253,7 +259,7 @@ impl ReplacementFactsByPolicy<'_> {
     /// Returns why the policy allows no more replacements now.
     fn exhausted(&self) -> Option<String> {
         let PolicyFacts { id, limits, .. } = &self.policy;
-        // The earlier of two clocks: with it, uses count for longer.
+        // Use the earlier of the two clocks: by that clock, uses count for longer.
         let now = self.own_now.min(self.service_now);
         let used = self.uses.count(id, limits, now);
         if used < usize::from(limits.at_most) {
@@ -342,7 +348,7 @@ pub(crate) fn continuation(
         (None, _) if voters >= of.voters => {
             Continuation::GiveUp(format!("somebody else has taken the place of {name}"))
         }
-        // The member's place is free: without the newcomer, the cluster would have a vote less.
+        // The member's place is free: without the newcomer, the cluster would lack a voter.
         (None, _) => Continuation::GoOn,
         (Some(_), PolicyStanding::Revoked) => {
             Continuation::GiveUp(format!("the policy {} was revoked", of.policy))

@@ -1,10 +1,10 @@
 //! Replaces dead members by the policies that operators signed beforehand.
 //!
-//! Newcomers under a policy come through discovery, as those with a ticket do. Nothing that discovery
-//! says begins a replacement: [`decide`] needs the policy in the cluster's own store, and a member
-//! that neither this host nor a quorum of the voters' agents can reach. A use is counted in the store
-//! ([`uses`]), by compare-and-swap, before the first step. From then on the newcomer's intent is
-//! carried out as a ticket's is, with the dead member as the one that it replaces.
+//! Newcomers under a policy come through discovery, like newcomers with a ticket. But discovery
+//! alone can't begin a replacement. [`decide`] needs the policy in the cluster's own store, and a
+//! member that neither this host nor a quorum of the voters' agents can reach. Before the first
+//! step, a use of the policy is counted in the store ([`uses`]), by compare-and-swap. From then on
+//! the newcomer's intent is carried out like a ticket that replaces the dead member.
 //!
 //! | key in the store | holds |
 //! |---|---|
@@ -71,7 +71,7 @@ pub(crate) async fn read_uses(node: &ClusterApiClient) -> Result<Vec<PolicyUse>,
 
 /// The steward's knowledge of policies, and of the voters that it watches for them.
 pub(crate) struct ReplacementKeeper {
-    /// This host's part in observing. `None` if its agent has no proof of its member.
+    /// Signs this host's observations. `None` if its agent has no proof of its member.
     observer: Option<VoterObserver>,
     /// Client port of this host's node.
     endpoint: ClientEndpoint,
@@ -79,7 +79,7 @@ pub(crate) struct ReplacementKeeper {
     /// Whether there is a policy, so that voters have to be watched.
     wanted: watch::Sender<bool>,
     voters: watch::Sender<Reachability>,
-    /// Receives a value when other voters have become unreachable than before.
+    /// Receives a value when the set of unreachable voters has changed.
     changes: watch::Receiver<Reachability>,
     observations: Observations,
     /// Policies that discovery handed out last, verified, each with whether it was revoked.
@@ -124,14 +124,14 @@ impl ReplacementKeeper {
         voters::watch(node.clone(), self.endpoint.clone(), wanted, found)
     }
 
-    /// Waits until other voters are unreachable than before.
+    /// Waits until the set of unreachable voters has changed.
     pub(super) async fn voters_changed(&mut self) {
         if self.changes.changed().await.is_err() {
             std::future::pending::<()>().await;
         }
     }
 
-    /// Returns what this host can't reach now.
+    /// Returns the voters that this host can't reach now, and for how long.
     fn unreachable(&self) -> Vec<(MemberId, Duration)> {
         self.voters.borrow().unreachable(Instant::now())
     }
@@ -162,7 +162,7 @@ fn is_waiting(view: &IntentView) -> bool {
 }
 
 impl Steward {
-    /// Takes what discovery has said of the members' zones.
+    /// Stores the members' zones from discovery's answer.
     pub(super) fn take_zones(
         &mut self,
         zones: Option<BTreeMap<discovery_types::digest::MemberId, Name>>,
@@ -173,8 +173,8 @@ impl Steward {
         self.replacement.zones = zones.map(|zones| zones.into_iter().map(text).collect());
     }
 
-    /// Takes the policies that discovery has handed out. The leader's agent also writes them to the
-    /// cluster's own store.
+    /// Verifies and stores the policies from discovery's answer. The leader's agent also writes
+    /// them to the cluster's own store.
     pub(super) async fn take_policies(&mut self, views: &[PolicyView], leads: bool) {
         let verified = store::verified(views, self.statements.chain());
         self.replacement
@@ -202,9 +202,9 @@ impl Steward {
         }
     }
 
-    /// Whether more has to be done than to wait for the next answer of discovery. Newcomers that wait
-    /// under a policy while all voters live need nothing. A replacement under way does, although
-    /// discovery may have forgotten it.
+    /// Whether the agent has more to do than to wait for discovery's next answer. Newcomers that
+    /// wait under a policy while all voters are reachable need nothing. A replacement under way
+    /// does, although discovery may have forgotten it.
     pub(super) async fn is_busy(&mut self, intents: &[IntentView], leads: bool) -> bool {
         if intents.iter().any(|view| !is_waiting(view)) {
             return true;
@@ -236,17 +236,17 @@ impl Steward {
             || intents.iter().any(is_stale)
     }
 
-    /// Returns the operation of the replacement that is under way, when the uses were last read.
+    /// Returns the operation of the replacement under way, by the last read of the uses.
     pub(super) fn operation_under_way(&self) -> Option<OperationId> {
         self.replacement.uses.under_way().map(|each| each.operation)
     }
 
-    /// Shows that this agent has nothing to say of newcomers: another one decides, or nobody waits.
+    /// Clears the replacement in the status: another agent decides, or no newcomer waits.
     pub(super) fn show_no_replacement(&self) {
         self.replacement.show(None, false);
     }
 
-    /// Whether nothing has to be done soon, although there are intents.
+    /// Whether the next pass may come later, although there are intents.
     pub(super) fn may_be_slow(&self, intents: &[IntentView]) -> bool {
         intents.iter().all(is_waiting) && self.replacement.uses.under_way().is_none()
     }
@@ -292,8 +292,8 @@ impl Steward {
     }
 
     /// Splits the intents into those that are carried out, and the newcomers under policies that
-    /// wait for a decision. An intent by a policy counts as begun if its use is in the store. A use
-    /// whose intent discovery has lost is carried out all the same.
+    /// wait for a decision. An intent by a policy counts as begun if its use is in the store. Also
+    /// returns the use under way if discovery has lost its intent.
     pub(super) async fn split_by_policy<'v>(
         &mut self,
         verified: Vec<(VerifiedIntent, &'v IntentView)>,
@@ -321,8 +321,8 @@ impl Steward {
         Ok(SplitIntents { begun, waiting, lost })
     }
 
-    /// Returns the intent of a use that discovery doesn't show. Ends a use whose intent can't be
-    /// verified any more: the operator who signed the policy was removed since.
+    /// Returns the intent of a use that discovery doesn't show. Ends the use if the intent can't be
+    /// verified any more, because the operator who signed the policy was removed.
     pub(super) async fn recover_intent(
         &mut self,
         policy_use: &PolicyUse,
@@ -340,7 +340,7 @@ impl Steward {
         if let Some(Err(error)) = &verified
             && newer_version(error).is_some()
         {
-            // An agent of the program that signed it goes on with it.
+            // An agent of the newer program that signed the intent goes on with it.
             return Err(causes(error));
         }
         let verified = verified.and_then(Result::ok);
@@ -368,8 +368,8 @@ impl Steward {
             }
             return Ok(());
         }
-        // Read the uses before everything else: a use that anybody begins or ends after this makes the
-        // write of this pass fail, so that a decision never rests on an older count.
+        // Read the uses first. If another agent begins or ends a use after this, the write of this
+        // pass fails. So no decision rests on an outdated count.
         let uses = self.read_uses().await?;
         self.replacement.stored = store::read(&self.node).await?;
         let members = self.node.list_members().await.map_err(|error| causes(&error))?;
@@ -439,8 +439,8 @@ impl Steward {
         Ok(facts.decide())
     }
 
-    /// Collects what is known of the voters. The observations of other agents and the state of the
-    /// others' nodes are asked for only if one voter is dead, or its place is free.
+    /// Collects facts about the voters. Asks the other voters' nodes only if one voter is dead or a
+    /// place is vacant. Reads the other agents' observations only if one voter is dead.
     async fn voter_facts(
         &mut self,
         limits: &ReplacementLimits,
@@ -594,7 +594,8 @@ impl Steward {
             && self.replacement.uses.of(&intent.operation).is_none()
     }
 
-    /// Returns an intent with the member that its use says that it replaces. `None` if it waits.
+    /// Returns an intent with the member that it replaces by its use. `None` for a newcomer under a
+    /// policy that has no use yet.
     pub(super) fn resolved(&self, intent: VerifiedIntent) -> Option<VerifiedIntent> {
         match self.replacement.uses.of(&intent.operation) {
             Some(policy_use) => Some(resolve(intent, policy_use)),

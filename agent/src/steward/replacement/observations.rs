@@ -1,5 +1,5 @@
 //! Observations in the cluster's own store: each voter's agent signs which voters it can't reach, and
-//! the leader's agent counts those who agree.
+//! the leader's agent counts the voters that agree.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -17,7 +17,7 @@ use uuid::Uuid;
 use crate::cluster::{ClusterApiClient, MemberId, MemberList};
 use crate::exit::error_chain;
 
-/// How often an agent repeats its observation, while it counts.
+/// How often an agent repeats its observation, after the second one.
 const OBSERVATION_INTERVAL: Duration = Duration::from_secs(15);
 /// Time until an agent repeats its first observation. Others count an agent's observations from the
 /// second on.
@@ -27,7 +27,8 @@ const PAUSE_BEFORE_FIRST: Duration = Duration::from_secs(60);
 /// How long an observation counts after this agent has seen that it is new.
 pub(super) const OBSERVATION_LIFETIME: Duration = Duration::from_secs(45);
 
-/// This host's part in observing: it signs with the agent's key.
+/// Key and proof with which this host's agent signs observations, and facts by which it verifies
+/// those of other agents.
 #[derive(Clone)]
 pub(crate) struct VoterObserver {
     /// The cluster's id at discovery.
@@ -111,7 +112,8 @@ impl Observations {
             cluster: observer.cluster,
             agent: *observer.key.public(),
             observer: digest::MemberId::new(own.0),
-            // A revision of the store: it grows, and restarts of the agent don't set it back.
+            // The revision of the last write serves as the number: it grows, also across restarts
+            // of the agent.
             number: stored.revision().unsigned_abs(),
             unreachable: listed.collect(),
         };
@@ -155,7 +157,7 @@ impl Observations {
             let agrees = observation.unreachable.iter().any(|each| {
                 each.member.get() == dead.0 && Duration::from_secs(each.for_seconds) >= after
             });
-            // One certificate speaks for one voter.
+            // Each certificate counts for one voter only.
             if is_fresh && agrees && certified.insert(proven.member) {
                 agreeing.push(member.id);
             }
@@ -167,7 +169,7 @@ impl Observations {
     pub(super) fn is_fresh(&mut self, of: MemberId, number: u64, now: Instant) -> bool {
         let first = SeenObservation { number, looked: now, renewed: None };
         let seen = self.seen.entry(of).or_insert(first);
-        // After a break, nobody knows when the number has grown.
+        // After a break, it isn't known when the number has grown.
         if now.duration_since(seen.looked) >= OBSERVATION_LIFETIME {
             *seen = SeenObservation { number, looked: now, renewed: None };
         }

@@ -1,14 +1,18 @@
 //! A seeded simulation of replacements by a policy.
 //!
-//! Agents, whose hosts die, come back and lose sight of each other, run the code that decides:
-//! [`Reachability`], [`Observations`], [`UseLog`], [`ReplacementFactsByPolicy`], [`continuation`] and
-//! the steps of [`ReplacementFacts`]. Around it, the simulation has a store with compare-and-swap, a
-//! cluster that judges changes as etcd does, hosts that wait for a place, a discovery service that
-//! lies about its clock and hands out hosts that are gone, and leaders that change between an agent's
-//! decision and its write. After each change it compares what was done with the true history of the
-//! hosts, which no agent sees.
+//! Agents run the code that decides: [`Reachability`], [`Observations`], [`UseLog`],
+//! [`ReplacementFactsByPolicy`], [`continuation`] and the steps of [`ReplacementFacts`]. Their
+//! hosts die, come back, and lose their connections to each other. The simulation also has:
+//! - a store with compare-and-swap;
+//! - a cluster that judges changes as etcd does;
+//! - hosts that wait for a place;
+//! - a discovery service that lies about its clock and hands out hosts that are gone;
+//! - leaders that change between an agent's decision and its write.
 //!
-//! Each guard is switched off in a test of its own: the simulation has to find what follows.
+//! After each change, the simulation compares the result with the true history of the hosts, which
+//! no agent sees.
+//!
+//! A test switches off each guard in turn: the simulation then has to find a violation.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -39,9 +43,9 @@ const HISTORIES: u64 = 300;
 const HISTORIES_TO_FIND: u64 = 400;
 /// Largest difference of an agent's clock from the true time, in seconds.
 const MAX_SKEW: u64 = 60;
-/// Largest number of steps between an agent's decision and its write.
+/// Upper bound, exclusive, of the number of steps between an agent's decision and its write.
 const MAX_DELAY: u64 = 4;
-/// Time after which a newcomer that doesn't catch up is taken out, in seconds.
+/// Time after which a newcomer that doesn't catch up is removed, in seconds.
 const STALLED_AFTER: u64 = 300;
 const LIMITS: ReplacementLimits =
     ReplacementLimits { after_seconds: 60, at_most: 2, per_seconds: 3_600 };
@@ -71,8 +75,8 @@ enum Guard {
     Vacancy,
 }
 
-/// Guards that are switched off together. A voter that is unreachable, too, is not in sync either, so
-/// one of these two guards stands in for the other.
+/// Groups of guards that are switched off together. A second unreachable voter isn't in sync,
+/// either. So each of these two guards catches the faults that the other one lets through.
 const GUARDS: [&[Guard]; 9] = [
     &[Guard::Quorum],
     &[Guard::Freshness],
@@ -143,7 +147,7 @@ struct StoredObservation {
 struct TruePath {
     /// Since when the path has been cut, if it is.
     cut_since: Option<u64>,
-    /// End and length of the longest recent cut that has ended.
+    /// End and length of the last cut that has ended.
     last: Option<(u64, u64)>,
 }
 
@@ -339,7 +343,7 @@ impl Simulation {
         }
     }
 
-    /// Writes down the true state of all paths.
+    /// Records the true state of all paths.
     fn note_paths(&mut self) {
         let all: Vec<MemberId> = self.hosts.keys().copied().collect();
         for from in &all {
@@ -417,7 +421,7 @@ impl Simulation {
         agreeing
     }
 
-    /// The leader's agent looks at the store and decides on one thing.
+    /// Lets the leader's agent read the store and decide on one change.
     fn decide(&mut self, own: MemberId) {
         if self.hosts[&own].pending.is_some() || !self.has_quorum(own) {
             return;
@@ -460,7 +464,7 @@ impl Simulation {
             not_in_sync.clear();
         }
         let facts = VoterFacts { unreachable, are_known, observers, not_in_sync };
-        // Discovery hands the hosts out in any order, and says any time.
+        // Discovery may hand out the hosts in any order, and may report any time.
         let (operation, host) = self.random.pick(&self.waiting.clone())?;
         let lie = self.random.below(3) * 10_000;
         let (name, peer_urls) = (format!("db-{host}"), vec![url_of(host)]);
@@ -561,7 +565,7 @@ impl Simulation {
         Some(Pending::Step { operation, step, configuration: self.configuration })
     }
 
-    /// Carries out what an agent decided on, perhaps some time ago.
+    /// Carries out an agent's pending change, once it is due.
     fn act(&mut self, own: MemberId) {
         let host = self.hosts.get_mut(&own).expect("a host");
         let Some((due, _)) = &host.pending else { return };
@@ -622,7 +626,7 @@ impl Simulation {
             if saw < voters.len() / 2 + 1 {
                 faults.push(format!("{saw} of {} voters have missed the member", voters.len()));
             }
-            // Its host didn't reach the leader for that time either.
+            // The leader's host must have missed the member for that time, too.
             if !self.was_cut_for_long(own, dead) {
                 faults.push("the leader has not missed the member".to_owned());
             }
@@ -666,7 +670,7 @@ impl Simulation {
         self.end(operation, "stalled");
     }
 
-    /// The cluster judges a step as etcd does, and makes it.
+    /// Carries out a step if etcd would allow it.
     fn take(&mut self, own: MemberId, operation: OperationId, step: ReplacementStep) {
         let host = MemberId(u64::from_be_bytes(operation.0[..8].try_into().expect("8 bytes")));
         if self.uses.0.of(&operation).is_none_or(|each| each.ended.is_some()) {
@@ -713,8 +717,8 @@ impl Simulation {
         }
     }
 
-    /// Notes a violation if a member is `lost` to a newcomer that doesn't vote, long after it has come
-    /// back.
+    /// Records a violation if a member is `lost` to a newcomer that doesn't vote, although the
+    /// member came back long before.
     fn check_still_dead(&mut self, own: MemberId, old: MemberId, lost: &str) {
         if self.members.of_id(old).is_none() {
             return;
@@ -790,7 +794,7 @@ fn no_history_replaces_a_member_against_the_policy() {
             Err(violation) => panic!("seed {seed}: {violation}"),
         }
     }
-    // The simulation reaches what it is about.
+    // The test means nothing unless enough replacements begin and finish.
     assert!(begun > histories && finished > histories / 2, "{begun} begun, {finished} finished");
 }
 

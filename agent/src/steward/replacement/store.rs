@@ -2,8 +2,8 @@
 //! them.
 //!
 //! The leader's agent copies policies from discovery to the store, after it has verified their
-//! signatures. A revocation is kept until the policy would have expired. It needs no signature:
-//! whoever can write to the store can end a policy, which only makes the cluster wait for a person.
+//! signatures. A revocation is kept until the policy would have expired. It needs no signature: a
+//! client with write access can end a policy, which only makes the cluster wait for a person.
 
 use std::collections::BTreeMap;
 
@@ -82,8 +82,8 @@ impl StoredPolicies {
         !std::mem::replace(&mut stored.revoked, true)
     }
 
-    /// Takes a policy that an operator signed, and its revocation. Returns whether that changes
-    /// anything. A revoked policy stays revoked.
+    /// Adds or updates a policy that an operator signed. Returns whether that changes anything. A
+    /// revoked policy stays revoked, and a full store takes no further policy.
     fn take(&mut self, policy: &VerifiedGrant, is_revoked: bool) -> bool {
         let new = StoredPolicy { grant: Some(policy.jws().clone()), revoked: is_revoked };
         let is_full = self.policies.len() >= MAX_POLICIES;
@@ -109,6 +109,7 @@ impl StoredPolicies {
             let grant =
                 stored.grant.as_ref().and_then(|jws| VerifiedGrant::verify_kept(jws, chain).ok());
             let end = grant.map(|grant| grant.expires_at.saturating_add(KEPT_AFTER_EXPIRY_SECONDS));
+            // Without a valid grant, the expiry isn't known, so the policy stays.
             end.is_none_or(|end| end > now)
         });
         self.policies.len() != before
@@ -130,7 +131,7 @@ pub(crate) async fn read(node: &ClusterApiClient) -> Result<StoredPolicies, Stri
     StoredPolicies::parse(stored.value.as_deref())
 }
 
-/// Writes policies from discovery to the store, if it lacks any, and returns all that are there then.
+/// Writes policies from discovery to the store, if it lacks any. Returns all policies in the store.
 pub(super) async fn sync(
     node: &ClusterApiClient,
     known: &[(VerifiedGrant, bool)],

@@ -34,7 +34,7 @@ pub(crate) struct PolicyUse {
     pub newcomer: String,
     /// Number of voters before the dead member is removed.
     pub voters: usize,
-    /// Id of the Raft cluster, 16 hexadecimal digits. A recovery makes another one, of the same store.
+    /// Id of the Raft cluster, 16 hexadecimal digits. A recovery gives the same store another id.
     pub raft_cluster: String,
     /// Whether an earlier replacement has removed the dead member already, and its newcomer failed.
     #[serde(default)]
@@ -129,8 +129,8 @@ impl UseLog {
         self.uses.iter().find(|each| each.ended.is_none())
     }
 
-    /// Returns the number of a policy's uses that began after `now - limits.per_seconds`. A use from
-    /// the future counts, too: a clock was set back since.
+    /// Returns the number of a policy's uses that began after `now - limits.per_seconds`. A use
+    /// that is dated in the future counts, too, since a clock may have been set back.
     pub(crate) fn count(&self, policy: &GrantId, limits: &ReplacementLimits, now: u64) -> usize {
         let counts = |each: &&PolicyUse| {
             each.policy == *policy && each.began_at.saturating_add(limits.per_seconds) > now
@@ -151,14 +151,15 @@ impl UseLog {
         ends.filter(|end| *end > now).min()
     }
 
-    /// Whether any replacement has left its dead member's place free. It may be filled since.
+    /// Whether any replacement has left its dead member's place free. The place may be filled by
+    /// now.
     pub(crate) fn has_left_vacancy(&self) -> bool {
         self.uses.iter().any(|each| each.left_vacancy)
     }
 
     /// Returns a use that removed its dead member and whose newcomer failed, if nobody has filled
-    /// that place since. `voters` is the number of voters of `raft_cluster` today. A recovered cluster
-    /// has no vacant places: its operator lets the others in.
+    /// that place since. `voters` is the number of voters of `raft_cluster` today. A recovered
+    /// cluster has no vacant places: its operator adds the other members.
     pub(crate) fn vacancy(&self, voters: usize, raft_cluster: u64) -> Option<&PolicyUse> {
         let is_last = |at: usize, member: MemberId| {
             !self.uses[at + 1..].iter().any(|later| later.member == member)
@@ -226,7 +227,7 @@ mod hexadecimal {
 
 #[cfg(test)]
 impl UseLog {
-    /// Returns the log as if no vacant place were ever filled, for the search of what follows.
+    /// Returns the log with vacant places that never count as filled: it switches the guard off.
     pub(super) fn with_vacancies_for_ever(mut self) -> Self {
         for each in &mut self.uses {
             each.voters = usize::MAX;

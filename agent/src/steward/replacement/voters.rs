@@ -1,8 +1,8 @@
 //! Watches which voters can be reached from this host.
 //!
 //! A voter counts as reachable if its client port answers this agent, or if this host's node has a
-//! connection to it. Only a voter that fails both is unreachable. How long it has been so is measured
-//! by this host's monotonic clock. After a break in the watch, the measurement begins again.
+//! connection to it. Only a voter that fails both is unreachable. This host's monotonic clock
+//! measures for how long. After a break in the watch, the measurement begins again.
 
 use std::collections::BTreeMap;
 use std::convert::Infallible;
@@ -16,21 +16,22 @@ use crate::cluster::{ClusterApiClient, ClusterMember, MemberId};
 use crate::endpoint::ClientEndpoint;
 use crate::exit::error_chain;
 
-/// How often the voters are looked at, while a policy may need it.
+/// How often the voters are checked while there is a policy.
 const WATCH_INTERVAL: Duration = Duration::from_secs(5);
-/// Longest time between two looks that count as one watch without a break.
+/// Longest time between two checks that count as one watch without a break.
 const MAX_BREAK: Duration = Duration::from_secs(30);
 
 /// Voters that can be reached from this host, and since when the others can't.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Reachability {
-    /// Other voters at the last look. The value is the time since which one can't be reached.
+    /// Other voters at the last check, each with the time since which it can't be reached, if it
+    /// can't.
     voters: BTreeMap<MemberId, Option<Instant>>,
     last_look: Option<Instant>,
 }
 
 impl Reachability {
-    /// Notes the result of a look at all other voters: whether each was reached.
+    /// Records the result of a check of all other voters: whether each was reached.
     pub(super) fn record(&mut self, reached: &BTreeMap<MemberId, bool>, now: Instant) {
         let broken = self.last_look.is_none_or(|last| now.duration_since(last) > MAX_BREAK);
         let before = if broken { BTreeMap::new() } else { std::mem::take(&mut self.voters) };
@@ -42,12 +43,12 @@ impl Reachability {
         self.last_look = Some(now);
     }
 
-    /// Forgets everything: this host's own node can't tell.
+    /// Forgets everything: nobody needs the watch, or this host's own node doesn't answer.
     fn forget(&mut self) {
         *self = Self::default();
     }
 
-    /// Whether a recent look tells anything about this voter.
+    /// Whether a recent check tells anything about this voter.
     pub(crate) fn is_known(&self, id: MemberId, now: Instant) -> bool {
         let is_recent = self.last_look.is_some_and(|last| now.duration_since(last) <= MAX_BREAK);
         is_recent && self.voters.contains_key(&id)
@@ -65,8 +66,8 @@ impl Reachability {
     }
 }
 
-/// Looks at the voters again and again while `wanted` is true, and sends what it finds to `found`.
-/// `own` is the client port of this host's node.
+/// Checks the voters again and again while `wanted` is true, and sends the result to `found`. `own`
+/// is the client port of this host's node.
 pub(super) async fn watch(
     node: ClusterApiClient,
     own: ClientEndpoint,
@@ -101,12 +102,12 @@ pub(super) async fn watch(
     }
 }
 
-/// Returns the unreachable voters, for the comparison of two looks.
+/// Returns the unreachable voters, for the comparison of two checks.
 fn ids(seen: &Reachability) -> Vec<MemberId> {
     seen.voters.iter().filter(|(_, since)| since.is_some()).map(|(id, _)| *id).collect()
 }
 
-/// Looks once at all other voters, each at its client port and in the node's own connections.
+/// Checks all other voters once, at their client ports and in the node's own connections.
 async fn look(
     node: &ClusterApiClient,
     own: &ClientEndpoint,

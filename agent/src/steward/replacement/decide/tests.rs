@@ -16,7 +16,7 @@ fn member(id: MemberId, name: &str) -> ClusterMember {
     }
 }
 
-/// A cluster of three in which C is dead, and all that a replacement needs is given.
+/// A cluster of three in which C is dead, and all conditions of a replacement hold.
 struct Scene {
     policy: PolicyFacts,
     candidate: Candidate,
