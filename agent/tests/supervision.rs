@@ -285,8 +285,8 @@ async fn a_program_that_cannot_be_executed_is_named_in_the_error() {
     assert!(Path::new("/etc/hostname").exists());
 }
 
-/// A node on an address that the host has lost is killed if it doesn't stop, both when it is adopted and
-/// when the agent stops it.
+/// A node on an address that the host has lost is killed if it doesn't stop. That holds when an
+/// agent adopts it, and when the agent stops it.
 #[tokio::test]
 async fn a_stranded_node_is_started_again_and_killed_if_it_does_not_stop() {
     let world = SupervisorFixture::new();

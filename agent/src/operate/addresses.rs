@@ -31,7 +31,7 @@ use crate::state::journal::{JournalExtras, VerifiedJournal};
 use crate::state::{Layout, lock, node_dir, service};
 
 /// How long a host must have another address before its member moves there. An address can be gone
-/// for a moment, and come back.
+/// for a moment only.
 const SETTLE_TIME: Duration = Duration::from_secs(10);
 /// How often the host's addresses are compared with those on which the node listens.
 const CHECK_INTERVAL: Duration = Duration::from_secs(2);
@@ -69,8 +69,8 @@ pub(crate) fn journalled_addresses(
     })
 }
 
-/// Returns the addresses that a start of this member would use: those in the journal, as this start's
-/// flags change them.
+/// Returns the addresses that a start of this member would use: the journalled ones, as changed by
+/// this start's flags.
 pub(crate) fn current_addresses(
     loaded: &VerifiedJournal,
     settings: &RunSettings,
@@ -133,8 +133,9 @@ fn unix_seconds() -> u64 {
     jiff::Timestamp::now().as_second().unsigned_abs()
 }
 
-/// Returns the host's addresses, and those of `wanted` on which a program can listen although the host
-/// doesn't list them, as with a local route to a whole network or with `ip_nonlocal_bind`.
+/// Returns the host's addresses, and those of `wanted` on which a program can listen. The host may
+/// not list such an address, for example with a local route to a network or with
+/// `ip_nonlocal_bind`.
 pub(crate) fn usable_addresses(host: &dyn Host, wanted: &[IpAddr]) -> Vec<IpAddr> {
     let mut own = host.addresses();
     let can_bind = |address: IpAddr| host.test_bind(SocketAddr::new(address, 0)).is_ok();
@@ -149,14 +150,14 @@ pub(crate) fn usable_addresses(host: &dyn Host, wanted: &[IpAddr]) -> Vec<IpAddr
 /// Watches whether the host still has the addresses on which a member's node listens.
 pub(crate) struct HostAddressWatch {
     pub host: Arc<dyn Host>,
-    /// The address flags of this start. What they give stays, whatever the host's addresses are.
+    /// The address flags of this start. An address that a flag gives never follows the host.
     pub flags: AddressFlags,
     /// URLs of discovery. The new address is the source address of packets to them.
     pub urls: Vec<ServiceUrl>,
     /// The member's addresses in the journal when the node was started.
     pub journalled: Addresses,
     /// The node's data directory. A node without a log has never run: its cluster expects it at the
-    /// agreed addresses, so that it can't follow its host.
+    /// agreed addresses, so it can't follow its host.
     pub node_dir: PathBuf,
 }
 
@@ -237,7 +238,7 @@ impl HostAddressWatch {
         }
     }
 
-    /// Says that a start waits for the address `lost`, and what ends the wait.
+    /// Returns a text that a start waits for the address `lost`, with what ends the wait.
     fn waiting_text(&self, lost: &str) -> String {
         if !node_dir::has_log(&self.node_dir) {
             return format!(
@@ -288,9 +289,9 @@ pub(crate) fn note_host_move(extras: &mut JournalExtras, before: &Addresses, now
     extras.note_move(before, now, unix_seconds());
 }
 
-/// Journals that the cluster has recorded the address with the number `recorded`. From then on the agent changes
-/// no recorded address until the member moves again: an operator may announce a former address. If
-/// the member has moved once more meanwhile, nothing changes.
+/// Journals that the cluster has recorded the address with the number `recorded`. Until the member
+/// moves again, the agent then leaves the recorded address alone, since an operator may set a
+/// former one. Does nothing if the member has moved again meanwhile.
 pub(crate) fn journal_recorded_address(protocol: &mut Protocol, recorded: &watch::Receiver<u64>) {
     if !protocol.extras.forget_former_addresses(*recorded.borrow()) {
         return;

@@ -1,12 +1,12 @@
-//! CAs that this member's node trusts, and CAs that issued its certificates, while the cluster's CAs are
-//! being replaced.
+//! Follows a replacement of the cluster's CAs: which CAs this member's node trusts, and which CAs
+//! issued its certificates.
 //!
-//! The newest statement names the CAs. The agent writes them where the node reads them, and reports
-//! to discovery how far this member is: an owner takes the next step of the replacement only after
-//! all members have taken the last one.
+//! The newest statement names the CAs. The agent writes their certificates where the node reads
+//! them, and reports to discovery which step this member has taken. An owner takes the next step of
+//! the replacement only after all members have taken the last one.
 //!
-//! muster-node reads changed CA files by itself. Stock etcd reads them only when it starts, so this
-//! module keeps in a file which statement was the newest when the running process was started.
+//! muster-node reads changed CA files by itself. Stock etcd reads them only when it starts. So this
+//! module keeps a file with the statement that was the newest when the running process was started.
 
 use std::time::Duration;
 
@@ -26,7 +26,7 @@ use crate::state::{self, Layout};
 const RESTART_WANTED: &str = "the cluster's CAs have changed, and etcd reads them only when it starts: \
      stop muster-agent on this host, which stops etcd, and start it again, one member after the other";
 
-/// How often the agent looks whether an etcd that it has taken over serves other certificates.
+/// How often the agent checks whether an adopted etcd serves new certificates.
 const EXCHANGE_CHECK_INTERVAL: Duration = Duration::from_secs(2);
 
 /// Keeps this member's files up to date with the CAs that the newest statement names.
@@ -41,13 +41,14 @@ pub(crate) struct OwnCas {
 /// Facts about this member's CAs. The numbers are positions in the statement chain.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct CaFacts {
-    /// Statement since which the CAs in this member's files are trusted.
+    /// Number of the first statement from which on the CAs in this member's files are trusted.
     written: u64,
-    /// Statement since which the CAs that issue by those files do so.
+    /// Number of the first statement from which on the CAs of the newest statement issue
+    /// certificates.
     issuing: u64,
     /// The value of `written` when the node's process was started; `None` if that isn't known.
     at_start: Option<u64>,
-    /// Whether the CAs that issue signed the certificates that the member serves.
+    /// Whether the CAs that issue now signed the certificates that the member serves.
     are_certificates_new: bool,
     /// Whether other CAs than the first ones have ever been trusted.
     was_replaced: bool,
@@ -81,7 +82,7 @@ impl OwnCas {
         Self { layout: layout.clone(), kind, board: board.clone(), facts }
     }
 
-    /// Whether the files and reports are those of the chain.
+    /// Whether the CA files and the reports correspond to the newest statement of `chain`.
     pub(crate) fn is_following(&self, chain: &StatementChain) -> bool {
         let facts = self.facts.borrow();
         (facts.written, facts.issuing) == (chain.trusted_since(), chain.issuing_since())
@@ -121,7 +122,7 @@ impl OwnCas {
             let text = serde_json::to_vec(&file).expect("plain structs always serialise");
             let path = self.layout.node_start();
             if let Err(error) = muster_files::data::replace_volatile(&path, &text) {
-                // After a restart of the agent, the node then counts as one that has to be restarted.
+                // Without the file, the next agent assumes that the node has to be restarted.
                 tracing::warn!(
                     "the start of the node can't be written down: {}",
                     error_chain(&error)
@@ -180,8 +181,8 @@ impl OwnCas {
     }
 }
 
-/// Whether the CAs that issue signed the certificates that the member's node serves. An etcd that ran
-/// before its agent serves those of before until they are exchanged.
+/// Whether the CAs that issue now signed the certificates that the member's node serves. An adopted
+/// etcd serves its earlier certificates until `adopt certificates` exchanges them.
 fn are_new(layout: &Layout, leaves: &Leaves, statement: &Statement) -> bool {
     serves_own_certificates(layout).unwrap_or(true) && leaves.are_by_issuing_cas(statement)
 }
@@ -190,8 +191,8 @@ fn was_replaced(chain: &StatementChain) -> bool {
     chain.statements().any(|statement| statement.also_trusted.is_some())
 }
 
-/// Waits until an etcd that was taken over serves certificates of the cluster's own CAs. Waits for
-/// ever if the node does so already.
+/// Waits until an adopted etcd serves certificates of the cluster's own CAs. Waits for ever if the
+/// node does so already.
 pub(super) async fn certificates_exchanged(layout: &Layout) {
     if serves_own_certificates(layout) != Some(false) {
         return std::future::pending().await;
@@ -296,7 +297,7 @@ mod tests {
         let cas = fixture.cas(ETCD);
         cas.note_adopted(&process(8));
         assert_eq!(cas.report(), reported(1, Some(0)));
-        // What an unknown process trusts is not known.
+        // The agent doesn't know which CAs an unknown process trusts.
         cas.note_adopted(&process(9));
         assert_eq!(cas.report(), reported(0, Some(0)));
         assert!(fixture.is_restart_wanted());

@@ -1,8 +1,8 @@
-//! Remembers what discovery said of its history of this cluster.
+//! Checks that discovery doesn't rewrite its history of this cluster.
 //!
-//! Each checkpoint that discovery signs has to continue the one before it. If one doesn't, discovery's
-//! database was set back or rewritten. Nothing that this host does depends on it: the agent says so, and
-//! keeps both checkpoints as evidence until a person removes that file.
+//! The agent keeps the last checkpoint that discovery signed, and the next one has to continue it.
+//! Otherwise discovery's database was set back or rewritten. The agent then only reports the fault,
+//! and keeps both checkpoints as evidence until a person removes that file.
 
 use std::cell::Cell;
 use std::path::PathBuf;
@@ -61,12 +61,13 @@ impl HistoryWatch {
         watch
     }
 
-    /// Makes the next check due: discovery may be another one than before.
+    /// Makes the next check due, because discovery's database may have been replaced.
     pub(crate) fn mark_due(&self) {
         self.next_check.set(Instant::now());
     }
 
-    /// Checks the history if that is due. Failures are logged, and repeated at the next time.
+    /// Checks the history if that is due. A failed check is logged, and repeated after
+    /// [`CHECK_INTERVAL`].
     pub(crate) async fn check_if_due(&self) {
         if Instant::now() < self.next_check.get() {
             return;

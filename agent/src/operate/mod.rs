@@ -1,9 +1,13 @@
 //! A member's agent at work: from the moment its node may start, until the agent stops or the
 //! cluster removes the member.
 //!
-//! `supervise` is the one entry. It starts the node by `node_start` and keeps it running. Meanwhile
-//! it runs the reports to discovery, the search for a discovery that has moved, the renewal of
-//! certificates, the search for members that have moved, and the duties in `steward`.
+//! `supervise` is the one entry. It starts the node by `node_start` and keeps it running. Beside
+//! the node, it runs the agent's other tasks:
+//! - reports to discovery (`report`), and checks of discovery's history (`history`);
+//! - the search for discovery after it has moved (`service`);
+//! - the renewal of certificates (`renewal`), and the replacement of CAs (`authorities`);
+//! - the search for members that have moved (`relocation`);
+//! - the duties in `steward`.
 
 pub(crate) mod addresses;
 mod authorities;

@@ -1,20 +1,21 @@
 //! Members that have moved: how they find each other, and how their cluster learns of it.
 //!
 //! A member that has moved connects to the others itself, and one connection serves both
-//! directions. So as long as a majority has a leader, this agent only has its member's new peer URL
-//! recorded (`MemberUpdate`). It replaces only URLs that this member had before. Any other URL was
-//! set by an operator.
+//! directions. So as long as there is a leader, the agent only asks the cluster to record its
+//! member's new peer URL (`MemberUpdate`). It replaces only URLs that this member had before. Any
+//! other URL was set by an operator.
 //!
-//! Each agent whose member has ever moved leaves a statement of the member's address at discovery, and
-//! renews it from time to time: a member that was away meanwhile finds the others by it.
+//! Each agent whose member has ever moved posts a signed statement of the member's address to
+//! discovery, and renews it from time to time. A member that was down meanwhile finds the others by
+//! these statements.
 //!
-//! If so many members have moved that there is no leader, nobody can be found by the member table, and
-//! the table can't be changed. Then the agents exchange these statements through
-//! discovery. Each is signed by an agent, with the proof that this agent belongs to a member, and it
-//! shows the member's node key. The agent gives these addresses to its node
-//! ([`peer_addresses`]), which accepts a peer there only if that peer proves the key that
-//! the member table binds. So discovery can withhold addresses, but not put another node in a member's
-//! place. Stock etcd reads no such file: a majority of its members can't move at once.
+//! If so many members have moved that there is no leader, the member table is outdated and can't be
+//! changed. Then the agents exchange these statements through discovery. Each statement is signed
+//! by an agent, proves that this agent belongs to a member, and contains the member's node key. The
+//! agent gives the addresses to its node ([`peer_addresses`]). The node accepts a peer there only
+//! if the peer proves the key that the member table binds. So discovery can withhold addresses, but
+//! not put another node in a member's place. Stock etcd reads no such file: a majority of its
+//! members can't move at once.
 
 use std::collections::BTreeMap;
 use std::convert::Infallible;
@@ -44,25 +45,25 @@ use crate::retry::jittered;
 use crate::state::peer_addresses::{self, PeerAddresses};
 use crate::state::{Layout, node_dir};
 
-/// How often the node is asked for its leader while all is well.
+/// How often the node is asked for its leader while it has one and the cluster has the new address.
 const CALM_INTERVAL: Duration = Duration::from_secs(15);
-/// How often the node is asked for its leader while it has none, or while the cluster has another
-/// address of this member.
+/// How often the node is asked for its leader while it has none, or while the cluster has an
+/// outdated address of this member.
 const BUSY_INTERVAL: Duration = Duration::from_secs(3);
 /// How long a node may be without a leader before agents exchange addresses. An election takes less.
 const LEADERLESS_TIME: Duration = Duration::from_secs(5);
 /// How often agents exchange addresses while there is no leader. Jitter at most doubles it.
 const EXCHANGE_INTERVAL: Duration = Duration::from_secs(8);
-/// How often an agent sends its member's address to discovery while all is well: discovery can have
-/// lost it with its database, and the proof in it ends with the certificate.
+/// How often an agent posts its member's address to discovery while there is a leader. Discovery
+/// can lose the address with its database, and the proof in it expires with the certificate.
 const POST_INTERVAL: Duration = Duration::from_secs(300);
-/// Pause after such a message has failed.
+/// Pause after a failed post of the address.
 const POST_RETRY_INTERVAL: Duration = Duration::from_secs(30);
 /// How long a node must have had a leader before its agent removes the exchanged addresses. By then
 /// the cluster has usually recorded them.
 const FORGET_TIME: Duration = Duration::from_secs(120);
 
-/// The task that has a moved member's address recorded, and finds members that have moved.
+/// The task that gets a moved member's address recorded, and finds other members that have moved.
 pub(crate) struct Relocation {
     /// Client of discovery, through which agents exchange addresses.
     pub client: Arc<DiscoveryClient>,
@@ -99,11 +100,11 @@ pub(crate) struct Relocation {
 /// Findings of a [`Relocation`] so far.
 #[derive(Default)]
 struct Progress {
-    /// Whether the cluster has this member's address, or an operator's.
+    /// Whether the cluster has recorded this member's address, or another one that an operator set.
     is_recorded: bool,
     /// When the node was first seen without a leader.
     leaderless_since: Option<Instant>,
-    /// When it was first seen with one.
+    /// When the node was first seen with a leader, without a break since.
     led_since: Option<Instant>,
     next_exchange: Option<Instant>,
     /// When this member's address is sent to discovery again.
@@ -115,7 +116,7 @@ struct Progress {
 }
 
 impl Relocation {
-    /// Works until the future is dropped.
+    /// Runs passes until the future is dropped.
     pub(crate) async fn run(self) -> Infallible {
         let mut progress = Progress { is_recorded: self.former.is_empty(), ..Progress::default() };
         self.show(progress.is_recorded);
@@ -125,7 +126,7 @@ impl Relocation {
         }
     }
 
-    /// Looks once, and returns the pause until the next look.
+    /// Makes one pass, and returns the pause until the next one.
     async fn pass(&self, progress: &mut Progress) -> Duration {
         let leader = self
             .node
@@ -223,8 +224,8 @@ impl Relocation {
         Ok(())
     }
 
-    /// Returns the id of the operation that records this address. It is the same after a restart of
-    /// the agent, so that the cluster carries it out once.
+    /// Returns the id of the operation that records this address. A restart of the agent doesn't
+    /// change the id, so the cluster carries the operation out once.
     fn operation(&self, own: MemberId) -> [u8; 16] {
         let text = format!("{own} {} {} {}", self.cluster, self.number, self.peer_url);
         let mut operation = [0; 16];
@@ -232,7 +233,7 @@ impl Relocation {
         operation
     }
 
-    /// Leaves this member's address at discovery for members that look for it later.
+    /// Posts this member's address to discovery, for members that look for it later.
     async fn post_if_due(&self, progress: &mut Progress) {
         let is_due = progress.next_post.is_none_or(|at| Instant::now() >= at);
         if self.number == 0 || !self.reads_addresses || !is_due {
@@ -249,7 +250,7 @@ impl Relocation {
         progress.next_post = Some(Instant::now() + jittered(pause));
     }
 
-    /// Exchanges addresses through discovery, and gives the node those of its peers.
+    /// Exchanges addresses through discovery, and gives the peers' addresses to the node.
     async fn exchange(&self, progress: &mut Progress) {
         let own = (self.number > 0).then(|| self.own_statement());
         let answer = match self.client.exchange_addresses(self.cluster, own).await {
@@ -282,8 +283,8 @@ impl Relocation {
         self.give_to_node(progress);
     }
 
-    /// Shows the service how this host joined: a database that was restored may not know it any more.
-    /// Reports do that, too, but there are none without a leader.
+    /// Shows the service how this host joined, since a restored database may have lost that.
+    /// Reports show it, too, but there are none without a leader.
     async fn readmit(&self) {
         let Some(readmit) = &self.readmit else { return };
         match self.client.readmit(self.cluster, readmit).await {
@@ -329,7 +330,8 @@ impl Relocation {
         }
     }
 
-    /// Removes the addresses, which would only be dialled in vain once members have moved again.
+    /// Removes the file of peers' addresses: once members have moved again, it would only cost
+    /// useless dials.
     fn forget(&self, progress: &mut Progress) {
         progress.heard.clear();
         if self.layout.peer_addresses().exists()
@@ -351,7 +353,7 @@ enum RecordedAddress {
     Others,
 }
 
-/// Classifies the recorded peer URLs. Several count as `Former` only if all are.
+/// Classifies the recorded peer URLs. Several URLs count as `Former` only if all of them are.
 fn recorded_address(recorded: &[String], current: &NodeUrl, former: &[NodeUrl]) -> RecordedAddress {
     let is =
         |url: &NodeUrl, text: &String| text.parse::<NodeUrl>().is_ok_and(|found| found == *url);

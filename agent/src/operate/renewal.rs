@@ -55,8 +55,8 @@ impl Renewal {
         let is_due = !old.is_for_own_address || !old.are_by_issuing_cas;
         let due = if is_due { i64::MIN } else { life.renewal_due() };
         if !is_due && unix_seconds() < life.renewal_overdue() {
-            // The certificates may have become right again without a renewal: an owner has undone a switch
-            // of CAs.
+            // The certificates may be right again without a renewal, if an owner has undone a
+            // switch of CAs.
             self.board.update(|status| status.certificates_late = None);
         }
         let failed = |why: &str, pause| self.report_failure(&old, why, pause);
@@ -125,8 +125,9 @@ impl Renewal {
             let at = now + SignedDuration::try_from(pause).unwrap_or_default();
             self.board.update(|status| {
                 match &status.certificates_late {
-                    // This is only a warning: discovery learns of a member's new address some
-                    // seconds late, and the first request for certificates of new CAs may fail.
+                    // This is only a warning, because the cause may be temporary. Discovery learns
+                    // of a new address some seconds late, and the first request for certificates of
+                    // new CAs may fail.
                     None if !is_late => tracing::warn!("{text}"),
                     None => tracing::error!("{text}"),
                     Some(_) => {}
@@ -143,7 +144,7 @@ struct ExpiringCertificates {
     life: Validity,
     /// Whether the certificates name this member's address.
     is_for_own_address: bool,
-    /// Whether the CAs that issue by the newest statement signed the certificates.
+    /// Whether the CAs that issue by the newest statement signed these certificates.
     are_by_issuing_cas: bool,
 }
 
@@ -284,7 +285,7 @@ mod tests {
         let mut renewal = renewal(&world);
         let leaves = world.leaves(0);
         let is_asking = async |renewal: &Renewal| {
-            // The service gives none here, so a renewal that is due goes on for ever.
+            // No certificates come in this test, so a due renewal never ends.
             let asked = tokio::time::timeout(Duration::from_secs(5), async {
                 renewal.next_certificates(&leaves).await
             });

@@ -199,7 +199,8 @@ impl NodeReporter {
         Ok(response.state)
     }
 
-    /// Makes the next check of discovery's history due: its database may be another one than before.
+    /// Makes the next check of discovery's history due, because its database may have been
+    /// replaced.
     fn mark_history_due(&self) {
         if let Some(history) = &self.history {
             history.mark_due();

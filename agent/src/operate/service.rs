@@ -1,10 +1,11 @@
 //! Finds the discovery service again after it has moved, or has changed its TLS key.
 //!
-//! A service statement says where discovery is and which keys it has. An owner of the cluster signed
-//! it, so it counts whoever hands it over. This agent gets one from discovery, from the cluster's own
-//! store, or from an operator (`muster-agent context set`). The agent follows the newest one, keeps it
-//! in the data directory, and puts it into the store for the other members' agents. The URLs in the
-//! join bundle remain the last ones to be tried; only the statement's keys are accepted there.
+//! A service statement says where discovery is and which keys it has. It is signed by an owner of
+//! the cluster, so it is valid from any source. This agent gets one from discovery, from the
+//! cluster's own store, or from an operator (`muster-agent context set`). The agent follows the
+//! newest one, keeps it in the data directory, and puts it into the store for the other members'
+//! agents. The URLs in the join bundle are tried last, and only the statement's keys are accepted
+//! there.
 //!
 //! Nothing here changes the node or the members. A wrong or withheld statement can only keep the
 //! agent from discovery.
@@ -30,7 +31,7 @@ use crate::steward::STATEMENTS;
 
 /// Key of the service statement in the cluster's own store.
 const SERVICE: &str = "muster/v1/service";
-/// How often the agent looks whether an operator has put a statement down.
+/// How often the agent checks for a statement from an operator.
 pub(crate) const CHECK_INTERVAL: Duration = Duration::from_secs(5);
 /// How often the agent reads the statement in the store while it reaches discovery. Without
 /// discovery, it does so every [`CHECK_INTERVAL`].
@@ -101,7 +102,7 @@ pub(crate) struct ServiceFinder {
 
 /// Facts with which a [`ServiceFinder`] starts.
 pub(crate) struct FinderStart {
-    /// Client of discovery, which is told to call the service elsewhere.
+    /// Client of discovery, whose URLs and pins the finder changes.
     pub client: Arc<DiscoveryClient>,
     /// API client of this host's own node.
     pub node: ClusterApiClient,
@@ -165,7 +166,7 @@ impl ServiceFinder {
         }
     }
 
-    /// Looks at each place once.
+    /// Checks each source of statements once.
     async fn pass(&mut self, is_unreachable: bool) {
         let announced = self.announced.borrow_and_update().clone();
         if let Some(jws) = announced {
@@ -187,12 +188,12 @@ impl ServiceFinder {
         }
     }
 
-    /// Follows a statement if it is newer than the known one. Returns how it compares; `None` if
-    /// it is refused.
+    /// Follows a statement if it is newer than the known one. Returns how the statement compares
+    /// with the known one; `None` if it is refused.
     fn consider(&mut self, jws: &Jws, source: ServiceSource) -> Option<ServiceOrder> {
         let found = match VerifiedService::verify(jws, &self.chain) {
             Ok(found) => found,
-            // The known statement of a former owner stays until there is another one.
+            // The known statement stays after the removal of its owner, until there is another one.
             Err(_) if self.known.as_ref().is_some_and(|known| known.jws() == jws) => {
                 return Some(ServiceOrder::Same);
             }
@@ -217,7 +218,7 @@ impl ServiceFinder {
 
     fn follow(&mut self, found: VerifiedService, source: ServiceSource) {
         if let Err(error) = service::write_known(&self.layout, &found) {
-            // The other places still have the statement after a restart.
+            // After a restart, the agent gets the statement from its source again.
             self.warn_once(format!(
                 "where discovery is can't be written down: {}",
                 error_chain(&error)
@@ -234,7 +235,7 @@ impl ServiceFinder {
             url_list(&found)
         );
         self.known = Some(found);
-        // The store may lack the statement.
+        // Read the store in the next pass, since it may lack the statement.
         self.store_read = None;
         self.show();
     }
@@ -246,7 +247,8 @@ impl ServiceFinder {
         });
     }
 
-    /// Follows the statement in the store if it is newer. Otherwise puts the known one there.
+    /// Follows the statement in the store if it is newer. Writes the known one there if that is
+    /// newer, or if the store has none.
     async fn sync_store(&mut self) -> Result<(), ClusterError> {
         let stored = self.node.read_key(SERVICE).await?;
         let order = match parse(&stored) {
@@ -257,8 +259,8 @@ impl ServiceFinder {
         let is_replaced = match order {
             Some(ServiceOrder::Older) => true,
             Some(ServiceOrder::Same | ServiceOrder::Newer | ServiceOrder::Conflict) => false,
-            // The stored one may be an owner's of a longer statement chain. An agent that knows
-            // such a chain keeps it in the store.
+            // An owner whom only a longer statement chain names may have signed the stored
+            // statement. An agent that knows such a chain keeps it in the store.
             None => {
                 let statements = self.node.read_key(STATEMENTS).await?;
                 chain_length(&statements) <= self.chain.jws().len()

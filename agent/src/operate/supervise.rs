@@ -138,7 +138,7 @@ struct WatchedNode<'a> {
     watch: Option<&'a HostAddressWatch>,
     /// Token that stops the node.
     stop: &'a CancellationToken,
-    /// Task that saves backups of the node, until it is started.
+    /// Task that saves backups of the node; `None` once it runs.
     backups: Option<BackupKeeper>,
 }
 
@@ -259,7 +259,8 @@ impl NodeStart {
         })
     }
 
-    /// Builds the task that has this member's address recorded, and finds members that have moved.
+    /// Builds the task that gets a moved member's address recorded, and finds other members that
+    /// have moved.
     fn relocation(
         &self,
         protocol: &Protocol,
@@ -312,8 +313,8 @@ impl NodeStart {
         chain.unwrap_or_else(|| self.statements.clone())
     }
 
-    /// Writes the CAs of the journalled chain if they differ from those in the files. Returns the newest
-    /// statement then.
+    /// Writes the CAs of the journalled chain if they differ from those in the files. Returns the
+    /// newest statement if it wrote them.
     fn follow_statements(
         &self,
         protocol: &Protocol,
@@ -446,7 +447,7 @@ async fn supervise_and_journal(
                     renewal_pause = Duration::ZERO;
                     found.cas.note_certificates(&new, &newest);
                     leaves = new;
-                    // These tasks hold clients with the old certificates.
+                    // Restart the tasks: their clients hold the old certificates.
                     chores.set(self::background_tasks(plan, protocol, board, found));
                 }
             }
@@ -468,7 +469,7 @@ async fn supervise_and_journal(
                             renewal.statement = changed.clone();
                         }
                         newest = changed;
-                        // These tasks hold clients that trust the old CAs.
+                        // Restart the tasks: their clients trust the old CAs.
                         chores.set(self::background_tasks(plan, protocol, board, found));
                     }
                     Err(end) => {
@@ -480,7 +481,7 @@ async fn supervise_and_journal(
             Ok(()) = recorded.changed() => addresses::journal_recorded_address(protocol, &recorded),
             () = &mut exchanged => {
                 found.cas.note_certificates(&leaves, &newest);
-                // These tasks hold clients that expect the certificate of before.
+                // Restart the tasks: their clients expect the earlier certificate.
                 chores.set(self::background_tasks(plan, protocol, board, found));
             }
             Ok(()) = members.changed() => {
@@ -492,7 +493,7 @@ async fn supervise_and_journal(
     }
 }
 
-/// Writes down the members for a later search for the cluster.
+/// Writes the members to a file, for a later search for the cluster.
 fn write_known_members(layout: &Layout, members: &[ClusterMember]) {
     if let Err(error) = known::write(layout, members) {
         tracing::warn!("the list of members can't be written down: {}", error_chain(&error));
@@ -506,8 +507,8 @@ async fn renew_after(pause: Duration, renewal: Option<&Renewal>, now: &Leaves) -
     renewal.next_certificates(now).await
 }
 
-/// The agent's tasks beside its node: reports to discovery, the searches for a discovery and for members
-/// that have moved, and duties for the cluster.
+/// The agent's tasks beside its node: reports to discovery, the search for discovery, the search
+/// for members that have moved, and duties for the cluster.
 fn background_tasks(
     plan: &NodeStart,
     protocol: &Protocol,

@@ -1,4 +1,4 @@
-//! The file about an etcd that ran before this agent: how it runs, and how far it is under management.
+//! The file about an adopted etcd, which ran before this agent: its settings, and who runs it now.
 //!
 //! The agent keeps the etcd's data directory, program and settings. The file is written when the host
 //! enrols, and says from then on whether the agent or somebody else runs the etcd.
@@ -15,7 +15,7 @@ use super::{Layout, MAX_FILE_BYTES, StateError, read};
 /// Version of the file's format.
 const VERSION: u32 = 1;
 
-/// How far an etcd is under management.
+/// Stage of an etcd's adoption by an agent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum AdoptionStage {
@@ -40,13 +40,13 @@ pub struct CertificateFiles {
     pub peer_key: PathBuf,
     /// Value of the flag `--peer-trusted-ca-file`.
     pub peer_trusted_ca: PathBuf,
-    /// Certificate with which the agent asks the members until its own is accepted.
+    /// Client certificate for the agent's requests, until the members accept the agent's own.
     pub client_cert: PathBuf,
     /// The private key of that certificate.
     pub client_key: PathBuf,
 }
 
-/// How an etcd runs, and how far it is under management.
+/// Settings of an adopted etcd, and the stage of its adoption.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct AdoptedNode {
     /// Version of this format.
@@ -71,12 +71,12 @@ pub struct AdoptedNode {
     pub certificates: CertificateFiles,
     /// The systemd unit that ran the etcd; `None` if it ran otherwise.
     pub unit: Option<String>,
-    /// Whether the etcd serves the certificates of the cluster's own CAs, and not those of before.
+    /// Whether the etcd serves certificates of the cluster's own CAs instead of its earlier ones.
     pub has_new_certificates: bool,
 }
 
 impl AdoptedNode {
-    /// Version of the format that [`write`] writes.
+    /// Version of the format that [`write_adopted`] writes.
     pub const VERSION: u32 = VERSION;
 }
 
@@ -86,7 +86,7 @@ impl Layout {
         self.agent().join("adopted.json")
     }
 
-    /// File that says that this host's member was given back: no agent runs it.
+    /// File that marks this host's member as released: no agent runs it.
     pub fn released_file(&self) -> PathBuf {
         self.agent().join("released.json")
     }
@@ -114,7 +114,7 @@ pub fn write_adopted(layout: &Layout, node: &AdoptedNode) -> Result<(), StateErr
     Ok(muster_files::data::replace(&layout.adopted_file(), &text)?)
 }
 
-/// Files that an adopted etcd serves, in the agent's `tls` directory.
+/// Certificate and key files that an adopted etcd uses, in the agent's `tls` directory.
 pub(crate) struct ServedFiles {
     pub cert: PathBuf,
     pub key: PathBuf,
@@ -133,7 +133,7 @@ impl ServedFiles {
         }
     }
 
-    /// Copies the certificates with which the etcd ran before.
+    /// Copies the certificates and keys with which the etcd ran before its adoption.
     pub(crate) fn copy_from(&self, before: &CertificateFiles) -> Result<(), StateError> {
         for (from, to) in [
             (&before.cert, &self.cert),

@@ -98,8 +98,8 @@ impl JournalExtras {
             urls.push(before.peer_url.clone());
             let excess = urls.len().saturating_sub(MAX_FORMER_URLS);
             urls.drain(..excess);
-            // The time keeps the number growing, even if an older agent has dropped it from the
-            // journal meanwhile.
+            // The current time keeps the number growing even if an older version of the agent has
+            // dropped the number from the journal.
             self.address_number = seconds.max(self.address_number + 1);
         }
         self.moved = Some(now);

@@ -207,7 +207,7 @@ impl Layout {
         self.agent().join("service.jws")
     }
 
-    /// File with the service statement that an operator has put down for the agent.
+    /// File with the service statement that an operator offers to the agent.
     pub fn service_offer(&self) -> PathBuf {
         self.agent().join("service-offer.jws")
     }

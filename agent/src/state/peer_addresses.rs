@@ -1,7 +1,8 @@
-//! The file from which a node learns where its peers are since they moved.
+//! The file in which the agent tells its node the addresses of peers that have moved.
 //!
-//! `muster-node` dials these addresses beside those in its member table, and only peers whose keys
-//! the table binds. The file's format is documented in `node/engine/src/transport/address_hints.rs`.
+//! `muster-node` dials these addresses besides those in its member table. It accepts only peers
+//! whose keys the table binds. `node/engine/src/transport/address_hints.rs` documents the file's
+//! format.
 
 use std::collections::BTreeMap;
 
@@ -16,7 +17,7 @@ const HEADER: &str = "muster-peer-addresses 1";
 /// Peer URLs by the SHA-256 of each peer's public key.
 pub(crate) type PeerAddresses = BTreeMap<Digest, Vec<NodeUrl>>;
 
-/// Returns what is in the file. A line that can't be read, or a missing file, counts as empty.
+/// Returns the addresses in the file. Skips lines that can't be parsed; a missing file has none.
 pub(crate) fn read(layout: &Layout) -> PeerAddresses {
     let bytes = super::read(&layout.peer_addresses()).ok().flatten().unwrap_or_default();
     let text = String::from_utf8_lossy(&bytes);

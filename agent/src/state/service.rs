@@ -1,8 +1,8 @@
-//! The service statement that this agent follows, and the one that an operator has put down for it.
+//! The service statement that this agent follows, and the one that an operator offers to it.
 //!
-//! Only the agent writes the statement that it follows. `muster-agent context set` writes another
-//! file, from which the agent takes its content. Neither file is trusted: whoever reads one verifies
-//! the signature. A file that can't be read counts as missing, since the bundle's URLs remain.
+//! Only the agent writes the file with the statement that it follows. `muster-agent context set`
+//! writes another file, which the agent reads. Neither file is trusted: each reader verifies the
+//! signature. A file that can't be read counts as missing, because the bundle's URLs remain.
 
 use std::path::Path;
 
@@ -29,17 +29,17 @@ pub(crate) fn write_known(layout: &Layout, service: &VerifiedService) -> Result<
     Ok(data::replace(&layout.service_statement(), service.jws().as_str().as_bytes())?)
 }
 
-/// Returns the service statement that an operator has put down, unverified.
+/// Returns the service statement that an operator offers, unverified.
 pub(crate) fn read_offer(layout: &Layout) -> Option<Jws> {
     read_text(&layout.service_offer())
 }
 
-/// Puts a service statement down for the agent, durably.
+/// Writes a service statement for the agent to read, durably.
 pub(crate) fn write_offer(layout: &Layout, service: &VerifiedService) -> Result<(), StateError> {
     Ok(data::replace(&layout.service_offer(), service.jws().as_str().as_bytes())?)
 }
 
-/// Removes the service statement that an operator has put down.
+/// Removes the service statement that an operator offered.
 pub(crate) fn remove_offer(layout: &Layout) -> Result<(), StateError> {
     Ok(data::remove(&layout.service_offer())?)
 }
