@@ -1,4 +1,5 @@
-//! The proof of a stored backup: fetched, compared with its manifest, decrypted, opened and counted.
+//! Proves a stored backup: fetches it, compares it with its manifest, decrypts it, and reads every
+//! row.
 
 use std::fs::File;
 use std::io::{self, Seek, SeekFrom};

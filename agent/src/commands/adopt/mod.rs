@@ -1,4 +1,4 @@
-//! `adopt` and `release`: an etcd that runs already comes under management, and goes back.
+//! `adopt` and `release`: bring a running etcd under an agent's management, and end that again.
 
 mod certificates;
 mod enrol;

@@ -254,7 +254,7 @@ impl NodeRelease<'_> {
     }
 
     /// Tells discovery why this member's agent is silent from now on. `cluster show` and `cluster
-    /// explain` have the text.
+    /// explain` print that reason.
     async fn tell_discovery(&self) -> Result<(), String> {
         let loaded = journal::read(&self.layout).map_err(|error| error_chain(&error))?;
         let (key, loaded) = loaded.ok_or("there is no journal")?;

@@ -46,7 +46,7 @@ pub(crate) async fn run(typed: &BackupCommand, printer: &mut Printer<'_>) -> Res
         session.note(&exposure);
     }
     let mut output = BackupOutput { printer, json: typed.access.json };
-    // A dropped subcommand removes its temporary files, and ends the member of a drill.
+    // Dropping the subcommand's future removes its temporary files and ends the drill's member.
     tokio::select! {
         done = run_subcommand(session, &mut output) => done,
         stopped = wait_for_signal() => Err(stopped),
