@@ -1,8 +1,8 @@
 //! Redeems this host's token: boot tokens and join tickets take the same path.
 //!
-//! - Every redeem is signed once for each pin of the join bundle ([`UnsignedRedeem`]). While the service
-//!   changes its key, a bundle has two pins, and a redeem names only one. The client sends the next
-//!   redeem if the service refuses the one before.
+//! - Every redeem is signed once for each pin of the join bundle ([`UnsignedRedeem`]). While the
+//!   service changes its key, a bundle has two pins, and a redeem names only one. The client sends
+//!   the next redeem if the service refuses the one before.
 //! - An answer's statements must begin with the pinned one, and be of the bundle's cluster
 //!   ([`verify_statements`]).
 //!
@@ -106,8 +106,8 @@ pub(crate) fn readmission(protocol: &Protocol, join: &Join) -> Option<ReadmitReq
     Some(ReadmitRequest { ticket, redeem, certificate, signature })
 }
 
-/// Makes the proof that the agent with the key `own` belongs to its member. `None` if a file with a key
-/// or a certificate is missing.
+/// Makes the proof that the agent with the key `own` belongs to its member. `None` if a file with a
+/// key or a certificate is missing.
 pub(crate) fn member_proof(
     layout: &Layout,
     extras: &JournalExtras,

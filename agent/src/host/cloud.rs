@@ -68,7 +68,8 @@ struct AzureCompute {
     zone: String,
 }
 
-/// Returns the zone of this host, as the metadata service at `url` says it. Tries again for a while.
+/// Returns the zone of this host, as the metadata service at `url` says it. Tries again for a
+/// while.
 pub(crate) async fn zone(cloud: Cloud, url: &str) -> Result<Name, MetadataError> {
     let mut failed = 0;
     loop {
@@ -165,8 +166,8 @@ struct AzureToken {
     access_token: String,
 }
 
-/// Makes a client for metadata services. No proxy: the address is link-local. The service speaks plain
-/// HTTP, so no root is trusted.
+/// Makes a client for metadata services. No proxy: the address is link-local. The service speaks
+/// plain HTTP, so no root is trusted.
 fn metadata_client() -> Result<reqwest::Client, reqwest::Error> {
     let tls = rustls::ClientConfig::builder_with_provider(muster_tls::provider())
         .with_safe_default_protocol_versions()

@@ -55,8 +55,8 @@ impl Host for LocalHost {
 }
 
 /// Parses the local IPv4 addresses in `/proc/net/fib_trie`: each leaf `|-- ADDRESS` that is
-/// followed by `/32 host LOCAL`. Link-local ones are left out: a host takes such an address while no
-/// DHCP server answers, and gives it up later.
+/// followed by `/32 host LOCAL`. Link-local ones are left out: a host takes such an address while
+/// no DHCP server answers, and gives it up later.
 fn parse_fib_trie(text: &str) -> Vec<Ipv4Addr> {
     let mut found = Vec::new();
     let mut leaf: Option<Ipv4Addr> = None;

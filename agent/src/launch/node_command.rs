@@ -57,8 +57,8 @@ const RESERVED_FLAGS: &[&str] = &[
     "muster-document",
     "config-file",
 ];
-/// Prefix of etcd's flags about discovery, which say how a cluster begins. etcd refuses them beside the
-/// agent's list of members.
+/// Prefix of etcd's flags about discovery, which say how a cluster begins. etcd refuses them beside
+/// the agent's list of members.
 const DISCOVERY_FLAGS: &str = "discovery";
 
 /// Whether the agent sets this flag of the node itself. The name is without dashes.

@@ -164,8 +164,8 @@ impl RunningNode {
         self.child.is_none()
     }
 
-    /// Returns the addresses on which the node listens for the other members, according to its command
-    /// line. Empty if that can't be read.
+    /// Returns the addresses on which the node listens for the other members, according to its
+    /// command line. Empty if that can't be read.
     pub fn peer_listen_addresses(&self) -> Vec<IpAddr> {
         let path = format!("/proc/{}/cmdline", self.identity.pid);
         let Ok(bytes) = std::fs::read(path) else { return Vec::new() };

@@ -1,9 +1,9 @@
 //! This member's addresses: those that its cluster agreed on, or those that it has moved to since.
 //!
 //! A host whose node has not run yet is bound to the agreed addresses. Once its node has run, the
-//! host may move with its data. Its agent learns the new addresses from the flags of its next start,
-//! or finds that the host has lost the old ones ([`HostAddressWatch`]). [`super::relocation`] tells
-//! the other members.
+//! host may move with its data. Its agent learns the new addresses from the flags of its next
+//! start, or finds that the host has lost the old ones ([`HostAddressWatch`]).
+//! [`super::relocation`] tells the other members.
 
 use std::collections::BTreeSet;
 use std::net::{IpAddr, SocketAddr};
@@ -184,9 +184,9 @@ impl HostAddressWatch {
         })
     }
 
-    /// Waits until the host has lost an address on which the node listens and has had another one for
-    /// some time. Returns the addresses to use. Warns if the host has lost the address and has no
-    /// route to discovery, since it can't choose another address then.
+    /// Waits until the host has lost an address on which the node listens and has had another one
+    /// for some time. Returns the addresses to use. Warns if the host has lost the address and has
+    /// no route to discovery, since it can't choose another address then.
     pub(crate) async fn wait_for_move(&self) -> Addresses {
         let mut found: Option<(Addresses, Instant)> = None;
         let mut lost_since: Option<Instant> = None;

@@ -108,13 +108,14 @@ impl OwnCas {
         self.facts.send_modify(|facts| facts.are_certificates_new = are_new);
     }
 
-    /// Returns the statement since which the CAs in the files are trusted, for [`OwnCas::note_start`].
+    /// Returns the statement since which the CAs in the files are trusted, for
+    /// [`OwnCas::note_start`].
     pub(crate) fn written(&self) -> u64 {
         self.facts.borrow().written
     }
 
-    /// Notes that the node's process has been started. `written` is the value of [`OwnCas::written`]
-    /// right before.
+    /// Notes that the node's process has been started. `written` is the value of
+    /// [`OwnCas::written`] right before.
     pub(crate) fn note_start(&self, process: &ProcessIdentity, written: u64) {
         self.facts.send_modify(|facts| facts.at_start = Some(written));
         if self.kind != NodeKind::Muster {

@@ -48,8 +48,8 @@ pub(crate) struct HistoryWatch {
 }
 
 impl HistoryWatch {
-    /// Makes a watch that checks the history when it is first asked to. Shows a contradiction that an
-    /// earlier run of the agent has found.
+    /// Makes a watch that checks the history when it is first asked to. Shows a contradiction that
+    /// an earlier run of the agent has found.
     pub(crate) fn new(
         client: Arc<DiscoveryClient>,
         cluster: Uuid,
@@ -111,8 +111,8 @@ impl HistoryWatch {
         data::replace(&file, jws.as_str().as_bytes()).map_err(|error| cause(&error))
     }
 
-    /// Returns the checkpoint that this agent has kept. Only the agent itself writes the file, and only
-    /// after it has verified the signature.
+    /// Returns the checkpoint that this agent has kept. Only the agent itself writes the file, and
+    /// only after it has verified the signature.
     fn known(&self) -> Option<(Jws, Checkpoint)> {
         let bytes = state::read(&self.layout.checkpoint()).ok().flatten()?;
         let jws: Jws = String::from_utf8(bytes).ok()?.trim().parse().ok()?;

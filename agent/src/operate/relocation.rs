@@ -50,7 +50,8 @@ const CALM_INTERVAL: Duration = Duration::from_secs(15);
 /// How often the node is asked for its leader while it has none, or while the cluster has an
 /// outdated address of this member.
 const BUSY_INTERVAL: Duration = Duration::from_secs(3);
-/// How long a node may be without a leader before agents exchange addresses. An election takes less.
+/// How long a node may be without a leader before agents exchange addresses. An election takes
+/// less.
 const LEADERLESS_TIME: Duration = Duration::from_secs(5);
 /// How often agents exchange addresses while there is no leader. Jitter at most doubles it.
 const EXCHANGE_INTERVAL: Duration = Duration::from_secs(8);
@@ -305,8 +306,8 @@ impl Relocation {
         address.sign(&self.key, self.proof.clone())
     }
 
-    /// Writes the peers' addresses where the node reads them. Addresses that an operator has put there
-    /// stay, unless a statement has others for the same key.
+    /// Writes the peers' addresses where the node reads them. Addresses that an operator has put
+    /// there stay, unless a statement has others for the same key.
     fn give_to_node(&self, progress: &mut Progress) {
         if !node_dir::has_log(&self.layout.node()) {
             return;

@@ -207,8 +207,9 @@ impl NodeReporter {
         }
     }
 
-    /// Returns whether a refusal means that the service doesn't know how this host joined. An access
-    /// token from before the restore is still valid there, but proves no membership any more.
+    /// Returns whether a refusal means that the service doesn't know how this host joined. An
+    /// access token from before the restore is still valid there, but proves no membership any
+    /// more.
     fn is_join_lost(&self, code: Code) -> bool {
         self.readmit.is_some() && code == Code::Forbidden
     }

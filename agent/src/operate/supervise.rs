@@ -75,8 +75,8 @@ pub(crate) enum NodeEnd {
     Moved,
 }
 
-/// Runs and supervises the node of the journalled document. Returns when told to stop, when the host
-/// has moved, when the member is removed, or when the node can't run.
+/// Runs and supervises the node of the journalled document. Returns when told to stop, when the
+/// host has moved, when the member is removed, or when the node can't run.
 pub(crate) async fn run(
     protocol: &mut Protocol,
     settings: &RunSettings,
@@ -143,8 +143,8 @@ struct WatchedNode<'a> {
 }
 
 impl WatchedNode<'_> {
-    /// Waits until the host has other addresses than those on which the node listens. Returns the old
-    /// ones and the new ones.
+    /// Waits until the host has other addresses than those on which the node listens. Returns the
+    /// old ones and the new ones.
     async fn wait_for_move(&self) -> (Addresses, Addresses) {
         match self.watch {
             Some(watch) if !self.stop.is_cancelled() => {
@@ -304,7 +304,8 @@ impl NodeStart {
         })
     }
 
-    /// Returns the statement chain in the journal; the chain of the start if that can't be verified.
+    /// Returns the statement chain in the journal; the chain of the start if that can't be
+    /// verified.
     fn journalled_chain(&self, protocol: &Protocol) -> StatementChain {
         let join = protocol.extras.join.as_ref();
         let journalled = &protocol.extras.statements;
@@ -329,8 +330,8 @@ impl NodeStart {
         Ok(Some(chain.newest().clone()))
     }
 
-    /// Journals new certificates and writes them where the node reads them. Returns whether they are in
-    /// place.
+    /// Journals new certificates and writes them where the node reads them. Returns whether they
+    /// are in place.
     fn install_certificates(
         &self,
         leaves: &Leaves,
@@ -356,8 +357,8 @@ impl NodeStart {
     }
 
     /// Builds the task that reports to discovery. With a `board`, the task also checks discovery's
-    /// history, and shows there what it finds. `None` if the task can't be built; the agent then runs
-    /// without reports.
+    /// history, and shows there what it finds. `None` if the task can't be built; the agent then
+    /// runs without reports.
     fn report(
         &self,
         protocol: &Protocol,

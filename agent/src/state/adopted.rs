@@ -1,7 +1,7 @@
 //! The file about an adopted etcd, which ran before this agent: its settings, and who runs it now.
 //!
-//! The agent keeps the etcd's data directory, program and settings. The file is written when the host
-//! enrols, and says from then on whether the agent or somebody else runs the etcd.
+//! The agent keeps the etcd's data directory, program and settings. The file is written when the
+//! host enrols, and says from then on whether the agent or somebody else runs the etcd.
 
 use std::path::{Path, PathBuf};
 
@@ -148,8 +148,8 @@ impl ServedFiles {
         Ok(())
     }
 
-    /// Writes the certificates of the cluster's own CAs. etcd reads these files at each handshake. A
-    /// handshake between two of the writes fails, and the peer or client tries again.
+    /// Writes the certificates of the cluster's own CAs. etcd reads these files at each handshake.
+    /// A handshake between two of the writes fails, and the peer or client tries again.
     pub(crate) fn write_own(&self, layout: &Layout, leaves: &Leaves) -> Result<(), StateError> {
         let path = layout.node_key();
         let damaged = || StateError::Damaged { path: path.clone(), what: "it is missing".into() };

@@ -1,5 +1,5 @@
-//! Stores of backups: a directory, or a bucket of an S3-compatible service. Each cluster has a folder
-//! there, with the files of its backups.
+//! Stores of backups: a directory, or a bucket of an S3-compatible service. Each cluster has a
+//! folder there, with the files of its backups.
 
 mod credentials;
 mod directory;

@@ -151,7 +151,8 @@ impl NodeRelease<'_> {
         Ok(plan)
     }
 
-    /// Copies a file of the agent that an argument names. Returns the argument with the copy's path.
+    /// Copies a file of the agent that an argument names. Returns the argument with the copy's
+    /// path.
     fn copy_named_file(&self, argument: &str, owner: (u32, u32)) -> Result<String, ExitError> {
         let (flag, value) = match argument.split_once('=') {
             Some((flag, value)) if flag.starts_with('-') => (format!("{flag}="), value),

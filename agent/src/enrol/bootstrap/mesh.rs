@@ -46,7 +46,8 @@ pub(super) struct Probers {
     stop: CancellationToken,
     sender: mpsc::Sender<ProbeFinding>,
     findings: mpsc::Receiver<ProbeFinding>,
-    /// The etcds that are asked in the place of the agents, in a cluster that comes under management.
+    /// The etcds that are asked in the place of the agents, in a cluster that comes under
+    /// management.
     pub(super) etcds: BTreeMap<AgentKey, EtcdTarget>,
 }
 

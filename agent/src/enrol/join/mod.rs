@@ -300,8 +300,8 @@ impl<'a> Newcomer<'a> {
                     continue;
                 }
             };
-            // Read the statements after the certificates: a later chain also names the CAs that issued
-            // them.
+            // Read the statements after the certificates: a later chain also names the CAs that
+            // issued them.
             match self.client.statements(self.join.cluster).await {
                 Ok(list) => self.extend_chain(chain_of, &list.statements)?,
                 Err(error) => {

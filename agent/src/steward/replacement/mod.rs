@@ -526,8 +526,8 @@ impl Steward {
         Ok(())
     }
 
-    /// Notes in the store how the use of an intent has ended. `leaves_vacancy` tells whether the dead
-    /// member was removed without a newcomer in its place.
+    /// Notes in the store how the use of an intent has ended. `leaves_vacancy` tells whether the
+    /// dead member was removed without a newcomer in its place.
     pub(super) async fn end_use(
         &mut self,
         operation: &OperationId,
@@ -546,8 +546,8 @@ impl Steward {
         }
     }
 
-    /// Decides whether the replacement of an intent goes on. `None` for every other intent, and once
-    /// the newcomer votes.
+    /// Decides whether the replacement of an intent goes on. `None` for every other intent, and
+    /// once the newcomer votes.
     pub(super) async fn continuation(
         &mut self,
         intent: &VerifiedIntent,
@@ -579,8 +579,8 @@ impl Steward {
         Some(continuation(&policy_use, self.replacement.stored.standing(policy), state, voters))
     }
 
-    /// Whether this agent could begin a replacement for a newcomer that waits, as far as it alone can
-    /// tell.
+    /// Whether this agent could begin a replacement for a newcomer that waits, as far as it alone
+    /// can tell.
     pub(super) fn could_begin(&self, intent: &VerifiedIntent) -> bool {
         let Some(policy) = intent.policy() else { return false };
         let (limits, (own_now, service_now)) = (limits_of(policy), self.clocks());
@@ -615,8 +615,8 @@ pub(super) struct SplitIntents<'v> {
     pub lost: Option<PolicyUse>,
 }
 
-/// Returns the intent of a use that discovery doesn't show, with a view made of the cluster's own list
-/// of members.
+/// Returns the intent of a use that discovery doesn't show, with a view made of the cluster's own
+/// list of members.
 fn lost_intent(
     verified: VerifiedIntent,
     policy_use: &PolicyUse,

@@ -1,5 +1,5 @@
-//! Observations in the cluster's own store: each voter's agent signs which voters it can't reach, and
-//! the leader's agent counts the voters that agree.
+//! Observations in the cluster's own store: each voter's agent signs which voters it can't reach,
+//! and the leader's agent counts the voters that agree.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
