@@ -1,8 +1,8 @@
 //! `audit`: reads the event chains, and verifies that nobody has changed them.
 //!
-//! Each event's hash covers the event and the hash before it. Whoever can write to the database can
-//! compute a whole new chain, so a chain alone proves little. A *checkpoint* that an auditor keeps
-//! elsewhere does: the chains of later have to continue it.
+//! Each event's hash covers the event and the hash before it. Anybody who can write to the database
+//! can compute a whole new chain, so a chain alone proves little. An auditor therefore keeps a
+//! *checkpoint* elsewhere. A chain that is read later has to continue it.
 
 mod chain;
 
@@ -237,7 +237,8 @@ async fn export(
     let (mut total, mut progress) = (0, Progress::new(chains.len()));
     for (done, chain) in chains.iter().enumerate() {
         progress.note(done, printer);
-        // The lines of one chain at a time: the history of all clusters may be larger than memory.
+        // Hold the lines of one chain at a time: the history of all clusters can be larger than
+        // memory.
         let mut lines = String::new();
         let head = read_chain(session, chain, None, |event| {
             let mut line = json!(event);

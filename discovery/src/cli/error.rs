@@ -69,7 +69,7 @@ pub enum CliError {
     /// The key file doesn't exist.
     #[error("there is no key at {}", .0.display())]
     NoKey(PathBuf),
-    /// An event chain isn't what it was, or what it claims to be.
+    /// The verification of an event chain failed.
     #[error(transparent)]
     Audit(#[from] AuditError),
     /// No cluster has this name or id.

@@ -137,14 +137,15 @@ async fn create(
     let certificate = args.cacert.clone().unwrap_or_else(|| CERTIFICATE_FILE.into());
     let variables = variables(session, &token, &made, &certificate)?;
     if let Err(error) = write_files(&args, &variables, &made) {
-        // Nobody has the token, so it should be of no use.
+        // The token was handed to nobody, so revoke it.
         revoke_unwritten(session, view.id, printer).await;
         return Err(error);
     }
     print_created(&args, &variables, view, printer)
 }
 
-/// Checks the typed values, which the service would refuse later.
+/// Refuses arguments that the service would refuse, and output files that exist, before any
+/// request.
 fn check(args: &EtcdTokenCreateArgs) -> Result<(), CliError> {
     let usage = |text: String| Err(CliError::Usage(text));
     if !SIZES.contains(&args.size) {
@@ -173,8 +174,8 @@ fn check(args: &EtcdTokenCreateArgs) -> Result<(), CliError> {
 
 /// Returns the environment variables that make etcd register with the token.
 ///
-/// With the protocol v3, etcd writes the discovery token into each line of its log. So that is the
-/// token's id alone, and the whole token is the password.
+/// With the protocol v3, etcd writes the discovery token into each line of its log. So the
+/// discovery token is only the token's id, and the whole token is the password.
 fn variables(
     session: &AdminSession,
     token: &EtcdToken,

@@ -356,8 +356,9 @@ impl DiscoveryCommand {
 }
 
 fn serve(args: ServeArgs, log: &LogArgs) -> Result<(), CliError> {
-    // The allocator's regions would be filled up to whole huge pages: an idle service would have
-    // twice the memory. A kernel that knows no such pages refuses this, which does no harm.
+    // With transparent huge pages, the allocator's arenas would fill whole huge pages. An idle
+    // service would then have twice the memory. A kernel without such pages refuses the call, which
+    // does no harm.
     let _ = rustix::thread::disable_transparent_huge_pages(true);
     log.install()?;
     let runtime = tokio::runtime::Builder::new_multi_thread()

@@ -121,7 +121,7 @@ async fn collect<T>(
             fetched = fetch(after.clone(), size).await;
         }
         let (page, next) = fetched?;
-        // A service from before the pages ignores the size.
+        // A service from before pagination ignores the page size.
         items.extend(page.into_iter().take(missing));
         if next.is_none() || limit == Some(items.len()) {
             return Ok(ListedItems { items, has_more: next.is_some() });

@@ -165,7 +165,7 @@ async fn create(
     Ok(())
 }
 
-/// Checks the typed limits, which agents and service would refuse later.
+/// Refuses limits that the agents or the service would refuse, before any request.
 fn limits(args: &PolicyCreateArgs) -> Result<ReplacementLimits, CliError> {
     let usage = |text: String| Err(CliError::Usage(text));
     let limits = ReplacementLimits {

@@ -123,8 +123,8 @@ impl AdminSession {
     }
 }
 
-/// Sort key for clusters with the same name: live ones, then ended ones, then drafts. The list has
-/// the newest first.
+/// Sort key for clusters with the same name: live ones, then ended ones, then drafts. Clusters with
+/// equal keys stay in the service's order, newest first.
 fn rank(state: ClusterState) -> u8 {
     match state {
         ClusterState::Draft => 2,

@@ -16,7 +16,7 @@ const VERSION: u32 = 1;
 /// Maximum length of a checkpoint's file, in bytes: a million chains.
 const MAX_FILE_BYTES: u64 = 160 << 20;
 
-/// Why a chain isn't what it was, or what it claims to be.
+/// Why the verification of an event chain failed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum AuditError {
     /// An event's content doesn't have the event's hash.

@@ -1,8 +1,9 @@
 //! `cluster adopt`: signs the membership of a running etcd cluster, which then comes under
 //! management.
 //!
-//! The service never sees that cluster. `muster-agent adopt survey` asks it, and its answer comes here
-//! as a file. What the owner signs is what this command shows.
+//! The service never connects to that etcd cluster. `muster-agent adopt survey` queries the
+//! cluster, and this command reads the survey's output from a file. The owner signs the membership
+//! that this command shows.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -107,8 +108,8 @@ fn read_survey(args: &AdoptArgs) -> Result<AdoptionSurvey, CliError> {
     Ok(survey)
 }
 
-/// Returns the permissions without which these members could not have been signed. Members are where
-/// they are, so the command asks for no flag.
+/// Returns the permissions that a statement with these members needs. Their URLs and number are
+/// facts of a running cluster, so only a shared host takes a flag.
 fn permissions(members: &[AdoptedMember], shared_host: bool) -> Permissions {
     let urls = || {
         let peers = members.iter().map(|member| &member.peer_url);

@@ -1,5 +1,6 @@
-//! `cluster retire`, `cluster unretire` and `cluster reopen`: an owner ends a cluster, or undoes its
-//! end. What the cluster's members may rely on is signed on the owner's machine.
+//! `cluster retire`, `cluster unretire` and `cluster reopen`: an owner ends a cluster, or undoes
+//! its end. A retirement and its undoing are signed on the owner's machine. A reopening isn't
+//! signed.
 
 use discovery_types::api::{ClusterState, ClusterSummary, ClusterView, MemberView};
 use discovery_types::retire::{Retire, Unretire};
@@ -106,7 +107,7 @@ pub(super) async fn reopen(
     Ok(())
 }
 
-/// Shows a cluster whose end was undone, and says so if it had to be renamed.
+/// Prints a cluster whose end was undone, with a warning if it had to be renamed.
 fn print_live_again(
     before: &ClusterSummary,
     after: &ClusterSummary,

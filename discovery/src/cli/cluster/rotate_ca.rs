@@ -13,7 +13,7 @@ use crate::cli::confirm::IrreversibleAct;
 use crate::cli::printer::{Printer, duration};
 use crate::cli::session::AdminSession;
 
-/// Pause between two questions about the members.
+/// Pause between two requests for the members' progress.
 const INTERVAL: Duration = Duration::from_secs(1);
 
 /// Arguments of `cluster rotate-ca`.
@@ -40,7 +40,7 @@ pub(super) struct RotateCaArgs {
 enum Readiness {
     /// The member trusts the CAs of the statement with this number.
     Trusts(u64),
-    /// The CAs that issue by the statement with this number signed the member's certificates.
+    /// The issuing CAs of the statement with this number signed the member's certificates.
     Certified(u64),
 }
 
@@ -105,7 +105,7 @@ pub(super) async fn rotate(
             }
         }
         RotationStep::End => {
-            // A replacement that is taken back before the switch has given no certificates out.
+            // A replacement that is cancelled before the switch has issued no certificates.
             if !args.cancel || chain.issuing_since() >= last_begin(&chain) {
                 let ready = Readiness::Certified(chain.issuing_since());
                 wait_for_members(session, cluster.cluster, ready, args, printer).await?;
@@ -126,7 +126,7 @@ pub(super) async fn rotate(
     Ok(())
 }
 
-/// Returns the step that comes next, or that takes back the last one.
+/// Returns the next step, or with `cancel` the step that undoes the last one.
 fn next_step(chain: &StatementChain, cancel: bool) -> Result<RotationStep, CliError> {
     match (chain.newest().also_trusted.is_some(), is_new_pair_issuing(chain)) {
         (false, _) if cancel => Err(CliError::Usage(
@@ -138,8 +138,9 @@ fn next_step(chain: &StatementChain, cancel: bool) -> Result<RotationStep, CliEr
     }
 }
 
-/// Whether the CAs that the last replacement made issue now. A switch can be taken back, and made
-/// again. In a cluster that came under management, the service's CAs issue from the beginning.
+/// Whether the CAs that the last replacement made are the issuing CAs now. A switch can be undone
+/// and repeated. In an adopted cluster, the service's CAs issue from the beginning, before any
+/// switch.
 fn is_new_pair_issuing(chain: &StatementChain) -> bool {
     let begun = last_begin(chain);
     let switches =
@@ -218,7 +219,7 @@ fn description(step: RotationStep, cancel: bool) -> String {
     text.to_owned()
 }
 
-/// Returns what to do after the step.
+/// Returns advice on what to do after the step.
 fn next_commands(step: RotationStep, cancel: bool, name: &str) -> String {
     let renew =
         format!("for each client: muster-discovery cluster credentials {name} --renew --out DIR");

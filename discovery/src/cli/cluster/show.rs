@@ -29,7 +29,8 @@ pub(super) async fn list(
     printer: &mut Printer,
 ) -> Result<(), CliError> {
     if args.newer_than.or(args.older_than).is_some() {
-        // The answer also tells the service's time, by which ages are counted.
+        // The answer sets the client's estimate of the service's time, to which the ages are
+        // relative.
         session.client.context().await?;
     }
     let now = session.client.service_now_ms().unsigned_abs();

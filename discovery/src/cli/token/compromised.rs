@@ -23,7 +23,7 @@ pub(super) async fn run(
     let seats = "While the cluster forms, each of them loses its seat, yours, too.".to_owned();
     IrreversibleAct { consequences: vec![ends, seats], name: &id.to_string() }
         .confirm(yes, printer)?;
-    // Revoke first: a host that comes meanwhile is then in the list or refused.
+    // Revoke before listing. A host that comes meanwhile is then either refused or in the list.
     let view = session.client.revoke_grant_and_free_seats(id).await?;
     let hosts = session.client.redemptions(id).await?.redemptions;
     let cluster = session.cluster(&grant.cluster.to_string()).await?;

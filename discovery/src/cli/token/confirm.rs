@@ -1,4 +1,5 @@
-//! `token confirm`: signs that tokens count on after a change of the database made them void.
+//! `token confirm`: signs confirmations, which make tokens valid again after a change of the
+//! database has made them void.
 
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
@@ -126,7 +127,7 @@ async fn sign_confirmations(
     Ok(signed)
 }
 
-/// Describes the tokens that will count again.
+/// Describes the tokens that will become valid again.
 fn describe(views: &[GrantView]) -> Vec<String> {
     let tokens = views.iter().map(|view| {
         let grant = &view.grant;

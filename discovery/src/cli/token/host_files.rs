@@ -76,7 +76,7 @@ impl HostFilesArgs {
         self.print_systemd.then(|| unit(flags))
     }
 
-    /// Whether what is printed has the agent's unit in it.
+    /// Whether the printed text contains the agent's unit.
     pub(super) fn has_unit(self) -> bool {
         self.print_systemd || self.form() != HostFiles::Bundle
     }
