@@ -62,7 +62,7 @@ impl Subscription {
     /// Waits for the next change.
     pub(crate) async fn changed(&mut self) {
         let Some(news) = &mut self.receiver else { return };
-        // No error: the sender stays in the map while a subscription exists.
+        // This can't fail: the sender stays in the map while a subscription exists.
         let _ = news.changed().await;
     }
 }

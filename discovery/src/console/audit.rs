@@ -45,7 +45,7 @@ struct AuditPage {
     rows: Vec<EventRow>,
     last: u64,
     is_consistent: bool,
-    /// Path of the newest events, on another page than theirs.
+    /// Path of the page with the newest events. `None` on that page itself.
     newest: Option<String>,
     older: Option<String>,
 }

@@ -25,7 +25,7 @@ const LIVE: &str = "live";
 /// Value of the filter for all clusters.
 const ALL: &str = "all";
 
-/// Query of the list, as its form sends it. An empty field is one that was left empty.
+/// Query of the list, as its form sends it. The form sends an empty string for an empty field.
 #[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct ListQuery {
@@ -59,12 +59,12 @@ struct ListRow {
 struct ClustersPage {
     layout: PageFrame,
     name: String,
-    /// Reason why no cluster can have the name that was asked for.
+    /// Reason why the requested name can't be a cluster's name.
     name_error: Option<String>,
     states: Vec<StateChoice>,
     rows: Vec<ListRow>,
     is_filtered: bool,
-    /// Path of the first page, on a later one.
+    /// Path of the first page. `None` on that page itself.
     first: Option<String>,
     next: Option<String>,
 }

@@ -47,7 +47,7 @@ impl Changes {
     async fn next(&mut self) {
         match self {
             Changes::One(changes) => changes.changed().await,
-            // No error: the app holds the sender as long as a stream lives.
+            // This can't fail: the app holds the sender as long as a stream lives.
             Changes::All(changes) => drop(changes.changed().await),
         }
     }
@@ -78,7 +78,7 @@ impl LiveStream {
         }
         tokio::select! {
             () = self.changes.next() => {
-                // Further changes until then are one event.
+                // Merge further changes until then into one event.
                 tokio::time::sleep_until(self.next_event).await;
                 self.next_event = Instant::now() + EVENT_INTERVAL;
                 Some(Bytes::from_static(CHANGED))

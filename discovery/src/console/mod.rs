@@ -139,7 +139,8 @@ pub(crate) async fn wrap_request(
     if let Some(error) = api_error(&response) {
         log_fault(error, &pattern);
         let problem = error.problem();
-        // A browser without a session has tried nothing yet.
+        // A request without a session isn't an attempt to get in, so it isn't recorded as a
+        // refusal.
         let is_attempt = problem.code != Code::TokenMissing;
         if is_attempt
             && is_because_of_caller(problem.code, problem.status)

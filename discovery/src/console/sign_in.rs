@@ -39,7 +39,8 @@ struct SignedOutPage {
     layout: PageFrame,
 }
 
-/// Shows the button that uses a link. It says nothing of the link, and changes nothing.
+/// Shows the button that uses a link. The page doesn't tell whether the link is valid, and showing
+/// it changes nothing.
 pub(super) async fn form(
     code: Path<String>,
     _query: Query<SignInQuery>,

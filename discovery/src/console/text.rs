@@ -103,7 +103,8 @@ pub(super) fn parts(text: &str) -> Vec<TextPart> {
     split.map(part).filter(|part| !part.text.is_empty()).collect()
 }
 
-/// How a state is to be understood. It chooses color and symbol; the word beside them says the same.
+/// Assessment of a state. It determines the badge's color and symbol; the badge's word says the
+/// same.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Tone {
     /// All is as it should be.
@@ -112,7 +113,7 @@ pub(super) enum Tone {
     Busy,
     /// A person should look.
     Bad,
-    /// The thing has ended, as it may.
+    /// The object has ended in a regular way.
     Over,
 }
 

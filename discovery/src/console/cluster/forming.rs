@@ -73,7 +73,7 @@ pub(super) fn probe_table(view: &ClusterView) -> Option<ProbeTable> {
     let at = |seat: u8| view.seats.iter().find(|host| host.seat == Some(seat));
     let seats = 1..=view.summary.size;
     let name = |seat: u8| at(seat).map_or_else(|| "free".to_owned(), |host| host.name.to_string());
-    // The list is committed by the last signature, so some probes may never be reported.
+    // The last signature commits the list, so some probes may never be reported.
     let missing = |host: Option<&SeatView>| match host {
         None => FREE,
         Some(_) if is_forming(view.summary.state) => WAITING,

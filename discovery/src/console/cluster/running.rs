@@ -19,7 +19,7 @@ pub(super) struct MemberTableRow {
     pub(super) notes: Vec<String>,
 }
 
-/// A host with a boot token of a cluster that has its members.
+/// A host that asks for a seat with a boot token, although the cluster has all its members.
 pub(super) struct AskingRow {
     pub(super) name: String,
     pub(super) from: String,
