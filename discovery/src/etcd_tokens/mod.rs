@@ -43,8 +43,8 @@ pub(crate) fn wait_slots(max: usize) -> EtcdWaitSlots {
 /// Reason why a request of etcd gets no answer. The message is shown to whoever operates that etcd.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum EtcdError {
-    /// The token is unknown, or of no use any more. One message for all, so that nobody learns which
-    /// tokens there are.
+    /// The token is unknown, or can't be used any more. All cases have one message, so that nobody
+    /// learns which tokens exist.
     #[error(
         "this discovery token is unknown, expired, revoked, or of the other protocol: \
          `muster-discovery etcd-token create` makes a new one"
@@ -73,8 +73,8 @@ impl From<StoreError> for EtcdError {
 }
 
 impl App {
-    /// Checks a token, and takes their places from members that stopped waiting. Returns the token and
-    /// its members.
+    /// Checks a token, and removes members that stopped waiting from its list. Returns the token
+    /// and its members.
     pub(crate) async fn read_etcd_registry(
         &self,
         token: &EtcdToken,
@@ -168,8 +168,8 @@ impl App {
         Ok(stored)
     }
 
-    /// Applies a change to the members of a token, under its lock. Before it, members that stopped
-    /// waiting lose their places.
+    /// Applies a change to the members of a token, under the token's lock. Before the change,
+    /// members that stopped waiting lose their places.
     async fn change_etcd_registry(
         &self,
         id: GrantId,
@@ -191,12 +191,12 @@ impl App {
             Ok(events(id, &before, &stored.registry))
         });
         let changed = changed.await?.ok_or(EtcdError::UnknownToken)??;
-        // Waits of this process needn't wait for the database's notification.
+        // Wake this process's waits at once, without the database's notification.
         self.notifier.wake(changed.uuid);
         Ok(changed)
     }
 
-    /// Takes a slot for a wait of etcd. Dropping it frees it.
+    /// Takes a slot for a wait of etcd. Dropping the `Slot` frees it.
     pub(crate) fn take_etcd_wait_slot(
         &self,
         token: Uuid,
@@ -205,7 +205,7 @@ impl App {
         self.etcd_wait_slots.take((token, address)).ok_or(EtcdError::Overloaded)
     }
 
-    /// Longest time for which a wait renews no lease.
+    /// Maximum time between two lease renewals by a waiting etcd.
     pub(crate) fn etcd_wait_time(&self) -> Duration {
         self.max_poll_wait.min(Duration::from_millis(self.settings.lease.0) / 3)
     }

@@ -1,13 +1,13 @@
 //! Decisions on the list of members that register with one etcd token. Pure: no clock, no database.
 //!
-//! etcd's members decide for themselves that the list is complete: each one reads it, then waits for
-//! further members, and begins as soon as it knows `size` of them. Two rules prevent that two members
-//! begin with different lists:
+//! Each etcd decides by itself when the list is complete. It reads the list, then waits for further
+//! members, and starts as soon as it knows `size` of them. Two rules prevent that two members start
+//! with different lists:
 //!
-//! * A complete list never changes any more.
-//! * A member that stops waiting loses its place after a while, so that another host can take it. That
-//!   gets an index of its own, like every change. Whoever read the list before that index gets no
-//!   further member from its wait, and has to read the list anew.
+//! * A complete list never changes.
+//! * A member that stops waiting loses its place after a while, so that another host can take it.
+//!   Like every change, this one increments the list's index. A client that read the list before
+//!   that index gets no further member from its wait, and has to read the list again.
 
 use std::net::IpAddr;
 
@@ -16,9 +16,10 @@ use discovery_types::etcd_token::{EtcdPeers, EtcdProtocol};
 
 use crate::store::UnixMicros;
 
-/// Largest number of changes of one list. A host that comes and goes for ever ends there.
+/// Maximum number of changes of one list. It limits hosts that repeatedly come and go.
 pub(crate) const MAX_CHANGES: u64 = 256;
-/// Index of the list before the first member registers. The size has the index before it.
+/// Index of the list before the first member registers. The key with the size has the index before
+/// this one.
 pub(crate) const FIRST_INDEX: u64 = 2;
 
 /// The members that have registered with one etcd token.
@@ -159,8 +160,8 @@ impl EtcdRegistry {
         listed
     }
 
-    /// Whether a client that waits for changes from the index `from` on has read a list of which a
-    /// member has lost its place since.
+    /// Whether a client that waits for changes from the index `from` on has read an outdated list:
+    /// a member has lost its place at this index or a later one.
     pub(crate) fn is_stale(&self, from: u64) -> bool {
         from <= self.lapse_index
     }
@@ -170,7 +171,7 @@ impl EtcdRegistry {
         !self.is_complete && self.members.iter().any(|member| has_ended(member, now))
     }
 
-    /// Takes their places from members whose lease has ended. Returns those members.
+    /// Marks members whose lease has ended as lapsed. Returns the ids of these members.
     pub(crate) fn lapse(&mut self, now: UnixMicros) -> Vec<MemberId> {
         if self.is_complete {
             return Vec::new();
@@ -187,8 +188,9 @@ impl EtcdRegistry {
         lapsed
     }
 
-    /// Renews the leases of the members that registered from `address`, because an etcd waits there.
-    /// Members that lost their place get one again while there is one: etcd doesn't register twice.
+    /// Renews the leases of the members that registered from `address`, because an etcd waits
+    /// there. Lapsed members of this address get places again while places are free, because etcd
+    /// doesn't register twice.
     ///
     /// Returns whether the list has changed.
     pub(crate) fn renew(&mut self, address: IpAddr, now: UnixMicros, lease: UnixMicros) -> bool {
@@ -253,7 +255,8 @@ impl EtcdRegistry {
             return Err(RegistrationRefusal::TooManyChanges);
         }
         let mut changed = self.clone();
-        // A lapsed registration from this host must not come back: the new etcd waits for the new one.
+        // Drop this host's lapsed registrations. The new etcd waits for its own registration only,
+        // so `renew` must not restore an old one.
         changed.members.retain(|member| !member.has_lapsed || member.address != registrant.address);
         changed.check_free(&peers)?;
         changed.last_index += 1;
@@ -454,9 +457,9 @@ mod tests {
         assert!(registry.last_index <= MAX_CHANGES + 1);
     }
 
-    /// Every interleaving of three etcds that register, wait, and time out: whoever begins, begins
-    /// with the complete list. Clients behave as etcd's do: they read the list, then add each member
-    /// of which a wait tells them.
+    /// Explores every interleaving of three etcds that register, wait and time out. Each etcd that
+    /// starts must start with the complete list. Clients behave as etcd does: they read the list,
+    /// then add each member that a wait returns.
     #[test]
     fn whoever_begins_knows_the_complete_list() {
         /// Indexes of a client's list, and the index from which it waits.

@@ -52,7 +52,7 @@ pub(crate) struct KeyQuery {
     /// Whether to wait for a change.
     #[serde(default)]
     wait: bool,
-    /// Index from which on changes count.
+    /// Index of the first change to wait for.
     #[serde(default, rename = "waitIndex")]
     wait_index: u64,
 }
@@ -185,7 +185,8 @@ pub(crate) async fn put(
     register.await.unwrap_or_else(|error: KeyError| error.response())
 }
 
-/// Registers a member. Tries again for a while if the database doesn't answer, because etcd doesn't.
+/// Registers a member. Retries for a while if the database doesn't answer, because etcd doesn't
+/// retry a registration.
 async fn register_patiently(
     app: &App,
     token: &EtcdToken,
@@ -204,8 +205,8 @@ async fn register_patiently(
     }
 }
 
-/// Waits for a member with an index of at least `from`. Ends without one after a while, with an empty
-/// body.
+/// Waits for a member with an index of at least `from`. Without such a member, ends after a while
+/// with an empty body.
 async fn wait(
     app: &App,
     token: &EtcdToken,

@@ -5,14 +5,15 @@
 //! Watch of the members. With `--discovery-user` it authenticates first. Every other call is answered
 //! with UNIMPLEMENTED.
 //!
-//! The discovery token is an etcd token. Since etcd writes it into each line of its log, it may be the
-//! token's id alone; then the whole token is the password of the user with this id.
+//! The discovery token is an etcd token. etcd writes the discovery token into each line of its log,
+//! so the discovery token may also be the etcd token's id alone. The whole etcd token is then the
+//! password of the user with this id.
 //!
-//! A watch can't tell etcd to read the list anew, or to give up: after an error that isn't UNAVAILABLE,
-//! etcd's client watches again at once, for ever. So if a member has stopped waiting before the list was
-//! complete, whoever knew it gets entries that are no members, with the reason as text. A client whose
-//! token has ended gets them, too. Then etcd ends with an error, and what supervises it starts it
-//! again.
+//! A watch can't make etcd read the list again or give up: after an error other than UNAVAILABLE,
+//! etcd's client watches again at once, for ever. So if a member stops waiting before the list is
+//! complete, clients whose list contains this member get entries that aren't valid members. The
+//! entries contain the reason as text. A client whose token has ended gets such entries, too. etcd
+//! then exits with an error, and its supervisor restarts it.
 
 pub(crate) mod listener;
 
@@ -50,15 +51,16 @@ const SIZE_KEY: &str = "_config/size";
 const MEMBERS_KEY: &str = "members";
 /// Revision of the key with the size.
 const CONFIG_REVISION: i64 = 1;
-/// Header in which a client sends what it got from Authenticate.
+/// Header in which a client sends the token that Authenticate returned.
 const AUTH_HEADER: &str = "token";
-/// Reason for entries that end etcd: it knows a member that lost its place. A `=` has to be in it.
+/// Reason in entries that make etcd exit: its list has a member that lost its place. etcd parses an
+/// entry as NAME=URL, so a `=` has to be in the text.
 const STALE_REASON: &str = "a-member-stopped-waiting=start-this-etcd-again";
-/// Reason for entries that end etcd: its token is of no use any more.
+/// Reason in entries that make etcd exit: its token can't be used any more.
 const ENDED_REASON: &str = "the-discovery-token-ended=make-a-new-one";
 /// How long a stream may stay without the request that begins the watch.
 const WATCH_REQUEST_LIMIT: Duration = Duration::from_secs(10);
-/// Answers of one watch that wait for their client.
+/// Maximum number of answers of one watch that wait for the client.
 const WATCH_QUEUE: usize = 16;
 
 /// etcd's services, as far as discovery needs them.
@@ -146,8 +148,8 @@ impl Target {
         }
     }
 
-    /// Returns entries that etcd takes for members, and then can't use. By their revision they come
-    /// before all members, so that no list can do without them.
+    /// Returns entries that etcd takes for members, but can't use. They have the lowest revision,
+    /// so they come before all members in every client's list.
     fn entries_that_end_etcd(&self, reason: &str) -> Vec<KeyValue> {
         (0..*SIZES.end())
             .map(|n| self.key_value(&format!("{MEMBERS_KEY}/no-member-{n}"), reason, 0))
@@ -182,7 +184,8 @@ impl Kv for DiscoveryApi {
         };
         let stored = match self.read(&target, address).await {
             Ok(stored) => stored,
-            // etcd ends at once with "size key not found". After an error it would try for ever.
+            // With this answer etcd exits at once with "size key not found". After an error it
+            // would retry for ever.
             Err(EtcdError::UnknownToken) => return Ok(Response::new(RangeResponse::default())),
             Err(error) => return Err(error.into()),
         };
@@ -217,8 +220,8 @@ impl Kv for DiscoveryApi {
             self.app.register_etcd_member(&target.token, EtcdProtocol::V3, &registrant).await;
         let stored = match registered {
             Ok((stored, _)) => stored,
-            // etcd reads the list next, doesn't find itself, and ends with "cluster is full". After an
-            // error it would try for ever.
+            // Answer with success: etcd then reads the list, doesn't find itself, and exits with
+            // "cluster is full". After an error it would retry for ever.
             Err(EtcdError::Refused(RegistrationRefusal::Full(_))) => {
                 self.read(&target, address).await?
             }
@@ -230,14 +233,14 @@ impl Kv for DiscoveryApi {
 
 #[tonic::async_trait]
 impl Auth for DiscoveryApi {
-    /// Checks the user, a token's id, and the password, the whole token.
+    /// Checks the user name, which is a token's id, and the password, which is the whole token.
     async fn authenticate(
         &self,
         request: Request<AuthenticateRequest>,
     ) -> Result<Response<AuthenticateResponse>, Status> {
         let address = self.admit(&request)?;
         let AuthenticateRequest { name, password, .. } = request.into_inner();
-        // With a message of its own, etcd logs it as it is.
+        // etcd logs this text as it is, because it isn't one of etcd's own error texts.
         let failed = || Status::invalid_argument(EtcdError::UnknownToken.to_string());
         let token: EtcdToken = password.parse().map_err(|_| failed())?;
         if token.id().to_string() != name {
@@ -290,7 +293,7 @@ impl Watch for DiscoveryApi {
             };
             let ended = tokio::select! {
                 watched = watched => watched,
-                // The client cancels its watch, or goes away.
+                // The client cancels its watch, or closes the stream.
                 _ = requests.message() => return,
             };
             if let Err(status) = ended {
@@ -303,8 +306,9 @@ impl Watch for DiscoveryApi {
 }
 
 impl DiscoveryApi {
-    /// Sends the members with an index of at least `from`, as they register. Renews the lease of the
-    /// client's own member. Ends when the client has gone away, or the process drains.
+    /// Sends the members with an index of at least `from`, as they register. Renews the leases of
+    /// the members that registered from the client's address. Ends when the client has closed the
+    /// stream, or the process drains.
     async fn watch_members(
         &self,
         target: &Target,
@@ -344,7 +348,7 @@ impl DiscoveryApi {
                     stored = app.renew_etcd_leases(target.token.id(), address).await?;
                 }
                 () = sender.closed() => return Ok(()),
-                // The client tries another process, or this one's successor.
+                // The client retries at another process, or at this process's successor.
                 () = app.draining.cancelled() => return Err(EtcdError::Unavailable),
             }
         }
@@ -357,7 +361,8 @@ fn events(kvs: impl Iterator<Item = KeyValue>, header: Option<ResponseHeader>) -
     WatchResponse { header, events: kvs.map(event).collect(), ..Default::default() }
 }
 
-/// Sends entries that end etcd. Nothing follows: a later member would complete a list that has ended.
+/// Sends entries that make etcd exit, and nothing after them: a later member would complete a list
+/// that has ended.
 async fn end_etcd(
     target: &Target,
     reason: &str,

@@ -47,7 +47,7 @@ pub(crate) async fn put(
             let next = "Make another token; ids are random.";
             return Err(ApiError::new(Code::Conflict, "There is a token with this id.", next));
         }
-        // A repeated request whose first answer was lost changes nothing.
+        // The client repeats a request whose answer was lost. The stored token stays as it is.
     }
     Ok(Json(EtcdTokenResponse {
         token: find(&app, body.id).await?,

@@ -23,7 +23,7 @@ const DELETED_AT_ONCE: i64 = 1_000;
 /// A stored etcd token.
 #[derive(Clone, Debug)]
 pub(crate) struct StoredEtcdToken {
-    /// Names the token in the service, for wake-ups.
+    /// Id by which the service wakes requests that wait for this token.
     pub uuid: Uuid,
     pub id: GrantId,
     /// Hash of the token's secret.
@@ -37,10 +37,10 @@ pub(crate) struct StoredEtcdToken {
     pub made_us: UnixMicros,
     pub expires_us: UnixMicros,
     pub is_revoked: bool,
-    /// Whether the token was made before the last change of the database, or that change isn't over:
-    /// registrations can be lost.
+    /// Whether registrations can be lost: the token was made before the last change of the
+    /// database, or that change isn't settled yet.
     pub is_void: bool,
-    /// Time of the reading.
+    /// Database time at which the token was read.
     pub now: UnixMicros,
     /// List of the members that have registered.
     pub registry: EtcdRegistry,
@@ -210,15 +210,15 @@ impl Store {
         read(&mut *self.acquire().await?, id).await
     }
 
-    /// Changes the members of an etcd token by `change`, under a lock. `change` returns the events of
-    /// what it did. Returns the token as it is then.
+    /// Applies `change` to an etcd token under a lock, and appends the events that `change`
+    /// returns. Returns the changed token, or `None` if there is no token with this id.
     pub(crate) async fn change_etcd_members<E>(
         &self,
         id: &GrantId,
         change: impl FnOnce(&mut StoredEtcdToken) -> Result<Vec<ServiceEvent>, E>,
     ) -> Result<Option<Result<StoredEtcdToken, E>>, StoreError> {
         let mut transaction = self.begin("BEGIN").await?;
-        // The second statement sees what others committed before this lock was granted.
+        // The next statement sees the changes that others committed before this lock was granted.
         sqlx::query("SELECT 1 FROM etcd_tokens WHERE id = $1 FOR UPDATE")
             .bind(id.to_string())
             .execute(&mut *transaction)
@@ -248,7 +248,7 @@ impl Store {
         position: &ListPosition,
         limit: i64,
     ) -> Result<Vec<StoredEtcdToken>, StoreError> {
-        // The limit is a part of the text: a plan for any limit would read and sort all tokens.
+        // The limit is a part of the SQL text: a plan for any limit would read and sort all tokens.
         let sql = format!(
             "SELECT {TOKEN} WHERE (t.made_us, t.id) < ($1, $2)
              ORDER BY t.made_us DESC, t.id DESC LIMIT {limit}"

@@ -107,7 +107,7 @@ async fn the_protocol_v2_answers_as_etcd_does() {
     let get = |node: &Value| json!({ "action": "get", "node": node });
     assert_eq!(size, KeyAnswer { status: 200, index: Some(2), body: get(&node) });
     let directory = json!({ "key": root, "dir": true, "modifiedIndex": 1, "createdIndex": 1 });
-    // With and without a slash at the end.
+    // The path may end in a slash.
     for path in ["?quorum=false", "/?quorum=false"] {
         let empty = etcd.get(path).await;
         assert_eq!(empty, KeyAnswer { status: 200, index: Some(2), body: get(&directory) });
@@ -122,13 +122,14 @@ async fn the_protocol_v2_answers_as_etcd_does() {
     );
     let key = node["key"].as_str().unwrap();
     let id = key.strip_prefix(&format!("{root}/")).unwrap();
-    // The wait for its own key is answered from the past.
+    // A wait from an index in the past is answered at once, here with the member's own
+    // registration.
     let own = etcd.get(&format!("/{id}?recursive=false&wait=true&waitIndex=3")).await;
     assert_eq!((own.status, &own.body["node"]), (200, &node));
     let listed = etcd.get("?recursive=true").await;
     assert_eq!(listed.body["node"]["nodes"], json!([node]));
 
-    // A wait is answered by the next member, from wherever it began.
+    // A wait returns the first member from its index on, whether that registers later or earlier.
     let waiting = etcd.get("?recursive=true&wait=true&waitIndex=4");
     let (woken, second) = tokio::join!(waiting, async {
         tokio::time::sleep(Duration::from_millis(300)).await;
@@ -294,8 +295,9 @@ async fn a_wrong_secret_for_a_known_token_raises_the_alarm() {
     service.stop().await;
 }
 
-/// Two processes serve one list: a wait at one is answered by a member that registers at the other.
-/// A member whose host waits nowhere loses its place, and who knew it is told to read anew.
+/// Two processes serve one list: a wait at one process is answered when a member registers at the
+/// other. A member whose host waits nowhere loses its place. Clients whose list contains this member
+/// are told to read the list again.
 #[tokio::test]
 async fn a_list_is_one_over_two_processes() {
     let world = TestInstallation::new().await;
@@ -313,12 +315,12 @@ async fn a_list_is_one_over_two_processes() {
         at_two.register("n1", "http://10.0.0.2:2380").await
     });
     assert_eq!(woken.body, second.body);
-    // Nobody waits now, so both lose their places.
+    // No etcd waits now, so both members lose their places.
     tokio::time::sleep(Duration::from_millis(2_500)).await;
     let directory = at_one.get("").await;
     assert_eq!((directory.index, &directory.body["node"]["nodes"]), (Some(5), &Value::Null));
-    // A wait from before gets a status after which etcd reads the list anew. Their etcd still waits,
-    // so it gets its places back.
+    // A wait from an earlier index gets a status that makes etcd read the list again. This wait
+    // comes from the members' address, so both members get their places back.
     let stale = at_two.get("?wait=true&waitIndex=5").await;
     assert_eq!((stale.status, &stale.body["errorCode"]), (503, &json!(300)));
     let again = at_two.get("").await;

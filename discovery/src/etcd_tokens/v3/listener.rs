@@ -33,11 +33,11 @@ const MAX_STREAMS: u32 = 16;
 const MAX_REQUEST: usize = 16 * 1024;
 /// Largest headers of a request, in bytes.
 const MAX_HEADERS: u32 = 8 * 1024;
-/// Time after which a silent connection is asked whether it still lives.
+/// Interval between two keepalive pings on a connection.
 const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(20);
-/// Time in which it has to answer.
+/// Time in which a client has to answer a keepalive ping.
 const KEEPALIVE_TIMEOUT: Duration = Duration::from_secs(10);
-/// Connections after their handshake that wait to be served.
+/// Maximum number of connections that wait to be served after their handshake.
 const HANDSHAKEN_QUEUE: usize = 16;
 /// Pause after the system refused to accept a connection, for example without file descriptors.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
