@@ -42,9 +42,9 @@ pub(crate) struct App {
     pub metrics: Arc<ServiceMetrics>,
     /// Wake-ups for requests that wait for a cluster to change.
     pub notifier: ClusterNotifier,
-    /// Changes of clusters of which the other processes have to be told.
+    /// Clusters whose changes are still to be announced to the other processes.
     pub hints: Arc<PendingHints>,
-    /// Polls of this process that only renew a lease, and wait for the next statement.
+    /// Lease renewals by polls of this process, which wait for the next SQL statement.
     pub renewals: Arc<LeaseRenewals>,
     /// The verified admin chain: who the admins are and which roles they have.
     pub admins: Arc<AdminCache>,
@@ -54,7 +54,7 @@ pub(crate) struct App {
     pub max_deadline_seconds: u64,
     /// The service's name: issuer and audience of its access tokens.
     pub issuer: Arc<str>,
-    /// Redeems with the id of a real token and a wrong secret.
+    /// Counts of redeem requests that have the id of a real token and a wrong secret.
     pub guesses: Arc<TokenGuesses>,
     /// The clouds' keys, with which identity documents of hosts are verified.
     pub identity_keys: Arc<IdentityKeys>,
@@ -64,7 +64,8 @@ pub(crate) struct App {
     pub throttle_log: Arc<ThrottleLog>,
     /// Rate limit on requests, per address.
     pub request_limit: Arc<AddressLimit>,
-    /// Rate limit on adopted documents, per address: each costs dozens of signature checks.
+    /// Rate limit on requests to adopt a document or to readmit a member, per address: each costs
+    /// several signature checks.
     pub adoption_limit: Arc<AddressLimit>,
     /// Rate limit on new connections, per address.
     pub connection_limit: Arc<AddressLimit>,
@@ -102,8 +103,8 @@ pub(crate) struct ConsoleSettings {
     pub stream_slots: SlotPool<[u8; 32]>,
 }
 
-/// Limit on the documents that one address may show: rate per second, and burst. A burst is normal
-/// after a restore.
+/// Limit on requests of one address to adopt a document or to readmit a member: rate per second,
+/// and burst. A burst is normal after a restore.
 pub(crate) const ADOPTION_RATE_AND_BURST: (u32, u32) = (2, 20);
 
 impl App {

@@ -144,12 +144,12 @@ async fn keep_alive(every: Duration) {
     }
 }
 
-/// Reads the files with the clouds' keys again and again: their operators change them.
+/// Reads the files with the clouds' keys periodically, because operators change them.
 async fn reload_identity_keys(app: App) {
     loop {
         tokio::time::sleep(KEYS_INTERVAL).await;
         let app = app.clone();
-        // A panic would only end this one reading.
+        // A panic ends only this one reading.
         let read = tokio::task::spawn_blocking(move || app.identity_keys.reload(&app.metrics));
         let _ = read.await;
     }
@@ -232,8 +232,8 @@ async fn put_back_when_changed(app: App) {
     }
 }
 
-/// Tells the clusters that the database is settled, as soon as this process or another one has
-/// settled the database's generation.
+/// Clears the clusters' unsettled marks as soon as this process or another one has settled the
+/// database's generation.
 async fn settle_clusters_when_settled(app: App) {
     let mut generation = app.store.watch().generation.subscribe();
     while generation.changed().await.is_ok() {

@@ -6,8 +6,9 @@
 //! 3. Once all members have new certificates, a statement drops the old CAs, and the service deletes
 //!    their keys.
 //!
-//! The service checks what a statement may do to the CAs ([`check_statement`]). Whether the members are
-//! ready for the next step is for the owner to decide, by what [`App::rotation`] returns.
+//! The service checks which changes of the CAs a statement may make ([`check_statement`]). The
+//! owner decides when the members are ready for the next step, by the progress that
+//! [`App::rotation`] returns.
 
 use discovery_types::api::{MemberCas, MemberRotation, RotationView};
 use discovery_types::key::PublicKey;
@@ -26,7 +27,8 @@ use crate::store::ca_rotation::other_authorities;
 use crate::store::cluster::{Authorities, ClusterTransaction, RunningCluster};
 use crate::store::clusters::WrappedCa;
 
-/// Number of statements that a replacement needs if it is taken back on the way.
+/// Number of statements of a replacement that is undone after its switch: begin, switch, switch
+/// back and end.
 const STATEMENTS_OF_ROTATION: u64 = 4;
 
 /// Refuses a statement that changes the cluster's CAs in a way that the service can't follow.
@@ -74,7 +76,8 @@ pub(crate) fn check_issuing(authorities: &Authorities, newest: &Statement) -> Re
     let detail = "This service doesn't have the keys of the cluster's CAs: its database is from before \
                   they were replaced.";
     let next = "An owner replaces the CAs again: muster-discovery cluster rotate-ca NAME.";
-    // A switch may have come between two reads, and lost statements come back from the agents.
+    // A retry can succeed: the CAs may have been switched between two reads, and agents send
+    // statements that the database has lost.
     Err(ApiError::new(Code::WrongState, detail, next).mark_retryable())
 }
 

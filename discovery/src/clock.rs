@@ -17,7 +17,7 @@ use jiff::Timestamp;
 /// The delay of an answer causes a smaller difference.
 const MIN_JUMP: Duration = Duration::from_secs(10);
 /// If Postgres answered nothing for longer than this, agents' reports could not be stored
-/// meanwhile. Sweeps ask it more often.
+/// meanwhile. Sweeps query Postgres more often.
 const MAX_ANSWER_GAP: Duration = Duration::from_secs(120);
 
 /// Clock that is set by every answer from Postgres.
@@ -32,8 +32,8 @@ struct ClockReading {
     at: Instant,
     /// When Postgres' clock was last seen to jump, or when this process started.
     steady_since: Instant,
-    /// Since when agents could report to this process without a gap, and at times that compare with
-    /// the present one.
+    /// When the present period began in which agents could report to this process, without a gap in
+    /// Postgres' answers and without a jump of its clock.
     listening_since: Instant,
     /// Whether Postgres' clock was set back and `take_was_set_back` hasn't reported that yet.
     was_set_back: bool,

@@ -1,5 +1,5 @@
-//! Redeems with the id of a real token and a wrong secret. A secret has 256 bits, so nobody guesses
-//! it; but somebody who tries knows an id, and may have found a part of a bundle.
+//! Redeem requests that have the id of a real token and a wrong secret. A secret has 256 bits, so
+//! nobody guesses it. But the sender knows an id, and may have found a part of a bundle.
 
 use std::collections::HashMap;
 use std::net::IpAddr;
@@ -9,8 +9,8 @@ use discovery_types::grant::GrantId;
 
 use crate::metrics::ServiceMetrics;
 
-/// Number of wrong secrets for one token at which the alarm is raised, and each time again after
-/// as many more.
+/// The alarm is raised whenever the number of wrong secrets for one token is a multiple of this
+/// number.
 const ALARM_AT: u64 = 5;
 /// Number of tokens whose wrong secrets are counted. Beyond it, the token with the oldest attempt is
 /// forgotten.
@@ -28,7 +28,7 @@ pub(crate) struct TokenGuesses {
 #[derive(Clone, Copy, Debug, Default)]
 struct Guesses {
     count: u64,
-    /// Number of the attempt among all attempts that this process has counted.
+    /// Sequence number of the last wrong secret, among all that this process has counted.
     last: u64,
 }
 

@@ -1,8 +1,8 @@
 //! Proof beyond a token: the identity document that a host's cloud has signed.
 //!
-//! A key that redeems a token for the first time must fulfil what the token requires. A document that
-//! isn't bound to a key can be shown again, so a virtual machine counts once in a cluster: while it is
-//! a member, or one of those that wait, no other key gets in with it.
+//! A key that redeems a token for the first time must meet the token's requirements. Another host
+//! can show a document again if the document isn't bound to a key. So a virtual machine counts once
+//! in a cluster: while it is a member or waits to be one, no other key is accepted with it.
 
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, PoisonError, RwLock};
@@ -116,7 +116,7 @@ fn refusal(error: &HostIdentityError, grant: &VerifiedGrant) -> ApiError {
     if may_change { error.mark_retryable() } else { error }
 }
 
-/// Refuses a virtual machine with which another live key waits for a seat, or has one.
+/// Refuses a virtual machine if another live key with this machine has a seat or waits for one.
 pub(crate) async fn check_free_for_seat(
     transaction: &mut ClusterTransaction,
     instance: &str,
@@ -138,8 +138,8 @@ pub(crate) async fn check_free_for_seat(
     }
 }
 
-/// Refuses a virtual machine that is a member already, or with which another key waits to be one.
-/// `is_waiting` tells whether an agent's join is open.
+/// Refuses a virtual machine that is a member already, or that another key shows while it waits to
+/// join. `is_waiting` tells whether an agent's join is open.
 pub(crate) async fn check_free_for_member(
     transaction: &mut ClusterTransaction,
     instance: &str,

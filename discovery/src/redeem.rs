@@ -118,7 +118,7 @@ impl RedeemRequest {
     }
 
     /// Verifies the grant and the record under the locked cluster's statements. A wrong secret of
-    /// the token is answered as an unknown token is, and counted.
+    /// the token is counted, and gets the same error as an unknown token.
     pub(crate) fn verify(
         &self,
         app: &App,

@@ -1,7 +1,7 @@
-//! Requests that were refused because of who sent them, for the service's event chain.
+//! Requests that were refused because of their caller, for the service's event chain.
 //!
-//! Anybody can send such requests, so a request is counted in memory, and an event says how often the
-//! same one came within a minute. What doesn't fit the limits is counted together.
+//! Anybody can send such requests, so they are counted in memory. Each minute, one event for each
+//! kind of request says how often it came. Requests beyond the limits are counted together.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -20,7 +20,7 @@ pub(crate) const REFUSALS_INTERVAL: Duration = Duration::from_secs(60);
 /// Largest number of different refusals within one interval. The others are only counted.
 const MAX_DIFFERENT: usize = 64;
 
-/// A refused request, as far as two of them count as the same.
+/// A kind of refused request. Requests with equal fields are counted together.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct RefusedRequest {
     /// Pattern of the route, without ids.
@@ -46,7 +46,7 @@ struct Counted {
     others: u64,
 }
 
-/// Whether a refusal is because of the caller: of a key, a role, a token or an address.
+/// Whether a request is refused because of its caller: the key, the role, the token or the address.
 pub(crate) fn is_because_of_caller(code: Code, status: u16) -> bool {
     matches!(status, 401 | 403) || matches!(code, Code::TicketTaken | Code::KeyElsewhere)
 }
@@ -88,8 +88,8 @@ impl RefusalCounts {
 }
 
 impl App {
-    /// Appends the refusals of the last interval to the service's event chain. If the database doesn't
-    /// answer, they are in the log alone.
+    /// Appends the refusals of the last interval to the service's event chain. If the database
+    /// doesn't answer, they are only logged.
     pub(crate) async fn write_refusals(&self) {
         let bodies = self.refusals.take();
         if bodies.is_empty() {

@@ -381,7 +381,7 @@ pub(crate) async fn wrap_request(
     Ok(response)
 }
 
-/// Counts a request that was refused because of who sent it, for the event chain.
+/// Counts a request that was refused because of its caller, for the event chain.
 fn note_refusal(
     app: &App,
     response: &ServiceResponse<impl MessageBody>,

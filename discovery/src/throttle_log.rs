@@ -1,8 +1,8 @@
 //! Log lines about clients over a limit: requests over the rate limit, and refused connections.
 //!
-//! One client can cause thousands in a second. So the first one is logged at once, then at most one
-//! line a minute for each kind. A line has the number since the line before, and the address with
-//! the most of them.
+//! One client can cause thousands of refusals in a second. So the first refusal is logged at once,
+//! then at most one line a minute for each kind. A line has the number of refusals since the
+//! previous line, and the address with the most of them.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;

@@ -174,7 +174,8 @@ fn prepare_approval(chain: &StatementChain, jws: &Jws) -> Result<ClusterEvent, A
     Ok(ClusterEvent::Approve { key: convert::key(&approval.agent), jws: jws.as_str().into() })
 }
 
-/// Gives the cluster as much time from now on as its newest statement gave it at first.
+/// Prepares the reopening of a cluster. Its new deadline is the newest statement's
+/// `deadline_seconds` from now.
 fn prepare_reopen(
     transaction: &ClusterTransaction,
     chain: &StatementChain,
@@ -261,7 +262,8 @@ impl App {
     }
 }
 
-/// Appends the next statement. A new one may not name CAs whose keys this service lacks; a lost one may.
+/// Appends the next statement. A new statement may not name CAs whose keys this service lacks. A
+/// statement that the database has lost may.
 async fn restate(
     transaction: &mut ClusterTransaction,
     jws: &Jws,
@@ -321,7 +323,7 @@ async fn prepare_redeem(
     let cluster = &transaction.cluster;
     let is_forming = matches!(cluster.phase, Phase::Open | Phase::Preparing);
     let mut instance = None;
-    // A known key that comes with another token is judged as a new one.
+    // Judge a known key that comes with another token as a new key.
     let key = convert::key(&request.key);
     let is_known =
         cluster.agents.get(&key).is_some_and(|agent| *agent.record.grant.0 == grant.id.to_string());
@@ -368,8 +370,8 @@ async fn check_machine(
     Ok(instance)
 }
 
-/// Checks that the cluster's other agents will accept the token in a list. One that ended long ago
-/// is possible only after an owner reopened the cluster.
+/// Checks that the cluster's other agents will accept the token in a list. A token that ended long
+/// ago is possible only after an owner reopened the cluster.
 fn check_token_is_young(
     transaction: &ClusterTransaction,
     grant: &VerifiedGrant,

@@ -1,5 +1,5 @@
-//! Tells other processes of small changes of clusters, many in one statement. A hint only lets a
-//! poll of another process read its cluster earlier.
+//! Tells other processes of small changes of clusters, many in one SQL statement. A hint only lets
+//! a poll of another process read its cluster earlier.
 
 use std::collections::BTreeSet;
 use std::sync::{Mutex, PoisonError};
@@ -8,13 +8,13 @@ use uuid::Uuid;
 
 use crate::app::App;
 
-/// Maximum number of clusters in one statement.
+/// Maximum number of clusters in one SQL statement.
 const MAX_BATCH: usize = 1_000;
-/// Maximum number of clusters that wait for a statement. Hints beyond it are dropped, and the polls
-/// of other processes hear of the change when they poll again.
+/// Maximum number of clusters that wait for an SQL statement. Further hints are dropped, and the
+/// polls of other processes hear of these changes when they poll again.
 const MAX_PENDING: usize = 65_536;
 
-/// Clusters of which the other processes have to be told.
+/// Clusters whose changes are still to be announced to the other processes.
 #[derive(Debug, Default)]
 pub(crate) struct PendingHints {
     queue: Mutex<HintQueue>,

@@ -1,4 +1,4 @@
-//! Renews the leases of polls that find nothing new. While one statement runs, the polls that
+//! Renews the leases of polls that find nothing new. While one SQL statement runs, the polls that
 //! arrive wait for the next one, so that many share a round trip and a COMMIT.
 
 use std::collections::VecDeque;
@@ -10,13 +10,13 @@ use crate::app::App;
 use crate::store::UnixMicros;
 use crate::store::leases::LeaseRenewal;
 
-/// Maximum number of leases that one statement renews.
+/// Maximum number of leases that one SQL statement renews.
 const MAX_BATCH: usize = 256;
-/// Maximum number of renewals that wait for a statement. Polls beyond it take a transaction of
-/// their own, of which the pool of connections limits the number.
+/// Maximum number of renewals that wait for an SQL statement. Each further poll takes a transaction
+/// of its own. The connection pool limits the number of these transactions.
 const MAX_WAITING: usize = 16_384;
 
-/// Renewals that wait for the next statement.
+/// Renewals that wait for the next SQL statement.
 #[derive(Debug, Default)]
 pub(crate) struct LeaseRenewals {
     queue: Mutex<RenewalQueue>,
@@ -34,7 +34,7 @@ impl LeaseRenewals {
         self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes the next batch. If there is none, the task that asks has to end.
+    /// Takes the next batch. Returns `None` if the queue is empty; the calling task must then end.
     fn next_batch(&self) -> Option<Vec<(LeaseRenewal, oneshot::Sender<Option<UnixMicros>>)>> {
         let mut queue = self.lock();
         let size = queue.waiting.len().min(MAX_BATCH);
@@ -55,26 +55,26 @@ impl App {
             }
             queue.waiting.push_back((renewal, sender));
             if !std::mem::replace(&mut queue.is_served, true) {
-                // A task of its own, because the caller may stop waiting at any time.
+                // Spawn a task, because this caller may stop waiting at any time.
                 tokio::spawn(serve_queue(self.clone()));
             }
         }
         receiver.await.ok().flatten()
     }
 
-    /// Whether the database is settled and its history the one with this number.
+    /// Whether the database is settled and has this generation.
     pub(crate) fn is_settled_in(&self, generation: i64) -> bool {
         self.settled_generation() == Some(generation)
     }
 
-    /// Number of the database's history, if it is known and the database is settled.
+    /// Generation of the database, if it is known and settled.
     pub(crate) fn settled_generation(&self) -> Option<i64> {
         let known = self.store.watch().generation.borrow();
         known.as_ref().filter(|known| known.settled).map(|known| known.number)
     }
 }
 
-/// Renews what waits in the queue, batch after batch, until nothing waits.
+/// Renews the queued leases, batch after batch, until the queue is empty.
 async fn serve_queue(app: App) {
     while let Some(batch) = app.renewals.next_batch() {
         let (renewals, senders): (Vec<_>, Vec<_>) = batch.into_iter().unzip();

@@ -160,7 +160,8 @@ pub(crate) async fn poll(
             PollWait::of_reply(&app, *path, &caller, &applied)
         }
     };
-    // The answer explains what the cluster waits for, also if that is the database.
+    // A full answer explains what the cluster waits for. So an answer may be empty only if the
+    // cluster doesn't wait for the database.
     let is_same_database = || generation.is_some_and(|number| app.is_settled_in(number));
     let seen = match wait.wait(news).await? {
         None if is_minimal && is_same_database() => return Ok(HttpResponse::NoContent().finish()),
@@ -279,7 +280,7 @@ impl<'a> PollWait<'a> {
     }
 
     /// Whether nothing is due although the next deadline has passed, because leases were renewed
-    /// since. The new next deadline is then set.
+    /// since. If so, sets the new next deadline.
     async fn is_postponed(&mut self) -> Result<bool, ApiError> {
         let (clusters, lease) = ([self.cluster], self.app.settings.lease);
         let postponed = self.app.store.postpone_deadlines(&clusters, lease).await?;
@@ -294,7 +295,7 @@ fn deadline_of(app: &App, reply: &ClusterReply) -> Option<UnixMicros> {
     next_deadline(&reply.cluster, &app.settings, reply.now).map(|at| at.0 as UnixMicros)
 }
 
-/// Returns when a time of the database has surely passed.
+/// Returns an instant at which a time of the database has surely passed.
 fn instant_of(app: &App, at: UnixMicros) -> Instant {
     let left = at.saturating_sub(app.clock.micros()).max(0);
     Instant::now() + Duration::from_micros(left.unsigned_abs()) + DEADLINE_SLACK

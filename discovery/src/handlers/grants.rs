@@ -255,7 +255,8 @@ pub(crate) async fn confirm(
         return Err(ApiError::new(Code::GrantRevoked, "The token was revoked.", again));
     }
     if !app.store.refresh_generation().await?.settled {
-        // Until then the change isn't over: a later one would make the token void again.
+        // The change isn't over before the generation is settled. A further change would make the
+        // token void again.
         return Err(unsettled_error("The database was changed, and isn't settled yet."));
     }
     GrantConfirmation::verify(&body.jws, &chain, &grant, row.void_before_us.unsigned_abs())?;
@@ -305,8 +306,8 @@ fn view_of(row: &GrantUse, now: i64) -> Result<GrantView, StoreError> {
     Ok(GrantView { issuer, grant, jws, made_by, state, keys, cluster_name, void_before_us })
 }
 
-/// Returns the change of the database for which a grant's confirmation says that it was signed. A
-/// redeem verifies the confirmation; here it is only shown.
+/// Returns the change of the database that a grant's confirmation names. The confirmation isn't
+/// verified here, because it is only shown. A redeem verifies it.
 fn confirmed_change(row: &GrantUse) -> Option<u64> {
     let jws: Jws = row.grant.confirmation.as_ref()?.parse().ok()?;
     let claimed: GrantConfirmation = jws.claims_unverified(JwsType::GrantConfirmation).ok()?;

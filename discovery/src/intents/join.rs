@@ -234,8 +234,9 @@ fn check_replaced_member(ticket: &VerifiedGrant, roster: &Roster) -> Result<(), 
     Ok(())
 }
 
-/// Refuses a newcomer whose zone has no room, if the cluster's members are spread over zones. Whom a
-/// host under a policy replaces is decided later, by the cluster's agents: they judge its zone then.
+/// Refuses a newcomer whose zone has no room, if the cluster's members are spread over zones. The
+/// cluster's agents decide later which member a host under a policy replaces, and then judge the
+/// host's zone.
 fn check_spread(
     transaction: &ClusterTransaction,
     record: &VerifiedRecord,

@@ -87,7 +87,8 @@ impl App {
         let (cluster, now) = (transaction.id(), transaction.now.0 as UnixMicros);
         let chain = transaction.chain.clone();
         let before = find_intent(changes, stored.intent.operation).ok();
-        // Why an intent waits can be stored at any moment, so only a new state is a crash point.
+        // Only a new state is a crash point: the reason why an intent waits can be stored at any
+        // moment.
         let is_new_state = before.is_none_or(|known| known.state != stored.state);
         if is_new_state {
             crate::crash::point("before", stored.state.as_str());

@@ -20,7 +20,7 @@ use crate::store::intents;
 pub(crate) const STANDBY_LEASE_US: UnixMicros = 120 * 1_000_000;
 /// Maximum number of hosts of one cluster that wait under policies at the same time.
 const MAX_STANDBYS: usize = 8;
-/// A standby that asks again sooner than this after the last time isn't noted anew.
+/// Minimum time between two updates of the time at which a standby was last heard of.
 const MIN_NOTE_INTERVAL_US: UnixMicros = 15 * 1_000_000;
 
 impl StoredIntent {

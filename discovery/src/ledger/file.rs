@@ -157,7 +157,7 @@ pub(super) fn inspect(dir: &Path) -> Result<Option<InspectedLedger>, LedgerError
         }
         opened => opened?,
     };
-    // Closing the file releases this lock. A start that meets it meanwhile retries for
+    // Closing the file releases this lock. A service that starts meanwhile retries for
     // `LOCK_TIMEOUT`.
     let tried = rustix::fs::flock(&file, rustix::fs::FlockOperation::NonBlockingLockShared);
     let is_locked = tried == Err(rustix::io::Errno::WOULDBLOCK);

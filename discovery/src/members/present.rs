@@ -231,8 +231,8 @@ fn member_explanation(
     }
 }
 
-/// Explains that members were not heard since this process began to listen, if there are any. Only
-/// later it can be told whether they are silent.
+/// Explains that members have not reported since this process began to listen, if there are any. It
+/// can be decided only later whether these members are silent.
 fn explain_awaited(view: &MembersView) -> Option<Explanation> {
     let awaited: Vec<String> = view
         .members
