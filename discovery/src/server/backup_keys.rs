@@ -1,8 +1,8 @@
 //! `backup-keys` and `restore-keys`: copy the key directory to one encrypted file, and back.
 //!
-//! The programs `age` and `gpg` encrypt and decrypt, so an operator can keep the private key where
-//! their other ones are: in a file, on a hardware token, in GPG's keyring. Unencrypted keys are in
-//! this process and in pipes only. What is encrypted is a JSON document:
+//! The programs `age` and `gpg` encrypt and decrypt. So an operator can keep the private key where
+//! their other private keys are: in a file, on a hardware token, in GPG's keyring. Unencrypted keys
+//! are in this process and in pipes only. The encrypted content is a JSON document:
 //!
 //! ```json
 //! {"version": 1, "files": {"service.json": "<base64>", "kek-1.key": "<base64>"}}
@@ -99,7 +99,7 @@ impl Encryption {
         let mut command = Command::new(self.program());
         match self {
             Encryption::Age => command.arg("--encrypt"),
-            // A fingerprint names one key, so GPG's web of trust has nothing to add.
+            // The fingerprint names exactly one key, so GPG's web of trust isn't needed.
             Encryption::Gpg => command.args(["--batch", "--trust-model", "always", "--encrypt"]),
         };
         for recipient in recipients {
@@ -217,8 +217,8 @@ fn summary(keys: &KeyDirectory, files: &KeyFiles, left_out: Vec<String>) -> KeyB
 }
 
 /// Runs a program with `input` on its standard input. Returns its standard output, at most
-/// [`MAX_BACKUP`] bytes. What it writes to standard error is shown to the operator: its errors, or
-/// what to do with a hardware token.
+/// [`MAX_BACKUP`] bytes. The operator sees the program's standard error: error messages, or prompts
+/// for a hardware token.
 fn pipe_through(command: &mut Command, input: &[u8]) -> Result<Zeroizing<Vec<u8>>, ServerError> {
     let program = command.get_program().to_string_lossy().into_owned();
     let spawned = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn();
@@ -231,10 +231,11 @@ fn pipe_through(command: &mut Command, input: &[u8]) -> Result<Zeroizing<Vec<u8>
     let mut stdout = child.stdout.take().expect("piped").take(MAX_BACKUP + 1);
     let mut output = Zeroizing::new(Vec::with_capacity(MAX_BACKUP as usize + 1));
     let read = std::thread::scope(|scope| {
-        // A program that ends early says why by itself, so the error of the pipe is left out.
+        // Ignore a write error: a program that ends early reports the reason itself.
         scope.spawn(move || stdin.write_all(input));
         let read = stdout.read_to_end(&mut output);
-        // The program may have more output, and the thread more input, than anybody waits for.
+        // Close the pipe, in case the program has more output than the limit. The program then
+        // ends, and with it the thread that writes its input.
         drop(stdout);
         read
     });

@@ -17,7 +17,7 @@ use crate::keydir::KeyDirectory;
 use crate::ledger::LedgerFacts;
 use crate::store;
 
-/// Time limit for all questions to the database.
+/// Time limit for all queries of the database.
 const DATABASE_TIMEOUT: Duration = Duration::from_secs(10);
 /// Remaining life of the listener's certificate in seconds below which a person is warned. The alert
 /// on the metric has the same limit.
@@ -136,8 +136,8 @@ async fn check_database(args: &ServeArgs, keys: Option<&KeyDirectory>, report: &
     }
 }
 
-/// Returns the connect options of a database that can be asked now. A managed Postgres that doesn't
-/// run is only checked for whether it could be started.
+/// Returns the connect options of a database that runs. If a managed Postgres doesn't run, only
+/// checks that it could be started, and returns `None`.
 fn database_to_inspect(
     args: &ServeArgs,
     report: &mut CheckReport,

@@ -52,7 +52,7 @@ impl ConsoleSetup {
 struct ConsoleCertificate {
     chain: Vec<CertificateDer<'static>>,
     key: PrivateKeyDer<'static>,
-    /// Whether both are those of the API's listener.
+    /// Whether the certificate and the key are those of the API's listener.
     is_of_service: bool,
 }
 

@@ -11,7 +11,7 @@ use super::run::running_database_options;
 use crate::keydir::KeyDirectory;
 use crate::store::rewrap::{RewrapCounts, RewrapError, rewrap};
 
-/// How often the progress is told.
+/// Interval between two reports of the progress.
 const PROGRESS_INTERVAL: Duration = Duration::from_secs(2);
 
 /// Result of `keys rewrap`.

@@ -35,7 +35,7 @@ pub(crate) fn rotate_keys(args: &RotateKeysArgs) -> Result<RotatedKeys, ServerEr
     let signing = args.signing.then(|| keys.add_signing_key(&args.keys)).transpose();
     let kek = args.kek.then(|| keys.add_kek(&args.keys)).transpose();
     let (signing, kek) = (signing.map_err(failed)?, kek.map_err(failed)?);
-    // The copy comes last: it has the other new keys, too.
+    // Copy last, so that the copy has the other new keys, too.
     let copy = args.out.as_ref().filter(|_| args.tls);
     let copy = copy.map(|out| keys.copy_with_new_tls_key(&args.keys, out)).transpose();
     let new_pin = copy.map_err(failed)?.map(|copy| copy.pin());

@@ -31,9 +31,10 @@ pub(crate) async fn other_authorities(
     Ok(pair.map(|[peer, client]| Authorities { peer, client }))
 }
 
-/// Makes the rows follow a statement that was just added to the chain: the CAs that issue by it are in
-/// `authorities`, and CAs that it doesn't name are deleted. If no row has the CAs that issue, nothing
-/// changes; the service then issues nothing until the CAs are replaced again.
+/// Updates the CA tables for a statement that was just added to the chain. If the other CAs are the
+/// statement's issuing CAs, they swap places with those in `authorities`. If the statement trusts
+/// one pair alone, the other CAs are deleted. If neither table has the issuing CAs, the service
+/// issues nothing until the CAs are replaced again.
 pub(super) async fn follow_statement(
     connection: &mut PgConnection,
     statement: &Statement,
@@ -45,7 +46,7 @@ pub(super) async fn follow_statement(
     let Some(other) = other_authorities(connection, cluster).await? else { return Ok(()) };
     let issuing = authorities(connection, cluster).await?;
     if !issuing.are_issuing(statement) && other.are_issuing(statement) {
-        // Both parts read the rows as they were before this statement.
+        // Both parts of the query read the rows as they were before it.
         sqlx::query(
             "WITH promoted AS (
                  UPDATE authorities a SET certificate = o.certificate, wrapped_key = o.wrapped_key
@@ -69,7 +70,7 @@ pub(super) async fn follow_statement(
 }
 
 impl Authorities {
-    /// Whether these are the CAs that issue by the statement.
+    /// Whether these are the issuing CAs of the statement.
     pub(crate) fn are_issuing(&self, statement: &Statement) -> bool {
         self.are_certified(&statement.peer_ca, &statement.client_ca)
     }
@@ -82,9 +83,9 @@ impl Authorities {
 }
 
 impl Store {
-    /// Stores new CAs beside those that issue, in place of others that no statement names yet. Stores
-    /// nothing and returns `false` if `newest` is not the position of the cluster's newest statement any
-    /// more: that one may name the others.
+    /// Stores new CAs beside the issuing ones, in place of other CAs that no statement names yet.
+    /// Stores nothing and returns `false` if the cluster's newest statement isn't at the position
+    /// `newest` any more. A newer statement may name the other CAs.
     pub(crate) async fn put_other_authorities(
         &self,
         cluster: Uuid,

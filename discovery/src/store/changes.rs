@@ -52,7 +52,7 @@ pub(crate) struct StoredIntent {
     /// When a host that waits under a replacement policy was last heard of. `None` for every other
     /// intent.
     pub seen_us: Option<UnixMicros>,
-    /// Member that the cluster's agents let such a host replace.
+    /// Member that a host under a replacement policy replaces, by decision of the cluster's agents.
     pub replaces: Option<MemberId>,
 }
 

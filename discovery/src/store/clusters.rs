@@ -379,7 +379,8 @@ impl Store {
     /// `stuck`.
     pub(crate) async fn due_clusters(&self, stuck: &[Uuid]) -> Result<Vec<Uuid>, StoreError> {
         let rows = sqlx::query_scalar(
-            // The time is a subquery, because an index can't be compared with a volatile function.
+            // The time is a subquery, because Postgres uses no index to compare with a volatile
+            // function.
             "SELECT id FROM clusters WHERE next_deadline_us <= (SELECT now_us())
                  AND id <> ALL($2)
              ORDER BY next_deadline_us LIMIT $1",

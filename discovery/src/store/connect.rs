@@ -17,8 +17,8 @@ use crate::metrics::ServiceMetrics;
 static MIGRATOR: Migrator = sqlx::migrate!("../migrations");
 
 /// Settings of each session. `synchronous_commit` is set whatever the server's default is. With
-/// `force_generic_plan` a connection plans each prepared statement once, and not five times before
-/// it may keep a plan.
+/// `force_generic_plan` a connection plans each prepared statement once. By default Postgres would
+/// plan the first five executions anew.
 const SESSION: &str = "SET statement_timeout = '2s'; SET lock_timeout = '2s'; \
      SET idle_in_transaction_session_timeout = '10s'; SET synchronous_commit = on; \
      SET plan_cache_mode = 'force_generic_plan'; SET application_name = 'muster-discovery'";

@@ -233,7 +233,7 @@ impl Store {
     ) -> Result<Vec<GrantUse>, StoreError> {
         let of = if cluster.is_some() { "g.cluster_id = $3" } else { "$3::uuid IS NULL" };
         let kind = if only_policies { "AND g.kind = 'heal'" } else { "" };
-        // The limit is a part of the text: a plan for any limit would read and sort all grants.
+        // The limit is a part of the SQL text: a plan for any limit would read and sort all grants.
         let sql = format!(
             "SELECT {GRANT_USE} WHERE (g.stored_us, g.id) < ($1, $2) AND {of} {kind}
              ORDER BY g.stored_us DESC, g.id DESC LIMIT {limit}"

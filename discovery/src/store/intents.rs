@@ -233,11 +233,11 @@ pub(crate) async fn insert(
     })
 }
 
-/// Longest time for which a standby that asks no more is kept, in microseconds: a day.
+/// How long a standby is kept after its last request, in microseconds: a day.
 const GONE_STANDBY_KEPT_US: UnixMicros = 86_400 * 1_000_000;
 
-/// Deletes a cluster's standbys that have asked for nothing for a day. Hosts that come and go would
-/// otherwise fill the table.
+/// Deletes a cluster's standbys whose last request is more than a day old. Hosts that come and go
+/// would otherwise fill the table.
 pub(crate) async fn delete_gone_standbys(
     connection: &mut PgConnection,
     cluster: Uuid,
@@ -328,7 +328,8 @@ pub(crate) async fn store_result(
     let member = known.member.or(newcomer);
     let recovery = if known.member.is_none() { became.recovery } else { known.recovery };
     let replaces = match became.outcome {
-        // Only agents of the cluster's members report outcomes, and a ticket's newcomer has none.
+        // A reported `replaces` counts only for a standby, whose intent has `seen_us`. A ticket
+        // itself names the member that its newcomer replaces.
         Some(Outcome::Added { replaces: Some(member), .. }) if known.seen_us.is_some() => {
             Some(*member)
         }
@@ -472,8 +473,8 @@ pub(crate) async fn note_report(
     Ok(())
 }
 
-/// Stores the membership that a quorum confirmed, and the members that are gone from it. Each of
-/// these is stored with its agent's key, its id, and the text that says who removed it.
+/// Stores the membership that a quorum confirmed, and the members that are missing from it. Stores
+/// each missing member's agent key and id, and a text that says who removed the member.
 pub(crate) async fn confirm(
     connection: &mut PgConnection,
     cluster: Uuid,

@@ -1,5 +1,5 @@
-//! Renews the leases of agents that wait, and moves the next deadlines of their clusters. Both take
-//! no lock on a cluster's row, and neither decides anything.
+//! Renews the leases of agents that wait, and moves the next deadlines of their clusters. Neither
+//! operation locks a cluster before it reads, and neither decides anything.
 
 use discovery_formation as formation;
 use discovery_types::api::PollRequest;
@@ -9,8 +9,8 @@ use uuid::Uuid;
 use super::{Store, StoreError, UnixMicros};
 use crate::domain::number_to_row;
 
-/// An agent's poll that needs nothing but a later end of the agent's lease, if the cluster still is
-/// as the agent says.
+/// An agent's poll that only has to extend the agent's lease, if the cluster is still as the agent
+/// has seen it.
 #[derive(Clone, Debug)]
 pub(crate) struct LeaseRenewal {
     /// Cluster that the agent polls.
@@ -42,13 +42,14 @@ impl LeaseRenewal {
     }
 }
 
-/// Renews the leases that `$1` to `$6` ask for, by `$7` microseconds, in the generation `$8` of the
-/// database. Returns the places of the renewed ones.
+/// Renews the leases that `$1` to `$6` ask for, in the generation `$8` of the database. A renewed
+/// lease ends `$7` microseconds from now. Returns the place of each renewed lease in the arrays,
+/// and its cluster's next deadline.
 ///
-/// A lease is renewed only if the whole poll would change nothing else: the cluster is open and at
-/// the revision that the agent has seen, the agent has a place in it that hasn't lapsed, and the
-/// agent is the one that spoke last. A row that another transaction holds is left to that
-/// transaction's order.
+/// A lease is renewed only if the whole poll would change nothing else. The cluster must be open
+/// and at the revision that the agent has seen. The agent must have a place that hasn't lapsed, and
+/// its boot counter and nonce must be the stored ones. Rows that another transaction has locked are
+/// skipped.
 const RENEW: &str = "
 WITH asked AS (
     SELECT * FROM unnest($1::uuid[], $2::bytea[], $3::bigint[], $4::bytea[], $5::bigint[],
@@ -74,8 +75,8 @@ UPDATE agents a SET lease_us = fit.now + $7
 FROM fit WHERE a.cluster_id = fit.cluster_id AND a.key = fit.key
 RETURNING fit.place, fit.next_deadline_us";
 
-/// Moves the next deadlines of the clusters `$1` that are due only because leases were renewed
-/// since. Returns all of the clusters that aren't due any more.
+/// Moves the next deadlines of those clusters in `$1` that are due only because leases were renewed
+/// since. Returns all clusters in `$1` that aren't due any more, with their next deadlines.
 ///
 /// The new deadline is that of `next_deadline` in the formation crate, for an open cluster. It is
 /// at most one lease of `$2` microseconds away. A cluster that has changed since it was read keeps
@@ -134,9 +135,8 @@ impl Store {
         Ok(next)
     }
 
-    /// Postpones clusters whose next deadline has passed, if leases that were renewed since are the
-    /// reason why nothing is due. Returns the clusters of which nothing is due, with their next
-    /// deadlines.
+    /// Postpones clusters whose next deadline has passed although nothing is due, because leases
+    /// were renewed since. Returns the clusters of which nothing is due, with their next deadlines.
     pub(crate) async fn postpone_deadlines(
         &self,
         clusters: &[Uuid],

@@ -44,8 +44,8 @@ pub(crate) use transaction::Transaction;
 /// Time in microseconds since 1970, by Postgres' clock.
 pub(crate) type UnixMicros = i64;
 
-/// Position in a list that is ordered by time and id, newest first: that of an item, whose
-/// successors follow.
+/// Position in a list that is ordered by time and id, newest first. It is the position of an item,
+/// and a page begins with the item after it.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct ListPosition {
     /// Time of the item.

@@ -44,8 +44,8 @@ pub(crate) struct RewrapCounts {
     pub rewrapped: u64,
 }
 
-/// Wraps all keys that are under an older version. Calls `progress` after each page. Can be repeated
-/// after a failure: what is under the newest version already is left alone.
+/// Wraps all keys that are under an older version under the newest one. Calls `progress` after each
+/// page. Can be repeated after a failure: keys under the newest version stay as they are.
 pub(crate) async fn rewrap(
     connection: &mut PgConnection,
     kek: &Kek,
@@ -82,7 +82,7 @@ pub(crate) async fn rewrap(
     Ok(counts)
 }
 
-/// Seals the database with the newest key, so that older ones can go.
+/// Seals the database with the newest key-encryption key, so that older ones can be deleted.
 async fn rewrap_seal(connection: &mut PgConnection, kek: &Kek) -> Result<(), RewrapError> {
     let (sealed, pin): (Vec<u8>, Vec<u8>) = sqlx::query_as("SELECT sealed, pin FROM key_directory")
         .fetch_one(&mut *connection)
@@ -105,7 +105,8 @@ async fn rewrap_seal(connection: &mut PgConnection, kek: &Kek) -> Result<(), Rew
     Ok(())
 }
 
-/// Wraps the keys of the next page of a table. Returns its last place, or `None` after the last page.
+/// Wraps the keys of the next page of a table. Returns cluster and purpose of the page's last row,
+/// or `None` after the last page.
 async fn rewrap_page(
     connection: &mut PgConnection,
     kek: &Kek,
@@ -137,7 +138,7 @@ async fn rewrap_page(
             _ => KeyPurpose::ClientCa,
         };
         let again = kek.unwrap(cluster, kind, &wrapped).and_then(|key| {
-            // Open what was wrapped before the old form is overwritten.
+            // Check that the new form opens, before it overwrites the old one.
             let again = kek.wrap(cluster, kind, &key)?;
             kek.unwrap(cluster, kind, &again).map(|_| again)
         });

@@ -1,6 +1,6 @@
-//! Finds the cluster of an agent's key. A row alone proves nothing, because whoever can write to the
-//! database can insert one: the texts in it must be signed by the agent and by its token's key, and
-//! the token's grant by an issuer of the cluster.
+//! Finds the cluster of an agent's key. A row alone proves nothing, because an intruder in the
+//! database can insert one. The texts in the row must be signed by the agent and by its token's
+//! key, and the token's grant by an issuer of the cluster.
 
 use discovery_types::jws::{Jws, JwsType};
 use discovery_types::key::PublicKey;
@@ -18,7 +18,7 @@ const MAX_ROWS_OF_KEY: i64 = 16;
 pub(crate) struct AgentCluster {
     /// The newest cluster that the key belongs to.
     pub cluster: Option<Uuid>,
-    /// Clusters of newer rows that prove nothing.
+    /// Clusters of newer rows in which a signature isn't valid.
     pub forged: Vec<Uuid>,
 }
 
@@ -29,7 +29,7 @@ struct HolderRow {
     /// The agent's record and the token's endorsement of it, in a seat's row.
     record: Option<String>,
     endorsement: Option<String>,
-    /// The redeem envelope, which contains both, in a ticket's row.
+    /// The redeem envelope, which contains record and endorsement, in a ticket's row.
     redeem: Option<String>,
     grant_jws: String,
     statements: Vec<String>,

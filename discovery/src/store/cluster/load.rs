@@ -399,8 +399,8 @@ fn agent(row: AgentRow, record: Arc<formation::AgentRecord>, uses: u32) -> Appli
     }
 }
 
-/// Whether a row's approval is one for this agent, by an admin whom the newest statement still lets
-/// approve hosts. Otherwise an issuer has to approve the agent again.
+/// Whether a row's approval is for this agent, and by an admin who may still approve hosts under
+/// the newest statement. Otherwise an issuer has to approve the agent again.
 fn is_approval(jws: &str, chain: &StatementChain, agent: formation::AgentKey) -> bool {
     let approval = jws.parse().ok().and_then(|jws| Approval::verify(&jws, chain).ok());
     approval.is_some_and(|approval| convert::key(&approval.agent) == agent)

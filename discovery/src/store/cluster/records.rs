@@ -35,7 +35,7 @@ pub(crate) struct Caches {
     grants: Mutex<Cache<Grant>>,
 }
 
-/// Results of one kind, by the hash of what was verified.
+/// Results of one kind, by the hash of the verified text.
 #[derive(Debug)]
 struct Cache<T> {
     results: BTreeMap<Digest, Arc<T>>,
@@ -49,8 +49,8 @@ impl<T> Default for Cache<T> {
     }
 }
 
-/// Estimates the memory of a result from the length of its signed texts: a parsed value holds the
-/// text and once more what is in it.
+/// Estimates the memory of a cached result, in bytes, from the length of its signed texts. A parsed
+/// value holds the text, and the text's content a second time.
 fn cached_size(text_bytes: usize) -> usize {
     text_bytes.saturating_mul(2).saturating_add(FIXED_SIZE)
 }
@@ -205,7 +205,7 @@ mod tests {
         assert_eq!(read_cache(&cache, &first), Some(Arc::new(0)));
         write_cache(&cache, Digest::of(b"one more"), &Arc::new(1), 10_000);
         assert_eq!((count(), read_cache(&cache, &first)), (1, None));
-        // A result that is cached again takes no more room.
+        // Caching a result again takes no more memory.
         write_cache(&cache, Digest::of(b"one more"), &Arc::new(1), 10_000);
         assert_eq!(cache.lock().unwrap().size, cached_size(10_000));
     }

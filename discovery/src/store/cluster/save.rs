@@ -102,7 +102,8 @@ const EVENTS: WriteParts = &["
 pub(super) struct SaveContext<'a> {
     pub(super) next_deadline: Option<formation::UnixMicros>,
     pub(super) now: formation::UnixMicros,
-    /// The request's source address and virtual machine are also stored with new agents.
+    /// Facts about the request. Its source address and virtual machine are also stored with new
+    /// agents.
     pub(super) request: &'a RequestDetails<'a>,
     /// Changes of the cluster, each of which becomes an event.
     pub(super) changes: &'a [&'a ClusterChange],
@@ -186,8 +187,8 @@ fn write_statement(tables: impl Iterator<Item = WriteParts>, notifies: bool) -> 
     }
 }
 
-/// Adds to an event's body what an auditor asks next: with which token and from where an agent
-/// came, or who revoked which token.
+/// Adds details for auditors to an event's body: with which token and from where an agent came, or
+/// who revoked which token.
 fn add_details(
     body: &mut Value,
     change: &ClusterChange,
@@ -276,7 +277,8 @@ fn agent_row(
         Seating::Absent => (None, None),
     };
     let (session, release) = (agent.session, agent.release.as_ref());
-    // Other agents' rows can change in the same step.
+    // The virtual machine is that of the requesting agent. Other agents' rows can change in the
+    // same step.
     let instance = request.instance.filter(|(asker, _)| *asker == key).map(|(_, name)| name);
     Ok(json!({
         "size": cluster.statement.size,
