@@ -83,7 +83,8 @@ async fn a_clock_that_was_ahead_for_a_while_lets_no_assertion_be_used_twice() {
     set_clock(&world, &service, 0).await;
     let (status, body) = exchange(&world, &service, &world.owner, &assertion).await;
     assert_eq!((status, code(&body)), (401, Code::AssertionRefused), "{body}");
-    // An assertion that was used while the clock was ahead can't be used before its time.
+    // An assertion that was used while the clock was ahead can't be used after the clock was set
+    // back.
     set_clock(&world, &service, TEN_MINUTES).await;
     let ahead = Assertion::sign(&world.owner, &issuer, service.app().clock.seconds());
     assert_eq!(exchange(&world, &service, &world.owner, &ahead).await.0, 200);
@@ -220,7 +221,7 @@ async fn an_admin_planted_in_the_database_has_no_rights_and_raises_an_alarm() {
     service.stop().await;
 }
 
-/// While a command asks a person, nothing runs that would notice the service's end of an idle
+/// While a command waits for an answer at its prompt, nothing notices that the service ends an idle
 /// connection. The next request needs a new connection.
 #[tokio::test]
 async fn an_admin_who_thinks_for_a_while_can_still_send() {

@@ -32,7 +32,7 @@ async fn a_list_has_approved_hosts_alone_and_comes_with_their_approvals() {
     let key = |agent: &TestAgent| *agent.key.public();
     let approve = |agent| Approval { cluster, agent };
 
-    // Approvals that don't count.
+    // An approval for another cluster, by an unknown key, or of an unknown agent is refused.
     let foreign = Approval { cluster: Uuid::now_v7(), agent: key(&agents[0]) };
     for refused in
         [foreign.sign(&world.owner), approve(key(&agents[0])).sign(&SigningKey::generate())]
@@ -44,7 +44,7 @@ async fn a_list_has_approved_hosts_alone_and_comes_with_their_approvals() {
     let error = admin.approve_host(cluster, &unknown).await.unwrap_err();
     assert_eq!(error.code(), Some(Code::UnknownKey));
 
-    // The third host was first to be approved, and takes the seat of another one.
+    // The third host is approved first, and takes the seat of a host without an approval.
     for agent in [&agents[2], &agents[0]] {
         admin.approve_host(cluster, &approve(key(agent)).sign(&world.owner)).await.unwrap();
     }

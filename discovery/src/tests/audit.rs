@@ -33,7 +33,7 @@ async fn each_event_of_a_cluster_is_read_in_order_and_has_the_hash_of_its_conten
         assert_eq!(event.hash, event.computed_hash(&statement.cluster));
         previous = event.hash;
     }
-    // Two parts of the chain are the whole.
+    // Two consecutive pages make up the whole chain.
     let (first, rest) = (
         read(&admin, statement.cluster, 0, 2).await,
         read(&admin, statement.cluster, 2, 1_000).await,
@@ -41,7 +41,7 @@ async fn each_event_of_a_cluster_is_read_in_order_and_has_the_hash_of_its_conten
     assert_eq!([first.events, rest.events].concat(), all.events);
     let beyond = read(&admin, statement.cluster, u64::MAX, 10).await;
     assert_eq!((beyond.last, beyond.events.len()), (all.last, 0));
-    // The service has a chain of its own, and an unknown cluster has an empty one.
+    // The service has a chain of its own. The chain of an unknown cluster is empty.
     assert!(read(&admin, Uuid::nil(), 0, 10).await.last > 0);
     assert_eq!(read(&admin, Uuid::now_v7(), 0, 10).await.last, 0);
     let query = EventQuery { stream: Uuid::nil(), after: None, limit: Some(0) };
@@ -49,7 +49,7 @@ async fn each_event_of_a_cluster_is_read_in_order_and_has_the_hash_of_its_conten
     service.stop().await;
 }
 
-/// Requests that are refused because of the caller become one event for each kind of them.
+/// Requests that are refused because of the caller become events, one for each kind of request.
 #[tokio::test]
 async fn refused_requests_are_events_of_the_service() {
     let world = TestInstallation::new().await;
@@ -63,7 +63,7 @@ async fn refused_requests_are_events_of_the_service() {
     }
     let (status, _) = super::support::get(&world, &service, "/v1/clusters").await;
     assert_eq!(status, 401);
-    // A request that anybody may make wrong is no event.
+    // An unknown path isn't refused because of the caller, so it is no event.
     let (status, _) = super::support::get(&world, &service, "/v1/nothing").await;
     assert_eq!(status, 404);
     service.app().write_refusals().await;
@@ -84,8 +84,8 @@ async fn refused_requests_are_events_of_the_service() {
     service.stop().await;
 }
 
-/// The checkpoints of one service continue each other. One whose database was set back shows it, also
-/// when its chain has become as long again.
+/// The checkpoints of one service continue each other. After the database was set back, a
+/// checkpoint shows it, even when the chain has become as long again.
 #[tokio::test]
 async fn checkpoints_continue_each_other_unless_the_database_was_set_back() {
     let world = TestInstallation::new().await;
@@ -111,7 +111,7 @@ async fn checkpoints_continue_each_other_unless_the_database_was_set_back() {
     let first = fetch(&agent, 0).await;
     assert_eq!(first.last.number, read(&admin, cluster, 0, 1).await.last);
     assert_eq!(first.earlier, None);
-    // Neither an admin nor another cluster's agent gets one.
+    // Neither an admin nor another cluster's agent gets a checkpoint.
     assert!(admin.checkpoint(cluster, 0).await.is_err());
     let other = agent.client.checkpoint(Uuid::now_v7(), 0).await.unwrap_err();
     assert_eq!(other.code(), Some(Code::Forbidden));

@@ -103,7 +103,7 @@ async fn only_an_issuer_can_confirm_a_token_and_no_revoked_one() {
     let client = world.client(&service, Some(&thief));
     let refused = client.confirm_grant(grant.id, &signed).await.unwrap_err();
     assert_eq!(refused.code(), Some(Code::UnknownKey), "{refused}");
-    // Whoever can write to the database can't confirm a token either.
+    // An intruder in the database can't confirm a token either.
     for planted in [forged.as_str(), of_other.as_str(), "no JWS"] {
         sqlx::query("UPDATE grants SET confirmation = $1")
             .bind(planted)

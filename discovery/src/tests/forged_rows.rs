@@ -121,7 +121,7 @@ async fn an_agents_row_that_somebody_wrote_into_the_table_gives_no_access_token(
     let token = world.token(&admin, &statement).await;
     let honest = TestAgent::new(&world, &service, &statement, &token, 1);
     honest.redeem().await.unwrap();
-    // The intruder knows the grant and what others have signed, but not the token.
+    // The intruder knows the grant and the texts that others have signed, but not the token.
     let intruder = TestAgent::new(&world, &service, &statement, &token, 2);
     let thiefs_token = Token::generate(TokenKind::Boot);
     let others = honest.record.sign(&honest.key, token.key());
@@ -143,7 +143,7 @@ async fn an_agents_row_that_somebody_wrote_into_the_table_gives_no_access_token(
         let alarms = format!(r#"alarms_total{{kind="agent_rows_ignored"}} {number}"#);
         assert!(metrics.contains(&alarms), "{metrics}");
     }
-    // With the token the same row is an honest one.
+    // If the token signed the same row, the row is valid.
     sqlx::raw_sql("DELETE FROM agents WHERE seat IS NULL AND standby IS NULL")
         .execute(&mut world.database.connect().await)
         .await
@@ -169,7 +169,7 @@ async fn a_redeemed_ticket_that_somebody_wrote_into_the_table_gives_no_access_to
     let store = service.app().store.clone();
     let found = store.cluster_of_agent(newcomer.key.public()).await.unwrap();
     assert_eq!((found.cluster, found.forged), (Some(statement.cluster), vec![]));
-    // Somebody else's key takes the place of the newcomer's in the row of the ticket.
+    // The intruder's key replaces the newcomer's key in the ticket's row.
     let intruder = std::sync::Arc::new(SigningKey::generate());
     sqlx::query("UPDATE intents SET agent_key = $1")
         .bind(&intruder.public().as_bytes()[..])

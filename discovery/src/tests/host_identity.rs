@@ -57,7 +57,7 @@ impl World {
         token
     }
 
-    /// Makes a ticket with the same requirement.
+    /// Makes a ticket that requires an AWS instance of at most an hour's age.
     async fn ticket(&self, replaces: Option<MemberId>) -> Token {
         self.token(|grant| {
             grant.kind = TokenKind::Join;
@@ -68,7 +68,7 @@ impl World {
         .await
     }
 
-    /// Makes a replacement policy with the same requirement.
+    /// Makes a replacement policy that requires an AWS instance of at most an hour's age.
     async fn policy(&self) -> Token {
         self.token(|grant| {
             grant.version = 2;
@@ -147,7 +147,7 @@ async fn a_seat_is_for_a_virtual_machine_that_the_token_requires() {
 
     let own = world.agent(&token, 1, world.instance("i-1"));
     own.redeem().await.unwrap();
-    // The same key needs no document any more: it may be old by now.
+    // A key that redeems again needs no document, because a document can be too old by then.
     let mut again = world.agent(&token, 1, None);
     again = again.copy_with_key(&world.installation, &world.service, Arc::clone(&own.key));
     again.boot = 2;
@@ -167,12 +167,12 @@ async fn a_document_that_is_shown_again_gives_no_second_seat_while_the_first_hos
     let thief = world.agent(&token, 2, world.instance("i-1"));
     assert_refused(thief.redeem().await, "aws:i-1 takes part already", true);
     world.agent(&token, 3, world.instance("i-2")).redeem().await.unwrap();
-    // The host was rebuilt: its old key is silent, and its new one gets in when the lease has ended.
+    // The host was rebuilt. Its new key gets a seat when the lease of its silent old key has ended.
     wait_until("the old key's lease to end", async || thief.redeem().await.is_ok()).await;
     world.service.stop().await;
 }
 
-/// A key that came with a token without requirements gets no seat by one with them.
+/// A key that redeemed a token without requirements must meet the requirements of another token.
 #[tokio::test]
 async fn another_token_asks_a_known_key_for_its_document_too() {
     let world = World::new(3).await;
@@ -189,10 +189,10 @@ async fn another_token_asks_a_known_key_for_its_document_too() {
     with_key(world.instance("i-1")).redeem().await.unwrap();
     let shown = world.admin.redemptions(required.id()).await.unwrap().redemptions;
     assert_eq!(shown[0].instance.as_deref(), Some("aws:i-1"));
-    // The machine counts, although its key was there before.
+    // The machine counts as used, although its key redeemed a token before it showed the document.
     let other = world.agent(&required, 2, world.instance("i-1"));
     assert_refused(other.redeem().await, "i-1 takes part already", true);
-    // Nor does a revoked token give anything to a known key.
+    // A revoked token admits no known key either.
     let revoked = world.token(|grant| grant.require = Vec::new()).await;
     world.admin.revoke_grant(revoked.id()).await.unwrap();
     let again = world.agent(&revoked, 1, None);
@@ -221,7 +221,7 @@ async fn a_newcomer_is_no_virtual_machine_that_is_a_member_already() {
     newcomer.join().await.unwrap();
     let other = world.ticket(None).await;
     assert_refused(join(&other, world.instance("i-2")).await, "i-2 waits for a place", true);
-    // A machine that was rebuilt replaces itself.
+    // The ticket of a rebuilt machine replaces the machine's own member.
     let rebuilt = world.ticket(Some(founder)).await;
     world.agent(&rebuilt, 9, world.instance("i-1")).join().await.unwrap();
     world.service.stop().await;
@@ -261,7 +261,7 @@ async fn a_standby_under_a_policy_is_a_virtual_machine_that_waits_once() {
     assert_refused(join(7, world.instance("i-1")).await, "is member node-1", false);
     join(8, world.instance("i-2")).await.unwrap();
     assert_refused(join(9, world.instance("i-2")).await, "i-2 waits for a place", true);
-    // The first host asks no more.
+    // The first host counts as gone, because it hasn't asked for five minutes.
     sqlx::query("UPDATE intents SET seen_us = seen_us - 300000000")
         .execute(&mut world.installation.database.connect().await)
         .await
@@ -285,7 +285,7 @@ async fn keys_are_read_again_and_a_broken_file_leaves_the_last_ones_in_use() {
     app.identity_keys.reload(&app.metrics);
     std::fs::write(folder.join("aws.pem"), "junk").unwrap();
     app.identity_keys.reload(&app.metrics);
-    // The document of another agent's key is not this one's.
+    // The document is bound to the first agent's key, so another agent can't use it.
     let stolen = world.agent(&token, 2, agent.identity.clone());
     assert_refused(stolen.redeem().await, "for the audience", false);
     agent.redeem().await.unwrap();

@@ -224,7 +224,7 @@ impl<'a> Template<'a> {
         flipped[2][63] ^= 0x80;
         let mut raised = good;
         add_order(&mut raised);
-        // The neutral element as public nonce, with a scalar of zero: valid under a key of small
+        // The neutral element as nonce, with a scalar of zero: valid under a public key of small
         // order.
         let mut neutral = [0; 64];
         neutral[0] = 1;
@@ -250,13 +250,13 @@ impl<'a> Template<'a> {
             .collect()
     }
 
-    /// Vectors whose bytes are right in another spelling.
+    /// Vectors with the good JWT's bytes in another encoding.
     fn text_vectors(&self) -> Vec<Vector> {
         let good = self.good();
         let parts: Vec<&str> = good.split('.').collect();
         let signature = BASE64URL_NOPAD.decode(parts[2].as_bytes()).unwrap();
         let padded = BASE64URL.encode(&signature);
-        // The last character of 64 bytes in base64url has four bits that mean nothing.
+        // Base64url encodes 64 bytes in 86 characters, and the last character has four unused bits.
         let last = parts[2].chars().last().unwrap();
         let alphabet = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_";
         let next = alphabet.chars().nth(alphabet.find(last).unwrap() | 1).unwrap();
@@ -284,8 +284,7 @@ impl<'a> Template<'a> {
     }
 }
 
-/// Adds the group's order to the scalar of a signature, which many verifiers take for the same
-/// scalar.
+/// Adds the group's order to the scalar of a signature. Many verifiers accept the result.
 fn add_order(signature: &mut [u8; 64]) {
     let mut carry = 0;
     for (byte, order) in signature[32..].iter_mut().zip(ED25519_ORDER) {

@@ -129,7 +129,7 @@ async fn a_poll_that_changes_more_than_a_lease_takes_a_transaction() {
         other(|renewal| renewal.cluster = uuid::Uuid::now_v7()),
     ];
     assert_eq!(waiting.renew(&others).await, [None; 7]);
-    // One that doesn't fit holds up no other one.
+    // A renewal that isn't possible doesn't hold up the others.
     let mixed = [others[0].clone(), fits.clone(), others[3].clone()];
     let places: Vec<bool> = waiting.renew(&mixed).await.iter().map(Option::is_some).collect();
     assert_eq!(places, [false, true, false]);
@@ -204,7 +204,7 @@ async fn only_an_open_cluster_that_has_nothing_due_is_postponed() {
         // The second agent's lease has lapsed.
         (false, "UPDATE agents SET lease_us = now_us() - 1 WHERE seat = 2"),
         (true, "UPDATE agents SET lease_us = now_us() + 50000000 WHERE seat = 2"),
-        // A backoff ends first.
+        // The first agent's backoff ends before any lease.
         (true, "UPDATE agents SET held_us = now_us() + 20000000 WHERE seat = 1"),
         // A backoff that has ended is no deadline.
         (true, "UPDATE agents SET held_us = now_us() - 1 WHERE seat = 1"),

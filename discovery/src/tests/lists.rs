@@ -41,7 +41,7 @@ async fn the_pages_of_a_list_hold_each_cluster_that_fits_the_filters_once() {
     };
     let two = created("two").await;
     admin.abandon(two.cluster, "no longer wanted").await.unwrap();
-    // The name is free again.
+    // The name `two` is free again.
     world.cluster(&admin, "two", 1).await;
     world.draft(&admin, "draft", 1).await;
 
@@ -246,8 +246,8 @@ async fn random_lists_in_pages_of_any_size_show_what_a_model_shows() {
         change_one(&mut random, (&world, &admin), &mut model, &mut drafts).await;
         let (query, fits) = random_query(&mut random, &model);
         let limit = 1 + random.below(4) as u16;
-        // In one of two runs a cluster is made between two pages. It is newer than the pages that
-        // follow, so nobody sees it.
+        // In about half of the runs, a cluster is made between two pages. It is newer than the
+        // remaining pages, so no page shows it.
         let mut grows = random.once_in(2);
         let expected: Vec<(Uuid, ClusterState)> =
             model.iter().filter(|cluster| fits(cluster)).map(|c| (c.id, c.state)).collect();

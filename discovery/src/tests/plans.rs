@@ -127,7 +127,7 @@ async fn list_everything(world: &TestInstallation, service: &RunningService) {
         ClusterQuery { name: Some("made-17".parse().unwrap()), ..page() },
         ClusterQuery { name: Some("no-such-name".parse().unwrap()), ..page() },
         ClusterQuery { state: states(&[ClusterState::Open]), ..page() },
-        // There is none in this state.
+        // No cluster is in this state.
         ClusterQuery { state: states(&[ClusterState::Abandoned]), ..page() },
         ClusterQuery { state: states(&ClusterState::ALL), ..page() },
         ClusterQuery { created_before_ms: Some(hour_ago), ..page() },

@@ -109,7 +109,7 @@ async fn a_redeem_for_another_service_or_by_another_connection_is_refused() {
     service.stop().await;
 }
 
-/// The answer must not say that there is such a token.
+/// The answer must not reveal that the token exists.
 #[tokio::test]
 async fn wrong_secrets_of_a_token_are_answered_as_an_unknown_token_and_raise_an_alarm() {
     let world = TestInstallation::new().await;

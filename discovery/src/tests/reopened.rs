@@ -89,8 +89,8 @@ async fn an_expired_cluster_forms_after_its_owner_reopened_it() {
     service.stop().await;
 }
 
-/// The ledger has to forget the expiry then: otherwise a database that was set back to the time
-/// before the end would form the abandoned cluster.
+/// The abandonment has to replace the expiry in the ledger. Otherwise a database that was set back
+/// to the time before the end would form the abandoned cluster.
 #[tokio::test]
 async fn a_reopened_cluster_that_is_abandoned_stays_abandoned_in_a_restored_database() {
     let world = TestInstallation::new().await;
@@ -121,7 +121,7 @@ async fn a_reopened_cluster_that_is_abandoned_stays_abandoned_in_a_restored_data
     service.stop().await;
 }
 
-/// The backup is of the open cluster, which has a later deadline than the one that passed.
+/// The backup was made after the reopening, so its deadline is later than the one that passed.
 #[tokio::test]
 async fn a_reopened_cluster_stays_open_in_a_restored_database() {
     let world = TestInstallation::new().await;
@@ -174,7 +174,8 @@ async fn a_reopened_cluster_refuses_a_token_that_ended_long_ago() {
     let (id, token) = (statement.cluster, world.token(&admin, &statement).await);
     let agents = agents(&world, &service, (&statement, &token));
     agents[0].redeem().await.unwrap();
-    // Three hours later the cluster, its token, and the time that lists allow are over.
+    // Three hours later, the cluster's deadline and the token's expiry are past. So is the time
+    // after the expiry in which lists still accept the token.
     sqlx::raw_sql(
         "CREATE OR REPLACE FUNCTION now_us() RETURNS bigint LANGUAGE sql VOLATILE AS
          $$ SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint + 10800000000 $$",
@@ -193,7 +194,7 @@ async fn a_reopened_cluster_refuses_a_token_that_ended_long_ago() {
     service.stop().await;
 }
 
-/// Approvals stay through an expiry, and so does the freeing of a token's seats.
+/// An expiry changes neither approvals nor the freeing of a token's seats.
 #[tokio::test]
 async fn approvals_and_freed_seats_outlast_an_expiry() {
     let world = TestInstallation::new().await;
@@ -223,7 +224,7 @@ async fn approvals_and_freed_seats_outlast_an_expiry() {
     for agent in &agents {
         agent.redeem().await.unwrap();
     }
-    // The first host is approved still; the second one's approval completes the list.
+    // The first host is still approved. The second host's approval completes the list.
     assert!(agents[0].poll(None).await.unwrap().proposal.is_none());
     approve(&agents[1]).await;
     let seen = agents[0].poll_until(|seen| seen.proposal.is_some()).await;

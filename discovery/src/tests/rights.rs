@@ -1,8 +1,9 @@
 //! Every route with every kind of caller: who may do what, as the running service answers.
 //!
-//! In the table, `-` is a refusal because of the caller, `yes` a request that was judged by what it
-//! asks for, and `?` one whose body was never fit to be judged. An agent of another cluster has the
-//! column `foreign`. A route whose rights depend on the body shows the most that a caller may do.
+//! In the table, `-` means that the caller was refused. `yes` means that a request was judged by
+//! its content, and `?` that no request had a body that could be judged. An agent of another
+//! cluster has the column `foreign`. A route whose rights depend on the body shows the most that a
+//! caller may do.
 
 use std::sync::Arc;
 
@@ -32,7 +33,7 @@ use crate::server::RunningService;
 /// whose body is refused tells nothing about rights.
 const ATTEMPTS: u64 = 60;
 
-/// Maximum number of times that a request is sent which the service can't answer now.
+/// Maximum number of attempts to send a request while the service can't answer it.
 const TRIES: u32 = 20;
 
 /// Pause before a request is sent again.
@@ -41,12 +42,12 @@ const PAUSE: std::time::Duration = std::time::Duration::from_millis(500);
 /// Answer to the question whether a caller may use a route.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Right {
-    /// No request got as far as the check.
+    /// No request reached the check of rights.
     Unknown,
-    /// Requests were refused only because of what was signed in them.
+    /// Requests were refused only because of their signed content.
     Judged,
-    /// A request was refused because of the caller. Some routes read what was signed before they
-    /// know the caller, so this outweighs [`Right::Judged`].
+    /// A request was refused because of the caller. Some routes read the signed content before they
+    /// check the caller, so this outweighs [`Right::Judged`].
     Refused,
     /// A request passed the check.
     Allowed,
@@ -268,7 +269,7 @@ async fn each_route_serves_the_callers_that_it_is_for() {
     let mut table = format!("{:62}{}\n", "", names.join(" "));
     let mut operations: Vec<(usize, (String, String))> =
         rights.maker.operations().into_iter().enumerate().collect();
-    // Accepting the database ends clusters, and retiring ends this one.
+    // These routes come last: accepting the database ends clusters, and retiring ends this cluster.
     let is_last = |path: &str| path.ends_with("/accept") || path.contains("retire");
     operations.sort_by_key(|(_, (_, path))| is_last(path));
     let mut lines = Vec::new();

@@ -20,8 +20,8 @@ const SETTLE_TIME: Duration = Duration::from_millis(300);
 /// Maximum number of round trips of a request that changes a cluster. Four are BEGIN with the lock,
 /// one read, one write and COMMIT. The fifth is a ping when the pool takes the connection back.
 const CHANGE_TRIPS: usize = 5;
-/// Number of round trips after a small change, which tell other processes of it: the notification,
-/// and a ping when the pool takes the connection back. Many changes share them.
+/// Number of round trips that tell other processes of a small change, after its COMMIT: the
+/// notification, and a ping when the pool takes the connection back. Many changes share them.
 const HINT_TRIPS: usize = 2;
 /// Maximum number of round trips of a request that reads a cluster. One is the read. The others are
 /// pings when the connection leaves the pool and returns to it.
@@ -111,7 +111,7 @@ async fn start_counted(world: &TestInstallation) -> (RunningService, Counter) {
     args.database.pool_size = 2;
     args.times.sweep = Duration::from_secs(3_600);
     let service = start(args).await.unwrap();
-    // Wait for the sweep at the start, and the count of clusters after it. No other one follows.
+    // Wait for the sweep at the start, and the count of clusters after it. No other sweep follows.
     wait_until("it has swept", async || {
         service.app().metrics.text().contains("muster_discovery_clusters{")
     })

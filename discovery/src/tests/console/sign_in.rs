@@ -125,7 +125,7 @@ async fn a_cookie_is_no_access_token_and_an_access_token_is_no_cookie() {
     let authorization = format!("Bearer {token}");
     let page = anonymous.send("GET", "/clusters", &[("authorization", &authorization)]).await;
     assert_eq!(page.status, 401, "{page:?}");
-    // The listeners share no path.
+    // Neither listener serves the paths of the other.
     assert_eq!(world.browser.get("/v1/clusters").await.status, 404);
     assert_eq!(get(&world.world, &world.service, "/clusters").await.0, 404);
     world.service.stop().await;
@@ -222,7 +222,7 @@ async fn forms_of_other_sites_are_refused() {
     assert_eq!(world.browser.get("/clusters").await.status, 200, "still signed in");
     let mut other = Browser { cookie: None, ..world.browser.clone() };
     assert_eq!(other.sign_in(&link).await.status, 303, "the link is still good");
-    // A browser that doesn't know Fetch Metadata names its origin.
+    // A browser without Fetch Metadata sends the header `Origin`.
     let page = world.browser.send("POST", "/sign-out", &[("origin", &own)]).await;
     assert_eq!((page.status, page.header("location")), (303, Some("/signed-out")), "{page:?}");
     assert!(page.header("set-cookie").unwrap().contains("Max-Age=0"));

@@ -23,7 +23,8 @@ impl EventStream {
         EventStream { stream, received: String::new() }
     }
 
-    /// Reads until what was received satisfies `wanted`, or the stream ends. Returns whether it ended.
+    /// Reads until the received text satisfies `wanted`, or the stream ends. Returns whether it
+    /// ended.
     async fn read_until(&mut self, wanted: impl Fn(&str) -> bool) -> bool {
         let read = async {
             while !wanted(&self.received) {
@@ -95,7 +96,7 @@ async fn a_stream_says_that_its_cluster_has_changed_and_ends_with_the_process() 
     let most = 1 + started.elapsed().as_secs() as usize;
     assert!(EventStream::events(&stream.received) <= most, "{}", stream.received);
 
-    // A page that was read before the changes is told so at once.
+    // The stream of a page that was read before the changes begins with an event.
     let mut late = EventStream::open(&world.browser, &live).await;
     late.read_until(|text| EventStream::events(text) == 1).await;
     world.service.stop().await;

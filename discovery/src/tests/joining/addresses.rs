@@ -59,7 +59,7 @@ async fn members_get_the_newest_address_of_each_member_that_moved() {
     }
     let seen = cluster.exchange(third, None).await.unwrap();
     assert_eq!(cluster.hosts(&seen), ["10.1.0.12", "10.1.0.21"]);
-    // A proof with a renewed certificate replaces the one from before.
+    // A statement with an equal number replaces the stored one, as after a certificate renewal.
     let own = cluster.address(second, 5, 21).await;
     let seen = cluster.exchange(second, Some(own.clone())).await.unwrap();
     assert!(seen.contains(&own));

@@ -140,7 +140,8 @@ async fn a_standby_that_asks_no_more_is_shown_to_no_agent_until_it_asks_again() 
     assert_eq!(listed().await.1, 1);
     assert!(listed().await.0 > rev, "agents that poll learn of it");
 
-    // One that was gone for more than a day is forgotten when the next one comes.
+    // A standby that asked last more than a day ago is deleted when the next host becomes a
+    // standby.
     cluster.age_standbys(86_401).await;
     cluster.standby(&token, 10).join().await.unwrap();
     assert_eq!(code(cluster.admin.intent(id, operation, None).await), Code::NotFound);
@@ -218,7 +219,7 @@ async fn a_cluster_has_at_most_eight_policies() {
     cluster.service.stop().await;
 }
 
-/// An operator may say who replaces the dead, and not who founds a cluster.
+/// An operator's policy gives no seat in a forming cluster, and an issuer can't sign a policy.
 #[tokio::test]
 async fn an_operators_policy_gives_no_seat_and_an_issuer_makes_none() {
     let world = TestInstallation::new().await;

@@ -299,8 +299,8 @@ async fn silent_members_allow_a_retirement_and_a_reused_name_is_not_taken_back()
     cluster.service.stop().await;
 }
 
-/// The service was down for so long that each report is old. Nobody may conclude from that that the
-/// members don't run.
+/// The service was down for so long that each report is old. Then the service must not call the
+/// members silent.
 #[tokio::test]
 async fn members_that_could_not_report_are_awaited_and_not_called_silent() {
     let cluster = CommittedCluster::of(3).await;
@@ -314,7 +314,7 @@ async fn members_that_could_not_report_are_awaited_and_not_called_silent() {
     let refused = cluster.admin.retire(id, &retire(&cluster, false)).await.unwrap_err();
     assert_eq!(refused.code(), Some(Code::MembersReport), "{refused}");
     assert!(refused.to_string().contains("could not report"), "{refused}");
-    // One of them reports.
+    // One of the members reports.
     cluster.report(&cluster.agents[0], Some(3), 50, &founders(&cluster)).await.unwrap();
     let told = cluster.admin.explain(id).await.unwrap().explain.remove(0);
     assert_eq!((told.code.as_str(), told.held_by.len()), ("members_awaited", 2));

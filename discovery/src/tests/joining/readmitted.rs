@@ -39,7 +39,7 @@ impl ForgottenMember {
         let leaves = agent.client.renew_leaves(id, &agent.record.csr).await.unwrap();
         let ticket = intent.authority.clone();
         cluster.forget_joins().await;
-        // The access token from before would still be valid for a while.
+        // Connect anew, because the old access token would still be valid for a while.
         agent.connect_to(&cluster.world, &cluster.service);
         ForgottenMember { cluster, agent, ticket, leaves }
     }
@@ -86,7 +86,7 @@ async fn a_member_that_the_database_has_forgotten_proves_how_it_joined() {
     let (agent, id) = (&forgotten.agent, forgotten.cluster.statement.cluster);
     assert_eq!(code(agent.client.intents(id, None, false).await), Code::UnknownKey);
 
-    // The members that are known haven't reported yet.
+    // The known members haven't reported yet.
     let early = forgotten.send(agent, &forgotten.request()).await;
     assert_eq!(code(early), Code::WrongState);
     forgotten.confirm(&[(MEMBER, true)], 30).await;
@@ -101,12 +101,13 @@ async fn a_member_that_the_database_has_forgotten_proves_how_it_joined() {
     let shown = forgotten.cluster.admin.show_cluster(id).await.unwrap();
     let own = shown.present.members.iter().find(|shown| shown.id == MemberId::new(MEMBER));
     assert!(own.is_some_and(|own| own.last_heard_ms.is_some()), "{:?}", shown.present.members);
-    // Its ticket stays used.
+    // The readmitted member's ticket stays used.
     assert_eq!(agent.join().await.unwrap().intent.state, IntentState::Added);
     forgotten.cluster.service.stop().await;
 }
 
-/// The database has forgotten the policy, too. Another host under it is a standby as before.
+/// The database has forgotten the policy, too. Another host under the policy is a standby as
+/// before.
 #[tokio::test]
 async fn a_member_that_came_by_a_forgotten_policy_proves_how_it_joined() {
     let cluster = CommittedCluster::of(3).await;
@@ -127,7 +128,7 @@ async fn a_member_that_came_by_a_forgotten_policy_proves_how_it_joined() {
 #[tokio::test]
 async fn a_member_whose_removal_the_database_has_forgotten_does_not_come_back() {
     let forgotten = ForgottenMember::new().await;
-    // The backup is older than the removal, too: the members no longer list it.
+    // The backup is older than the removal, too: the members no longer list the forgotten member.
     forgotten.confirm(&[], 40).await;
     let refused = forgotten.send(&forgotten.agent, &forgotten.request()).await;
     assert_eq!(code(refused), Code::WrongState);
@@ -183,7 +184,7 @@ async fn no_part_of_a_members_proof_can_be_replaced() {
         assert_eq!(code(refused), Code::Forbidden, "{what}");
     }
     assert_eq!(forgotten.send(&forgotten.agent, &honest).await.unwrap(), IntentState::Promoted);
-    // Whoever copied the whole host can't show the ticket for a second key either.
+    // A thief with a copy of the whole host can't use the ticket for a second key either.
     let signature = forgotten.signature(&thief);
     let copied = ReadmitRequest { redeem: thief.envelope(), signature, ..honest };
     assert_eq!(code(forgotten.send(&thief, &copied).await), Code::TicketTaken);
@@ -191,7 +192,7 @@ async fn no_part_of_a_members_proof_can_be_replaced() {
 }
 
 impl ForgottenMember {
-    /// An agent that knows the ticket's token, and endorses a record of its own with the same node.
+    /// Returns an agent with another key, which has the ticket's token and the same node.
     fn thief(&self) -> TestAgent {
         let key = std::sync::Arc::new(SigningKey::generate());
         self.agent.copy_with_key(&self.cluster.world, &self.cluster.service, key)
@@ -209,7 +210,7 @@ impl CommittedCluster {
         view.intent
     }
 
-    /// Removes from the database what a backup before the join wouldn't have.
+    /// Removes the rows that a backup from before the join doesn't have.
     async fn forget_joins(&self) {
         sqlx::raw_sql("DELETE FROM intents; DELETE FROM grants WHERE kind <> 'boot'")
             .execute(&mut self.world.database.connect().await)

@@ -1,4 +1,5 @@
-//! A cluster's CAs are replaced at the service: what statements it takes, and what it issues by them.
+//! Tests of the replacement of a cluster's CAs: which statements the service accepts, and which CAs
+//! it issues by.
 
 use discovery_types::api::MemberCas;
 use discovery_types::csr::NodeKey;
@@ -10,7 +11,7 @@ use rustls::pki_types::pem::PemObject;
 use super::*;
 
 impl CommittedCluster {
-    /// Returns the next statement, with the CAs after the step. `new` are the CAs of a beginning.
+    /// Returns the statement for the next step. `new` are the CAs that the step `Begin` adds.
     fn stated(
         &self,
         chain: &StatementChain,
@@ -32,7 +33,7 @@ impl CommittedCluster {
         next
     }
 
-    /// Takes a step of the replacement at the service.
+    /// Signs the statement for the next step, and sends it to the service.
     async fn take(
         &self,
         chain: &mut StatementChain,
@@ -95,7 +96,7 @@ async fn the_service_issues_by_the_cas_of_the_newest_statement_and_deletes_the_o
     let credentials = cluster.admin.issue_credentials(id, &csr).await.unwrap();
     assert_eq!(der(&credentials.client_ca), der(&new.client));
 
-    // Taken back, and done again.
+    // Switch back to the old CAs, and again to the new ones.
     for _ in 0..2 {
         cluster.take(&mut chain, RotationStep::Switch, None).await.unwrap();
         let leaves = cluster.renewed(agent).await.unwrap();
@@ -123,7 +124,8 @@ async fn a_statement_with_cas_whose_keys_the_service_lacks_is_refused() {
         let refused = cluster.take(&mut chain, RotationStep::Begin, Some(&foreign)).await;
         assert_eq!(code(refused), Code::StatementRefused, "{made}");
     }
-    // Somebody writes CAs of their own into the database. No owner gets them to sign.
+    // An intruder writes other CAs into the database. The service doesn't give them to an owner to
+    // sign.
     for (purpose, pem) in [("peer", &foreign.peer), ("client", &foreign.client)] {
         sqlx::query("UPDATE other_authorities SET certificate = $1 WHERE purpose = $2")
             .bind(der(pem))
@@ -138,8 +140,8 @@ async fn a_statement_with_cas_whose_keys_the_service_lacks_is_refused() {
     cluster.service.stop().await;
 }
 
-/// A database of before the replacement has the keys of the old CAs alone, and agents show it the
-/// longer chain. An owner replaces the CAs again.
+/// A database from before the replacement has only the keys of the old CAs, although the chain
+/// names new ones. An owner replaces the CAs again.
 #[tokio::test]
 async fn after_the_loss_of_the_new_keys_the_cas_can_be_replaced_again() {
     let cluster = CommittedCluster::of(1).await;

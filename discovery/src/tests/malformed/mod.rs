@@ -25,7 +25,8 @@ use requests::RequestMaker;
 /// Number of requests. The environment variable `MALFORMED_REQUESTS` sets another one, and
 /// `MALFORMED_SEED` other requests.
 const REQUESTS: u64 = 50_000;
-/// Number of connections of each kind of caller. More would take the processors from other tests.
+/// Number of connections of each kind of caller. More connections would take processor time from
+/// other tests.
 const CONNECTIONS: u64 = 1;
 
 pub(in crate::tests) type Connection = tokio_rustls::client::TlsStream<tokio::net::TcpStream>;
@@ -101,7 +102,7 @@ fn check_answer(answer: &RawAnswer, is_http: bool, sent: &[u8]) {
     } else {
         assert!((200..500).contains(&answer.status), "{}", shown());
     }
-    // The HTTP library itself answers what isn't HTTP.
+    // The HTTP library answers bytes that aren't HTTP, without a problem document.
     if answer.status < 400 || !is_http || answer.body.is_empty() && sent.starts_with(b"HEAD ") {
         return;
     }
@@ -229,7 +230,7 @@ async fn malformed_requests_are_refused_and_change_nothing() {
     let world = TestInstallation::new().await;
     let mut args = world.args("ledger");
     args.times.poll = Duration::from_millis(5);
-    // No seat may end for want of a poll meanwhile.
+    // No seat may be lost because its agent doesn't poll meanwhile.
     args.times.lease = Duration::from_secs(3_600);
     (args.limits.rate, args.limits.burst) = (1_000_000, 1_000_000);
     let service = crate::server::start(args).await.unwrap();
@@ -268,7 +269,7 @@ async fn malformed_requests_are_refused_and_change_nothing() {
     println!("{} requests were refused", refused);
     assert_eq!(count_rows(&world).await, before);
 
-    // The host that the forming cluster still waits for comes, and the cluster forms.
+    // The forming cluster's last host comes, and the cluster forms.
     agents.push(TestAgent::new(&world, &service, &forming, &token, 3));
     form(&mut agents).await;
     service.stop().await;

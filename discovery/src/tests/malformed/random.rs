@@ -7,7 +7,7 @@ use crate::tests::random::Random;
 /// Maximum depth of the values that a schema describes.
 const MAX_DEPTH: u32 = 6;
 
-/// Texts and numbers that other programs have taken for something else.
+/// Returns a text, number or other value of a kind that programs often misread.
 pub(super) fn odd_value(random: &mut Random) -> Value {
     let long = "x".repeat(1 + random.below(9_000));
     let texts = [
@@ -101,7 +101,7 @@ pub(super) fn fitting_value(
     }
 }
 
-/// Whether a text may fit a schema's pattern: its length does, and it has as many dots.
+/// Whether a text may fit a schema's pattern, judged by the length or by the number of dots.
 fn may_fit(schema: &Value, text: &str) -> bool {
     let Some(pattern) = schema["pattern"].as_str() else {
         return schema["format"] != "uuid" || uuid::Uuid::try_parse(text).is_ok();
