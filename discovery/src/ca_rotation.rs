@@ -82,8 +82,8 @@ pub(crate) fn check_issuing(authorities: &Authorities, newest: &Statement) -> Re
 }
 
 impl App {
-    /// Makes new CAs for a running cluster. They are never read back from the database for an owner to
-    /// sign: an attacker who can write there could otherwise get an owner to sign other CAs.
+    /// Makes new CAs for a running cluster. They are never read back from the database for an owner
+    /// to sign. Otherwise an attacker who can write there could get an owner to sign other CAs.
     pub(crate) async fn make_other_cas(&self, cluster: Uuid) -> Result<CaPair, ApiError> {
         let running = self.running(cluster).await?;
         check_running(&running.cluster)?;

@@ -143,14 +143,14 @@ pub(crate) fn configure(config: &mut ServiceConfig) {
         .default_service(web::to(ops::not_found));
 }
 
-/// Path of one cluster, and the beginning of the paths of all that belongs to it.
+/// Path of one cluster, with which the paths of the cluster's parts begin.
 const ONE_CLUSTER: &str = "/v1/clusters/{id}";
 
 /// Routes of one cluster.
 ///
-/// The router compares a request with one route after the other. A path with an id is compared by a
-/// regular expression, which takes longer than the rest of a poll if it is done for each route. In
-/// this scope the id is matched once, and the rest of most paths is a constant text.
+/// The router compares a request with one route after the other. It compares a path with an id by a
+/// regular expression. Done for each route, that would take longer than the rest of a poll. In this
+/// scope the id is matched once, and the rest of most paths is a constant text.
 #[expect(clippy::too_many_lines, reason = "the whole table in one place, a line for each route")]
 fn one_cluster() -> Scope {
     web::scope(ONE_CLUSTER)
@@ -400,7 +400,7 @@ fn note_refusal(
 /// Logs each response of status 500 and above once, with its cause.
 fn log_fault(response: &ServiceResponse<impl MessageBody>, route: &str) {
     let status = response.status();
-    // The paths of stock etcd have tokens in them, and its module logs faults itself.
+    // The paths of stock etcd contain tokens, and `etcd_tokens` logs its own faults.
     if !status.is_server_error() || route.starts_with(v2::V2_PREFIX) {
         return;
     }

@@ -142,7 +142,7 @@ pub(super) async fn run(args: AdminArgs, printer: &mut Printer) -> Result<(), Cl
     }
 }
 
-/// Keeps an owner's key in the context, so that commands trust what it signs.
+/// Keeps an owner's key in the context, so that later commands trust its signatures.
 fn keep_owner(session: &mut AdminSession, admin: &Admin) -> Result<(), CliError> {
     if admin.is_owner() && !session.context.owners.contains(&admin.key) {
         session.context.owners.push(admin.key);

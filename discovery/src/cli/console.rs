@@ -76,8 +76,9 @@ fn fingerprint(link: &ConsoleLink) -> String {
     bytes.map(|byte| format!("{byte:02X}")).collect::<Vec<_>>().join(":")
 }
 
-/// Opens the link in a browser. Other users of this machine can read the arguments of a command, so the
-/// browser gets the path of a file that leads to the link, and that only this user can read.
+/// Opens the link in a browser. The browser gets the path of a file that leads to the link, and
+/// that only this user can read. The link itself isn't an argument, because other users of this
+/// machine can read a command's arguments.
 fn open_browser(session: &AdminSession, link: &ConsoleLink) -> Result<(), CliError> {
     let file = session.home.file_beside_contexts(LINK_FILE)?;
     // Refuse URLs with characters that HTML interprets: the service may be hostile.

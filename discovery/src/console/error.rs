@@ -27,7 +27,8 @@ struct ErrorPage {
     next: String,
     /// Command to run on the admin's machine.
     command: Option<&'static str>,
-    /// Whether the browser may hold a session that it didn't show, because another site's page led here.
+    /// Whether the browser may have a session whose cookie it didn't send, because another site's
+    /// page led to this one.
     may_be_signed_in: bool,
 }
 

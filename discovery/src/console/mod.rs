@@ -6,9 +6,9 @@
 //!   page and uses nothing up.
 //! - **Rights.** Each request looks the session and its admin up, and checks the role by `auth`, with
 //!   the actions of the API. So a revoked admin reads nothing more, and a page shows what the API shows.
-//! - **Reading.** Pages call the functions with which `handlers` answer, and the store. They change
-//!   nothing. The two forms, to sign in and to sign out, are the only requests that change anything, and
-//!   are taken from the console's own pages alone.
+//! - **Reading.** Pages call the functions with which `handlers` answer, and the store. Only the
+//!   two forms, to sign in and to sign out, change anything. They are accepted from the console's
+//!   own pages alone.
 //! - **Live pages.** A stream of server-sent events says that something has changed, at most once a
 //!   second; the script then fetches the page again. So a page is rendered in one way only, and works
 //!   without the script, by reloading. While it waits, a stream doesn't query the database: it uses the

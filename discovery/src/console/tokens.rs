@@ -49,7 +49,7 @@ pub(super) struct TokenRow {
     pub(super) worth: String,
     /// Number of hosts that have used the token.
     pub(super) used: u32,
-    /// Names of the hosts that used it last.
+    /// Names of the hosts that used the token last.
     pub(super) hosts: String,
     /// Number of hosts that `hosts` leaves out.
     pub(super) other_hosts: u32,
@@ -148,7 +148,7 @@ pub(super) async fn show(
     })
 }
 
-/// Makes the rows of these tokens, with the hosts that used each last.
+/// Makes the rows of these tokens. Each row names the hosts that used its token last.
 pub(super) async fn rows(app: &App, views: &[GrantView]) -> Result<Vec<TokenRow>, ConsoleError> {
     let now_ms = app.clock.micros() / 1_000;
     let ids: Vec<GrantId> = views.iter().map(|view| view.grant.id).collect();

@@ -79,12 +79,12 @@ pub(crate) struct Registrant {
 pub(crate) enum Registered {
     /// The member has a place now.
     Added {
-        /// Index of the change by which it got its place.
+        /// Index of the change by which the member got its place.
         created_index: u64,
     },
     /// The member had this place already.
     Known {
-        /// Index of the change by which it got its place.
+        /// Index of the change by which the member got its place.
         created_index: u64,
     },
 }
@@ -95,19 +95,20 @@ pub(crate) enum RegistrationRefusal {
     /// The registration has no usable name or URLs.
     #[error("{0}")]
     Unreadable(#[from] discovery_types::etcd_token::EtcdPeersError),
-    /// The member's id isn't the one of its URLs and the cluster token.
+    /// The member's id wasn't computed from its URLs and the cluster token.
     #[error(
         "this member's id was computed from other peer URLs or from another discovery URL or token: \
          give every member exactly the same one"
     )]
     WrongId,
-    /// The members before had another cluster token, so their ids belong to another cluster.
+    /// Earlier members had another cluster token, so their ids belong to another cluster.
     #[error(
         "the first member came with another form of the discovery URL or token: give every member \
          exactly the same one"
     )]
     OtherClusterToken,
-    /// Another host has registered the same peer URLs, or this host another name for them.
+    /// Another host has registered these peer URLs, or this host has registered them under another
+    /// name.
     #[error(
         "a member with these peer URLs has registered from {0} already: if its etcd has stopped, \
          its place is free within two minutes"
@@ -121,7 +122,7 @@ pub(crate) enum RegistrationRefusal {
     NameTaken {
         /// Name that is taken.
         name: String,
-        /// Address of the host that has it.
+        /// Address of the host that has the name.
         address: IpAddr,
     },
     /// All places are taken.
@@ -160,8 +161,8 @@ impl EtcdRegistry {
         listed
     }
 
-    /// Whether a client that waits for changes from the index `from` on has read an outdated list:
-    /// a member has lost its place at this index or a later one.
+    /// Whether a client that waits for changes from the index `from` on has read an outdated list.
+    /// That is so if a member has lost its place at this index or a later one.
     pub(crate) fn is_stale(&self, from: u64) -> bool {
         from <= self.lapse_index
     }

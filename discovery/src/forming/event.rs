@@ -434,7 +434,7 @@ fn with_session(key: &PublicKey, sent: &Session, event: ClusterEvent) -> Prepare
     }
 }
 
-/// Checks by its hash that a request is about the current list. If the request is about another
+/// Checks by the hash `h` that a request is about the current list. If the request is about another
 /// epoch, the state machine refuses it.
 fn check_current_list(cluster: &Cluster, epoch: u64, h: &Digest) -> Result<(), ApiError> {
     match &cluster.frozen {

@@ -69,7 +69,7 @@ pub(crate) async fn put(
 /// Maximum number of a cluster's replacement policies that are neither revoked nor expired.
 const MAX_POLICIES: usize = 8;
 
-/// Returns an error if the cluster has as many other policies as it may have.
+/// Returns an error if the cluster has [`MAX_POLICIES`] other policies already.
 async fn check_policy_limit(app: &App, cluster: Uuid, new: GrantId) -> Result<(), ApiError> {
     let stored = app.store.membership_changes(cluster).await?.policies;
     let is_other = |policy: &&StoredPolicy| {

@@ -1,4 +1,5 @@
-//! Stores where owners say that the discovery service is, and hands it to the cluster's agents.
+//! Stores the owners' statements of where the discovery service is, and hands the newest one to the
+//! cluster's agents.
 //!
 //! An agent verifies the statement itself. So this module checks it only in order to tell an owner
 //! of a mistake, and to keep the newest statement.

@@ -14,8 +14,8 @@ use crate::app::App;
 use crate::error::ApiError;
 
 impl App {
-    /// Stores the statement of the agent with this key, if it has one, and returns the newest ones of
-    /// all present members.
+    /// Stores the address statement of the agent with this key, if there is one. Returns the newest
+    /// statements of all present members.
     pub(crate) async fn exchange_addresses(
         &self,
         cluster: Uuid,

@@ -5,8 +5,8 @@
 //! list of them with their hashes is written. A folder without that list is not a backup.
 //!
 //! The service recognises a restored database and ledger. The database runs on another server than
-//! the one that is recorded in it, and the ledger is not in the place where it was written. The
-//! service then serves committed clusters, but forms nothing before an owner runs `db accept`.
+//! the recorded one, and the ledger is not in the place where it was written. The service then
+//! serves committed clusters, but forms nothing before an owner runs `db accept`.
 
 use std::collections::BTreeMap;
 use std::fs::{File, OpenOptions};

@@ -199,7 +199,7 @@ impl Store {
 /// One event of an event chain.
 #[derive(Clone, Debug)]
 pub(crate) struct StoredEvent {
-    /// When it happened: the database's time in microseconds.
+    /// When the event happened: the database's time in microseconds.
     pub at_us: UnixMicros,
     /// Kind of the event, such as "frozen".
     pub kind: String,

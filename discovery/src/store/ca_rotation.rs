@@ -123,7 +123,7 @@ impl Store {
         Ok(true)
     }
 
-    /// Stores how far a member is with the replacement of its cluster's CAs.
+    /// Stores a member's progress with the replacement of its cluster's CAs.
     pub(crate) async fn note_member_cas(
         &self,
         cluster: Uuid,
@@ -147,7 +147,7 @@ impl Store {
         Ok(())
     }
 
-    /// Returns how far each member is that has reported it.
+    /// Returns the reported progress of the members with the replacement of the cluster's CAs.
     pub(crate) async fn member_cas(
         &self,
         cluster: Uuid,

@@ -77,7 +77,7 @@ impl StoredPolicy {
 pub(crate) struct WaitReason {
     /// The reason, in the agent's words.
     pub reason: String,
-    /// Name of the member whose agent reported it.
+    /// Name of the member whose agent reported the reason.
     pub by: String,
     /// When the reason was reported.
     pub at_us: UnixMicros,

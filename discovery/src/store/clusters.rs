@@ -564,11 +564,11 @@ impl Store {
 
 /// Returns the SQL statement that lists clusters. Its parameters are: `$1` as in
 /// [`SUMMARY_COUNTS`], `$2` the filter's `created_from_us`, `$3` and `$4` its position, and `$5`
-/// its `name`. The limit is a part of the text: a plan for any limit would read and sort all
+/// its `name`. The limit is a part of the SQL text: a plan for any limit would read and sort all
 /// clusters.
 ///
-/// Each phase is a branch of its own, because the index `clusters_by_phase` has the clusters of one
-/// phase in the order of the list, but not those of several.
+/// Each phase is a branch of its own. The index `clusters_by_phase` has the clusters of one phase
+/// in the order of the list, but not those of several phases.
 fn list_statement(filter: &ClusterFilter<'_>) -> String {
     let name = if filter.name.is_some() { "c.name = $5" } else { "$5::text IS NULL" };
     let limit = filter.limit;

@@ -141,7 +141,8 @@ pub(crate) async fn connect(
     keys: &KeyDirectory,
     metrics: Arc<ServiceMetrics>,
 ) -> Result<Store, ConnectError> {
-    // A migration's text is long, and a slow disk is no reason to log it.
+    // Log no statements, not even slow ones: a migration's text is long, and a slow disk is no
+    // reason to log it.
     let quiet = options.clone().disable_statement_logging();
     let mut connection = quiet.connect().await.map_err(StoreError::from)?;
     let findings = check::check(&mut connection).await?;
@@ -188,8 +189,8 @@ pub(crate) async fn connect(
     Ok(store)
 }
 
-/// Waits until the pool has its first connection. A loaded server may need longer for one than a
-/// request may wait.
+/// Waits until the pool has its first connection. On a loaded server this can take longer than a
+/// request may wait for a connection.
 async fn wait_for_pool(store: &Store) -> Result<(), StoreError> {
     let deadline = Instant::now() + FIRST_CONNECTION_WAIT;
     loop {

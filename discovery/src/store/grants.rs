@@ -133,7 +133,7 @@ impl Store {
             super::cluster::append_event(&mut transaction, grant.cluster, now, "granted", &body)
                 .await?;
             if grant.kind == TokenKind::Heal {
-                // The cluster's agents wait for changes of the revision, and take the policy then.
+                // The cluster's agents wait for a new revision, and then fetch the policy.
                 super::intents::increment_revision(&mut transaction, grant.cluster).await?;
             }
         }

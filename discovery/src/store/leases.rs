@@ -103,10 +103,10 @@ SELECT id, next_deadline_us FROM clusters
 WHERE id = ANY($1) AND next_deadline_us > (SELECT now_us())";
 
 impl Store {
-    /// Renews leases in one statement. The result has one item for each renewal, in their order:
-    /// the cluster's next deadline if the lease was renewed, which can be earlier than necessary;
-    /// `None` if the poll needs a transaction. `generation` is the number of the database's history
-    /// that this process knows.
+    /// Renews leases in one SQL statement. The result has one item for each renewal, in the order
+    /// of `renewals`. If the lease was renewed, the item is the cluster's next deadline, which can
+    /// be earlier than necessary. If the poll needs a transaction, the item is `None`. `generation`
+    /// is the database's generation that this process knows.
     pub(crate) async fn renew_leases(
         &self,
         renewals: &[LeaseRenewal],

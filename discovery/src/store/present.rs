@@ -15,7 +15,7 @@ pub(crate) const MAX_ASKING: i64 = 16;
 #[derive(Clone, Debug)]
 pub(crate) struct Trouble {
     pub member: MemberId,
-    /// When the agent reported it.
+    /// When the agent reported the reason.
     pub at_us: UnixMicros,
     /// The reason, in the agent's words.
     pub text: String,
@@ -38,7 +38,7 @@ pub(crate) struct AskingHostRow {
     pub times: i64,
 }
 
-/// Returns the last reported trouble of each member, if it reported any.
+/// Returns the last reported trouble of each member that has reported one.
 pub(crate) async fn troubles(
     connection: &mut PgConnection,
     cluster: Uuid,
@@ -56,7 +56,7 @@ pub(crate) async fn troubles(
 }
 
 impl Store {
-    /// Returns the last reported trouble of each member, if it reported any.
+    /// Returns the last reported trouble of each member that has reported one.
     pub(crate) async fn troubles(&self, cluster: Uuid) -> Result<Vec<Trouble>, StoreError> {
         troubles(&mut *self.acquire().await?, cluster).await
     }

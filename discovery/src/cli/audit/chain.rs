@@ -52,9 +52,9 @@ pub enum AuditError {
     )]
     Backwards {
         chain: String,
-        /// Number of events then.
+        /// Number of events at the last verification.
         known: u64,
-        /// Number of events now.
+        /// Number of events that the chain has now.
         found: u64,
     },
     /// The service doesn't list a cluster that was there at the last verification.

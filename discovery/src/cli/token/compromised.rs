@@ -1,5 +1,5 @@
-//! `token compromised`: revokes a token that somebody else may have, frees the seats that it gave while
-//! the cluster forms, and says what to do about the hosts that used it.
+//! `token compromised`: revokes a token that somebody else may have, and frees the seats that it
+//! gave while the cluster forms. Says what to do about the hosts that used the token.
 
 use discovery_types::api::{ClusterState, ClusterSummary, IntentState, Redemption};
 use discovery_types::grant::{GrantId, TokenKind};

@@ -136,8 +136,8 @@ async fn put_grant(session: &AdminSession, grant: &Grant) -> Result<GrantView, C
     }
 }
 
-/// Prints `text`, which has the bundle in it, or the path of its file; and the agent's unit, if it is
-/// asked for.
+/// Prints `text`, which contains the bundle, or the path of the file with it. Prints the agent's
+/// unit as well, if it is requested.
 fn print_bundle(
     (text, unit): (&SecretString, Option<&str>),
     view: &GrantView,
