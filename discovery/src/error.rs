@@ -134,7 +134,7 @@ impl ApiError {
         self
     }
 
-    /// Whether the error means that rows are damaged: an internal error that no retry mends. Rows
+    /// Whether the error means that rows are damaged: an internal error that no retry fixes. Rows
     /// of a newer program aren't damaged: that program can read them.
     pub(crate) fn is_damage(&self) -> bool {
         self.problem.code == Code::Internal && !self.problem.retryable && !self.is_newer_data

@@ -10,8 +10,13 @@
 //! | `gate`, `members` | the start of work on a cluster; who its members are, and which of them report |
 //! | `forming` | one event on one cluster: the shell around the pure state machine |
 //! | `intents` | changes of running clusters, on their way to the clusters' own agents |
+//! | `etcd_tokens` | stock etcd's own discovery protocols, for clusters that Muster doesn't manage |
+//! | `host_identity` | the check of the identity documents that clouds sign for their hosts |
 //! | `store`, `ledger` | access to Postgres, the only SQL; the record of decisions kept outside Postgres |
-//! | `keydir`, `kek`, `ca` | the service's own keys, and the CA keys that it keeps for clusters |
+//! | `keydir`, `kek` | the service's own keys |
+//! | `ca`, `ca_rotation` | the CAs that the service keeps for clusters, and their replacement |
+//! | `background` | tasks that run without a request, such as sweeps |
+//! | `limits`, `refusals`, `throttle_log` | limits by address; the record of refused requests |
 //!
 //! `discovery-formation` decides and `discovery-types` verifies. This crate reads, locks, writes
 //! and answers.

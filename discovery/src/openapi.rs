@@ -105,8 +105,8 @@ struct Api;
 /// Adds to every operation how errors are sent and how a caller authenticates.
 struct Conventions;
 
-/// Paths that need no access token. `/v1/redeem`, `adopt` and `readmit` authenticate in their own
-/// ways.
+/// Paths that need no access token. `/v1/redeem`, `/v1/join`, `adopt` and `readmit` authenticate in
+/// their own ways.
 const TOKENLESS_PATHS: [&str; 12] = [
     "/v1/token",
     "/v1/context",

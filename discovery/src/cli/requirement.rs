@@ -15,7 +15,7 @@ pub(super) struct RequireArgs {
     pub(super) require: Vec<Requirement>,
 }
 
-/// Fields of each cloud, for the message about a wrong one.
+/// Fields of each cloud, as an error message lists them.
 const FIELDS: &str = "aws:account=ID[,region=NAME][,max-age=TIME], \
                       gcp:project=ID[,region=NAME][,max-age=TIME] or \
                       azure:subscription=ID,tenant=ID,audience=URI";

@@ -1,5 +1,4 @@
-//! Stock etcd as a client: its own discovery protocols v2 (HTTP) and v3 (gRPC), served by tokens that
-//! expire.
+//! Serves stock etcd's own discovery protocols, v2 (HTTP) and v3 (gRPC), for tokens that expire.
 //!
 //! * [`registry`] decides who is in the list of members.
 //! * This module checks tokens and applies decisions to the database. Both protocols use it.

@@ -1,8 +1,8 @@
 //! Queries on the replacement of a cluster's CAs.
 //!
-//! `authorities` holds the CAs that issue. `other_authorities` holds the pair that is trusted beside
-//! them: the new CAs before the switch, the old ones after it. Once the last statement trusts one pair
-//! alone, the rows of the other are deleted, and with them its keys.
+//! `authorities` holds the issuing CAs. `other_authorities` holds the other pair: the new CAs until
+//! the switch, the old ones after it. Once the newest statement trusts one pair alone, the rows of
+//! the other pair are deleted, and with them its keys.
 
 use discovery_types::api::MemberCas;
 use discovery_types::digest::MemberId;

@@ -71,7 +71,7 @@ struct RightsWorld {
     process: Uuid,
 }
 
-/// Adds admins of the three lower roles, and returns their keys.
+/// Adds an auditor, an issuer and an operator, and returns their keys.
 async fn add_admins(
     world: &TestInstallation,
     admin: &DiscoveryClient,

@@ -72,7 +72,7 @@ pub(crate) struct ClusterTransaction {
 pub(crate) struct GrantRow {
     pub id: String,
     pub cluster_id: Uuid,
-    /// Kind of the grant: `boot` or `join`.
+    /// Kind of the grant: `boot`, `join`, or `heal` for a replacement policy.
     pub kind: String,
     /// JWS of the grant.
     pub jws: String,
