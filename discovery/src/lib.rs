@@ -10,7 +10,7 @@
 //! | `gate`, `members` | the start of work on a cluster; who its members are, and which of them report |
 //! | `forming` | one event on one cluster: the shell around the pure state machine |
 //! | `intents` | changes of running clusters, on their way to the clusters' own agents |
-//! | `etcd_tokens` | stock etcd's own discovery protocols, for clusters that Muster doesn't manage |
+//! | `etcd_tokens` | stock etcd's own discovery protocols; their clusters aren't Muster's |
 //! | `host_identity` | the check of the identity documents that clouds sign for their hosts |
 //! | `store`, `ledger` | access to Postgres, the only SQL; the record of decisions kept outside Postgres |
 //! | `keydir`, `kek` | the service's own keys |

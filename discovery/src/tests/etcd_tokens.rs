@@ -297,8 +297,8 @@ async fn a_wrong_secret_for_a_known_token_raises_the_alarm() {
 }
 
 /// Two processes serve one list: a wait at one process is answered when a member registers at the
-/// other. A member whose host waits nowhere loses its place. Clients whose list contains this member
-/// are told to read the list again.
+/// other. A member whose host waits nowhere loses its place. Clients whose list contains this
+/// member are told to read the list again.
 #[tokio::test]
 async fn a_list_is_one_over_two_processes() {
     let world = TestInstallation::new().await;
