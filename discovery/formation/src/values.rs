@@ -183,7 +183,8 @@ pub struct Permissions {
     pub allow_low_ports: bool,
 }
 
-/// Newest verified statement of a cluster: its owner signed what the cluster is.
+/// Newest verified statement of a cluster, in which an owner has signed the cluster's size and
+/// rules.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Statement {
     /// SHA-256 of the statement's JWS.

@@ -42,8 +42,8 @@ impl Agent {
         }
     }
 
-    /// Checks whether this agent may hold `document` and so become a member. The error says why it
-    /// never may.
+    /// Checks whether this agent may hold `document` and so become a member. The error says why the
+    /// agent may never hold it.
     fn check_document(
         &self,
         rules: &Rules,

@@ -16,8 +16,8 @@ use crate::values::{
 /// where a variant says otherwise.
 #[derive(Clone, Debug)]
 pub enum AgentEvent {
-    /// The agent's record for this start is built and signed. If the journal's record still fits,
-    /// it is that one.
+    /// The agent's record for this start is built and signed. The journal's record is used again if
+    /// it still fits.
     RecordReady(Arc<AgentRecord>),
     /// The service answered a request. The value is the cluster's state in that answer.
     StatusReceived(ClusterStatus),
@@ -193,7 +193,8 @@ pub enum ProposalObjection {
     /// Rule S2 of `sign.rs`: two seats share a value that must be unique.
     #[error("S2: seats {one} and {other} share {clash}")]
     Duplicate { one: Seat, other: Seat, clash: RecordConflict },
-    /// Rule S2 of `sign.rs`: the members are spread over zones, and the zone of `seat` has too many.
+    /// Rule S2 of `sign.rs`: the members are spread over zones, and the zone of `seat` has too
+    /// many.
     #[error("S2: seat {seat} {why}")]
     Zone { seat: Seat, why: ZoneFault },
     /// Rule S4 of `sign.rs`: this host's clock is too far off the service's.

@@ -101,7 +101,8 @@ impl StepState<'_> {
         let same_record = known.record.hash == redeem.record.hash;
         let newer = known.session.is_none_or(|session| redeem.session.boot > session.boot);
         if self.is_forming() && known.record.grant != redeem.grant.id {
-            // Otherwise a key that one token has admitted could go on with a revoked one.
+            // Without this check, a key that one token has admitted could continue with a revoked
+            // token.
             self.check_grant(&redeem.grant)?;
         }
         if !same_record && self.is_forming() && newer {
@@ -134,7 +135,8 @@ impl StepState<'_> {
         }
     }
 
-    /// Notes that an issuer has approved an agent. Once the list is decided, that changes nothing.
+    /// Records that an issuer has approved an agent. After the list is decided, an approval has no
+    /// effect.
     pub(super) fn approve(&mut self, key: AgentKey, jws: Arc<str>) -> EventResult {
         self.refuse_if_ended()?;
         if !self.cluster.agents.contains_key(&key) {
@@ -184,9 +186,9 @@ impl StepState<'_> {
         }
     }
 
-    /// Takes the seats and places in the queue from all agents that came with a grant, if the cluster
-    /// is still forming. A seat that is given up can't split a cluster: the service may do so at any
-    /// time, as it does when a lease lapses.
+    /// Takes the seats and places in the queue from all agents that came with a grant, if the
+    /// cluster is still forming. A freed seat can't split a cluster: the service may take a seat
+    /// away at any time, as it does when a lease lapses.
     pub(super) fn free_seats(&mut self, grant: GrantId) {
         if !self.is_forming() {
             return;

@@ -95,7 +95,8 @@ impl StepState<'_> {
                 }
                 self.cluster.ended = None;
                 self.cluster.deadline = deadline;
-                // No lease was looked at since the end. Agents that run ask again.
+                // No lease was judged since the cluster ended, so no agent has a seat now. Running
+                // agents ask again.
                 for agent in self.cluster.agents.values_mut() {
                     agent.seating = Seating::Absent;
                 }

@@ -37,8 +37,8 @@ pub enum ClusterEvent {
     StatementAdded(Statement),
     /// An issuer approves an agent; `jws` is the approval as received.
     Approve { key: AgentKey, jws: Arc<str> },
-    /// A grant was revoked. If `frees_seats`, agents that came with it also lose their seats and places
-    /// in the queue, and get none again with it.
+    /// A grant was revoked. If `frees_seats`, agents that came with it also lose their seats and
+    /// places in the queue, and get none again with it.
     GrantRevoked { grant: GrantId, frees_seats: bool },
     /// A whole document, shown by an agent or by a ledger. Chain, records and acks are verified.
     Adopt(CommitDocument),

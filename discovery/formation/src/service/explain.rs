@@ -223,7 +223,7 @@ impl Explainer<'_> {
         ))
     }
 
-    /// Whether an agent that waits can't get a seat because of its zone.
+    /// Whether the zone of the waiting agent `key` has no room for another member.
     fn is_crowded(&self, key: AgentKey) -> bool {
         let cluster = self.cluster;
         let zone = |key: &AgentKey| cluster.agents[key].record.zone.as_deref();
@@ -233,7 +233,7 @@ impl Explainer<'_> {
             && fitness::check_zone(zone(&key), seated.iter().map(zone), size).is_err()
     }
 
-    /// Returns how many seats each zone has, of how many it may have.
+    /// Formats the number of taken seats of each zone, with the zone's maximum.
     fn seats_by_zone(&self) -> String {
         let mut counts = BTreeMap::<&str, usize>::new();
         for key in self.cluster.seats().into_values() {

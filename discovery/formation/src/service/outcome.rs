@@ -37,7 +37,8 @@ impl StepOutcome {
         !self.changes.is_empty()
     }
 
-    /// Whether the answer carries the document, so that the ledger must have it first.
+    /// Whether the answer carries the document. The ledger must then hold the document before the
+    /// answer is sent.
     #[must_use]
     pub fn carries_document(&self) -> bool {
         matches!(&self.answer, Ok(Answer { document: Some(_), .. }))
@@ -112,7 +113,8 @@ pub enum ClusterChange {
     Restated { sequence: u64 },
     /// A grant was revoked.
     GrantRevoked,
-    /// An admin took the seat or the place in the queue from an agent, because its token is revoked.
+    /// An admin took the seat or the place in the queue from an agent, because its token is
+    /// revoked.
     SeatFreed { key: AgentKey },
     /// An issuer has approved an agent.
     Approved { key: AgentKey },

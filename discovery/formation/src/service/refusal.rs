@@ -329,7 +329,8 @@ impl Refusal {
         }
     }
 
-    /// Says what to do about a cluster that has ended, or whose end was not as the request expects.
+    /// Returns the remedy for a request that doesn't fit the cluster's end: the cluster has ended,
+    /// or has not ended as the request requires.
     fn remedy_of_an_end(&self) -> &'static str {
         match self {
             Refusal::Ended { phase: Phase::Expired, .. } => {

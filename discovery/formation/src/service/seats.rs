@@ -79,8 +79,8 @@ impl StepState<'_> {
         }
     }
 
-    /// Gives the seats of agents that nobody has approved to approved standbys. Otherwise hosts with a
-    /// stolen bundle could keep all seats.
+    /// Replaces each seated agent that nobody has approved by an approved standby. Otherwise hosts
+    /// with a stolen bundle could keep all seats.
     fn seat_approved_first(&mut self) {
         if !self.cluster.statement.needs_approval {
             return;
@@ -149,8 +149,8 @@ impl StepState<'_> {
         approved.or(suitable.first()).copied()
     }
 
-    /// Freezes the list if every seat is taken by an approved agent, and none of them is in backoff.
-    /// Its epoch is above every epoch that was signed.
+    /// Freezes the list if every seat is taken by an approved agent, and none of them is in
+    /// backoff. Its epoch is above every epoch that was signed.
     fn freeze(&mut self) {
         let seats = self.cluster.seats();
         let held = |key: &AgentKey| self.cluster.agents[key].backoff_until > self.now;

@@ -1,4 +1,4 @@
-//! Times and limits of the service, each an option so that tests are quick.
+//! Times and limits of the service. Each can be set, so that tests can be fast.
 
 use crate::values::{Epoch, Millis};
 
@@ -32,8 +32,8 @@ pub const MAX_EPOCH: Epoch = 1 << 62;
 
 impl FormationSettings {
     /// Documented defaults: a lease of 90 s, 60 s for the acks, and a sweep every 30 s. Backoffs
-    /// grow from 2 s to 60 s, a retirement or an expiry can be undone for a week, and each seat admits
-    /// three keys.
+    /// grow from 2 s to 60 s, a retirement or an expiry can be undone for a week, and each seat
+    /// admits three keys.
     pub const DEFAULT: FormationSettings = FormationSettings {
         lease: Millis(90_000),
         ack_timeout: Millis(60_000),

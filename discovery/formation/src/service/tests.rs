@@ -439,7 +439,7 @@ fn free_seats() -> ClusterEvent {
     ClusterEvent::GrantRevoked { grant: grant().id, frees_seats: true }
 }
 
-/// Redeems another token than [`grant`]'s, with the host's key.
+/// Redeems a second token, other than [`grant`]'s, with the host's key.
 fn redeem_another_token(host: u8, boot: u64) -> ClusterEvent {
     let id = GrantId(Arc::from("another"));
     let record = AgentRecord { grant: id.clone(), hash: Hash([host; 32]), ..plain_record(host) };
@@ -467,9 +467,9 @@ fn freed_seats_are_for_hosts_with_another_token() {
         assert_eq!(variant(&service.refused(poll(host))), "GrantRevoked");
         assert_eq!(variant(&service.refused(redeem(host))), "GrantRevoked");
     }
-    // A second time changes nothing.
+    // Freeing the seats a second time changes nothing.
     assert!(service.step(free_seats()).changes.is_empty());
-    // A new host and one of the old ones come with another token.
+    // A new host and one of the earlier hosts redeem another token.
     let fifth = service.accepted(redeem_another_token(5, 1));
     assert_eq!(fifth.standing, Some(AgentStanding::Seat(1)));
     let first = service.accepted(redeem_another_token(1, 2));
@@ -477,7 +477,7 @@ fn freed_seats_are_for_hosts_with_another_token() {
     assert_eq!(variant(&service.refused(poll(2))), "GrantRevoked");
 }
 
-/// A key that one token has admitted is judged as a new one when it comes with another.
+/// A known key that comes with another token is judged like a new key.
 #[test]
 fn a_known_key_gets_nothing_from_a_token_that_admits_no_new_key() {
     let mut service = Service::joined(3, &[1, 2]);

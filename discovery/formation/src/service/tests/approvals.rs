@@ -54,7 +54,8 @@ fn a_free_seat_goes_to_an_approved_standby_first() {
     for host in [1, 2, 5] {
         let _ = service.accepted(approve(host));
     }
-    // Host 5 took the seat of host 3. Host 3 and 4 wait; host 4 is approved, and host 1 goes away.
+    // Host 5 took the seat of host 3. Hosts 3 and 4 wait, and host 4 is approved. Host 1 stops
+    // polling.
     let _ = service.accepted(approve(4));
     service.pass_seconds(50);
     for host in [2, 3, 4, 5] {
