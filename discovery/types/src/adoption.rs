@@ -88,7 +88,7 @@ impl Adoption {
         self.members.iter().find(|member| member.name == *name)
     }
 
-    /// Returns the member that the record is of: its name and URLs are the member's.
+    /// Returns the member whose name and URLs equal those of the record.
     pub fn member_of(&self, record: &Record) -> Option<&AdoptedMember> {
         self.member(&record.name).filter(|member| {
             record.peer_urls == [member.peer_url.clone()]

@@ -1,6 +1,6 @@
-//! Approvals of hosts. In a cluster whose statement asks for it, an issuer compares the fingerprint of
-//! each host's key, and signs that the host may be a founder. Whoever has only a join bundle gets no
-//! seat in the list then.
+//! Approvals of hosts. In a cluster whose statement asks for approvals, an issuer compares the
+//! fingerprint of each host's key, and signs that the host may be a founder. A host with only a
+//! join bundle then gets no seat in the list.
 
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
@@ -38,8 +38,8 @@ impl Approval {
         Jws::sign(JwsType::Approval, issuer, self)
     }
 
-    /// Verifies that an admin of the cluster's newest statement, who may mint boot tokens, approved a
-    /// host.
+    /// Verifies that an admin of the cluster's newest statement, who may mint boot tokens, approved
+    /// a host.
     pub fn verify(jws: &Jws, chain: &StatementChain) -> Result<Self, ApprovalError> {
         let newest = chain.newest();
         let issuers = newest.keys_for(Action::ApproveHost);

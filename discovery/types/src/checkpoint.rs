@@ -1,8 +1,9 @@
 //! Checkpoints of a cluster's event chain, which its members' agents keep.
 //!
-//! A service can only show one history to an agent that remembers the last checkpoint: the next one has
-//! to say which hash the chain had then. Two signed checkpoints that contradict each other prove that
-//! the service's history was changed, or that its database was set back.
+//! Each agent remembers the last checkpoint and names its event to the service. The next checkpoint
+//! repeats that event's hash. So a service can show only one history to an agent. Two signed
+//! checkpoints that contradict each other prove that the service's history was changed, or that its
+//! database was set back.
 
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
@@ -84,8 +85,8 @@ impl VerifiedCheckpoint {
         }
     }
 
-    /// Checks that this checkpoint's chain continues the one at the checkpoint `known`. The service was
-    /// asked for the event with the number of that one's last event.
+    /// Checks that this checkpoint's chain continues the chain of the earlier checkpoint `known`.
+    /// The service must have been asked for the event with the number of `known`'s last event.
     pub fn check_continues(&self, known: &Checkpoint) -> Result<(), HistoryFault> {
         let (then, now) = (known.last, self.checkpoint.last);
         if now.number < then.number {

@@ -1,5 +1,6 @@
 //! Confirmations of tokens. A change of the database makes earlier tokens void, because it can have
-//! lost a revocation. An issuer that knows better signs that a token counts on.
+//! lost a revocation. An issuer who knows that a token was not revoked confirms the token, which is
+//! then valid again.
 
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;

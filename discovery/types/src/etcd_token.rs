@@ -1,8 +1,8 @@
 //! Etcd tokens, by which stock etcd forms a cluster through this service:
 //! `mst_etcd_<id>_<secret>_<crc>`, lower-case base32.
 //!
-//! Whoever has the token may register members with it: it is a capability. The service stores only
-//! the hash of the secret. Unlike a [`Token`](crate::token::Token), the whole text is sent to the
+//! The token is a capability: any holder may register members with it. The service stores only the
+//! hash of the secret. Unlike a [`Token`](crate::token::Token), the whole text is sent to the
 //! service with each request, because stock etcd can sign nothing.
 
 use std::fmt;
@@ -136,7 +136,7 @@ impl FromStr for EtcdToken {
     }
 }
 
-/// Peers that stock etcd registers for itself: its name, and its peer URLs.
+/// Registration of one member, as stock etcd sends it: the member's name and its peer URLs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct EtcdPeers {
     /// Name of the member (`etcd --name`).
@@ -152,7 +152,7 @@ const MAX_PEER_URLS: usize = 16;
 /// Longest name of a member, in bytes.
 const MAX_MEMBER_NAME: usize = 128;
 
-/// Reason why a text names no member and its peer URLs. etcd logs the message.
+/// Reason why the text of a registration is refused. etcd logs the message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum EtcdPeersError {
     /// The text is longer than [`MAX_ETCD_PEERS`], or has too many URLs.
@@ -202,18 +202,19 @@ impl FromStr for EtcdPeers {
 }
 
 impl EtcdPeers {
-    /// Computes the member's id by etcd's formula, from its URLs and the cluster token: the discovery
-    /// URL in the protocol v2, and the discovery token in v3.
+    /// Computes the member's id by etcd's formula, from its URLs and the cluster token. The cluster
+    /// token is the discovery URL in the protocol v2, and the discovery token in v3.
     pub fn member_id(&self, cluster_token: &str) -> MemberId {
         crate::raft_id::member_id(&self.urls, cluster_token)
     }
 }
 
-/// Whether etcd takes a text for a peer URL, and others can connect to it.
+/// Whether etcd accepts the text as a peer URL, and other members can connect to it.
 fn is_peer_url(url: &str) -> bool {
     let rest = url.strip_prefix("http://").or_else(|| url.strip_prefix("https://"));
     let Some(rest) = rest else { return false };
-    // The strict rules of node URLs: host and port, and nothing else. They know https alone.
+    // Apply the strict rules of `NodeUrl`: host and port, and nothing else. `NodeUrl` accepts only
+    // https.
     format!("https://{rest}").parse::<crate::url::NodeUrl>().is_ok()
 }
 

@@ -178,8 +178,8 @@ impl ClusterFixture {
         }
     }
 
-    /// Returns the proof that the agent of member `i` belongs to that member, which is the founder in
-    /// seat `i + 1`.
+    /// Returns the proof that the agent of member `i` belongs to that member, which is the founder
+    /// in seat `i + 1`.
     pub fn member_proof(&self, i: usize) -> MemberProof {
         let cluster = self.statement.cluster;
         let uri = format!("spiffe://muster/cluster/{cluster}/member/{}", i + 1);

@@ -62,8 +62,8 @@ impl TokenKind {
         }
     }
 
-    /// Returns the version of the grants of such tokens. A program that knows no such tokens thereby
-    /// says that it is too old.
+    /// Returns the version of the grants of such tokens. An older program, which doesn't know this
+    /// kind of token, then reports that it is too old.
     pub fn grant_version(self) -> u32 {
         match self {
             TokenKind::Boot | TokenKind::Join => 1,
@@ -329,9 +329,9 @@ impl VerifiedGrant {
         Ok(Self { jws: jws.clone(), grant, gives_seats })
     }
 
-    /// Verifies a grant as [`VerifiedGrant::verify`] does, and accepts a signer whom any statement of
-    /// the chain allows. **Only for a grant that was used before**: seats and members stay, although
-    /// the admin who signed for them has left since.
+    /// Verifies a grant as [`VerifiedGrant::verify`] does, and also accepts a signer whom an
+    /// earlier statement of the chain allows. **Only for a grant that was used before**: seats and
+    /// members stay, even if the admin who signed for them has left since.
     pub fn verify_kept(jws: &Jws, chain: &StatementChain) -> Result<Self, GrantError> {
         let newest = Self::verify(jws, chain);
         if newest.is_ok() {
@@ -359,8 +359,8 @@ impl VerifiedGrant {
         }
     }
 
-    /// Whether the token gives a seat in a cluster that forms. That of a replacement policy does if
-    /// its signer may also mint boot tokens.
+    /// Whether the token gives a seat in a cluster that forms. A replacement policy's token gives
+    /// one only if its signer may also mint boot tokens.
     pub fn gives_seats(&self) -> bool {
         self.gives_seats
     }

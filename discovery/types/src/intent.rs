@@ -101,8 +101,8 @@ impl OperationId {
         Self::derive(authority, verb.as_str())
     }
 
-    /// Derives the operation id of the replacement by one newcomer under a replacement policy, which
-    /// many newcomers may use. `record` is the hash of the newcomer's record.
+    /// Derives the operation id of the replacement by one newcomer under a replacement policy,
+    /// which many newcomers may use. `record` is the hash of the newcomer's record.
     pub fn of_newcomer(policy: &Jws, record: &Digest) -> Self {
         Self::derive_for_newcomer(policy, record, Verb::Replace.as_str())
     }
@@ -307,8 +307,8 @@ impl VerifiedIntent {
         self.policy.as_deref()
     }
 
-    /// Returns the intent of a newcomer under a policy, with the member that it replaces. The policy
-    /// names no member: the cluster's agents decide which one is dead.
+    /// Returns the intent of a newcomer under a policy, with the member that it replaces. The
+    /// policy names no member: the cluster's agents decide which one is dead.
     pub fn replacing(mut self, member: MemberId) -> Self {
         if let IntentChange::Add { replaces, .. } = &mut self.change
             && self.policy.is_some()
@@ -376,8 +376,8 @@ pub fn verb_of(ticket: &VerifiedGrant) -> Verb {
     }
 }
 
-/// Returns the operation id of the change by which the newcomer with the record of this hash becomes
-/// a member. A ticket is for one newcomer, a policy for many.
+/// Returns the operation id of the change by which the newcomer with the record of this hash
+/// becomes a member. A ticket is for one newcomer, a policy for many.
 pub fn operation_of(ticket: &VerifiedGrant, record: &Digest) -> OperationId {
     match ticket.kind {
         TokenKind::Heal => OperationId::of_newcomer(ticket.jws(), record),

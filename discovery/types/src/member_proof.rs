@@ -2,7 +2,8 @@
 //!
 //! The proof has two parts: the member's certificate, which the cluster's CA issued for a node key,
 //! and a signature by that node key over the agent's key. Certificates are public, so neither part
-//! proves anything alone. Whether the member still is one, its cluster says.
+//! proves anything alone. The proof doesn't show whether the member was removed since; only the
+//! cluster itself knows that.
 
 use data_encoding::BASE64URL_NOPAD;
 use rcgen::SigningKey as _;
@@ -69,8 +70,8 @@ fn signed_text(cluster: Uuid, agent: &PublicKey) -> Vec<u8> {
     format!("{SIGNED_PREFIX}\n{cluster}\n{agent}\n").into_bytes()
 }
 
-/// Signs that the node with this key (PEM PKCS#8) belongs to `agent`'s member. Returns `None` if the
-/// text holds no P-256 key.
+/// Signs that the node with this key (PEM PKCS#8) belongs to `agent`'s member. Returns `None` if
+/// the text holds no P-256 key.
 pub fn sign_as_node(node_key: &str, cluster: Uuid, agent: &PublicKey) -> Option<String> {
     let algorithm = &rcgen::PKCS_ECDSA_P256_SHA256;
     let pair = rcgen::KeyPair::from_pkcs8_pem_and_sign_algo(node_key, algorithm).ok()?;
@@ -104,8 +105,8 @@ impl MemberProof {
     }
 }
 
-/// Returns the member in the SPIFFE name of a certificate: the number of a founder's seat, or the id
-/// of an added member.
+/// Returns the member in the SPIFFE name of a certificate: the number of a founder's seat, or the
+/// id of an added member.
 fn certified_member(certificate: &X509Certificate<'_>, cluster: Uuid) -> Option<CertifiedMember> {
     let names = certificate.subject_alternative_name().ok()??;
     let uris = names.value.general_names.iter().filter_map(|name| match name {

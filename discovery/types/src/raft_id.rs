@@ -14,7 +14,7 @@ pub fn of_founder(document: &Digest, peer_urls: &[NodeUrl]) -> MemberId {
     member_id(&urls, &document.to_string())
 }
 
-/// Computes the id of a member that begins with its cluster, from its sorted peer URLs.
+/// Computes the id of a founding member from its sorted peer URLs and the cluster token.
 pub(crate) fn member_id(sorted_urls: &[String], token: &str) -> MemberId {
     let mut context = Context::new(&SHA1_FOR_LEGACY_USE_ONLY);
     for url in sorted_urls {

@@ -1,15 +1,15 @@
 //! Readmissions: an added member shows a service that was restored from a backup how it joined.
 //!
 //! The backup can be older than the join. The restored service then knows neither the member's
-//! ticket nor its agent's key. The member has three proofs, which only together show that this agent
-//! is a member's:
+//! ticket nor its agent's key. The member has three proofs. Only together do they show that this
+//! agent belongs to a member:
 //!
 //! - the ticket's grant, signed by an operator, and the record that the ticket's token endorsed;
 //! - the member's certificate, which the cluster's CA issued for the node key in that record. A
 //!   ticket's token can endorse a second record, so the token alone proves nothing after the join;
 //! - a signature by the node key over the agent's key, since certificates are public.
 //!
-//! Whether that member still is one, its cluster says.
+//! The proofs don't show whether the member was removed since; only the cluster itself knows that.
 
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
@@ -74,8 +74,8 @@ pub enum ReadmissionError {
 }
 
 impl ReadmitRequest {
-    /// Verifies all proofs of the agent with the key `agent`, which the TLS connection proves. Times
-    /// are not checked: they were when the ticket was redeemed.
+    /// Verifies all proofs of the agent with the key `agent`, which the TLS connection proves.
+    /// Times are not checked: they were when the ticket was redeemed.
     pub fn verify(
         &self,
         agent: &PublicKey,

@@ -147,7 +147,7 @@ pub enum Action {
     Report,
     /// Send the service a commit document that it may have lost.
     Adopt,
-    /// Show the service how a member joined that it has lost.
+    /// Show a restored service how a member joined that its backup lacks.
     Readmit,
     /// Report the outcome of an intent.
     ReportOutcome,
@@ -305,7 +305,7 @@ impl Action {
 }
 
 /// Whether an admin with these roles may do `action`. This also decides which admins of a statement
-/// may sign: whoever may store a grant may also sign it.
+/// may sign: an admin who may store a grant may also sign it.
 pub fn roles_allow(roles: &[Role], action: Action) -> bool {
     match action.roles() {
         None => false,

@@ -1,14 +1,14 @@
 //! Service statements: with one, an owner says where a cluster's agents find the discovery service,
 //! and by which TLS keys they know it.
 //!
-//! An agent may get a service statement from anywhere: from discovery, from the cluster's own store,
-//! or from a file. Only the signature of an owner of the cluster's newest statement counts. The
-//! statement with the highest sequence number is in force. Of two with one number, the first that a
-//! program has seen stays.
+//! An agent may get a service statement from anywhere: from discovery, from the cluster's own
+//! store, or from a file. Only the signature of an owner of the cluster's newest statement counts.
+//! The statement with the highest sequence number is in force. Of two statements with the same
+//! number, a program keeps the one that it saw first.
 //!
-//! An owner may leave later. The service statement that this owner signed stays in force until an
-//! owner of today signs another one, whatever its number. So a former owner can't keep a cluster by
-//! a high number.
+//! A service statement stays in force after the owner who signed it has left. Any statement that a
+//! current owner signs then replaces it, whatever its number. So a former owner can't keep a
+//! cluster by a high number.
 
 use std::fmt;
 
@@ -73,11 +73,11 @@ pub enum ServiceStatementError {
 pub enum ServiceOrder {
     /// The statement replaces the known one, or none is known.
     Newer,
-    /// The known statement says the same.
+    /// The known statement has the same content.
     Same,
     /// The known statement has a higher number.
     Older,
-    /// The known statement has the same number and says something else.
+    /// The known statement has the same number and another content.
     Conflict,
 }
 
@@ -111,9 +111,9 @@ impl VerifiedService {
         Self::verify_by(jws, chain, chain)
     }
 
-    /// Verifies the service statement as [`VerifiedService::verify`] does, and accepts the signature
-    /// of a former owner, too. **Only for a statement that this program has verified before**, and
-    /// has kept since.
+    /// Verifies the service statement as [`VerifiedService::verify`] does, and accepts the
+    /// signature of a former owner, too. **Only for a statement that this program has verified
+    /// before**, and has kept since.
     pub fn verify_kept(jws: &Jws, chain: &StatementChain) -> Result<Self, ServiceStatementError> {
         let mut refused = None;
         for link in chain.jws().iter().rev() {

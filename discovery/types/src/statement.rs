@@ -104,13 +104,13 @@ pub struct CaPair {
 ///
 /// CAs are replaced in three statements, so that members and clients trust every certificate that
 /// they meet: `Begin` makes the new CAs trusted, `Switch` makes them issue, and `End` makes the old
-/// ones untrusted. `Switch` can be taken back by another `Switch`, and `End` before it drops the new
+/// ones untrusted. Another `Switch` undoes a `Switch`. An `End` before the `Switch` drops the new
 /// CAs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RotationStep {
     /// The new CAs are trusted beside those that issue.
     Begin,
-    /// The CAs that were only trusted issue from now on, and those that issued are only trusted.
+    /// The additional CAs issue from now on, and the former issuing CAs stay trusted.
     Switch,
     /// Only the CAs that issue are trusted.
     End,
@@ -128,7 +128,7 @@ pub enum Spread {
     Zone,
 }
 
-/// A text that names nothing over which members can be spread.
+/// A text that isn't the name of a [`Spread`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("members can be spread over zones alone: --spread zone")]
 pub struct UnknownSpread;
@@ -251,7 +251,7 @@ impl Statement {
         Ok(())
     }
 
-    /// Whether all CAs differ. An etcd cluster that came under management may have had one CA for
+    /// Whether all CAs differ. The additional CAs of an adopted etcd cluster may be one CA for
     /// peers and clients, which is trusted until it is dropped.
     fn has_distinct_cas(&self) -> bool {
         let issuing = [ca_der(&self.peer_ca), ca_der(&self.client_ca)];
@@ -274,8 +274,8 @@ impl Statement {
         }
     }
 
-    /// Returns the version of the format that this statement needs. Programs that know no additional CAs
-    /// thereby see that the statement is newer than they are, and not that it is invalid.
+    /// Returns the version of the format that this statement needs. An older program, which doesn't
+    /// know additional CAs, then reports a newer version instead of an invalid statement.
     pub fn format_version(&self) -> u32 {
         if self.also_trusted.is_some() { 2 } else { 1 }
     }
@@ -323,10 +323,11 @@ impl Statement {
             && other.also_trusted.as_ref() == Some(&self.issuing_cas())
     }
 
-    /// Returns what this statement does to the CAs of `last`, the one before; `None` if they stay.
+    /// Returns the step by which this statement changes the CAs of `last`, the statement before it.
+    /// `None` if the CAs stay the same.
     ///
     /// # Errors
-    /// The name of the value that may not change so.
+    /// The name of the CA field that may not change in this way.
     pub fn rotation_step(&self, last: &Self) -> Result<Option<RotationStep>, &'static str> {
         if self.has_same_cas(last) {
             return Ok(None);
@@ -516,21 +517,22 @@ impl StatementChain {
         self.links.iter().map(|(jws, ..)| jws.clone()).collect()
     }
 
-    /// Returns the number of the first statement since which the trusted CAs are those of the newest
-    /// one, whichever of them issue.
+    /// Returns the number of the earliest statement since which all statements trust the same CAs
+    /// as the newest one. It doesn't matter which of these CAs issue.
     pub fn trusted_since(&self) -> u64 {
         let newest = self.newest();
         self.since(|statement| statement.trusts_same_cas(newest))
     }
 
-    /// Returns the number of the first statement since which the CAs that issue are those of the newest
+    /// Returns the number of the earliest statement since which the same CAs issue as in the newest
     /// one.
     pub fn issuing_since(&self) -> u64 {
         let issuing = self.newest().issuing_cas();
         self.since(|statement| statement.issuing_cas() == issuing)
     }
 
-    /// Returns the number of the first statement since which `is_same` holds for all.
+    /// Returns the number of the earliest statement from which on `is_same` holds for every
+    /// statement.
     fn since(&self, is_same: impl Fn(&Statement) -> bool) -> u64 {
         let others = self.statements().filter(|statement| !is_same(statement));
         others.last().map_or(0, |last| last.seq + 1)

@@ -28,7 +28,7 @@ pub fn holds_secret(text: &str) -> bool {
         text.split(start).skip(1).any(|rest| rest.chars().take_while(|c| digit(*c)).count() >= 8)
     };
     let starts = TokenKind::ALL.map(|kind| format!("{TOKEN_PREFIX}{kind}_"));
-    // The second is how a private key of the program `age` begins, the third one of ours on paper.
+    // `AGE-SECRET-KEY-` begins a private key of the program `age`, and `PAPER_PREFIX` one of ours.
     ["PRIVATE KEY-----", "AGE-SECRET-KEY-", PAPER_PREFIX].iter().any(|start| text.contains(start))
         || starts.iter().any(|start| begins_one(start))
         || begins_one(ETCD_TOKEN_PREFIX)

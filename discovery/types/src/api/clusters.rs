@@ -498,7 +498,7 @@ impl std::fmt::Display for Explanation {
         if !self.held_by.is_empty() {
             write!(f, " (held by {})", self.held_by.join(", "))?;
         }
-        // Some reasons are made of the error.
+        // `missing` may already quote the error.
         if let Some(error) = self.last_error.as_ref().filter(|error| !self.missing.contains(*error))
         {
             write!(f, "; last error: {error}")?;

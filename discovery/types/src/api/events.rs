@@ -1,4 +1,5 @@
-//! API bodies of the event chains: what has happened at the service, in an order that can be verified.
+//! API bodies of the event chains. A client can verify the order of a chain's events, and that none
+//! was changed.
 
 use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
@@ -46,8 +47,8 @@ pub struct EventView {
 }
 
 impl EventView {
-    /// Computes the event's hash: SHA-256 of the hash before, and the text "STREAM NUMBER AT_US KIND
-    /// BODY".
+    /// Computes the event's hash: SHA-256 of the previous event's hash, followed by the text
+    /// `STREAM NUMBER AT_US KIND BODY`.
     pub fn computed_hash(&self, stream: &Uuid) -> Digest {
         let text = format!("{stream} {} {} {} {}", self.number, self.at_us, self.kind, self.body);
         Digest::of_parts(&[self.previous.as_bytes(), text.as_bytes()])

@@ -226,8 +226,8 @@ pub struct MemberCas {
     pub certified: Option<u64>,
 }
 
-/// Detail of a [`TroubleRequest`] by which an agent says that it runs its member's node no more: the
-/// node goes on without an agent.
+/// Text of [`TroubleRequest::detail`] with which an agent reports that it no longer runs its
+/// member's node. The node goes on without an agent.
 pub const RELEASED: &str = "released (muster-agent release): the node runs without an agent";
 
 /// Body of `POST /v1/clusters/{id}/trouble`: the reason why a member's node finds no leader.

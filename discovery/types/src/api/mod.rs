@@ -112,8 +112,8 @@ use utoipa::ToSchema;
 use crate::jws::{Jws, JwsType, MAX_JWS};
 use crate::statement::MAX_CHAIN;
 
-/// Longest request body in bytes, except for [`MAX_ADOPT_BODY_BYTES`], [`MAX_STATEMENTS_BODY_BYTES`]
-/// and [`MAX_RECOVERIES_BODY_BYTES`].
+/// Longest request body in bytes, except for [`MAX_ADOPT_BODY_BYTES`],
+/// [`MAX_STATEMENTS_BODY_BYTES`] and [`MAX_RECOVERIES_BODY_BYTES`].
 pub const MAX_BODY_BYTES: usize = 64 * 1024;
 /// Longest body with recovery statements, in bytes. It has room for the maximum number of
 /// statements of the maximum length, as JSON.

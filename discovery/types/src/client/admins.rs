@@ -35,12 +35,13 @@ impl DiscoveryClient {
         self.send(Method::PUT, format!("/v1/clusters/{cluster}/statement"), &body).await
     }
 
-    /// Makes new CAs for a running cluster. They replace those that no statement names yet.
+    /// Makes new CAs for a running cluster. They replace earlier new CAs that no statement names
+    /// yet.
     pub async fn make_cas(&self, cluster: Uuid) -> Result<CaPair, ClientError> {
         self.send(Method::POST, format!("/v1/clusters/{cluster}/cas"), &serde_json::json!({})).await
     }
 
-    /// Fetches how far the members are with the replacement of their cluster's CAs.
+    /// Fetches each member's progress in the replacement of the cluster's CAs.
     pub async fn rotation(&self, cluster: Uuid) -> Result<RotationView, ClientError> {
         self.get(format!("/v1/clusters/{cluster}/cas")).await
     }
@@ -60,7 +61,8 @@ impl DiscoveryClient {
         self.get(format!("/v1/clusters/{cluster}/statements")).await
     }
 
-    /// Sends the statement chain that a member's agent knows, to a service that has lost some of it.
+    /// Sends the statement chain that a member's agent knows, to a service that has lost some of
+    /// it.
     pub async fn show_statements(
         &self,
         cluster: Uuid,
@@ -70,7 +72,8 @@ impl DiscoveryClient {
         self.send(Method::POST, format!("/v1/clusters/{cluster}/statements"), &body).await
     }
 
-    /// Sends the statement of where the service is. Returns the service's statements.
+    /// Sends a service statement, which names the service's URLs and keys. Returns the service's
+    /// statements.
     pub async fn put_service(
         &self,
         cluster: Uuid,
@@ -179,7 +182,7 @@ impl DiscoveryClient {
         self.get(format!("/v1/grants/{grant}/redemptions")).await
     }
 
-    /// Confirms a void grant, so that its token counts again.
+    /// Confirms a void grant, so that its token is valid again.
     pub async fn confirm_grant(
         &self,
         grant: GrantId,

@@ -219,7 +219,8 @@ impl DiscoveryClient {
         self.send(Method::POST, format!("/v1/clusters/{cluster}/recoveries"), &body).await
     }
 
-    /// Sends where this member is since it moved, and returns where the others are.
+    /// Sends this member's address statement, if it has moved. Returns those of all members that
+    /// have moved.
     pub async fn exchange_addresses(
         &self,
         cluster: Uuid,
@@ -271,8 +272,8 @@ impl DiscoveryClient {
         .await
     }
 
-    /// Fetches a signed checkpoint of a cluster's event chain, not verified. It repeats the hash of the
-    /// event with the number `known`.
+    /// Fetches a signed checkpoint of a cluster's event chain, not verified. It repeats the hash of
+    /// the event with the number `known`.
     pub async fn checkpoint(&self, cluster: Uuid, known: u64) -> Result<Jws, ClientError> {
         let path = format!("/v1/clusters/{cluster}/checkpoint?known={known}");
         let answer: SignedBody = self.get(path).await?;

@@ -24,8 +24,9 @@ use crate::url::ServiceUrl;
 
 /// HTTP status code 204 No Content.
 const NO_CONTENT: u16 = 204;
-/// How long an idle connection is kept for the next request. The service ends it after five seconds;
-/// a request that is sent at that moment fails, although it may have been carried out.
+/// How long an idle connection is kept for the next request. The service closes an idle connection
+/// after five seconds. A request that is sent at that moment fails, although the service may have
+/// carried it out.
 const IDLE_LIMIT: Duration = Duration::from_secs(3);
 /// Time limit for establishing a connection.
 const CONNECT_LIMIT: Duration = Duration::from_secs(5);
@@ -49,7 +50,7 @@ pub struct ClientConfig {
 /// A client of one discovery service. Cheap to share behind an [`Arc`].
 #[derive(Debug)]
 pub struct DiscoveryClient {
-    /// The service as it is called at present. [`DiscoveryClient::set_service`] replaces it.
+    /// Endpoint for new requests. [`DiscoveryClient::set_service`] replaces it.
     endpoint: watch::Sender<Arc<ServiceEndpoint>>,
     /// Difference between the service's clock and ours in milliseconds, according to the latest
     /// answers.
@@ -113,8 +114,8 @@ impl DiscoveryClient {
         })
     }
 
-    /// Calls the service at other URLs and with other pins from now on. Requests that are under way
-    /// go on as they began.
+    /// Calls the service at other URLs and with other pins from now on. Requests in flight keep the
+    /// old URLs and pins.
     pub fn set_service(&self, urls: Vec<ServiceUrl>, pins: Vec<Digest>) -> Result<(), ClientError> {
         let key = self.endpoint().config.key.clone();
         let next = ServiceEndpoint::new(ClientConfig { urls, pins, key })?;
@@ -128,7 +129,7 @@ impl DiscoveryClient {
         self.moves.subscribe()
     }
 
-    /// Subscribes to the contact with the service.
+    /// Subscribes to whether the last request reached the service.
     pub fn contact(&self) -> watch::Receiver<ServiceContact> {
         self.contact.subscribe()
     }
@@ -137,8 +138,8 @@ impl DiscoveryClient {
         Arc::clone(&self.endpoint.borrow())
     }
 
-    /// Notes the result of a request, unless the service is called elsewhere by now. A single broken
-    /// connection is no outage: a proxy may end long polls early.
+    /// Notes the result of a request, unless [`DiscoveryClient::set_service`] has replaced the
+    /// endpoint since. A single broken connection is no outage: a proxy may end long polls early.
     fn note_contact<T>(&self, endpoint: &Arc<ServiceEndpoint>, result: &Result<T, ClientError>) {
         let error = match result {
             Ok(_) | Err(ClientError::Problem(_)) => {

@@ -40,7 +40,7 @@ fn an_issuer_who_left_the_newest_statement_grants_nothing_any_more() {
     (next.seq, next.previous) = (1, Some(chain.newest_hash()));
     chain.append(&next.sign(&world.owner)).unwrap();
     assert!(matches!(VerifiedGrant::verify(&grant, &chain), Err(GrantError::Jws(_))));
-    // A grant that was used before stays one.
+    // A grant that was used before its issuer left stays valid.
     assert!(VerifiedGrant::verify_kept(&grant, &chain).is_ok());
     let stranger = world.grant.sign(&SigningKey::generate());
     assert!(matches!(VerifiedGrant::verify_kept(&stranger, &chain), Err(GrantError::Jws(_))));

@@ -53,13 +53,13 @@ pub enum JwsType {
     /// Statement that another cluster continues a lost cluster's data; signed by an operator.
     #[serde(rename = "muster-recovery+jwt")]
     Recovery,
-    /// Statement of where the discovery service is; signed by an owner.
+    /// Service statement, the URLs and TLS keys of the discovery service; signed by an owner.
     #[serde(rename = "muster-service+jwt")]
     Service,
     /// Observation of which members of a cluster can't be reached; signed by an agent.
     #[serde(rename = "muster-observation+jwt")]
     Observation,
-    /// Statement of a member's addresses since it moved; signed by its agent.
+    /// Address statement, a member's addresses after a move; signed by its agent.
     #[serde(rename = "muster-address+jwt")]
     MemberAddress,
     /// Checkpoint of a cluster's event chain, which agents keep; signed by the service.
@@ -105,9 +105,9 @@ impl JwsType {
     /// (`None`): if their payload changes, they get a new `typ`.
     pub fn version(self) -> Option<u32> {
         match self {
-            // Version 2 is that of replacement policies.
+            // Replacement policies need version 2.
             JwsType::Grant => Some(2),
-            // Version 2 is that of additional trusted CAs.
+            // Additional trusted CAs need version 2.
             JwsType::Statement => Some(2),
             JwsType::Record
             | JwsType::Document

@@ -1,8 +1,8 @@
 //! Private keys on paper: a text that a person can print, and type again years later.
 //!
-//! The text is the prefix [`PAPER_PREFIX`] and 59 characters of base32 in groups of four: the seed (RFC
-//! 8032's private key) and a CRC-32C over prefix and seed. Upper and lower case, blanks, hyphens and
-//! line ends between the groups don't count, so that nobody has to type them as they were.
+//! The text is the prefix [`PAPER_PREFIX`] and 59 characters of base32 in groups of four: the seed
+//! (RFC 8032's private key) and a CRC-32C over prefix and seed. Letter case, blanks, hyphens and
+//! line ends between the groups are ignored when a key is read.
 
 use secrecy::{ExposeSecret, SecretString};
 use zeroize::Zeroizing;
@@ -29,10 +29,10 @@ pub enum PaperKeyError {
     /// The text doesn't begin as a key on paper does.
     #[error("a key on paper begins with {PAPER_PREFIX}")]
     Prefix,
-    /// Characters are missing, or there are too many. The number is that of the typed ones.
+    /// The number of typed characters is wrong; holds that number.
     #[error("a key on paper has {DIGITS} characters after {PAPER_PREFIX}, this has {0}")]
     Length(usize),
-    /// A character is none of base32.
+    /// A character isn't in the base32 alphabet.
     #[error("a key on paper is made of a-z and 2-7: 0 is o, 1 is l or i, 8 is b")]
     Character,
     /// The CRC doesn't match the rest.

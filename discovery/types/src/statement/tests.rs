@@ -135,8 +135,8 @@ fn a_spread_is_a_field_of_the_statement_only_if_it_is_used() {
     assert!(statement.check().is_ok());
 }
 
-/// A change to a statement's CAs. A digit stands for a pair of CAs: the one that issues, then the one
-/// that is trusted, too.
+/// Returns the statement with other CAs. Each digit of `cas` is the index of a pair in `pairs`:
+/// first the issuing pair, then the additional trusted pair, if any.
 fn with_cas(statement: &Statement, pairs: &[CaPair], cas: &str) -> Statement {
     let mut digits = cas.chars().map(|digit| digit.to_digit(10).unwrap() as usize);
     let issuing = pairs[digits.next().unwrap()].clone();
@@ -170,7 +170,8 @@ fn cas_are_replaced_by_statements_between_which_each_certificate_is_trusted() {
     ] {
         assert_eq!(step(from, to), Ok(taken), "{from} {to}");
     }
-    // Certificates that one side has are not trusted by the other.
+    // In each case, certificates that one side of the change uses are not trusted by the other
+    // side.
     for (from, to) in [
         ("0", "1"),
         ("0", "10"),
@@ -303,7 +304,7 @@ fn the_adopted_members_stay_and_keep_their_ids() {
     changed.adopted.as_mut().unwrap().members[0].id = MemberId::new(9);
     let refused = chain.append(&changed.sign(&world.owner)).unwrap_err();
     assert_eq!(refused, StatementError::Broken { seq: 1, what: "the adopted members" });
-    // The last step of a replacement drops the CAs of before.
+    // The last step of a replacement drops the old CAs.
     let dropped = Statement { version: 1, also_trusted: None, ..next };
     assert!(chain.append(&dropped.sign(&world.owner)).is_ok());
     let h = Digest::of(b"document");
