@@ -59,23 +59,22 @@ pub struct CheckReport {
 }
 
 impl CheckReport {
-    /// Adds a part that is as it should be.
+    /// Adds a check that passed.
     pub fn ok(&mut self, check: &'static str, text: impl Into<String>) {
         self.add(check, CheckResult::Ok, text.into(), None);
     }
 
-    /// Adds a part that a person should look at.
+    /// Adds a check that passed with a warning, for a person to look at.
     pub fn warn(&mut self, check: &'static str, text: impl Into<String>, next: &str) {
         self.add(check, CheckResult::Warn, text.into(), Some(next));
     }
 
-    /// Adds a part that keeps the program from its work.
+    /// Adds a failed check: with this fault the program can't do its work.
     pub fn fail(&mut self, check: &'static str, text: impl Into<String>, next: &str) {
         self.add(check, CheckResult::Fail, text.into(), Some(next));
     }
 
-    /// Adds a part that keeps the program from its work. The text is the error with its causes;
-    /// there is no separate advice.
+    /// Adds a failed check. The text is the error with its causes; there is no separate advice.
     pub fn fail_with(&mut self, check: &'static str, error: &(dyn Error + 'static)) {
         self.add(check, CheckResult::Fail, error_chain(error), None);
     }
@@ -133,7 +132,7 @@ fn error_chain(error: &(dyn Error + 'static)) -> String {
     text
 }
 
-/// Replaces control characters, such as a line break in a path.
+/// Replaces each control character, such as a line break in a path, by a space.
 fn one_line(text: &str) -> String {
     text.replace(char::is_control, " ")
 }

@@ -40,8 +40,8 @@ pub fn open_own_folder(path: &Path) -> Result<File, Error> {
     Ok(file)
 }
 
-/// Checks the folder at `path` as [`open_own_folder`] does, and changes nothing. Returns `false` if it
-/// doesn't exist and could be made.
+/// Checks the folder at `path` as [`open_own_folder`] does, and changes nothing. Returns `false` if
+/// it doesn't exist and could be made.
 ///
 /// # Errors
 /// Fails as [`open_own_folder`] does, also if the folder doesn't exist and can't be made.
@@ -315,8 +315,8 @@ impl PathWalker {
         PathWalker { rule, user, makes_missing: false }
     }
 
-    /// Walks to `path`. Checks each folder and link before going through it. Creates missing folders,
-    /// or fails with `NotFound` at the first one.
+    /// Walks to `path`. Checks each folder and link before going through it. Creates missing
+    /// folders, or fails with `NotFound` at the first one.
     fn walk(self, path: &Path) -> Result<ResolvedPath, Error> {
         let absolute = std::path::absolute(path).map_err(Error::io("find", path))?;
         let root =

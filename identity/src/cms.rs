@@ -1,5 +1,5 @@
-//! The one form of a CMS message (RFC 5652) that AWS signs: `SignedData` with its content, one signer
-//! and SHA-256.
+//! The one form of a CMS message (RFC 5652) that AWS signs: `SignedData` with its content, one
+//! signer and SHA-256.
 //!
 //! AWS writes BER, with indefinite lengths and octet strings in pieces. Certificates in the message
 //! are skipped: only configured keys count.
@@ -26,7 +26,8 @@ const CONTEXT_0_BYTE: u8 = 0xa0;
 /// Reason why a message isn't of this form.
 type Fault = &'static str;
 
-/// The parts of a message. Nothing is verified but that the signed attributes fit the content.
+/// The parts of a message whose signature is not verified yet. Signed attributes were compared with
+/// the content.
 #[derive(Debug)]
 pub(crate) struct SignedData<'a> {
     /// Content that was signed.
@@ -125,7 +126,7 @@ impl<'a> SignedData<'a> {
         encapsulated.expect_id(DATA, "the content is no data")?;
         let content = encapsulated.next_tagged(0)?.ok_or("the content is detached")?;
         let content = content.elements().expect(Tag::OctetString, "no content")?.octets()?;
-        // Certificates and revocation lists of the sender's choice.
+        // Skip the certificates and revocation lists, which the sender chooses.
         signed.next_tagged(0)?;
         signed.next_tagged(1)?;
         let mut signers = signed.expect(Tag::Set, "no signers")?.elements();
@@ -139,7 +140,7 @@ impl<'a> SignedData<'a> {
     fn read_signer(signer: &Element<'a>, content: Vec<u8>) -> Result<Self, Fault> {
         let mut signer = signer.elements();
         signer.expect(Tag::Integer, "the signer has no version")?;
-        // The signer's name. Every trusted key is tried.
+        // Skip the signer's name: every trusted key is tried.
         signer.next()?;
         let mut hash = signer.expect(Tag::Sequence, "the signer has no digest")?.elements();
         hash.expect_id(ID_SHA256, "the digest is not SHA-256")?;
@@ -157,8 +158,8 @@ impl<'a> SignedData<'a> {
     }
 }
 
-/// Checks that the signed attributes are those of this content. Returns the bytes that the signature
-/// is over: their encoding as a SET, in DER (RFC 5652, section 5.4).
+/// Checks that the signed attributes belong to this content. Returns the bytes that are signed: the
+/// attributes as a SET in DER (RFC 5652, section 5.4).
 fn signed_attributes(attributes: &Element<'_>, content: &[u8]) -> Result<Vec<u8>, Fault> {
     let mut listed = attributes.elements();
     let (mut types, mut hashes) = (0, 0);
@@ -185,8 +186,8 @@ fn signed_attributes(attributes: &Element<'_>, content: &[u8]) -> Result<Vec<u8>
     if (types, hashes) != (1, 1) {
         return Err("the signed attributes lack the content's type or digest");
     }
-    // A definite length is as in DER already, if the sender followed RFC 5652. Otherwise the
-    // signature doesn't fit.
+    // An encoding with a definite length is already DER, if the sender followed RFC 5652. If it
+    // isn't DER, the signature doesn't verify.
     match attributes.whole.split_first() {
         Some((&CONTEXT_0_BYTE, rest)) if attributes.header.length().is_definite() => {
             Ok([&[SET_BYTE], rest].concat())

@@ -72,8 +72,8 @@ pub fn gcp(
     IdentityDocument { cloud: Cloud::Gcp, text }
 }
 
-/// Makes a document of an AWS instance that was started at `started`, in seconds since 1970. It has no
-/// signed attributes.
+/// Makes a document of an AWS instance that was started at `started`, in seconds since 1970. It has
+/// no signed attributes.
 #[must_use]
 pub fn aws(account: &str, instance: &str, started: u64) -> IdentityDocument {
     let started = i64::try_from(started).unwrap_or(i64::MAX);
@@ -96,7 +96,8 @@ pub enum SignedAttribute {
     MessageDigest,
 }
 
-/// Makes a document with this content, in which these attributes are signed in place of the content.
+/// Makes a document with this content, in which the signature covers these attributes instead of
+/// the content.
 #[must_use]
 pub fn aws_with_attributes(content: &str, attributes: &[SignedAttribute]) -> IdentityDocument {
     let attribute = |kind: &SignedAttribute| {

@@ -58,9 +58,10 @@ struct AzureClaims {
     aud: String,
     exp: u64,
     tid: String,
-    /// Resource that the managed identity belongs to, of an identity that the system assigned.
+    /// Resource of the managed identity. For a system-assigned identity this is the virtual
+    /// machine.
     xms_mirid: Option<String>,
-    /// Resource that asked for the JWT, of an identity that a user assigned.
+    /// Resource that requested the JWT, for a user-assigned identity.
     xms_az_rid: Option<String>,
 }
 
@@ -120,7 +121,7 @@ impl Verifier for Azure {
     }
 }
 
-/// Returns the claims of a JWT that the key which its header names has signed.
+/// Verifies a JWT's signature with the key that its header names, and returns the claims.
 fn open<T: DeserializeOwned>(text: &str, cloud: Cloud, keys: &[Jwk]) -> Result<T, IdentityError> {
     let malformed = IdentityError::Malformed;
     let parts = CompactParts::split(text).ok_or(malformed("no JWT"))?;

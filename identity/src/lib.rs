@@ -1,12 +1,12 @@
 //! Identity documents, by which a cloud says which virtual machine a host is.
 //!
-//! A token can require one ([`Requirement`]). Whoever has stolen the token must then also own a virtual
-//! machine in the right account. Everything here is verified offline, against keys that an operator
-//! has configured ([`TrustedKeys`]).
+//! A token can require such a document ([`Requirement`]). A thief of the token then also needs a
+//! virtual machine in the right account. Everything here is verified offline, against keys that
+//! an operator has configured ([`TrustedKeys`]).
 //!
 //! | cloud | document | signed with | bound to the agent's key |
 //! |---|---|---|---|
-//! | AWS | `instance-identity/rsa2048`: CMS (RFC 5652) | RSA, SHA-256; one certificate for each region | no: whoever reads it once has it for ever |
+//! | AWS | `instance-identity/rsa2048`: CMS (RFC 5652) | RSA, SHA-256; one certificate for each region | no: a copy of it stays valid for ever |
 //! | GCP | identity JWT (RFC 7519), `format=full` | RS256; Google's JWKS (RFC 7517) | by its audience |
 //! | Azure | access token of a managed identity, a JWT | RS256; Microsoft's JWKS | no, but it lasts a day at most |
 //!
@@ -117,7 +117,7 @@ pub struct IdentityDocument {
     pub text: String,
 }
 
-/// Shows the cloud alone. Whoever reads a document in a log could show it as their own.
+/// Shows only the cloud: another host could present a document that it has read in a log.
 impl fmt::Debug for IdentityDocument {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("IdentityDocument").field("cloud", &self.cloud).finish_non_exhaustive()
@@ -172,14 +172,15 @@ pub enum IdentityError {
 
 /// Verifies the documents of one cloud.
 trait Verifier: Sync {
-    /// Returns the facts in a document of this cloud, if one of the trusted keys has signed it. Times
-    /// are not judged.
+    /// Returns the facts in a document of this cloud, if one of the trusted keys has signed it.
+    /// Times are not judged.
     fn verify(&self, text: &str, keys: &TrustedKeys) -> Result<HostIdentity, IdentityError>;
 }
 
 impl IdentityDocument {
-    /// Returns the facts in the document, if one of the trusted keys of its cloud has signed it. The
-    /// caller must still compare them with a requirement ([`fit_one`]), which also judges the times.
+    /// Returns the facts in the document, if one of the trusted keys of its cloud has signed it.
+    /// The caller must still compare them with a requirement ([`fit_one`]), which also judges the
+    /// times.
     ///
     /// # Errors
     /// If the document isn't of its cloud's form, or no trusted key has signed it.
@@ -194,8 +195,8 @@ impl IdentityDocument {
     }
 }
 
-/// Returns the audience of a document that is bound to an agent's key. `cluster` is the cluster's id
-/// and `agent` the id of the agent's key.
+/// Returns the audience of a document that is bound to an agent's key. `cluster` is the cluster's
+/// id and `agent` the id of the agent's key.
 #[must_use]
 pub fn audience(cluster: &dyn fmt::Display, agent: &dyn fmt::Display) -> String {
     format!("muster:{cluster}:{agent}")

@@ -180,8 +180,8 @@ impl Requirement {
     }
 }
 
-/// Checks whether a host fulfils one of the requirements at `now` (seconds since 1970). `bound` is the
-/// audience of a document that is bound to the host's agent ([`crate::audience`]).
+/// Checks whether a host fulfils one of the requirements at `now` (seconds since 1970). `bound` is
+/// the audience of a document that is bound to the host's agent ([`crate::audience`]).
 ///
 /// # Errors
 /// The reason why the host doesn't fulfil the last requirement for its cloud.

@@ -77,8 +77,8 @@ fn other_digests_and_detached_contents_are_refused() {
     }
 }
 
-/// Each byte of a signed message matters, except in the certificates that come along, in the names of
-/// signer and algorithm, and in the version, which nobody reads.
+/// A changed byte may pass only where nothing reads it: in the certificates beside the signature,
+/// in the names of signer and algorithm, and in the version.
 #[test]
 fn a_message_with_a_changed_byte_never_gives_other_facts() {
     let base64: String =
@@ -102,8 +102,8 @@ fn a_message_with_a_changed_byte_never_gives_other_facts() {
     assert!(refused > 3 * bytes.len() * 3 / 4, "{refused} of {}", 3 * bytes.len());
 }
 
-/// A signature over attributes is one over the content only if they have the content's type and digest,
-/// each once (RFC 5652, section 5.3).
+/// A signature over attributes covers the content only if they contain the content's type and
+/// digest, each once (RFC 5652, section 5.3).
 #[test]
 fn signed_attributes_without_the_contents_type_and_digest_are_refused() {
     use fixtures::SignedAttribute::{ContentType, MessageDigest};
@@ -173,7 +173,7 @@ fn jwts_of_other_issuers_algorithms_and_keys_are_refused() {
     let mut of_another_issuer = claims.clone();
     of_another_issuer["iss"] = json!("https://accounts.example.com");
     malformed(verify(&document(Cloud::Gcp, &fixtures::jwt(&of_another_issuer))));
-    // The key that the header names has to have signed, not just any of the trusted ones.
+    // The signature must be by the key that the header names, not by any trusted key.
     let of_another_key = fixtures::jwt_of_key("other", &claims);
     let refused = verify(&document(Cloud::Gcp, &of_another_key));
     assert_eq!(refused, Err(IdentityError::BadSignature(Cloud::Gcp)));
@@ -184,7 +184,8 @@ fn jwts_of_other_issuers_algorithms_and_keys_are_refused() {
     let mut claims = azure_claims();
     claims["iss"] = json!("https://sts.windows.net/tenant-2/");
     malformed(verify(&document(Cloud::Azure, &fixtures::jwt(&claims))));
-    // A document of one cloud is none of another, though the tests' keys are the same.
+    // A document of one cloud is refused for another cloud, although all clouds share the tests'
+    // key.
     malformed(verify(&document(Cloud::Azure, &signed)));
     malformed(verify(&document(Cloud::Gcp, &fixtures::jwt(&azure_claims()))));
 }
@@ -205,7 +206,7 @@ fn an_azure_document_is_of_a_virtual_machine_in_a_subscription() {
     assert!(matches!(fit_one(&[elsewhere], &identity, BOUND, NOW), Err(Unfit::Account(_))));
     let elsewhere = Requirement { audience: Some("api://x".to_owned()), ..needed };
     assert!(matches!(fit_one(&[elsewhere], &identity, BOUND, NOW), Err(Unfit::Audience { .. })));
-    // An identity that a user assigned belongs to no machine; the machine that asked counts.
+    // A user-assigned identity belongs to no machine, so the machine that requested the JWT counts.
     let mut claims = azure_claims();
     claims["xms_mirid"] = json!("/subscriptions/x/providers/Microsoft.ManagedIdentity/id-1");
     assert!(verify(&document(Cloud::Azure, &fixtures::jwt(&claims))).is_err());
@@ -226,7 +227,8 @@ fn age_and_region_of_an_instance_are_limited() {
     let region = |name: &str| Requirement { regions: vec![name.to_owned()], ..base.clone() };
     assert_eq!(fits(region("eu-west-1")), Ok(()));
     assert_eq!(fits(region("eu-west-2")), Err(Unfit::Region("eu-west-1".to_owned())));
-    // One of several requirements is enough; the reason is that of the host's own cloud.
+    // A host must fulfil one of several requirements. A refusal names the fault of the requirement
+    // for the host's own cloud.
     let several = [required(Cloud::Gcp, "1"), region("eu-west-2"), base.clone()];
     assert_eq!(fit_one(&several, &identity, BOUND, NOW), Ok(()));
     let others = [required(Cloud::Aws, "2"), required(Cloud::Gcp, "1")];

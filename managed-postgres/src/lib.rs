@@ -177,9 +177,9 @@ pub struct ManagedPostgres {
     thread: Option<std::thread::JoinHandle<()>>,
 }
 
-/// Returns the options for a connection to `database` of a server that another process runs in `dir`.
-/// `None` if no server runs there. The caller must be the user that the server's process belongs to, or
-/// root.
+/// Returns the options for a connection to `database` of a server that another process runs in
+/// `dir`. `None` if no server runs there. The caller must be the user that the server's process
+/// belongs to, or root.
 pub fn running_connect_options(dir: &Path, database: &str) -> Option<PgConnectOptions> {
     let is_running = dir.join("data/postmaster.pid").exists();
     is_running.then(|| options_at(&run_dir(dir), database))

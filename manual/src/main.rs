@@ -1,5 +1,5 @@
-//! Writes the manual pages and the shells' completions of the three programs into a folder, from the
-//! same descriptions of their command lines that print `--help`.
+//! Writes the manual pages and the shells' completions of the three programs into a folder. They
+//! are made of the same descriptions of the command lines that `--help` prints.
 //!
 //! `scripts/dist` runs it and packs the files. The programs themselves don't contain it.
 
@@ -40,8 +40,8 @@ fn write_program(folder: &Path, command: Command) -> Result<()> {
     write_pages(&folder.join("man1"), &command)
 }
 
-/// Writes the page of a command, and those of the commands below it. The display name of a command that
-/// is built has the names of the commands above it.
+/// Writes the page of a command, and those of its subcommands. After `Command::build`, a command's
+/// display name includes the names of its parent commands.
 fn write_pages(folder: &Path, command: &Command) -> Result<()> {
     let name = command.get_display_name().unwrap_or_else(|| command.get_name());
     let mut text = Vec::new();
@@ -56,7 +56,7 @@ fn write_pages(folder: &Path, command: &Command) -> Result<()> {
     Ok(())
 }
 
-/// Returns the command without the commands `help`, which say what `--help` and the pages say.
+/// Returns the command without its `help` subcommands, which repeat `--help` and the manual pages.
 fn without_help_commands(command: Command) -> Command {
     command.disable_help_subcommand(true).mut_subcommands(without_help_commands)
 }

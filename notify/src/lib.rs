@@ -53,8 +53,8 @@ pub fn watchdog_interval() -> Option<Duration> {
     )
 }
 
-/// Returns how often to send [`State::Watchdog`]: three times in each interval, so that one late message
-/// doesn't end the process. `None` if none is expected.
+/// Returns how often to send [`State::Watchdog`]: three times in each interval, so that one late
+/// message doesn't end the process. `None` if no watchdog message is expected.
 #[must_use]
 pub fn keep_alive_interval() -> Option<Duration> {
     watchdog_interval().map(|limit| limit / 3)
