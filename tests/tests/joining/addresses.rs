@@ -1,4 +1,5 @@
-//! Hosts get other addresses, as by new DHCP leases: one of them, or all at once. Nobody tells the agents.
+//! Hosts get other addresses, one of them or all at once, as by new DHCP leases. Nobody informs the
+//! agents.
 
 use std::path::Path;
 use std::time::Duration;
@@ -14,10 +15,11 @@ use serde_json::{Value, json};
 
 use crate::running_cluster::{FormedCluster, peer_url};
 
-/// Time limit for members to be found at other addresses: the agents wait for some seconds to see
-/// whether an address comes back, and as long until they look for their peers.
+/// Time limit for members to find each other at other addresses. The agents wait for some seconds
+/// whether an address comes back, and as long again before they look for their peers.
 const LIMIT: Duration = Duration::from_secs(120);
-/// Time in which members that can't be found would be found if they could.
+/// Time after which members that have not found each other count as lost. A successful search is
+/// quicker.
 const LOST_TIME: Duration = Duration::from_secs(25);
 
 /// Forms a cluster of three in namespaces of four hosts. `None` if this machine has no namespaces.
@@ -39,8 +41,8 @@ fn move_hosts(running: &mut FormedCluster, hosts: std::ops::Range<usize>, first:
     Ok(())
 }
 
-/// Waits until clients can write at the members' present addresses, and until the cluster lists these
-/// addresses and no other.
+/// Waits until clients can write at the members' present addresses, and until the cluster lists
+/// these addresses and no other.
 fn wait_for_cluster(running: &FormedCluster) -> Result<Etcdctl> {
     let etcdctl = running.etcdctl()?;
     let logs = || {
@@ -64,7 +66,7 @@ fn wait_for_cluster(running: &FormedCluster) -> Result<Etcdctl> {
     Ok(etcdctl)
 }
 
-/// Waits until discovery lists the members where they are, so that whoever asks it finds them.
+/// Waits until discovery lists the members' present addresses.
 fn wait_for_discovery(running: &FormedCluster) -> Result<()> {
     wait_for("discovery to know where they are", LIMIT, || {
         let shown = running.testbed.admin_json(&["cluster", "show", "demo"]).ok()?.to_string();
@@ -96,8 +98,8 @@ fn members_that_boot_with_other_addresses_form_their_cluster_again() -> Result<(
     Ok(())
 }
 
-/// All addresses change under running nodes while discovery is away. Without it nobody can be found;
-/// once it is back, everybody is. One member is down meanwhile, and comes back last.
+/// All addresses change under running nodes while discovery is down. The members can't find each
+/// other until discovery is back. One member is down meanwhile, and comes back last.
 #[test]
 fn running_members_find_each_other_at_other_addresses_once_discovery_is_back() -> Result<()> {
     let Some(mut running) = form(None)? else { return Ok(()) };
@@ -119,8 +121,9 @@ fn running_members_find_each_other_at_other_addresses_once_discovery_is_back() -
     wait_for_discovery(&running)
 }
 
-/// Two hosts move one after the other, so that their cluster always has a leader. The third one was off,
-/// and comes back at another address: it knows none of the others' addresses, and they don't know its.
+/// Two hosts move one after the other, so that their cluster always has a leader. The third host
+/// was off, and comes back at another address. It knows neither of the new addresses, and the
+/// others don't know its own.
 #[test]
 fn a_member_that_was_off_finds_members_that_moved_one_after_the_other() -> Result<()> {
     let Some(mut running) = form(None)? else { return Ok(()) };
@@ -142,7 +145,8 @@ fn a_member_that_was_off_finds_members_that_moved_one_after_the_other() -> Resul
     Ok(())
 }
 
-/// All hosts have moved, and discovery is lost. An operator carries files from host to host.
+/// All hosts have moved, and discovery is lost. An operator carries address files from host to
+/// host.
 #[test]
 fn members_find_each_other_by_files_without_discovery() -> Result<()> {
     let Some(mut running) = form(None)? else { return Ok(()) };
@@ -172,7 +176,8 @@ fn members_find_each_other_by_files_without_discovery() -> Result<()> {
         are_ready.then_some(())
     })
     .with_context(|| last_lines(&running.agents[0].output(), 40))?;
-    // Clients check names, and only discovery makes certificates for the new addresses.
+    // Clients verify the names in certificates, and only discovery makes certificates for the new
+    // addresses.
     running.testbed.start_discovery()?;
     let found = wait_for_cluster(&running)?.run(&["get", "before"])?;
     ensure!(found.contains('x'), "{found}");
@@ -207,7 +212,8 @@ fn check_one_member(node: Option<&Path>) -> Result<()> {
     move_hosts(&mut running, moved..moved + 1, 101)?;
     wait_for_cluster(&running)?;
     writer.stop_and_check(&url)?;
-    // What was recorded is no more the agent's to change: an operator may set a former address.
+    // Once the cluster has recorded the new address, the agent must not change it again, because an
+    // operator may set an earlier address.
     let journal = running.agents[moved].data_dir.join("agent/journal.json");
     wait_for("the agent to journal that", LIMIT, || {
         let text = fs_err::read_to_string(&journal).ok()?;

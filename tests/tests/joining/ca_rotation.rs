@@ -44,7 +44,7 @@ fn renew_credentials(running: &FormedCluster, client: &Etcdctl) -> Result<()> {
     running.testbed.admin_command(&args).map(drop)
 }
 
-/// Returns an own copy of a client, whose files stay as they are.
+/// Returns a client with a copy of the credentials, which later renewals of `client` don't change.
 fn copy_of(running: &FormedCluster, client: &Etcdctl, name: &str) -> Result<Etcdctl> {
     let folder = running.testbed.path(name);
     fs_err::create_dir(&folder)?;
@@ -55,7 +55,7 @@ fn copy_of(running: &FormedCluster, client: &Etcdctl, name: &str) -> Result<Etcd
     Ok(Etcdctl::new(host, folder, client.endpoints().to_vec()))
 }
 
-/// Checks that each member takes and serves writes.
+/// Checks that each member accepts writes.
 fn check_each_serves(running: &FormedCluster, client: &Etcdctl) -> Result<()> {
     for agent in &running.agents {
         let own = client.with_endpoint(&agent.host);
@@ -136,7 +136,7 @@ fn check_rotation(node: Option<&Path>) -> Result<()> {
 
     let fourth = running.newcomer(3, &[])?;
     running.wait_voter(&fourth, 4)?;
-    // New processes, new connections: everything goes on under the new CAs alone.
+    // After the restarts all connections are new. Everything must work under the new CAs alone.
     restart_each(&mut running)?;
     check_each_serves(&running, &client)
 }
@@ -163,7 +163,8 @@ fn a_replacement_of_the_cas_waits_for_a_member_that_is_away_and_is_taken_back() 
     let text = String::from_utf8_lossy(&refused.stderr).into_owned();
     ensure!(text.contains(away.as_str()) && text.contains("--force"), "{text}");
 
-    // The two others go on without it, and the third is back after they have new certificates.
+    // The two other members go on without the third, which comes back after they have new
+    // certificates.
     let forced = rotate(&running, &["--force"])?;
     ensure!(forced["step"] == "switch", "{forced}");
     wait_for("the others to have new certificates", LIMIT, || {
@@ -199,8 +200,8 @@ fn a_service_restored_from_before_a_replacement_gets_the_statements_back_and_rep
     let certificate = certificates(&running.agents[0])?;
     let port = running.testbed.options.ports[0];
     lose_and_restore(&mut running, &backups, port)?;
-    // Agents show the service the statements that its backup lacks. Without the keys of the new CAs it
-    // issues nothing, rather than what nobody trusts.
+    // Agents send the service the statements that its backup lacks. The service then lacks the keys
+    // of the new CAs. It must not issue certificates by the old CAs, which nobody trusts any more.
     let out = running.testbed.path("of-a-restored-service");
     let wanted = ["cluster", "credentials", "demo", "--renew", "--yes", "--out", path_text(&out)?];
     poll_slowly("the service to know the newest statements", REPORT_LIMIT, || {

@@ -1,5 +1,5 @@
-//! Tokens that require an identity document of the host's virtual machine, from the first seat to the
-//! replacement of a dead member.
+//! Tokens that require an identity document of the host's virtual machine, from the first seat to
+//! the replacement of a dead member.
 
 use std::path::Path;
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -16,7 +16,7 @@ use crate::running_cluster::{FormedCluster, LIMIT, peer_url};
 /// Account that the policy requires.
 const ACCOUNT: &str = "123456789012";
 
-/// Makes an agent whose cloud says that it is this instance.
+/// Makes an agent whose simulated cloud gives it an identity document of this instance.
 fn agent_on(
     running: &FormedCluster,
     host: usize,
@@ -29,8 +29,8 @@ fn agent_on(
     Ok(running.agent(host, bundle, &cloud))
 }
 
-/// A cluster forms and replaces a dead member by a policy that requires machines of one account. Hosts
-/// with the same bundle and no document, or a member's document, get nothing.
+/// A cluster forms and replaces a dead member by a policy that requires machines of one account.
+/// Hosts with the same bundle but without a document, or with a member's document, must be refused.
 #[test]
 fn a_policys_bundle_is_worth_nothing_without_a_machine_of_the_account() -> Result<()> {
     let keys = tempfile::tempdir()?;
@@ -61,7 +61,7 @@ fn a_policys_bundle_is_worth_nothing_without_a_machine_of_the_account() -> Resul
     let has_instance = |name: &str| hosts.iter().any(|host| host["instance"] == name);
     ensure!(hosts.len() == 3 && has_instance("aws:i-1") && has_instance("aws:i-3"), "{shown}");
 
-    // Somebody has a member's document, and the bundle.
+    // A thief has the bundle and a member's document.
     let mut copy = agent_on(&running, 6, &bundle, "i-2")?;
     copy.start()?;
     let code = copy.exit_code(LIMIT)?;

@@ -5,8 +5,8 @@ use std::net::TcpListener;
 
 use anyhow::Result;
 
-/// Answers every request with this text, as a metadata service answers the one request that a test is
-/// about. Returns its URL.
+/// Answers every request with this text. That is enough for a test in which an agent makes only one
+/// kind of request. Returns the server's URL.
 pub(super) fn serve(body: String) -> Result<String> {
     let listener = TcpListener::bind("127.0.0.1:0")?;
     let url = format!("http://{}", listener.local_addr()?);

@@ -13,8 +13,8 @@ use muster_tests::harness::{AgentProcess, Network, poll_slowly};
 use crate::moved_service::{NEW_PORT, context_set, wait_follows, wait_lost};
 use crate::running_cluster::FormedCluster;
 
-/// Time until each agent has reported to a restored service. An agent whose service stays where it
-/// was repeats its report one to two minutes after the last.
+/// Time until each agent has reported to a restored service. If the service's URL has not changed,
+/// an agent repeats its report one to two minutes after the last one.
 const REPORT_LIMIT: Duration = Duration::from_secs(180);
 
 /// Paths of a backup: of the keys, and of database and ledger.
@@ -115,10 +115,10 @@ fn a_service_restored_at_its_url_takes_back_whoever_joined_after_its_backup() ->
     let backups = back_up(&running)?;
     let second = running.newcomer(1, &[])?;
     running.wait_voter(&second, 2)?;
-    // Most members are unknown to the backup, and the one that it knows is no quorum any more.
+    // The backup knows only one of three members, which is no quorum any more.
     let third = running.newcomer(2, &[])?;
     running.wait_voter(&third, 3)?;
-    // The agents have access tokens, which stay valid: the service's signing key is restored, too.
+    // The agents' access tokens stay valid, because the service's signing key is restored, too.
     wait_heard(&running, 3, &third)?;
     poll_slowly("the later members to keep a checkpoint of the history", REPORT_LIMIT, || {
         let keeps = |agent: &&AgentProcess| agent.data_dir.join("agent/checkpoint.jws").exists();
@@ -129,7 +129,7 @@ fn a_service_restored_at_its_url_takes_back_whoever_joined_after_its_backup() ->
     wait_heard(&running, 3, &third)?;
     for later in [&second, &third] {
         ensure!(later.output().contains("knows it again"), "{}", last_lines(&later.output(), 20));
-        // Agents that joined after the backup remember a longer history than it has.
+        // Agents that joined after the backup remember a longer history than the backup has.
         poll_slowly("the agent to notice the other history", REPORT_LIMIT, || {
             later.status().ok()?["history_fault"].is_string().then_some(())
         })?;
@@ -161,7 +161,7 @@ fn a_restored_service_at_another_url_is_found_and_learns_what_came_after_its_bac
         wait_follows(agent, sequence)?;
     }
 
-    // The restored service shows the member that it didn't know, and serves another newcomer.
+    // The restored service must list the member that its backup lacked, and serve another newcomer.
     let fifth = running.newcomer(4, &[])?;
     running.wait_voter(&fifth, 5)?;
     wait_follows(&fifth, sequence)?;

@@ -1,5 +1,5 @@
-//! A discovery service that moves to another URL, or gets another TLS key: the agents find it by
-//! what an owner announces, whether from discovery, from their cluster's store, or from a file.
+//! A discovery service that moves to another URL, or gets another TLS key. The agents find it by an
+//! owner's service statement, whether from discovery, from their cluster's store, or from a file.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
@@ -122,7 +122,8 @@ fn agents_find_a_service_that_moved_by_one_hosts_file_and_the_clusters_store() -
     }
     let etcdctl = running.etcdctl()?;
     etcdctl.run(&["put", "k", "v"]).context("the nodes go on")?;
-    // A client of the store can't send the agents elsewhere.
+    // A client that writes to the store can't redirect the agents, because only an owner's
+    // signature counts.
     let forged = running.forge(u64::MAX / 2, &SigningKey::generate())?;
     etcdctl.run(&["put", SERVICE, forged.as_str()])?;
 
@@ -139,12 +140,12 @@ fn agents_find_a_service_that_moved_by_one_hosts_file_and_the_clusters_store() -
     let line = fs_err::read_to_string(&file)?;
     ensure!(line.trim().ends_with(&running.stored_service()?), "{line}");
 
-    // An agent that starts again finds the service at its new URL at once.
+    // A restarted agent finds the service at its new URL at once.
     let agent = &mut running.agents[1];
     agent.kill();
     agent.start()?;
     wait_follows(agent, sequence)?;
-    // Later hosts come by new bundles.
+    // Hosts that join later use new bundles.
     let newcomer = running.newcomer(3, &[])?;
     running.wait_voter(&newcomer, 4)?;
     wait_follows(&newcomer, sequence)
@@ -178,7 +179,8 @@ fn what_no_owner_of_the_cluster_signed_last_is_refused() -> Result<()> {
     let elsewhere = service_statement(Uuid::now_v7(), later)?.sign(&owner);
     refused(&elsewhere, "no line is of the cluster")?;
 
-    // The running agent refuses the same from the store, and puts back what it knows.
+    // The running agent also refuses such statements in the store, and writes back the one that it
+    // knows.
     let known = running.stored_service()?;
     running.testbed.stop_discovery()?;
     wait_lost(&running.agents[0])?;
@@ -205,7 +207,7 @@ fn announcing_to_all_clusters_goes_on_after_one_that_fails_and_names_it() -> Res
     let mut other = running.agent(1, &bundle, &[]);
     other.start()?;
     running.testbed.wait_cluster_state("other", "formed", LIMIT)?;
-    // Eve is an owner by the statement of one cluster alone.
+    // Eve is an owner only in the statement of the cluster `demo`.
     let key = running.testbed.path("eve.pem");
     running.testbed.admin_command(&["key", "new", "--out", path_text(&key)?])?;
     let public = fs_err::read_to_string(key.with_extension("pub"))?;
@@ -287,7 +289,7 @@ fn the_service_changes_its_tls_key_while_agents_know_the_old_and_the_new_one() -
     running.wait_voter(&newcomer, 2)?;
     wait_follows(&newcomer, last)?;
 
-    // Nobody trusts the old key any more, at the URL of the bundle either.
+    // No agent trusts the old key any more, not even at the URL in its bundle.
     running.testbed.stop_discovery()?;
     replace_with(&["tls.key", "tls.crt"].map(|name| keys.join(format!("{name}.old"))))?;
     running.use_context(&old)?;

@@ -1,5 +1,5 @@
-//! Replacement policies: a host with a policy's bundle takes the place of a dead member at night, and
-//! never more than the operator signed.
+//! Replacement policies: a host with a policy's bundle takes the place of a dead member without an
+//! operator. Replacements never exceed the limits that the operator signed.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -15,11 +15,11 @@ use serde_json::Value;
 
 use crate::running_cluster::{FormedCluster, LIMIT, peer_url};
 
-/// Time after which the agents of these tests call a member dead.
+/// Time after which the agents of these tests consider a member dead.
 pub(super) const AFTER: (&str, &str) = ("MUSTER_UNREACHABLE_AFTER", "6");
 /// Zone of the hosts, to which the policy is bound.
 const ZONE: (&str, &str) = ("MUSTER_ZONE", "room-1");
-/// Longest time for a replacement: the member is called dead, two observations, and the steps.
+/// Time limit of a replacement: the detection of the death, two observations, and the steps.
 const REPLACED: Duration = Duration::from_secs(120);
 
 /// Makes a policy, and returns its bundle and its id.
@@ -51,7 +51,7 @@ fn form_by_policy(
 }
 
 impl FormedCluster {
-    /// Waits until `agent`'s host votes, and the member at `gone` is no member any more.
+    /// Waits until `agent`'s host is a voter, and the member with the peer URL `gone` is removed.
     pub(super) fn wait_replaced(&self, agent: &AgentProcess, gone: &str) -> Result<()> {
         poll_slowly("the newcomer to take the dead member's place", REPLACED, || {
             let members = self.members().ok()?;
@@ -73,7 +73,7 @@ impl FormedCluster {
         })
     }
 
-    /// Returns why newcomers wait, as agents told discovery.
+    /// Returns the reasons why newcomers wait, as agents have reported them to discovery.
     fn waits(&self) -> Result<Vec<String>> {
         let list = self.testbed.admin_json(&["intent", "list", "demo", "--all"])?;
         let views = list["intents"].as_array().context("a list of intents")?;
@@ -81,7 +81,7 @@ impl FormedCluster {
         Ok(views.iter().map(reason).collect())
     }
 
-    /// Waits until an agent has told discovery that a newcomer waits for this reason.
+    /// Waits until an agent has reported to discovery that a newcomer waits for this reason.
     pub(super) fn wait_reason(&self, part: &str) -> Result<()> {
         poll_slowly(part, LIMIT, || {
             self.waits().ok()?.iter().any(|reason| reason.contains(part)).then_some(())
@@ -97,7 +97,7 @@ impl FormedCluster {
         Ok(agent)
     }
 
-    /// Returns the replacements that the cluster's own store counts.
+    /// Returns the replacements that are recorded in the cluster's own store.
     fn replacements(&self) -> Result<Vec<Value>> {
         let mut command = self.policy_command(&["list", "--json"])?;
         let output = command.output()?;
@@ -140,11 +140,11 @@ fn check_replacement(network: Network, node: Option<&Path>) -> Result<()> {
     let own = running.etcdctl()?.with_endpoint(&standby.host);
     ensure!(own.run(&["get", "before", "--print-value-only"])?.trim() == "the death");
 
-    // The dead one comes back, and is a removed member for ever.
+    // The dead member's host comes back. It must stay a removed member.
     dead.start()?;
     ensure!(dead.exit_code(LIMIT)? == 3, "{}", dead.output());
     ensure!(running.members()?.len() == 3, "{:?}", running.members());
-    // Its host begins as new, and waits for the next death.
+    // After a reset, the host starts as a new one, and waits as a standby.
     let mut command = dead.host.command(program_path("muster-agent")?);
     let reset = command.args(["reset", "--yes", "--data-dir"]).arg(&dead.data_dir).output()?;
     ensure!(reset.status.success(), "{}", String::from_utf8_lossy(&reset.stderr));
@@ -224,11 +224,11 @@ fn one_of_two_standbys_takes_the_place_and_the_limit_stops_the_other() -> Result
     Ok(())
 }
 
-/// A member that is away for less than the policy's time stays.
+/// A member that is unreachable for less than the policy's time stays.
 #[test]
 fn a_member_that_comes_back_in_time_stays() -> Result<()> {
     let (mut running, bundle, _) = form(4, "2")?;
-    // Long enough for a restart on a loaded machine.
+    // This time is long enough for a restart on a loaded machine.
     running.restart_agents(&[("MUSTER_UNREACHABLE_AFTER", "60")])?;
     let standby = running.standby(3, &bundle)?;
     let before = running.members()?;
@@ -247,8 +247,8 @@ fn a_member_that_comes_back_in_time_stays() -> Result<()> {
     Ok(())
 }
 
-/// First only the leader loses sight of a member, which stays; then nobody reaches it. It lives on
-/// without the others, and ends when it hears of its removal.
+/// First only the leader can't reach a member, which must stay. Then no member reaches it, and it
+/// must be replaced. Its node keeps running, and ends when it learns of its removal.
 #[test]
 fn a_member_that_only_the_leader_misses_stays_and_an_isolated_one_is_replaced() -> Result<()> {
     if !Network::can_be_cut() {
@@ -278,8 +278,8 @@ fn a_member_that_only_the_leader_misses_stays_and_an_isolated_one_is_replaced() 
     Ok(())
 }
 
-/// The operator ends the policy on a member's host, because discovery can't be trusted any more. It
-/// still hands the policy out as valid.
+/// An operator revokes the policy on a member's host, because discovery can't be trusted any more.
+/// Discovery still serves the policy as valid.
 #[test]
 fn a_policy_that_was_revoked_in_the_cluster_replaces_nobody() -> Result<()> {
     let (mut running, bundle, id) = form(4, "2")?;
@@ -319,8 +319,8 @@ fn a_policy_that_was_revoked_at_discovery_ends_in_the_cluster_for_ever() -> Resu
     Ok(())
 }
 
-/// The agent beside the leader dies after each step of a replacement: the next agent goes on, and
-/// the use is counted once.
+/// The agent beside the leader dies after each step of a replacement. The next agent must continue,
+/// and count the use only once.
 #[test]
 fn a_replacement_completes_though_the_leaders_agent_dies_after_each_step() -> Result<()> {
     for step in ["policy-used", "changed"] {
@@ -340,8 +340,8 @@ fn a_replacement_completes_though_the_leaders_agent_dies_after_each_step() -> Re
 }
 
 /// A use is counted, then the leader's agent and the newcomer die, and discovery forgets the
-/// newcomer. The next agent finishes the replacement from what the cluster's own store holds: without
-/// that, the use would stay under way and block all others.
+/// newcomer. The next agent must finish the replacement from the cluster's own store. Otherwise the
+/// use would never end, and would block all others.
 #[test]
 fn a_replacement_that_discovery_has_forgotten_comes_to_an_end() -> Result<()> {
     let (mut running, bundle, _) = form(5, "2")?;
@@ -366,14 +366,15 @@ fn a_replacement_that_discovery_has_forgotten_comes_to_an_end() -> Result<()> {
         let last = running.agents.iter().map(|agent| last_lines(&agent.output(), 25));
         format!("{:?}\n{}", running.replacements(), last.collect::<Vec<_>>().join("\n---\n"))
     })?;
-    // The next newcomer gets more time than the first: a slow machine makes no progress in 3 s.
+    // The next newcomer gets a longer time limit than the first: a slow machine makes no progress
+    // in 3 s.
     running.restart_agents(&[AFTER])?;
     let second = running.standby(4, &bundle)?;
     running.wait_replaced(&second, &gone)
 }
 
-/// The first newcomer dies after the dead member was removed for it. The next one fills the place,
-/// and uses the policy again.
+/// The first newcomer dies after the dead member was removed for it. The next newcomer fills the
+/// place, which is a second use of the policy.
 #[test]
 fn a_place_that_a_dead_newcomer_left_is_filled_by_the_next_one() -> Result<()> {
     let (mut running, bundle, _) = form(5, "2")?;
@@ -385,7 +386,8 @@ fn a_place_that_a_dead_newcomer_left_is_filled_by_the_next_one() -> Result<()> {
     first.exit_code(REPLACED)?;
     running.wait_intents("replace", "stalled", 1)?;
     ensure!(running.members()?.len() == 2, "{:?}", running.members());
-    // The next newcomer gets more time than the first: a slow machine makes no progress in 3 s.
+    // The next newcomer gets a longer time limit than the first: a slow machine makes no progress
+    // in 3 s.
     running.restart_agents(&[AFTER, ZONE])?;
     let second = running.standby(4, &bundle)?;
     running.wait_replaced(&second, &gone)?;
@@ -396,7 +398,8 @@ fn a_place_that_a_dead_newcomer_left_is_filled_by_the_next_one() -> Result<()> {
     Ok(())
 }
 
-/// A member that hangs is dead for the others. When it goes on, it is removed.
+/// The other members consider a hanging member dead. When its processes resume, it learns that it
+/// was removed.
 #[test]
 fn a_hanging_member_is_replaced_and_ends_when_it_goes_on() -> Result<()> {
     let (mut running, bundle, _) = form(4, "2")?;
@@ -406,7 +409,7 @@ fn a_hanging_member_is_replaced_and_ends_when_it_goes_on() -> Result<()> {
     for pid in [agent, node] {
         send_signal(pid, Signal::STOP);
     }
-    // The fresh host comes after the death, as in an auto-scaling group.
+    // The fresh host starts after the death, as in an auto-scaling group.
     let mut fresh = running.agent(3, &bundle, &[AFTER, ZONE]);
     fresh.start()?;
     running.wait_replaced(&fresh, &peer_url(&hung))?;

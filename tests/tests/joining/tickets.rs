@@ -132,7 +132,8 @@ fn a_ticket_serves_one_host_and_a_wiped_host_counts_as_another() -> Result<()> {
     Ok(())
 }
 
-/// The ticket went astray after it was used: the admin is told which hosts used it, and what to do.
+/// A ticket was leaked after its use. The command must name the hosts that used it, and say what to
+/// do.
 #[test]
 fn a_compromised_ticket_names_the_member_that_came_by_it() -> Result<()> {
     let running = FormedCluster::start(Network::loopback(2), 1, None)?;

@@ -1,5 +1,5 @@
-//! Members that are spread over zones: while the cluster forms, when hosts join, and when a dead member
-//! is replaced by a policy.
+//! Members that are spread over zones: while the cluster forms, when hosts join, and when a dead
+//! member is replaced by a policy.
 
 use std::path::Path;
 
@@ -11,7 +11,7 @@ use crate::metadata;
 use crate::policies::{AFTER, policy};
 use crate::running_cluster::{FormedCluster, LIMIT, peer_url};
 
-/// Starts an agent that says its zone.
+/// Starts an agent that reports this zone.
 fn start_in(
     running: &FormedCluster,
     host: usize,
@@ -23,8 +23,8 @@ fn start_in(
     Ok(agent)
 }
 
-/// Three members get three zones. A fourth host of the first zone waits, and `explain` says why. Join
-/// tickets let a zone have as many members as the grown cluster allows, and no more.
+/// Three members get three zones. A fourth host of the first zone waits, and `explain` says why.
+/// Join tickets let a zone have as many members as the grown cluster allows, and no more.
 #[test]
 fn no_zone_gets_a_majority_while_forming_and_when_hosts_join() -> Result<()> {
     let testbed = Testbed::start(Network::loopback(6), TestbedOptions::default())?;
@@ -57,11 +57,12 @@ fn no_zone_gets_a_majority_while_forming_and_when_hosts_join() -> Result<()> {
     running.testbed.wait_cluster_state("demo", "formed", LIMIT)?;
     drop(crowded);
 
-    // A cluster of four may have two members in one zone, and one of five not three.
+    // A cluster of four may have two members in one zone. A cluster of five may not have three.
     for (host, zone) in [(3, "a"), (4, "a")] {
         let ticket = running.ticket(&format!("ticket-{host}"), &[])?;
         let mut agent = running.agent(host, &ticket, &[("MUSTER_ZONE", zone)]);
-        // Its directory is that of the host that waited while the cluster formed.
+        // Delete the data directory of the host's earlier agent, which waited while the cluster
+        // formed.
         let _ = fs_err::remove_dir_all(&agent.data_dir);
         agent.start()?;
         if host == 3 {
@@ -77,7 +78,7 @@ fn no_zone_gets_a_majority_while_forming_and_when_hosts_join() -> Result<()> {
     Ok(())
 }
 
-/// Of two standbys, the one whose zone has room takes a dead member's place.
+/// Of two standbys, only the one whose zone has room takes a dead member's place.
 #[test]
 fn a_standby_in_a_crowded_zone_lets_another_one_pass() -> Result<()> {
     let testbed = Testbed::start(Network::loopback(5), TestbedOptions::default())?;
@@ -95,7 +96,7 @@ fn a_standby_in_a_crowded_zone_lets_another_one_pass() -> Result<()> {
     dead.kill();
     dead.kill_node()?;
     running.wait_reason("the zone a, which may have 1 of 3 members and has them")?;
-    // The cloud says the zone of the last host.
+    // The last host learns its zone from its cloud's metadata service.
     let metadata = metadata::serve("projects/1/zones/d".to_owned())?;
     let cloud = [AFTER, ("MUSTER_ZONE_FROM", "gcp"), ("MUSTER_METADATA_URL", &*metadata)];
     let mut fits = running.agent(4, &bundle, &cloud);
