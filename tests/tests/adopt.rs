@@ -1,4 +1,5 @@
-//! A running etcd cluster comes under management and goes back, while a client writes.
+//! An agent adopts each member of a running etcd cluster, and releases it again, while a client
+//! writes.
 
 use std::path::{Path, PathBuf};
 use std::process::Output;
@@ -59,7 +60,7 @@ impl World {
             node.flags.extend(credentials.mutual_flags());
             node.flags.push(format!("--initial-cluster={}", initial.join(",")));
             node.flags.push("--quota-backend-bytes=1073741824".to_owned());
-            // A setting in a variable is kept, too.
+            // The take-over must also keep settings from environment variables.
             node.env.push(("ETCD_NAME".to_owned(), format!("Infra.{n}")));
             node.start()?;
             etcds.push(node);
@@ -84,7 +85,7 @@ impl World {
         self.testbed.path(&format!("host-{}", index + 1))
     }
 
-    /// Lets an owner sign the membership that the cluster tells.
+    /// Lets an owner sign the membership that `adopt survey` finds.
     fn sign(&self) -> Result<Value> {
         let old = self.old_folder();
         let file = |name: &str| old.join(name).display().to_string();
@@ -172,7 +173,8 @@ impl World {
         Ok((code, command.output()))
     }
 
-    /// Writes with a client of before, which trusts the old CA and the cluster's own.
+    /// Starts a writer with a client certificate from before the adoption. It trusts the old CA and
+    /// the cluster's own CA.
     fn writer(&self) -> Result<RetryingWriter> {
         let folder = self.testbed.path("writer");
         let credentials = self.testbed.path("demo-new");
@@ -190,7 +192,8 @@ impl World {
         Etcdctl::new(self.testbed.network.hub.clone(), self.testbed.path(folder), self.endpoints())
     }
 
-    /// Gives a member back, and runs its node as the unit would.
+    /// Releases a member, and runs its node with the command that `release` writes down, as a unit
+    /// would.
     fn release(&mut self, index: usize) -> Result<NodeProcess> {
         let out = self.testbed.path(&format!("released-{index}"));
         let out_text = path_text(&out)?;
@@ -217,7 +220,8 @@ impl World {
     }
 }
 
-/// Watches how many of some data directories no etcd runs on. An etcd keeps its database locked.
+/// Watches some data directories, and counts those that no etcd uses. A running etcd holds a lock
+/// on its database.
 struct DownWatch {
     stop: Arc<AtomicBool>,
     thread: JoinHandle<Result<usize>>,
@@ -276,7 +280,7 @@ fn member_ids(etcdctl: &Etcdctl) -> Result<Vec<u64>> {
 }
 
 /// Takes all three members over, exchanges their certificates, drops the old CA, lets a member be
-/// replaced by a ticket, and releases all members. A client writes all the while.
+/// replaced by a ticket, and releases all members. A client writes all the time.
 fn check_whole_way(etcd: &Path) -> Result<()> {
     let mut world = World::start(etcd)?;
     let before = member_ids(&world.etcdctl("old"))?;
@@ -329,8 +333,8 @@ fn check_settings_are_kept(world: &World) -> Result<()> {
     Ok(())
 }
 
-/// Restarts the agents, one after the other: etcd reads its CAs only when it starts. Then a client
-/// with a certificate of before is refused.
+/// Restarts the agents, one after the other, because etcd reads its CAs only when it starts. Then a
+/// client with a certificate of the old CA must be refused.
 fn check_old_ca_is_dropped(world: &mut World) -> Result<()> {
     for index in 0..3 {
         poll_slowly("the agent to want a restart", LIMIT, || {
@@ -347,7 +351,7 @@ fn check_old_ca_is_dropped(world: &mut World) -> Result<()> {
     Ok(())
 }
 
-/// A host takes a member's place by a ticket.
+/// Lets a host take a member's place with a join ticket, as in any managed cluster.
 fn check_management(world: &mut World) -> Result<()> {
     let ticket = world.testbed.path("ticket.bundle");
     let create = ["token", "create", "--cluster", "demo", "--kind", "join", "--replace", "Infra.3"];
@@ -371,13 +375,13 @@ fn check_management(world: &mut World) -> Result<()> {
     Ok(())
 }
 
-/// Releases all members, one after the other. The plain etcds go on.
+/// Releases all members, one after the other. Their etcds must go on without agents.
 fn check_release(world: &mut World) -> Result<()> {
     let hosts = &world.testbed.network.hosts;
     let urls: Vec<String> =
         [0, 1, 3].iter().map(|i| format!("https://{}:2379", hosts[*i].address)).collect();
     let etcdctl = world.etcdctl("demo-new");
-    // The other writer's keys are there, too, and the check counts all of them.
+    // Delete the keys of the earlier writer, because the check of the new writer counts all keys.
     etcdctl.run(&["del", "w", "--prefix"])?;
     let url = urls[0].clone();
     let tls = tls_from(&world.testbed.path("demo-new"))?;
@@ -410,8 +414,8 @@ fn the_newest_etcd_comes_under_management_and_goes_back() -> Result<()> {
     newest().map_or(Ok(()), |etcd| check_whole_way(&etcd))
 }
 
-/// Kills a take-over after the etcd has stopped, and another after the journal was written. Discovery
-/// is away all the while. Nobody else may restart a member meanwhile.
+/// Kills a take-over after the etcd has stopped, and another after the journal was written.
+/// Discovery is down during both. No other host may restart its member meanwhile.
 #[test]
 fn a_take_over_goes_on_after_a_crash_and_without_discovery() -> Result<()> {
     let Some(etcd) = oldest() else { return Ok(()) };
@@ -438,7 +442,7 @@ fn a_take_over_goes_on_after_a_crash_and_without_discovery() -> Result<()> {
     Ok(())
 }
 
-/// Gives an etcd back in the middle of a take-over, and takes it over later.
+/// Gives an etcd back in the middle of its take-over, and takes it over again later.
 #[test]
 fn an_unfinished_take_over_can_be_given_back() -> Result<()> {
     let Some(etcd) = oldest() else { return Ok(()) };
@@ -459,7 +463,7 @@ fn an_unfinished_take_over_can_be_given_back() -> Result<()> {
     world.take_over(0)
 }
 
-/// A host shows the bundle of another member.
+/// A host that shows the bundle of another member must be refused.
 #[test]
 fn a_bundle_is_good_for_its_own_member_alone() -> Result<()> {
     let Some(etcd) = oldest() else { return Ok(()) };
@@ -471,7 +475,7 @@ fn a_bundle_is_good_for_its_own_member_alone() -> Result<()> {
     Ok(())
 }
 
-/// A `systemctl` of this test, which starts and stops processes by unit files of its own kind. Its
+/// A replacement for `systemctl`, which starts and stops processes by simplified unit files. Its
 /// processes end when this is dropped.
 struct FakeSystemd(PathBuf);
 
@@ -524,7 +528,7 @@ impl FakeSystemd {
 impl Drop for FakeSystemd {
     fn drop(&mut self) {
         for unit in ["agent.service", "etcd.service"] {
-            // A unit that isn't there is no fault of the test.
+            // Ignore the error for a unit that doesn't exist.
             let _ = self.call("disable", unit);
         }
     }
@@ -538,7 +542,8 @@ fn run_with_units(world: &World, units: &FakeSystemd, words: &[&str]) -> Result<
     Ok((code, command.output()))
 }
 
-/// An etcd that a unit runs is found by its unit, stopped, and given back if the agent's unit fails.
+/// An etcd that a unit runs is found by its unit, stopped, and given back if the agent's unit
+/// fails.
 #[test]
 fn units_change_places_and_a_failed_take_over_gives_the_etcd_back() -> Result<()> {
     let Some(etcd) = oldest() else { return Ok(()) };

@@ -33,7 +33,7 @@ fn approve(testbed: &Testbed, key: &str) -> Result<()> {
 }
 
 /// A thief with a copy of the bundle comes first, with as many hosts as the cluster has seats. The
-/// issuer compares the keys of the three right hosts, and they form the cluster.
+/// issuer compares the keys of the three legitimate hosts, and they form the cluster.
 #[test]
 fn hosts_with_a_stolen_bundle_get_no_seat_in_the_list() -> Result<()> {
     let testbed = Testbed::start(Network::loopback(6), TestbedOptions::default())?;
@@ -88,14 +88,15 @@ fn a_cluster_without_approvals_refuses_them() -> Result<()> {
     Ok(())
 }
 
-/// Approvals and zones in one cluster, and the service is killed between two approvals: what was approved
-/// stays so, and an approved host doesn't crowd a zone.
+/// Approvals and zones in one cluster. The service is killed between two approvals. Approvals must
+/// survive that, and an approved host must not exceed its zone's limit.
 #[test]
 fn approvals_and_zones_hold_together_over_a_crash_of_the_service() -> Result<()> {
     let mut testbed = Testbed::start(Network::loopback(5), TestbedOptions::default())?;
     testbed.create_cluster("demo", 3, &["--approve", "--spread", "zone"])?;
     let bundle = testbed.create_token("demo")?;
-    // The fourth host is in the first one's zone, and approved; the fifth one is a stranger.
+    // The fourth host is in the first one's zone, and is approved. The fifth host is never
+    // approved.
     let agents: Vec<AgentProcess> = ["a", "b", "c", "a", "b"]
         .iter()
         .enumerate()

@@ -1,4 +1,4 @@
-//! `muster-discovery audit`, against somebody who changes the history in the service's own database.
+//! `muster-discovery audit` must detect changes of the history in the service's own database.
 
 use anyhow::{Context, Result, ensure};
 use muster_tests::harness::testbed::{TestbedOptions, path_text};
@@ -44,7 +44,7 @@ fn a_changed_a_rewritten_and_a_shortened_history_are_noticed() -> Result<()> {
     let changed = verify(&testbed)?;
     ensure!(changed.0 == 1 && changed.1.contains("somebody changed it"), "{changed:?}");
 
-    // A whole new hash hides that from the hashes alone, and not from the checkpoint.
+    // A recomputed hash hides the change from the hash chain, but not from the checkpoint.
     let anew = format!("UPDATE events e SET hash = event_hash(e) WHERE {granted}");
     tamper(&testbed, &anew)?;
     let alone = testbed.admin_output(&["audit", "verify", "--cluster", "demo"])?;

@@ -1,6 +1,6 @@
-//! Looks for every secret of an installation in everything that it writes or shows: logs at their most
-//! detailed level, the database's files, ledgers, journals, nodes' data, metrics, answers, and the
-//! arguments of its processes.
+//! Searches everything that an installation writes or shows for each of its secrets: logs at their
+//! most detailed level, the database's files, ledgers, journals, nodes' data, metrics, answers, and
+//! the arguments of its processes.
 
 use std::collections::BTreeMap;
 use std::io::{Read, Write};
@@ -21,8 +21,7 @@ const LIMIT: Duration = Duration::from_secs(60);
 /// Length of the parts of a secret that are searched for. A shorter part proves nothing.
 const PART: usize = 24;
 
-/// Names of files that hold a secret because that is what they are for. Each must be closed to other
-/// users.
+/// Names of files whose purpose is to hold a secret. Each must be closed to other users.
 const HOMES: [&str; 7] =
     ["owner.pem", "tls.key", "signing-1.key", "kek-1.key", "agent.key", "node.key", "client.key"];
 /// Names of files with a token, which is a secret, too.
@@ -31,12 +30,13 @@ const BUNDLES: [&str; 4] = ["demo.bundle", "late.ticket", "revoked.bundle", "etc
 /// Secrets by file and form. Each is searched for in parts.
 type Secrets = BTreeMap<String, Vec<u8>>;
 
-/// Adds the secret of a file with a private key or a token, in each form in which it may be written.
+/// Adds the secret of a file with a private key or a token, in each form in which it may be
+/// written.
 fn add_secret(secrets: &mut Secrets, file: &Path) -> Result<()> {
     let text = fs_err::read_to_string(file)?;
     let name = file.display();
     if let Some(token) = text.split("mst_").nth(1) {
-        // The id before it is public.
+        // The token's id, which precedes the seed, is public.
         let seed = token.split('_').nth(2).context("a token's seed")?;
         secrets.insert(format!("{name}, as text"), seed.as_bytes().to_vec());
         return Ok(());
@@ -44,13 +44,15 @@ fn add_secret(secrets: &mut Secrets, file: &Path) -> Result<()> {
     let lines = text.lines().filter(|line| !line.starts_with("-----"));
     let der = BASE64.decode(lines.collect::<String>().as_bytes())?;
     // In PKCS#8 with a P-256 or an Ed25519 key, the private number is the only octet string of 32
-    // bytes; the public key stands beside it. A key-encryption key has no frame.
+    // bytes, because a public key is a bit string. A key-encryption key is stored as raw bytes,
+    // without DER.
     let start = der.windows(2).position(|pair| pair == [0x04, 0x20]).map_or(0, |at| at + 2);
     let key = der.get(start..start + 32).with_context(|| format!("{name} holds no key"))?;
     secrets.insert(format!("{name}, as bytes"), key.to_vec());
     secrets.insert(format!("{name}, in hexadecimal"), HEXLOWER.encode(key).into_bytes());
     for skipped in 0..3 {
-        // Each three bytes are four characters, wherever the key begins in what was encoded.
+        // Base64 encodes three bytes as four characters. So three alignments cover a key at any
+        // position in the encoded bytes.
         let aligned = &key[skipped..skipped + 27];
         for (form, encoding) in [("base64", &BASE64), ("base64url", &BASE64URL_NOPAD)] {
             let encoded = encoding.encode(aligned).into_bytes();
@@ -79,7 +81,7 @@ fn is_named(path: &Path, names: &[&str]) -> bool {
 
 /// Searches bytes for parts of the secrets, in one pass.
 struct Searcher<'a> {
-    /// Parts by their first two bytes, each with what it is a part of.
+    /// Parts, indexed by their first two bytes. Each comes with the name of its secret.
     parts: Vec<Vec<(&'a [u8], &'a str)>>,
 }
 
@@ -179,7 +181,7 @@ fn live(testbed: &Testbed) -> Result<Vec<AgentProcess>> {
     let variables = testbed.path("etcd.env");
     let arguments = ["etcd-token", "create", "stock", "--size", "3", "--protocol", "v2", "--out"];
     testbed.admin_command(&[&arguments[..], &[path_text(&variables)?]].concat())?;
-    // A ticket that is revoked before it is used.
+    // Make a ticket that is revoked before it is used.
     let revoked = create("join", "revoked.bundle")?;
     let listed = testbed.admin_json(&["token", "list", "--cluster", "demo"])?;
     let grants = listed["grants"].as_array().context("a list")?;
@@ -216,11 +218,11 @@ fn no_secret_is_in_what_an_installation_writes_or_shows() -> Result<()> {
     }
     secrets.extend(token_starts());
     let searcher = Searcher::new(secrets.iter().map(|(what, it)| (what.as_str(), &it[..])));
-    // The test finds a secret where there is one.
+    // Check that the search can find a secret, in a file that holds one.
     let planted = fs_err::read(files.iter().find(|f| is_named(f, &["kek-1.key"])).context("kek")?)?;
     ensure!(searcher.find(&planted).is_some_and(|what| what.contains("kek-1.key")));
 
-    // Answers, while all programs run. The requests contain a secret.
+    // Search answers while all programs run. The requests contain a secret.
     let seed = secrets.iter().find(|(what, _)| what.contains("demo.bundle")).context("a seed")?.1;
     let seed = String::from_utf8(seed.clone())?;
     // Stock etcd sends its token in the path.
@@ -266,8 +268,8 @@ fn no_secret_is_in_what_an_installation_writes_or_shows() -> Result<()> {
     Ok(())
 }
 
-/// How texts begin that open the service to whoever reads them: access tokens and assertions. All
-/// texts of one type begin alike, up to the key's id in their headers. Statements, grants and
+/// Returns the beginnings of texts that give access to the service: access tokens and assertions.
+/// All texts of one type begin alike, up to the key id in their headers. Statements, grants and
 /// documents are public.
 fn token_starts() -> Secrets {
     let key = SigningKey::generate();

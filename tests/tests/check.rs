@@ -257,7 +257,7 @@ fn the_service_names_a_broken_database() -> Result<()> {
     let foreign = ["--managed-postgres", path_text(&foreign)?];
     check(&setup, foreign)?.expect_broken("database", "isn't empty")?;
 
-    // A running service: its ledger and its address are in use, which is as it should be.
+    // A running service uses its ledger and its address. The check must accept that.
     setup.testbed.start_discovery()?;
     let url = setup.testbed.database_url()?;
     let database = ["--database-url", url.as_str()];

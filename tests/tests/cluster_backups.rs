@@ -1,5 +1,5 @@
-//! Scheduled backups of a cluster, and `muster-agent backup`: what is saved by one agent is proved,
-//! restored and continued by others.
+//! Scheduled backups of a cluster, and `muster-agent backup`. Other agents verify and restore the
+//! backups that one agent has saved, and continue the schedule.
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -55,7 +55,7 @@ impl BackupTool {
 
     fn output(&self, args: &[&str]) -> Result<Output> {
         let mut command = Command::new(program_path("muster-agent")?);
-        // The state of an agent that happens to run on this machine is none of the test's.
+        // Ignore the state of an agent that happens to run on this machine.
         command.args(["backup", "--data-dir", "/nonexistent"]).args(args).args(&self.flags);
         command.output().with_context(|| format!("backup {args:?}"))
     }
@@ -173,7 +173,8 @@ fn backups_go_on_under_another_leader_and_each_one_can_be_restored() -> Result<(
 
     let first = tool.wait_for("the first backup", |_| true)?;
     let folder = store.join(text(&first["cluster"]));
-    // Somebody else's file, a young and an old leftover.
+    // Add a foreign file, a recent leftover and an old leftover. Only the old leftover may be
+    // removed.
     let old = folder.join("20200101T000000Z-r1-00000001.db.age");
     let others = [folder.join("README"), folder.join("20990101T000000Z-r1-00000001.db.part")];
     for file in others.iter().chain([&old]) {
@@ -263,7 +264,7 @@ fn a_damaged_backup_is_found_and_the_next_best_one_is_named() -> Result<()> {
     };
     let data = stored(2, text(&manifests[2]["stored"]["file"]));
 
-    // A flipped bit, with and without a manifest that knows of it.
+    // Flip a bit of a snapshot whose manifest has the old hash.
     let mut bytes = fs_err::read(&data)?;
     let middle = bytes.len() / 2;
     bytes[middle] ^= 1;
@@ -275,7 +276,7 @@ fn a_damaged_backup_is_found_and_the_next_best_one_is_named() -> Result<()> {
     let said = tool.fail(&["restore", &name(2), "--to", path_text(&target)?], 1)?;
     ensure!(!target.exists() && said.contains(&name(2)), "{said}");
 
-    // A manifest that leads out of the store, and one of another backup.
+    // Write a manifest whose file is outside the store, and then the manifest of another backup.
     let manifest = stored(1, &format!("{}.json", name(1)));
     let mut changed = manifests[1].clone();
     changed["stored"]["file"] = "../../../etc/passwd".into();
@@ -288,7 +289,7 @@ fn a_damaged_backup_is_found_and_the_next_best_one_is_named() -> Result<()> {
     fs_err::write(&manifest, vec![b'x'; 1 << 20])?;
     ensure!(tool.fail(&["verify", &name(1)], 1)?.contains(&name(1)), "a huge manifest");
 
-    // What is left is good, and gone files are named.
+    // A missing file is named, and the intact backup can still be restored.
     fs_err::remove_file(&data)?;
     ensure!(tool.fail(&["verify", &name(2)], 1)?.contains("has no"), "a missing snapshot");
     let said = tool.run(&["restore", &name(0), "--to", path_text(&target)?])?;
@@ -374,7 +375,7 @@ fn stock_etcd_is_backed_up_to_an_s3_compatible_store_that_fails_for_a_while() ->
     Ok(())
 }
 
-/// Writes so much that an upload has several parts.
+/// Writes enough data for an upload in several parts.
 fn put_large_values(etcdctl: &Etcdctl, agent: &AgentProcess) -> Result<()> {
     let tls = client::tls_from(etcdctl.credentials())?;
     let at = SocketAddr::new(agent.host.address, 2379);

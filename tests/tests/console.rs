@@ -1,9 +1,9 @@
-//! The console in a real browser: with the script and without, by keyboard, in the light and the dark
-//! scheme, and for readers who hear the page.
+//! The console in a real browser: with and without scripts, by keyboard, in the light and the dark
+//! color scheme, and for screen readers.
 //!
 //! With the environment variable `MUSTER_SCREENS`, the test writes pictures of the pages into that
-//! folder: `scripts/console-screens` makes those of the manual. With `AXE`, the path of axe-core's
-//! script, that judges each page, too.
+//! folder. `scripts/console-screens` makes the pictures of the manual in this way. With `AXE`, the
+//! path of axe-core's script, that script checks each page, too.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -32,7 +32,8 @@ struct ConsoleBed {
 }
 
 impl ConsoleBed {
-    /// Starts both. Returns `None`, and reports that the test is skipped, without a browser.
+    /// Starts the service and the browser. Without a browser, records that the test is skipped and
+    /// returns `None`.
     fn start(hosts: u8) -> Result<Option<Self>> {
         let Some(program) = find_chromium() else {
             report_skip(
@@ -60,7 +61,7 @@ impl ConsoleBed {
         format!("https://{}:{PORT}{path}", self.testbed.network.hub.address)
     }
 
-    /// Makes a link as an admin does.
+    /// Makes a sign-in link as an admin does.
     fn link(&self, extra: &[&str]) -> Result<String> {
         let arguments = [&["console", "open"], extra].concat();
         Ok(self.testbed.admin_command(&arguments)?.trim().to_owned())
@@ -102,7 +103,7 @@ impl ConsoleBed {
                 fs_err::write(folder.join(format!("console-{name}-{scheme}.png")), picture)?;
             }
         }
-        // A narrow window shows the same page.
+        // A narrow window must show the same page without faults.
         self.browser.resize(400, 860)?;
         let faults = self.browser.evaluate(CHECK)?;
         ensure!(faults == Value::Array(Vec::new()), "{name}, narrow: {faults:#}");
@@ -110,7 +111,7 @@ impl ConsoleBed {
         self.browser.prefer_colors("light")
     }
 
-    /// Starts the agent of a host, with a name that people give to hosts.
+    /// Starts the agent of a host, with a realistic host name.
     fn start_agent(&self, index: usize, bundle: &Path) -> Result<AgentProcess> {
         let name = format!("db-{}", index + 1);
         let args = vec!["--name".to_owned(), name];
@@ -134,7 +135,7 @@ impl ConsoleBed {
     }
 }
 
-/// Looks at all pages but that of the cluster, and at some of them without scripts.
+/// Checks all pages except the cluster's page, some of them without scripts.
 fn visit_other_pages(bed: &mut ConsoleBed, id: &str) -> Result<()> {
     bed.open("/clusters?state=all")?;
     bed.check("clusters")?;
@@ -149,7 +150,7 @@ fn visit_other_pages(bed: &mut ConsoleBed, id: &str) -> Result<()> {
     bed.ensure_text(&["frozen", "committed", "formed", "db-3"])?;
     bed.check("audit")?;
 
-    // Without scripts each page is there, too.
+    // These pages must also work without scripts.
     bed.browser.run_scripts(false)?;
     for path in ["/clusters".to_owned(), format!("/clusters/{id}"), "/audit".to_owned()] {
         bed.open(&path)?;
@@ -178,7 +179,7 @@ fn an_admin_watches_a_cluster_form_in_a_browser() -> Result<()> {
     bed.browser.evaluate("document.querySelector('main button').click()")?;
     bed.browser.wait_for("a refusal", "document.body.innerText.includes('used already')")?;
 
-    // The page of the cluster fills in by itself, and keeps the focus.
+    // The cluster's page must update itself, and keep the keyboard focus.
     let orders = bed.testbed.admin_json(&["cluster", "show", "orders"])?;
     let id = orders["cluster"].as_str().context("the cluster's id")?.to_owned();
     bed.open(&format!("/clusters/{id}"))?;
@@ -215,7 +216,7 @@ fn an_admin_watches_a_cluster_form_in_a_browser() -> Result<()> {
     bed.ensure_text(&["This browser isn't signed in"])?;
     ensure!(bed.browser.complaints().is_empty(), "{:?}", bed.browser.complaints());
 
-    // No log has the link's code.
+    // The service's log must not contain the link's code.
     let code = link.rsplit('/').next().context("the link's code")?;
     let log = bed.testbed.discovery.as_ref().context("discovery runs")?.output();
     ensure!(log.contains("signed in to the console") && !log.contains(code), "{log}");
@@ -232,7 +233,7 @@ fn console_open_leads_a_browser_to_the_clusters_page_without_a_secret_among_its_
     options.serve_args.extend(["--console-listen".to_owned(), listen]);
     let testbed = Testbed::start(network, options)?;
     testbed.create_cluster("demo", 3, &[])?;
-    // A program in the browser's place writes its arguments down.
+    // A program that replaces the browser records its arguments.
     let (opener, told) = (testbed.path("opener"), testbed.path("told"));
     fs_err::write(
         &opener,

@@ -12,7 +12,8 @@ use muster_tests::harness::{Network, Testbed, poll_slowly, skip};
 use muster_tests::stock_etcd;
 use serde_json::Value;
 
-/// Limit for three members to form a cluster. After a failed request etcd waits for 2 s, then longer.
+/// Limit for three members to form a cluster. After a failed request etcd waits for 2 s, then
+/// longer.
 const FORMATION_LIMIT: Duration = Duration::from_secs(60);
 /// Limit for an etcd that ends by itself.
 const END_LIMIT: Duration = Duration::from_secs(30);
@@ -54,7 +55,7 @@ struct EtcdTestbed {
 struct StockMember {
     name: String,
     host: usize,
-    /// Host whose peer URL it advertises.
+    /// Host whose peer URL the member advertises.
     advertised: usize,
     process: ChildProcess,
 }
@@ -193,8 +194,8 @@ fn expect_end(member: &mut StockMember, texts: &[&str]) -> Result<()> {
     Ok(())
 }
 
-/// Three members form a cluster; a fourth, one with a revoked token, and one with an unknown token are
-/// told so; restarts need no discovery.
+/// Three members form a cluster. A fourth member and members with a revoked or unknown token must
+/// be refused with the reason. Restarts must need no discovery.
 fn check_forming(release: Option<EtcdRelease>) -> Result<()> {
     let (Some(release), Some(network)) = (release, network(4)) else { return Ok(()) };
     let mut bed = EtcdTestbed::start(release, network)?;
@@ -202,7 +203,7 @@ fn check_forming(release: Option<EtcdRelease>) -> Result<()> {
     let mut members = (0..3).map(|host| bed.member("demo", host)).collect::<Result<Vec<_>>>()?;
     bed.wait_for_cluster(0, &["n0", "n1", "n2"])?;
     let shown = bed.wait_for_state(&id, "complete")?;
-    // The service shows the members by the ids that the cluster has.
+    // The service shows the name and the source address of each member.
     let first = &bed.testbed.network.hosts[0];
     ensure!(
         shown["members"].as_array().is_some_and(|all| {
@@ -220,7 +221,7 @@ fn check_forming(release: Option<EtcdRelease>) -> Result<()> {
     let mut stale = bed.member("other", 3)?;
     expect_end(&mut stale, &["this discovery token is unknown, expired, revoked"])?;
 
-    // A formed cluster needs no discovery: not even when all members start again.
+    // A formed cluster needs no discovery, not even when all members restart.
     bed.testbed.stop_discovery()?;
     for member in &mut members {
         member.process.kill();
@@ -271,12 +272,12 @@ fn check_duplicates(release: Option<EtcdRelease>) -> Result<()> {
     let mut same_url = bed.member_as("demo", "other", 1, 0)?;
     let mut same_name = bed.member_as("demo", "n0", 2, 2)?;
     if by_v2 {
-        // etcd 3.4 says it in other words than later ones.
+        // etcd 3.4 and later versions report this in different words.
         let texts = ["has previously registered", "discovery: found duplicate id"];
         expect_end(&mut same_url, &texts)?;
         expect_end(&mut same_name, &["the name n0 belongs to a member"])?;
     } else {
-        // The client of v3 tries for ever, and logs the reason.
+        // The v3 client retries for ever, and logs the reason.
         same_url
             .process
             .wait_for_output("a member with these peer URLs has registered", END_LIMIT)?;
@@ -284,7 +285,7 @@ fn check_duplicates(release: Option<EtcdRelease>) -> Result<()> {
         same_url.process.kill();
         same_name.process.kill();
     }
-    // A crash, and a restart in order: whoever waits goes on.
+    // A waiting member must survive a crash of the service, and an orderly restart.
     bed.testbed.kill_discovery();
     bed.testbed.start_discovery()?;
     bed.testbed.stop_discovery()?;
@@ -339,7 +340,7 @@ fn check_lapse(release: Option<EtcdRelease>) -> Result<()> {
     second.process.kill();
     bed.wait_for_members(&id, 1)?;
     if !by_v2 {
-        // The first etcd knew the second one and can't forget it, so it ends, and is started again.
+        // The first etcd has seen the second one and can't forget it, so it ends and is restarted.
         let reason = "a-member-stopped-waiting=start-this-etcd-again";
         expect_end(&mut first, &[reason])?;
         bed.restart("demo", &mut first)?;

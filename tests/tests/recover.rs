@@ -1,4 +1,4 @@
-//! A majority is lost for good, and an operator makes a new cluster from what is left.
+//! A majority is lost for good, and an operator makes a new cluster from the remaining data.
 
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
@@ -409,8 +409,8 @@ fn a_newcomer_accepts_only_a_recovery_that_an_operator_signed() -> Result<()> {
 /// System calls that rename a file.
 const RENAME_CALLS: &str = "rename,renameat,renameat2";
 
-/// Leaves a socket in `work`, if that folder exists, as an etcd does that is killed while it applies
-/// its log there.
+/// Leaves a socket in `work`, if that folder exists. A killed etcd leaves such a socket there if it
+/// was applying its log.
 fn leave_socket(work: &Path) {
     if work.is_dir() {
         // The killed etcd may have left this very socket.

@@ -35,7 +35,8 @@ fn a_key_on_paper_replaces_the_lost_key_of_the_only_owner() -> Result<()> {
     let lost = testbed.admin_key();
     fs_err::remove_file(&lost)?;
 
-    // Typed with a mistake, then over several lines and in capitals.
+    // Restore the key from a text with a mistake, which must be refused. Then restore it from a
+    // text in capitals with line breaks.
     let restored = testbed.path("restored.pem");
     let restore = ["key", "restore", "--out", path_text(&restored)?];
     let mistaken = paper.replace("muster-key1 ", "muster-key1 0");
@@ -49,7 +50,8 @@ fn a_key_on_paper_replaces_the_lost_key_of_the_only_owner() -> Result<()> {
     let public = String::from_utf8_lossy(&output.stdout).trim().to_owned();
     ensure!(made["admin"]["key"] == public.as_str(), "{public}: {made}");
 
-    // The restored key is an owner's in every way: it ends a cluster, makes one, and replaces the lost key.
+    // The restored key has all rights of an owner: it ends a cluster, makes one, and replaces the
+    // lost key.
     for args in [
         &["cluster", "abandon", "demo", "--yes"][..],
         &["cluster", "create", "next", "--size", "1"],

@@ -8,8 +8,8 @@ use muster_tests::harness::{Network, Testbed, poll_slowly};
 
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// The signing key and the key-encryption key change while two of three hosts wait, and again before
-/// the members' certificates are issued to a later host.
+/// The signing key and the key-encryption key change while two of three hosts wait. They change
+/// again before the members' certificates are issued to a later host.
 #[test]
 fn new_keys_in_the_middle_of_forming_and_of_joining_disturb_nobody() -> Result<()> {
     let mut testbed = Testbed::start(Network::loopback(5), TestbedOptions::default())?;
@@ -41,14 +41,14 @@ fn new_keys_in_the_middle_of_forming_and_of_joining_disturb_nobody() -> Result<(
         let heard = members.iter().all(|member| member["last_heard_ms"].is_number());
         (members.len() == 4 && heard).then_some(())
     })?;
-    // A cluster whose CAs are wrapped by the new key forms as well.
+    // A cluster whose CA keys are encrypted with the new key forms as well.
     let bundle = testbed.create_cluster_with_token("other", 1)?;
     agents.extend(testbed.start_agents(4..5, &bundle)?);
     testbed.wait_cluster_state("other", "formed", LIMIT)?;
     Ok(())
 }
 
-/// A new TLS key is made in a copy, and the old directory stays as it is.
+/// A new TLS key is made in a copy of the key directory, and the old directory stays as it is.
 #[test]
 fn a_new_tls_key_is_made_in_a_copy() -> Result<()> {
     let testbed = Testbed::start(Network::loopback(1), TestbedOptions::default())?;
@@ -85,8 +85,8 @@ fn a_new_tls_key_is_made_in_a_copy() -> Result<()> {
     Ok(())
 }
 
-/// After `keys rewrap`, the database needs no older key-encryption key any more, in the middle of a
-/// replacement of CAs either.
+/// After `keys rewrap`, the database needs only the newest key-encryption key, even in the middle
+/// of a replacement of CAs.
 #[test]
 fn ca_keys_that_were_wrapped_again_need_the_newest_key_alone() -> Result<()> {
     let mut testbed = Testbed::start(Network::loopback(1), TestbedOptions::default())?;
@@ -116,13 +116,14 @@ fn ca_keys_that_were_wrapped_again_need_the_newest_key_alone() -> Result<()> {
     let old = testbed.keys_dir().join("kek-1.key");
     fs_err::rename(&old, testbed.path("kek-1.key"))?;
     testbed.start_discovery()?;
-    // A certificate needs the CA's key, of the old CA and then of the new one.
+    // Issuing a certificate needs the key of the issuing CA: first of the old CA, then of the new
+    // one.
     for folder in ["credentials", "credentials-of-the-new-ca"] {
         let folder = testbed.path(folder);
         testbed.admin_command(&["cluster", "credentials", "demo", "--out", path_text(&folder)?])?;
         testbed.admin_command(&rotate_ca)?;
     }
-    // Without the newest key, nothing opens.
+    // Without the newest key-encryption key, no CA key can be decrypted.
     fs_err::rename(testbed.path("kek-1.key"), &old)?;
     fs_err::rename(testbed.keys_dir().join("kek-2.key"), testbed.path("kek-2.key"))?;
     let refused = testbed.admin_output(&rewrap)?;

@@ -59,7 +59,7 @@ fn etcdctl(tool: &Path, node: &NodeProcess, line: &str) -> Result<()> {
     let output = Command::new(tool)
         .env("ETCDCTL_API", "3")
         .arg(format!("--endpoints={}", client_url(&node.host)))
-        // A slow machine computes long on a password's hash.
+        // A slow machine takes long to hash a password.
         .arg("--command-timeout=60s")
         .args(line.split(' '))
         .output()?;

@@ -1,5 +1,5 @@
-//! The systemd units of the packages: systemd reads them without a complaint, and finds them hardened;
-//! and the keep-alives that they ask of the service.
+//! The systemd units of the packages are valid and hardened, and the service sends the keep-alives
+//! that its unit requires.
 
 use std::os::unix::net::UnixDatagram;
 use std::path::{Path, PathBuf};
@@ -10,7 +10,7 @@ use anyhow::{Context, Result, ensure};
 use muster_tests::harness::testbed::{TestbedOptions, path_text};
 use muster_tests::harness::{Network, Testbed};
 
-/// Largest exposure that `systemd-analyze security` may find, in tenths.
+/// Maximum exposure level that `systemd-analyze security` may report, in tenths.
 const THRESHOLD: &str = "15";
 
 /// Copies the units into a folder in which every program exists, and templates have an instance.
@@ -44,7 +44,8 @@ fn analyze(arguments: &[&str], unit: &Path) -> Result<()> {
     let done = Command::new("systemd-analyze").args(arguments).arg(unit).output()?;
     let text = [done.stdout, done.stderr].concat();
     let text = String::from_utf8_lossy(&text);
-    // Documentation that only an installed package has doesn't matter here.
+    // Only the exit status counts: the output may complain about documentation that only an
+    // installed package has.
     ensure!(done.status.success(), "{} {arguments:?}: {text}", unit.display());
     Ok(())
 }

@@ -31,7 +31,8 @@ fn the_oldest_etcdctl_prints_the_same() -> Result<()> {
     stock_etcd::oldest_etcdctl().map_or(Ok(()), |etcdctl| compare(&etcdctl, false))
 }
 
-/// Runs the script on both programs. With `newest`, a line that is listed as different must differ.
+/// Runs the script on both programs. If `newest` is set, a line that is listed as different must
+/// differ.
 fn compare(etcdctl: &Path, newest: bool) -> Result<()> {
     let Some(mut pair) = ClusterPair::start(etcdctl)? else { return Ok(()) };
     let mut wrong = Vec::new();
