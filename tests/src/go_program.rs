@@ -1,5 +1,5 @@
-//! Programs that tests compare with or talk to, built from their Go modules, which the Go module proxy
-//! serves.
+//! Go programs that tests need, such as stock etcd. They are built from their Go modules, which the
+//! Go module proxy serves.
 
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
@@ -44,8 +44,8 @@ impl GoProgram {
         Ok(binary)
     }
 
-    /// Returns the path of the program, built once under `work` by the first test that needs it. If the
-    /// build fails, records that the test is skipped and returns `None`.
+    /// Returns the path of the program, built once under `work` by the first test that needs it. If
+    /// the build fails, records that the test is skipped and returns `None`.
     #[must_use]
     pub fn build_for_test(self, cell: &OnceLock<Result<PathBuf>>, work: &Path) -> Option<PathBuf> {
         let build = || {

@@ -1,4 +1,5 @@
-//! Stock etcd, to compare with: built from its own Go module, which the Go module proxy serves.
+//! Stock etcd, with which tests compare. It is built from its Go module, which the Go module proxy
+//! serves.
 
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;

@@ -1,6 +1,6 @@
-//! Measures what honest clients notice while others attack the service: requests from four addresses
-//! of the loopback network, against an honest client's at an address of its own. The service has its
-//! default limits.
+//! Measures how attacks on the service affect an honest client. Attackers send requests from four
+//! addresses of the loopback network, and the honest client has an address of its own. The service
+//! has its default limits.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::Arc;
@@ -21,13 +21,14 @@ use super::service::BenchService;
 const ATTACKERS: [u8; 4] = [1, 2, 3, 4];
 /// Connections that each attacker tries to keep at a time.
 const CONNECTIONS: usize = 64;
-/// Sockets that each attacker opens to send nothing: more than the service lets one address have.
+/// Number of sockets that each attacker opens and sends nothing on. It exceeds the service's limit
+/// for one address.
 const SILENT_SOCKETS: usize = 1_200;
 /// Time between two requests of the honest client.
 const HONEST_PAUSE: Duration = Duration::from_millis(50);
 /// Longest wait of an attacker for an answer.
 const ANSWER_LIMIT: Duration = Duration::from_secs(5);
-/// Size of a large request, in bytes: far more than the service takes.
+/// Size of a large request, in bytes: far above the service's limit.
 const LARGE: usize = 4 << 20;
 
 /// A way to attack the service.
@@ -164,8 +165,9 @@ pub(super) async fn measure_attacks(
     Ok(figures)
 }
 
-/// Sends honest requests for `time`: lists over a connection that is open, and new connections.
-/// Returns the sorted wall times, and the number of requests that failed.
+/// Sends honest requests for `time`. They alternate between a list over an open connection, and a
+/// readiness check over a new one. Returns the sorted wall times, and the number of requests that
+/// failed.
 async fn be_honest(
     service: &BenchService,
     admin: &DiscoveryClient,
@@ -191,7 +193,7 @@ async fn be_honest(
     (times, failed)
 }
 
-/// One connection of an attacker at a time.
+/// A client that attacks over one connection at a time.
 struct Attacker {
     /// Last number of the source address.
     address: u8,
@@ -206,7 +208,8 @@ impl Attacker {
         let mut opened = 0;
         while Instant::now() < end {
             let left = end.saturating_duration_since(Instant::now());
-            // The service may refuse or close a connection at any step: that is its defence.
+            // Ignore errors: the service may refuse or close a connection at any step to defend
+            // itself.
             let done = tokio::time::timeout(left, self.connect_and_attack(attack)).await;
             opened += 1;
             if !matches!(done, Ok(Ok(()))) {

@@ -50,9 +50,10 @@ const LIMITS: [&str; 10] = [
 ];
 /// Time limit for polls. It is short, so that polls which wait end soon.
 const SHORT_POLL: &str = "2s";
-/// Time between the beginnings of two polls that wait. A poll begins with a write.
+/// Time between the starts of two long polls. Each poll begins with a write.
 const BETWEEN_POLLS: Duration = Duration::from_millis(2);
-/// The service's time limit for polls while parked ones are measured.
+/// The service's time limit for polls while parked polls are measured. A parked poll is a long poll
+/// that waits for a change.
 const PARKED_POLL: Duration = Duration::from_secs(50);
 /// Lease while parked polls are measured. It is longer than it takes to seat all their agents.
 const PARKED_LEASE: &str = "1200s";
@@ -257,10 +258,10 @@ async fn measure_admin(
     Ok(figures)
 }
 
-/// Measures registrations: a new connection with mutual TLS, and a redeem that takes a seat. Those
-/// that run at a time belong to different clusters. Registrations of one cluster wait for each
-/// other, since each of them locks the cluster's row until its commit is on disk; a formation's
-/// figures show that wait.
+/// Measures registrations: a new connection with mutual TLS, and a redeem that takes a seat.
+/// Registrations that run at the same time belong to different clusters. Registrations of one
+/// cluster wait for each other, since each of them locks the cluster's row until its commit is on
+/// disk. The figures of a formation include that wait.
 async fn measure_registrations(
     plan: &BenchDiscoveryPlan,
     service: &BenchService,
@@ -331,8 +332,8 @@ async fn measure_polls(
     figures.context("there is more than one round")
 }
 
-/// Makes clusters whose last seat is free, and agents that have the other seats. Returns these, and
-/// an agent for the last seat of each cluster.
+/// Makes clusters whose last seat is free, and agents that have the other seats. Returns the seated
+/// agents, and an agent for the last seat of each cluster.
 async fn seated_agents(
     service: &BenchService,
     admin: &DiscoveryClient,
@@ -352,9 +353,9 @@ async fn seated_agents(
     Ok((agents, last_agents))
 }
 
-/// Fills the last seat of some clusters, one after the other, whose other agents' polls wait.
-/// Returns the time from each such request to the end of each of these polls. `woken` holds the
-/// times at which polls have ended.
+/// Fills the last seat of some clusters, one after the other, while polls of each cluster's other
+/// agents wait. Returns the time from each of these requests to the end of each poll that it ends.
+/// `woken` holds the times at which polls have ended.
 async fn wake_clusters(
     last_agents: &[BenchAgent],
     woken: &RefCell<Vec<Instant>>,
@@ -374,8 +375,8 @@ async fn wake_clusters(
     Ok(times)
 }
 
-/// Measures the memory of polls that wait, each on a connection of its own, and how quickly they
-/// end when their cluster changes.
+/// Measures the memory of parked polls, each on a connection of its own, and how quickly they end
+/// when their cluster changes.
 async fn measure_parked(service: &mut BenchService, parked: usize) -> Result<ParkedFigures> {
     // A new process, and polls that wait for longer than the measurement lasts.
     service.stop().await?;

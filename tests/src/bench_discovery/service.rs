@@ -31,7 +31,7 @@ use crate::bench::process::ServerProcess;
 const START_LIMIT: Duration = Duration::from_secs(300);
 /// Time limit for a stop.
 const STOP_LIMIT: Duration = Duration::from_secs(60);
-/// Interval between two looks at the service.
+/// Interval at which the service's state is checked.
 const PAUSE: Duration = Duration::from_millis(10);
 /// Part of the answer of a service that is ready.
 const READY: &str = r#""status":"ready""#;
@@ -126,12 +126,13 @@ impl BenchService {
         let config = client_tls_config(&self.context.pins, None);
         let connector = TlsConnector::from(Arc::new(config));
         let socket = TcpStream::connect(self.address()).await?;
-        // Else the request waits for the acknowledgement of the handshake, which the system delays.
+        // Without this, Nagle's algorithm delays the request until the acknowledgement of the
+        // handshake, which the system also delays.
         socket.set_nodelay(true)?;
         let mut stream = connector.connect("127.0.0.1".try_into()?, socket).await?;
         stream.write_all(b"GET /readyz HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n").await?;
         let mut answer = Vec::new();
-        // The service may close the connection without the end of TLS.
+        // Ignore errors: the service may close the connection without a TLS `close_notify` alert.
         let _ = stream.read_to_end(&mut answer).await;
         Ok(String::from_utf8_lossy(&answer).into_owned())
     }
@@ -202,7 +203,7 @@ impl BenchService {
         self.client(&self.owner)
     }
 
-    /// Makes an admin's token and statement for a cluster of `size` seats.
+    /// Makes a cluster of `size` seats as an admin: its statement, and a boot token for all seats.
     pub(super) async fn open(
         &self,
         admin: &DiscoveryClient,

@@ -26,7 +26,7 @@ pub struct AgentOptions {
     /// Program that runs the agent, such as `strace`, with its arguments. If this is empty, the
     /// agent runs directly.
     pub wrapper: Vec<String>,
-    /// Folder of the programs of agent and node; `None` if those that were built with the test.
+    /// Folder of the programs of agent and node; `None` for those that were built with the test.
     pub programs: Option<PathBuf>,
 }
 

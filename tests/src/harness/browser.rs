@@ -1,5 +1,5 @@
-//! A headless Chromium, driven over its debugging pipe (Chrome DevTools Protocol): the pages are used as
-//! a person uses them.
+//! A headless Chromium, driven over its debugging pipe (Chrome DevTools Protocol). Tests use the
+//! pages as a person uses them.
 //!
 //! The browser trusts one TLS key besides the usual CAs, as a person does who has compared the
 //! certificate's fingerprint.
@@ -39,7 +39,7 @@ pub struct Browser {
     answers: Receiver<Value>,
     next_id: u64,
     session: Option<String>,
-    /// Complaints of pages: blocked content, and scripts that failed.
+    /// Problems that the browser reported about pages: blocked content, and scripts that failed.
     complaints: Vec<String>,
     _process: ChildProcess,
 }
@@ -57,7 +57,8 @@ pub fn find_chromium() -> Option<PathBuf> {
 }
 
 impl Browser {
-    /// Starts a browser that keeps its files in `folder`, and accepts the TLS key with the hash `pin`.
+    /// Starts a browser that keeps its files in `folder`, and accepts the TLS key with the hash
+    /// `pin`.
     pub fn start(program: &Path, folder: &Path, pin: &Digest) -> Result<Self> {
         fs_err::create_dir_all(folder)?;
         let [to, from] = ["to", "from"].map(|name| folder.join(name));
@@ -151,13 +152,14 @@ impl Browser {
             Some("Runtime.exceptionThrown") => event["params"]["exceptionDetails"].to_string(),
             _ => return,
         };
-        // The status of an error page is no complaint.
+        // Chromium also reports the HTTP error status of a page. Tests request such pages on
+        // purpose.
         if !text.contains("Failed to load resource") {
             self.complaints.push(text);
         }
     }
 
-    /// Returns what pages have complained about so far.
+    /// Returns the problems of pages that the browser has reported so far.
     #[must_use]
     pub fn complaints(&self) -> &[String] {
         &self.complaints
@@ -229,7 +231,7 @@ impl Browser {
         self.command("Emulation.setEmulatedMedia", json!({ "features": [feature] })).map(drop)
     }
 
-    /// Runs the scripts of pages, or doesn't.
+    /// Switches the scripts of pages on or off.
     pub fn run_scripts(&mut self, is_on: bool) -> Result<()> {
         let disabled = json!({ "value": !is_on });
         self.command("Emulation.setScriptExecutionDisabled", disabled).map(drop)

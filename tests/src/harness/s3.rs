@@ -104,8 +104,8 @@ impl S3Gateway {
         self.folder.join("objects").join(BUCKET).join(name)
     }
 
-    /// Returns the flags with which an agent uses this store, below the prefix `clusters`. Writes the
-    /// file with the access key.
+    /// Returns the flags with which an agent uses this store, below the prefix `clusters`. Writes
+    /// the file with the access key.
     ///
     /// # Errors
     /// Fails if the file can't be written.

@@ -27,7 +27,7 @@ pub struct TestbedOptions {
     pub serve_env: Vec<(String, String)>,
     /// Ports in the service's URLs. [`Testbed::start`] serves on the first of them.
     pub ports: Vec<u16>,
-    /// Folder of the service's program, which is the admin's tool, too; `None` if it is the one that
+    /// Folder of the service's program, which is also the admin's tool; `None` for the program that
     /// was built with the test.
     pub programs: Option<PathBuf>,
 }

@@ -53,10 +53,11 @@ fn say(step: &str) {
     eprintln!("upgrade: {step}");
 }
 
-/// A cluster on hosts of which each runs the older version or this one.
+/// A cluster on hosts, each of which runs the older version or this one.
 struct Upgrade {
     old: PathBuf,
-    /// Dropped before the test bed, because an agent's files say which node to kill.
+    /// Declared before the test bed and so dropped before it, because an agent's files say which
+    /// node to kill.
     agents: Vec<AgentProcess>,
     testbed: Testbed,
     etcdctl: Etcdctl,
@@ -109,7 +110,7 @@ impl Upgrade {
     fn check_service_rollback(&mut self) -> Result<()> {
         self.testbed.stop_discovery()?;
         self.testbed.options.programs = Some(self.old.clone());
-        // It gets a log of its own, in which its reason can be found.
+        // The older service gets a log of its own, in which its error can be found.
         let port = self.testbed.options.ports[0];
         let mut service = self.testbed.spawn_discovery("older-service", port, None)?;
         match service.wait_for_output("listening", LIMIT) {

@@ -86,8 +86,8 @@ pub struct LedgerPosition {
 }
 
 impl Ledger {
-    /// Stores `entry`, unless the ledger holds a stronger one: a commit replaces an end, another end
-    /// replaces an expiry, and a document replaces a hash.
+    /// Stores `entry`, unless the ledger holds a stronger one. A commit replaces an end, another
+    /// end replaces an expiry, and a document replaces a hash.
     pub fn record(&mut self, entry: LedgerEntry) {
         let is_stronger = match (self.entry, entry) {
             (None, _) => true,
