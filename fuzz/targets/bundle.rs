@@ -1,5 +1,5 @@
-//! Parsers for what an operator pastes on a host: a bundle or join ticket, and the signed values in
-//! it.
+//! Parsers for the texts that an operator pastes on a host: a bundle or join ticket, and the signed
+//! values in it.
 #![no_main]
 
 use discovery_types::bundle::Bundle;

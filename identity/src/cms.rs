@@ -32,7 +32,7 @@ type Fault = &'static str;
 pub(crate) struct SignedData<'a> {
     /// Content that was signed.
     pub content: Vec<u8>,
-    /// Bytes that the signature is over: the content, or the attributes that contain its hash.
+    /// Signed bytes: the content, or the attributes that contain its hash.
     pub message: Vec<u8>,
     /// Signature by the cloud's key over `message`, PKCS #1 v1.5.
     pub signature: &'a [u8],

@@ -67,7 +67,7 @@ impl Cloud {
         }
     }
 
-    /// Returns what the cloud calls the account that owns a virtual machine.
+    /// Returns the cloud's term for the account that owns a virtual machine.
     #[must_use]
     pub fn account_name(self) -> &'static str {
         match self {

@@ -42,7 +42,7 @@ pub struct Requirement {
     pub max_age_seconds: Option<u64>,
 }
 
-/// Reason why a requirement can't be fulfilled by any host, or says too little.
+/// Reason why a requirement can't be fulfilled by any host, or doesn't restrict the hosts enough.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum InvalidRequirement {
     /// The requirement names no account, or too many.
@@ -97,7 +97,7 @@ pub enum Unfit {
     /// The virtual machine or its document is from the future.
     #[error("the host was started in the future: a clock is wrong")]
     Future,
-    /// The document's time is over. The host can ask its cloud for another one.
+    /// The document has expired. The host can ask its cloud for another one.
     #[error("its identity document has expired")]
     Expired,
 }

@@ -1,4 +1,4 @@
-//! TLS configurations in which a rule of the caller says whose certificate is accepted.
+//! TLS configurations in which the caller's rule decides which certificates are accepted.
 //!
 //! In a handshake, rustls asks a verifier two questions:
 //!
@@ -33,7 +33,7 @@ const ONLY_TLS13: &[&SupportedProtocolVersion] = &[&rustls::version::TLS13];
 pub struct PeerCertificate<'a> {
     /// The certificate of the peer itself.
     pub end_entity: &'a CertificateDer<'a>,
-    /// Certificates that may lead from the peer's certificate to that of a CA.
+    /// Certificates that may form a chain from the peer's certificate to a CA's.
     pub intermediates: &'a [CertificateDer<'a>],
     /// Name or address that the client connects to; `None` for the certificate of a client.
     pub server_name: Option<&'a ServerName<'a>>,
@@ -59,8 +59,8 @@ pub trait CertificateRule: Debug + Send + Sync + 'static {
         all
     }
 
-    /// Returns the error for a handshake whose signature doesn't verify: `error` itself, or one
-    /// that says more about the certificate.
+    /// Returns the error for a handshake whose signature doesn't verify: `error` itself, or an
+    /// error with more detail about the certificate.
     fn explain(&self, error: Error, _end_entity: &CertificateDer<'_>) -> Error {
         error
     }

@@ -142,7 +142,7 @@ impl MachineIdentity {
 pub struct AgentRecord {
     /// Public key of the agent.
     pub key: AgentKey,
-    /// SHA-256 of `jws`: two records are the same if these are equal.
+    /// SHA-256 of `jws`. Records with equal hashes are equal.
     pub hash: Hash,
     /// SHA-256 of the bytes of `token_jws`.
     pub token_hash: Hash,

@@ -39,7 +39,7 @@ pub enum LineError {
     FirstWord {
         /// First word that was expected.
         expected: &'static str,
-        /// Guess at what the text is in fact; empty if there is no guess.
+        /// Guess at the kind of the text; empty if there is no guess.
         hint: &'static str,
     },
     /// The line has no `key=value` word with this key.

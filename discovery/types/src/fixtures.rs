@@ -229,7 +229,7 @@ pub fn join_fixture() -> ClusterFixture {
     fixture_with_token(Token::generate(TokenKind::Join), 900)
 }
 
-/// Returns a cluster of one host, whose token is that of a replacement policy.
+/// Returns a cluster of one host, with the token of a replacement policy.
 pub fn policy_fixture() -> ClusterFixture {
     let mut world = fixture_with_token(Token::generate(TokenKind::Heal), 86_400);
     world.grant.replacement =

@@ -223,7 +223,7 @@ pub enum GrantError {
     /// The grant has values that no token may have.
     #[error("the grant: {0}")]
     Invalid(&'static str),
-    /// A requirement on the host can't be fulfilled, or says too little.
+    /// A requirement on the host can't be fulfilled, or doesn't restrict the hosts enough.
     #[error("the grant: {0}")]
     Requirement(#[from] InvalidRequirement),
 }

@@ -104,8 +104,8 @@ impl Validity {
     }
 }
 
-/// Verifies the first certificate of a PEM chain: it is over `key`, and one of the CAs (PEM) signed
-/// it. `what` is the certificate's name in errors.
+/// Verifies the first certificate of a PEM chain: it must be for `key`, and one of the CAs (PEM)
+/// must have signed it. `what` is the certificate's name in errors.
 pub fn verify_leaf<'a>(
     what: &'static str,
     pem: &str,

@@ -120,7 +120,7 @@ pub enum RecordError {
         /// Address blocks that the grant is bound to.
         blocks: String,
     },
-    /// The record's name and URLs are those of no member of the adopted etcd cluster.
+    /// No member of the adopted etcd cluster has the record's name and URLs.
     #[error(
         "`{0}` with these URLs is no member of the etcd cluster that the owner signed: the name has to \
          be the signed one, and the URLs those that the cluster lists"

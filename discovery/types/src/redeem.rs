@@ -43,7 +43,7 @@ pub enum RedeemError {
     /// The signature, kind or form is wrong.
     #[error("the redeem: {0}")]
     Jws(#[from] JwsError),
-    /// The envelope is signed by another key than that of the TLS connection.
+    /// The key that signed the envelope isn't the client's key in the TLS connection.
     #[error("the redeem is signed by another key than that of the TLS connection")]
     OtherTlsKey,
     /// The envelope is meant for another service.
@@ -66,9 +66,9 @@ pub enum HostIdentityError {
 }
 
 impl Redeem {
-    /// Checks that the host fulfils what the grant requires at `now`, in seconds since 1970. Returns
-    /// the name of its virtual machine, or `None` if the grant requires nothing. The caller must have
-    /// verified the envelope, whose signature binds the document to the agent.
+    /// Checks that the host fulfils the grant's requirements at `now`, in seconds since 1970.
+    /// Returns the name of its virtual machine, or `None` if the grant requires nothing. The caller
+    /// must have verified the envelope, whose signature binds the document to the agent.
     pub fn check_identity(
         &self,
         grant: &VerifiedGrant,

@@ -198,7 +198,7 @@ pub enum ServiceLineError {
     FirstWord {
         /// Number of the line, from 1.
         line: usize,
-        /// Guess at what the line is in fact; empty if there is no guess.
+        /// Guess at the kind of the line; empty if there is no guess.
         hint: &'static str,
     },
     /// The signed message in a line can't be read.

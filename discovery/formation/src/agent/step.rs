@@ -25,7 +25,7 @@ pub fn release_wait_limit(left: Millis) -> Millis {
     Millis(left.0 / 2)
 }
 
-/// Exit code for a fault that a person has to mend.
+/// Exit code for a fault that a person has to fix.
 pub(super) const EXIT_FAILED: u8 = 1;
 /// Exit code for a state that no restart changes.
 const EXIT_FOR_GOOD: u8 = 3;

@@ -112,7 +112,7 @@ pub(super) fn describe_links(links: &[BrokenLink<'_>]) -> Option<String> {
     (!named.is_empty()).then(|| named.join("; ") + &more)
 }
 
-/// Says how to mend the broken links: which ports to open, and which host was replaced.
+/// Returns advice on the broken links: which ports to open, and which host was replaced.
 pub(super) fn suggest_remedy(links: &[BrokenLink<'_>]) -> String {
     let (mut ports, mut replaced) = (BTreeSet::new(), BTreeSet::new());
     for link in links {

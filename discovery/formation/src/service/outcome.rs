@@ -45,7 +45,7 @@ impl StepOutcome {
     }
 }
 
-/// Answer to a request: the cluster's state, and that of the agent which sent the request.
+/// Answer to a request: the state of the cluster, and of the agent that sent the request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Answer {
     pub phase: Phase,

@@ -260,7 +260,7 @@ impl Refusal {
         }
     }
 
-    /// Says in one sentence what to do now. `lease` is how long a stopped agent keeps its place.
+    /// Returns advice in one sentence. `lease` is how long a stopped agent keeps its place.
     #[must_use]
     pub fn remedy(&self, lease: Millis) -> String {
         match self {

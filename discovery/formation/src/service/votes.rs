@@ -148,7 +148,7 @@ impl StepState<'_> {
     }
 }
 
-/// Cuts a text that somebody else wrote to at most [`MAX_SENTENCE_BYTES`] bytes.
+/// Cuts a text from an agent to at most [`MAX_SENTENCE_BYTES`] bytes.
 fn truncate_text(text: &str) -> String {
     text.chars()
         .scan(0, |length, c| {
