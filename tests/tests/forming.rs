@@ -1,5 +1,5 @@
-//! The bootstrap end to end: whichever process is killed at whichever step, the same bundle forms
-//! one cluster, and no second one.
+//! The bootstrap end to end. A process is killed at each step in turn, and the same bundle must
+//! still form one cluster, and no second one.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -289,7 +289,7 @@ fn a_restarted_agent_adopts_the_running_node() -> Result<()> {
     ensure!(code == 0 && is_alive(node), "the agent ended with {code}");
     agents[0].start()?;
     wait_for("the next agent to supervise the node", FORMATION_LIMIT, || {
-        // The status may still be the one of the agent before.
+        // The status may still be from the agent's previous process.
         let status = agents[0].status().ok()?;
         let is_new = status["agent_pid"] == agents[0].process_id()?;
         (is_new && status["phase"] == "running").then_some(())

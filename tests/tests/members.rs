@@ -45,7 +45,8 @@ fn three_grow_to_five_and_shrink_to_three_under_a_writer() -> Result<()> {
         let at = plan["configuration"].as_u64().context("a configuration")?.to_string();
         let add = ["add", name.as_str(), "--peer-urls", &url, "--plan-at", &at];
         let added = machines.run_member_command(&add)?;
-        // The plan was made for the earlier members, so a repetition of the command is stale.
+        // The command's plan is for the earlier members, so the repeated command must be refused as
+        // stale.
         let stale = machines.expect_refusal(&add, 1)?;
         ensure!(stale.contains("stale"), "{stale}");
         machines.join(number, &added)?;

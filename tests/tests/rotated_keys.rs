@@ -1,4 +1,4 @@
-//! `keys rotate`: the service's keys change while a cluster forms, and agents notice nothing.
+//! `keys rotate`: the service's keys change while a cluster forms, without an effect on its agents.
 
 use std::time::Duration;
 

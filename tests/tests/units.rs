@@ -63,7 +63,7 @@ fn each_unit_is_valid_and_hardened() -> Result<()> {
     Ok(())
 }
 
-/// The agent's unit and its template differ only in what the instance names.
+/// The agent's unit and its template differ only in the parts that name the instance.
 #[test]
 fn the_template_is_the_agents_unit_with_an_instance() -> Result<()> {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../packaging/systemd");

@@ -107,7 +107,7 @@ impl BenchService {
         Ok(began.elapsed())
     }
 
-    /// Waits until the service says that it is ready: its ledger has all decisions then.
+    /// Waits until the service reports that it is ready. By then its ledger has all decisions.
     pub(super) async fn wait_until_ready(&mut self) -> Result<()> {
         let began = Instant::now();
         while !self.readiness().await?.contains(READY) {

@@ -190,8 +190,8 @@ impl Network {
     }
 
     /// Resets all TCP connections between two hosts, and refuses new ones, as a firewall does that
-    /// rejects packets. Both hosts see what they would see if the other one's processes had ended.
-    /// Works in namespaces only, and needs nft.
+    /// rejects packets. To each host, the processes of the other host seem to have ended. Works in
+    /// namespaces only, and needs nft.
     pub fn reset_connections(&self, one: usize, other: usize) -> Result<()> {
         for (from, to) in [(one, other), (other, one)] {
             let host =

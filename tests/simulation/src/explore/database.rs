@@ -71,8 +71,8 @@ pub struct Ledger {
     pub position: Option<LedgerPosition>,
 }
 
-/// Position beside a ledger: what the process remembers of its database. It corresponds to
-/// [`RememberedDatabase`], but has the decisions themselves in place of their hash.
+/// Position beside a ledger: the values that the process remembers of its database. It corresponds
+/// to [`RememberedDatabase`], but has the decisions themselves instead of their hash.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LedgerPosition {
     /// Identity of the database.

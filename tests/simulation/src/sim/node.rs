@@ -289,7 +289,7 @@ impl SimulatedNode {
         members.find(|member| member.peer_urls.iter().any(|at| at == url)).map(|member| member.id)
     }
 
-    /// Returns what the disk says about the member's past.
+    /// Returns the evidence on the disk about the member's past.
     pub(super) fn start_evidence(&self) -> StartEvidence {
         let exists = Log::exists(&self.disk.shared(), Path::new(MEMBER_DIR));
         StartEvidence {
