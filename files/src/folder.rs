@@ -31,7 +31,7 @@ const MAX_LINKS: u32 = 40;
 /// Fails if the folder belongs to another user, or if group or others may write to it.
 ///
 /// Fails also if another user could swap the folder: a parent, or a link on the path, belongs
-/// neither to root nor to us, or everybody may write to a parent.
+/// neither to root nor to us, or everybody may write to a parent without the sticky bit.
 pub fn open_own_folder(path: &Path) -> Result<File, Error> {
     let own_user = effective_user_id();
     let walked = PathWalker::creating_missing(ParentRule::Protected, own_user).walk(path)?;

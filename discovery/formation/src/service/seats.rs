@@ -24,7 +24,8 @@ impl StepState<'_> {
         self.freeze();
     }
 
-    /// Counts a failed list against `key`. Its kth failed list starts a backoff of 2^k s.
+    /// Counts a failed list against `key`, and starts a backoff, which grows with each failed list
+    /// (`FormationSettings::backoff_after`).
     pub(super) fn count_failed_list(&mut self, key: AgentKey) {
         let (now, settings) = (self.now, self.context.settings);
         let agent = self.agent_mut(key);
@@ -119,8 +120,9 @@ impl StepState<'_> {
 
     /// Returns the standby that has waited longest and can share a list with the seated agents, an
     /// approved one before others.
-    /// `leaving` is a seated agent in backoff that the standby would replace. A standby that is
-    /// itself in backoff can't replace it.
+    ///
+    /// `leaving` is a seated agent that the standby would replace. A standby in backoff can't
+    /// replace a seated agent.
     fn first_standby(&self, leaving: Option<AgentKey>) -> Option<AgentKey> {
         let cluster = &*self.cluster;
         let mut seated: Vec<AgentKey> = cluster.seats().into_values().collect();
