@@ -300,8 +300,8 @@ impl VerifiedGrant {
     pub fn verify(jws: &Jws, chain: &StatementChain) -> Result<Self, GrantError> {
         let newest = chain.newest();
         let claimed: Grant = match jws.claims_unverified(JwsType::Grant) {
-            // Only an issuer's signature proves that a newer program made the grant. Its kind can't
-            // be read, so the issuers of either kind are looked up.
+            // Only an issuer's signature proves that a newer program made the grant. The grant's
+            // kind can't be read, so the issuers of every kind are tried.
             Err(newer @ JwsError::Newer { .. }) => {
                 let issuers =
                     TokenKind::ALL.into_iter().flat_map(|kind| newest.keys_for(kind.action()));
