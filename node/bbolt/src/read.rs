@@ -7,7 +7,7 @@ use crate::meta::{self, META_BYTES, MetaPage, PAGE_SHIFTS};
 use crate::page::{HEADER_BYTES, Page, to_usize, u32_at, u64_at};
 
 /// Maximum size in bytes of a leaf with its overflow pages. bbolt puts up to four entries into one
-/// page, and each may be as large as etcd's largest request.
+/// leaf, whatever their size. Each entry may be as large as etcd's largest request.
 const MAX_LEAF_BYTES: u64 = 256 * 1024 * 1024;
 /// Maximum size in bytes of a branch with its overflow pages. A branch holds keys but no values,
 /// and few keys are large.

@@ -41,7 +41,7 @@ const MAX_PROPOSAL_HOPS: u64 = 3;
 /// Reason why proposals were not accepted. None of them had or will have any effect.
 #[derive(Clone, Copy, Debug, Error, PartialEq, Eq)]
 pub enum ProposeError {
-    /// No leader is known that could take the proposals.
+    /// This member knows no leader, or the proposals were already forwarded as often as allowed.
     #[error("no leader is known")]
     NoLeader,
     /// The leader is transferring its leadership; try again once that has ended.
@@ -162,7 +162,8 @@ impl Consensus {
         Ok(consensus)
     }
 
-    /// Advances the clock by one tick. The tick is skipped while this member must not campaign:
+    /// Advances the clock by one tick. The library gets no tick while this member must not
+    /// campaign:
     ///
     /// * while a snapshot is being installed in log and store. As a candidate, this member would be
     ///   asked by the library for entries that the snapshot has replaced;
@@ -209,7 +210,8 @@ impl Consensus {
     /// [`Self::may_change_members`] is true.
     ///
     /// # Panics
-    /// If a change of members is not alone, or if a proposal could only be a leader's own no-op.
+    /// If a change of members is not alone, if `kind` is [`EntryKind::NoOp`], or if a proposal is
+    /// empty. Only a leader itself makes no-ops, and only no-ops are empty.
     pub fn propose_many(
         &mut self,
         kind: EntryKind,

@@ -1,5 +1,5 @@
-//! When this member campaigns before its election time-out ends: at once on request, soon after a
-//! start, and after the end of its leader's process.
+//! Campaigns before the election time-out ends: at once on request, soon after a start, and after
+//! the end of the leader's process.
 //!
 //! A member that has heard from a leader within an election time-out ignores requests for votes
 //! (Raft dissertation 4.2.3). A member that learns that its leader's process has ended forgets the

@@ -14,8 +14,8 @@ use crate::{Message, MessageKind};
 /// dropped, and their senders retry later.
 const MAX_READ_REQUESTS: usize = 64;
 
-/// Ticks for which a member that hears from its leader keeps a pre-vote request. A member that
-/// learns of the end of its leader's process after another member did so answers the request then.
+/// Ticks for which a member that hears from its leader keeps a pre-vote request. If this member
+/// learns in that time that its leader's process has ended, it answers the kept request.
 const KEPT_PRE_VOTE_TICKS: usize = 2;
 
 /// Requests that came too early.
@@ -28,8 +28,8 @@ pub(super) struct DeferredRequests {
     /// The leader's request that this member campaign (`TimeoutNow`), and the number of further
     /// ticks for which the leader waits.
     takeover_request: Option<(Message, usize)>,
-    /// The last pre-vote request of each member that was ignored because this member had heard from
-    /// its leader, and the number of further ticks for which the request is kept.
+    /// The last ignored pre-vote request of each member, and the number of further ticks for which
+    /// it is kept. Requests are ignored while this member hears from its leader.
     pre_vote_requests: BTreeMap<u64, (Message, usize)>,
 }
 

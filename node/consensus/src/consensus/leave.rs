@@ -20,8 +20,8 @@ impl Consensus {
         !self.members.contains(self.member) && !self.stays_after_removal
     }
 
-    /// If this member is the leader, records its term as `last_led_term`, and its commit index as
-    /// `own_commit`, the highest index that it found to be committed as leader.
+    /// Records the term as `last_led_term`, and the commit index as `own_commit`, if this member is
+    /// the leader.
     pub(super) fn record_own_commit(&mut self) {
         let raft = &self.raw.raft;
         if raft.state == StateRole::Leader {
