@@ -28,8 +28,8 @@ pub fn judge_claims(voters: &BTreeSet<u64>, said: &BTreeMap<u64, Vec<Claim>>) ->
         }
     }
     let mut verdict = CorruptionVerdict::default();
-    // Members that were already compared by a newer revision of their data. For these members, a
-    // difference at an older revision no longer counts.
+    // Members that were already compared by a newer revision of their data. An older revision is
+    // skipped if only these members make claims about it.
     let mut settled = BTreeSet::new();
     // Order of the comparison: progress, then data from the newest revision on, then entries.
     // Claims about an entry come last because few members make one about the same entry.

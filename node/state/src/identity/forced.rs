@@ -47,7 +47,9 @@ pub struct ForcedCluster {
     pub earlier: Vec<Incarnation>,
     /// Index of the last entry that the old member knew to be committed.
     pub committed: u64,
-    /// Index of the last entry of the old log, all of which was kept.
+    /// Index of the last entry of the old log. All entries of a muster-node's log were kept. From
+    /// an etcd's log, an uncommitted entry that removes the member was dropped, with all later
+    /// entries.
     pub last_index: u64,
     /// Term of the last entry of the old log.
     pub last_term: u64,

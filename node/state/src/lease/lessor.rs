@@ -75,8 +75,8 @@ struct LeaseTimer {
 /// monotonic clock, from any origin.
 #[derive(Debug)]
 pub struct Lessor {
-    /// Time by which each lease is extended when this member begins to count lease times. For as
-    /// long as that, perhaps no leader was counting them.
+    /// Time by which each lease is extended when this member begins to count lease times. An
+    /// election may have taken this long, and no client could renew a lease during the election.
     election_timeout: Duration,
     /// Term in which this member counts lease times; `None` if it does not.
     term: Option<u64>,
@@ -161,7 +161,8 @@ impl Lessor {
         }
     }
 
-    /// Extends a lease by one election timeout, because perhaps no leader counted during that time.
+    /// Extends a lease by one election timeout, because no client could renew it during the
+    /// election.
     fn extend(&mut self, id: i64) {
         if let Some(timer) = self.timers.get_mut(&id) {
             self.deadlines.remove(&(timer.deadline, id));

@@ -27,7 +27,7 @@ impl LessorHarness {
         Self { table: RwLock::default(), lessor: Lessor::new(ELECTION), entries: 0 }
     }
 
-    /// Creates the world of a member that leads in term 1.
+    /// Creates the harness of a member that leads in term 1.
     fn leader() -> Self {
         let mut world = Self::new();
         world.follow(leading(1), 0);

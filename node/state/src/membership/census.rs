@@ -57,7 +57,7 @@ pub struct Censuses {
 pub struct Neighbour {
     /// Member id of the neighbour.
     pub id: MemberId,
-    /// URLs under which the member is possibly reached.
+    /// URLs to try when a connection to the member is opened.
     pub urls: Vec<String>,
     /// The only incarnation that may act as this member, if one is bound.
     pub incarnation: Option<Incarnation>,

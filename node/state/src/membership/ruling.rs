@@ -23,7 +23,7 @@ pub struct ChangeRules {
     pub strict: bool,
     /// Maximum number of learners (`--max-learners`).
     pub max_learners: u64,
-    /// How long a member must have been connected without interruption to count as healthy.
+    /// Minimum duration of a member's uninterrupted connection for the member to count as healthy.
     pub healthy_after: Duration,
     /// Maximum number of missing entries with which a learner is in sync.
     pub in_sync_entries: u64,
@@ -56,7 +56,7 @@ pub struct ChangeJudge<'a> {
     pub is_leader: bool,
     /// Member table of this member.
     pub table: &'a MemberTable,
-    /// How long each other member has been connected; disconnected members are absent.
+    /// Duration of each other member's current connection; disconnected members are absent.
     pub connected: &'a BTreeMap<MemberId, Duration>,
     /// Replication progress of the other members, if this member is the leader.
     pub peers: &'a [PeerStatus],

@@ -89,8 +89,9 @@ impl Store {
     /// The two revisions determine it if that compaction is finished and no other has begun. A
     /// finished compaction leaves at most one change of each key up to its revision, and all later
     /// changes. Earlier compactions make no difference. During a compaction, the revisions do not
-    /// determine the checksum: if a key was deleted and created again in one revision, the checksum
-    /// depends on which records are already deleted. Then [`ReadError::Superseded`] is returned.
+    /// determine the checksum. If a key was deleted and created again in one revision, the checksum
+    /// depends on which records are already deleted. So this function returns
+    /// [`ReadError::Superseded`] during a compaction.
     pub fn hash_for_comparison(
         &self,
         view: &View,

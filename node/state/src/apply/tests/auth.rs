@@ -30,7 +30,7 @@ fn refused(why: AuthError) -> Outcome {
 }
 
 impl ApplyHarness {
-    /// Creates a world with the users `root`, and `some`, who may write the key `w`.
+    /// Creates a harness with the users `root`, and `some`, who may write the key `w`.
     fn with_users() -> Self {
         let mut world = Self::new();
         let (key, perm_type) = ("w".into(), Type::Write.into());

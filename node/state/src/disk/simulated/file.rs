@@ -25,7 +25,7 @@ pub(super) struct SimulatedFile {
     lost: BTreeMap<usize, Sector>,
 }
 
-/// How much of the unsynced data of one file a crash loses.
+/// Part of the unsynced data of one file that a crash loses.
 #[derive(Clone, Copy)]
 enum Loss {
     Nothing,

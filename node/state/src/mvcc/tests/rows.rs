@@ -21,8 +21,8 @@ fn value() -> Bytes {
     bytes(&"v".repeat(175))
 }
 
-/// Makes a store with a lease of `KEYS` keys, one each at the revisions from 2 on. The lease was
-/// revoked at `REVOKED`.
+/// Makes a store with a lease of `KEYS` keys. Each key was written at a revision of its own, from 2
+/// on. The lease was revoked at `REVOKED`.
 fn revoked(disk: &SimulatedDisk) -> StoreWriter {
     let mut writer = open(disk, CompactionMode::Background);
     write(&mut writer, 1, |batch| {
@@ -59,7 +59,7 @@ fn rows(writer: &StoreWriter) -> (usize, usize) {
     (together, all.len() - together)
 }
 
-/// Returns every record, as an export of the store sees them.
+/// Returns every record, as an export of the store reads it.
 fn seen(writer: &StoreWriter) -> Vec<(Revision, Vec<u8>)> {
     let mut seen = Vec::new();
     let frozen = writer.store().freeze().unwrap();

@@ -197,7 +197,8 @@ impl Subscriber {
     }
 
     /// Requests a [`Notice::Progress`]. As in etcd, no such notice comes while the stream has no
-    /// watches, while a watch catches up, or before the start revision of a watch is reached.
+    /// watches, or while a watch catches up. Nor does one come before the start revision of each
+    /// watch is reached.
     pub async fn request_progress(&mut self) {
         self.take_missed();
         if !self.watches.is_empty() && self.watches.values().all(ClientWatch::is_attached) {
