@@ -5,8 +5,8 @@
 //! next line that gets through reports the count. So reads and writes of clients never wait for the
 //! log (etcd #22214).
 //!
-//! There is one exception. A thread that logs a line with the field `fatal = true` waits for a
-//! short time until the line is written, because the process ends right after it.
+//! There is one exception. A thread that logs a line with the field `fatal = true` waits until the
+//! line is written, but only for a short time. The process ends right after such a line.
 
 use std::{
     fmt::{self, Write as _},

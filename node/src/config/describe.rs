@@ -1,5 +1,5 @@
-//! Describes the flags for manual pages and completions. They are not parsed by this description: they
-//! have etcd's forms, which clap doesn't know.
+//! Describes the flags for manual pages and completions. Flags are not parsed by this description,
+//! because they have etcd's forms, which clap doesn't know.
 
 use clap::builder::PossibleValuesParser;
 use clap::{Arg, ArgAction, Command};

@@ -114,8 +114,9 @@ pub(crate) fn force_new_cluster(
         let known_before = before.members().member(was.member_id).cloned();
         apply_entries(&mut machine, &entries)?;
         let table = machine.store().members().borrow().clone();
-        // The entries may have changed this member's URLs. An entry of which nobody knows whether it was
-        // committed may have removed the member: then only the table before has it.
+        // The entries may have changed this member's URLs, so its record is read after them. If an
+        // uncommitted entry has removed this member, only the table from before the entries has the
+        // record.
         let own = table.member(was.member_id).cloned().or(known_before);
         let own = own.ok_or(ForceError::NoMember(was.member_id))?;
         let incarnation = Incarnation::random();

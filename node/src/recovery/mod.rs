@@ -12,8 +12,9 @@
 //!
 //! *What is new.* Cluster id, member id and incarnation are all derived from one random number. So
 //! members of the old cluster can't talk to the new one. Two survivors that were both made a
-//! single-member cluster do not accept each other. What peers remember about the old member does
-//! not apply to the new one. All old ids and incarnations count as removed.
+//! single-member cluster do not accept each other. Votes and acknowledgements of the old member
+//! that its peers have recorded do not bind the new one. All old ids and incarnations count as
+//! removed.
 //!
 //! The revision is raised by [`REVISION_BUMP`], and everything before it is compacted. The lost
 //! members may have shown clients revisions that this member never had. A client that watches from

@@ -61,7 +61,7 @@ pub struct RestoreResult {
     pub compacted: i64,
 }
 
-/// Why a restore failed. No directory was made.
+/// Why a restore failed. No directory was made, unless only the sync after the final rename failed.
 #[derive(Debug, thiserror::Error)]
 pub enum RestoreError {
     /// The target exists and is not empty, or can't be read.
@@ -116,7 +116,8 @@ fn disk_error(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Re
 /// Makes a member's directory from the snapshot `file`.
 ///
 /// # Errors
-/// After an error, no directory was made.
+/// After an error, no directory was made, with one exception. If only the sync after the final
+/// rename failed, the directory is complete, but may not survive a crash.
 pub fn restore(file: &Path, wanted: &RestoreOptions) -> Result<RestoreResult, RestoreError> {
     let own = wanted.cluster.member(&wanted.name);
     let own = own.ok_or_else(|| RestoreError::NoSuchMember(wanted.name.clone()))?;

@@ -61,7 +61,7 @@ pub(super) struct MemberStorage {
     pub recovered: RecoveredState,
 }
 
-/// How a member without a log begins.
+/// Data with which a member without a log begins.
 enum StartMode {
     /// The member begins as one of the first members of a new cluster.
     New(InitialCluster),
@@ -154,7 +154,7 @@ fn make_cluster(found: MemberStorage, force: &ForceNewCluster) -> Result<DataDir
     Ok(dir)
 }
 
-/// Completes what an earlier start has left unfinished.
+/// Completes or abandons the single-member cluster that an interrupted start has begun here.
 fn resume(dir: &DataDir) -> Result<(), ServerError> {
     let (disk, member_dir): (SharedDisk, _) = (Arc::new(RealDisk), dir.join(MEMBER_DIR));
     recovery::resume_forced_cluster(dir, &disk, &member_dir, || {

@@ -25,7 +25,8 @@ use self::{
 };
 use crate::config::{Config, Remark};
 
-/// Interval of keep-alives if no service manager expects any. It is never used.
+/// Interval of the keep-alive timer if no service manager expects keep-alives. No keep-alive is
+/// sent then, because the branch that polls the timer is disabled.
 const NO_WATCHDOG: Duration = Duration::from_secs(3_600);
 
 /// Runs a node until a signal or an error ends it.
@@ -50,7 +51,8 @@ pub async fn run(config: &Config) -> Result<(), ServerError> {
     let end = loop {
         tokio::select! {
             _ = next_keep_alive.tick(), if keep_alive.is_some() => {
-                // A service manager that doesn't get it ends this process, and says so.
+                // An error is ignored: without keep-alives, the service manager kills this process
+                // and reports that.
                 let _ = muster_notify::notify(muster_notify::State::Watchdog);
             }
             () = node.wait_until_published(), if !ready => {

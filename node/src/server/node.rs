@@ -54,8 +54,8 @@ const PUBLISH_TIMEOUT: Duration = Duration::from_secs(7);
 /// Maximum size of a peer frame in addition to one request: headers, and other entries of the
 /// batch.
 const FRAME_OVERHEAD: usize = 16 << 20;
-/// File in the data directory, written by an agent or an operator, that says where peers may be found
-/// since they have moved: see [`transport::address_hints`].
+/// Name of a file in the data directory, in which an agent or an operator gives the new addresses
+/// of peers that have moved: see [`transport::address_hints`].
 const ADDRESS_HINTS_FILE: &str = "muster-peer-addresses";
 
 /// A running node. Dropping this value stops the node at once; `stop` stops it gracefully.
@@ -198,8 +198,8 @@ impl Node {
     /// A removed member's tombstone is on disk when this returns.
     ///
     /// # Errors
-    /// Always returns an error: `Removed`, `Disowned`, or what prevented writing the
-    /// tombstone.
+    /// Always returns an error: `Removed`, `Disowned`, or the reason why the tombstone can't be
+    /// written.
     pub(super) async fn wait_until_removed(&self) -> ServerError {
         let (mut verdict, mut members) = (self.permanent_refusal.clone(), self.members.clone());
         let (mut status, me) = (self.handle.status(), self.local.member);
@@ -243,8 +243,8 @@ impl Node {
     }
 
     /// Stops the node gracefully: transfers the leadership, finishes clients' requests, closes log
-    /// and store, and closes the peer streams. Each step has a time limit. Whatever was
-    /// acknowledged is durable already.
+    /// and store, and closes the peer streams. Each step has a time limit. Acknowledged writes are
+    /// durable already.
     pub(super) async fn stop(self) {
         let started = Instant::now();
         self.handle.hand_over().await;
@@ -562,9 +562,9 @@ fn membership(table: &MemberTable, censuses: &Censuses, local: &LocalMember) -> 
     }
 }
 
-/// Refuses the keys of removed members on the client port, for as long as the node runs. The key of
-/// a member that is removed meanwhile is refused only after a delay. That member may have requested
-/// its own removal here, and still waits for the answer.
+/// Refuses the keys of removed members on the client port, for as long as the node runs. After a
+/// change of members, the newly removed keys are refused only after a delay. The removed member may
+/// have requested its own removal here, and may still wait for the answer.
 async fn refuse_removed(
     mut members: watch::Receiver<Arc<MemberTable>>,
     tls: Option<Arc<ClientListenerTls>>,

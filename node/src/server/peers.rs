@@ -214,8 +214,8 @@ impl PeerMessageReceiver {
         }
     }
 
-    /// Logs a peer's malformed message. The log is thinned out, since a faulty peer may send
-    /// thousands.
+    /// Logs a peer's malformed message. Only some of these messages are logged, since a faulty peer
+    /// may send thousands.
     fn log_malformed(&self, from: MemberId, what: &dyn std::fmt::Display) {
         let seen = self.undecodable.fetch_add(1, Ordering::Relaxed);
         if seen.is_power_of_two() || seen == 0 {
@@ -359,6 +359,7 @@ impl PeerEvents for PeerMessageReceiver {
     fn receive_message(&self, from: MemberId, message: Bytes) -> bool {
         let Some(mut message) = self.decode(from, message) else { return false };
         self.drop_invalid_proposals(from, &mut message);
+        // The inbox drops a message in another member's name, so its promise is not recorded.
         if message.from != from.0 || self.note_promise(from, &message) {
             return self.inbox.deliver(from.0, message).is_ok();
         }

@@ -1,8 +1,8 @@
 //! Recovery from the directory of an etcd member: inspects it, and makes a new cluster from it.
 //!
-//! etcd's own `--force-new-cluster` keeps the cluster's id, so two of its survivors would accept
-//! each other as members. It also drops the last entries of the log if this member did not know
-//! them to be committed. Clients may have got an acknowledgement for any of these entries.
+//! etcd's own `--force-new-cluster` keeps the cluster's id, so two survivors of one cluster would
+//! accept each other as members. It also drops the last entries of the log if this member did not
+//! know them to be committed. Clients may have got an acknowledgement for any of these entries.
 //!
 //! etcd's other way, `etcdutl snapshot restore` of the store, makes new ids but ignores the log.
 //!

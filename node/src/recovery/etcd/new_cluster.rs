@@ -382,8 +382,9 @@ fn exchange(dir: &DataDir) -> Result<(), EtcdError> {
     sync_folder(dir.path())
 }
 
-/// Renames the old data, then writes the incarnation marker and the record of the new cluster. The
-/// process may end after any step, and the next call continues.
+/// Renames the old data, then writes the incarnation marker and the record of the new cluster. If
+/// the process ends before the plan is deleted, the next call continues. If it ends between that
+/// step and the last one, the work folder is left behind.
 fn finish(dir: &DataDir, plan: &ForcedCluster) -> Result<(), EtcdError> {
     let (left, aside) = (
         dir.join(WORK_FOLDER).join("new/member"),

@@ -1,5 +1,5 @@
-//! Decides whether and as which member a new member can join, from the answers of the cluster's
-//! members. This code does no I/O.
+//! Decides whether a new member can join, and with which member id, from the answers of the
+//! cluster's members. This code does no I/O.
 
 use std::{
     cmp::Reverse,
@@ -139,8 +139,9 @@ pub(in crate::server) struct JoinDecision {
     pub(super) sources: Vec<StateSource>,
 }
 
-/// Decides whether and as which member this one can join. The cluster is the one to which more than
-/// half of the answering members belong. Its newest member list is compared with the flags.
+/// Decides whether this member can join, and with which member id. The cluster is the one to which
+/// more than half of the answering members belong. Its newest member list is compared with the
+/// flags.
 pub(super) fn decide(
     newcomer: &Newcomer<'_>,
     mut answers: Vec<(Census, PeerUrl)>,

@@ -1,6 +1,6 @@
 //! Joining of a new member. It asks the running cluster for its members and compares them with its
-//! flags (`decide`). Then it fetches the whole state of another member, in which it is a member
-//! already.
+//! flags (`decide`). Then it fetches the whole state from another member. The member table in that
+//! state already contains the new member.
 //!
 //! A new member can't begin without data, because the cluster's initial state isn't in the log. Its
 //! own log begins at the position of the fetched state. Until that log has its final name, the
@@ -43,7 +43,8 @@ const LATE_ANSWER_TIMEOUT: Duration = Duration::from_secs(1);
 /// Time limit for the first answer about the members, as long as a handshake may take.
 const FIRST_ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Asks the other members of `--initial-cluster`, and decides whether and as which member to join.
+/// Asks the other members of `--initial-cluster`, and decides whether this member can join, and
+/// with which member id.
 pub(super) async fn decide_join(
     config: &Config,
     tls: Option<&Arc<PeerTls>>,
