@@ -74,8 +74,8 @@ const BLOCK: u16 = 64;
 
 /// The block of ports that this program hands out now.
 struct PortBlocks {
-    /// Listeners on the first ports of this program's blocks. While they exist, no other test program
-    /// takes these blocks.
+    /// Listeners on the first ports of this program's blocks. While they exist, no other test
+    /// program takes these blocks.
     guards: Vec<TcpListener>,
     /// Next port to hand out.
     next: u16,
@@ -92,7 +92,7 @@ impl PortBlocks {
         self.next - 1
     }
 
-    /// Takes a block that no other test program has. The search begins at a random one.
+    /// Takes a block that no other test program has. The search begins at a random block.
     fn take_block(&mut self) {
         let blocks = PORTS.len() / usize::from(BLOCK);
         let start = RandomState::new().hash_one(()) as usize % blocks;
@@ -107,7 +107,8 @@ impl PortBlocks {
     }
 }
 
-/// Returns free ports that no other test gets, of this program or of one that runs at the same time.
+/// Returns free ports. No other test gets them, in this test program or in one that runs at the
+/// same time.
 pub(crate) fn free_ports<const N: usize>() -> [u16; N] {
     static BLOCKS: Mutex<PortBlocks> =
         Mutex::new(PortBlocks { guards: Vec::new(), next: 0, end: 0 });
@@ -119,7 +120,7 @@ pub(crate) fn free_ports<const N: usize>() -> [u16; N] {
     })
 }
 
-/// Waits until `holds` returns true, and fails with `what` after [`WAIT_LIMIT`].
+/// Waits until `holds` returns true. Panics with the text `what` after [`WAIT_LIMIT`].
 pub(crate) fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
     let start = Instant::now();
     while !holds() {
