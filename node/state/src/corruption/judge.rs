@@ -31,6 +31,8 @@ pub fn judge_claims(voters: &BTreeSet<u64>, said: &BTreeMap<u64, Vec<Claim>>) ->
     // Members that were already compared by a newer revision of their data. An older revision is
     // skipped if only these members make claims about it.
     let mut settled = BTreeSet::new();
+    // Sets of members that were found equal at a newer revision of their data.
+    let mut equal: Vec<BTreeSet<u64>> = Vec::new();
     // Order of the comparison: progress, then data from the newest revision on, then entries.
     // Claims about an entry come last because few members make one about the same entry.
     let rank = |subject: &ClaimSubject| match *subject {
@@ -50,9 +52,10 @@ pub fn judge_claims(voters: &BTreeSet<u64>, said: &BTreeMap<u64, Vec<Claim>>) ->
         if who.len() < 2 || is_data && who.is_subset(&settled) {
             continue;
         }
-        verdict.add_subject(voters, &values);
+        verdict.add_subject(voters, &values, if is_data { &equal } else { &[] });
         if is_data {
             settled.extend(who);
+            equal.extend(values.into_values());
         }
     }
     verdict.compared = settled;
@@ -60,24 +63,35 @@ pub fn judge_claims(voters: &BTreeSet<u64>, said: &BTreeMap<u64, Vec<Claim>>) ->
 }
 
 impl CorruptionVerdict {
-    /// Adds the claims of all members about one subject to the verdict.
+    /// Adds the claims of all members about one subject to the verdict. `equal` contains sets of
+    /// members whose newer data is equal. A difference within such a set does not count any more,
+    /// because the data that differed has been overwritten or compacted since.
     fn add_subject(
         &mut self,
         voters: &BTreeSet<u64>,
         values: &BTreeMap<ClaimValue, BTreeSet<u64>>,
+        equal: &[BTreeSet<u64>],
     ) {
         let quorum = voters.len() / 2 + 1;
         let said = || values.iter().filter(|(value, _)| **value != ClaimValue::Unreadable);
         let right = said().find(|(_, who)| who.intersection(voters).count() >= quorum);
-        if let Some((right, _)) = right {
-            let others = values.iter().filter(|(value, _)| *value != right);
-            self.corrupt.extend(others.flat_map(|(_, who)| who));
+        if let Some((_, who)) = right {
+            let right = with_equal_members(who, equal);
+            self.corrupt.extend(values.values().flatten().filter(|id| !right.contains(*id)));
             return;
         }
         // Claims of members that are already known to be corrupt do not make the result undecided.
-        let undecided = said().filter(|(_, who)| !who.is_subset(&self.corrupt)).count() > 1;
-        self.is_undecided |= undecided;
+        let all = said().flat_map(|(_, who)| who).copied();
+        let left: BTreeSet<u64> = all.filter(|id| !self.corrupt.contains(id)).collect();
+        let agree = |who: &BTreeSet<u64>| left.is_subset(&with_equal_members(who, equal));
+        self.is_undecided |= !left.is_empty() && !said().any(|(_, who)| agree(who));
     }
+}
+
+/// Returns the members `who`, and the members of each set in `equal` that contains one of them.
+fn with_equal_members(who: &BTreeSet<u64>, equal: &[BTreeSet<u64>]) -> BTreeSet<u64> {
+    let also = equal.iter().filter(|members| !members.is_disjoint(who)).flatten();
+    who.iter().chain(also).copied().collect()
 }
 
 /// Number of comparisons in a row that must find a member corrupt before its alarm is raised.
@@ -213,6 +227,21 @@ mod tests {
         // The old difference makes member 3 corrupt, because its present data can't be compared.
         let said: [(u64, &[Claim]); 3] = [(1, &[then, now]), (2, &[then, now]), (3, &[other])];
         assert_eq!(corrupt(&[1, 2, 3], &said), [3]);
+    }
+
+    #[test]
+    fn an_old_difference_to_a_third_member_does_not_count_if_newer_data_is_equal() {
+        let now = hash(9, 5, 1);
+        let (then, other) = (hash(5, -1, 1), hash(5, -1, 2));
+        // Member 3 can be compared only at the old revision, where it agrees with member 1.
+        let said: [(u64, &[Claim]); 3] = [(1, &[then, now]), (2, &[other, now]), (3, &[then])];
+        assert!(corrupt(&[1, 2, 3], &said).is_empty());
+        // Without a quorum, the old difference between members 1 and 2 leaves nothing undecided.
+        assert!(corrupt(&[1, 2, 3, 4, 5], &said).is_empty());
+        // Members 1 and 2 are equal now, but nothing shows that their old difference is gone.
+        let said: [(u64, &[Claim]); 5] =
+            [(1, &[other, now]), (2, &[other, now]), (3, &[then]), (4, &[then]), (5, &[then])];
+        assert_eq!(corrupt(&[1, 2, 3, 4, 5], &said), [1, 2]);
     }
 
     #[test]
