@@ -205,6 +205,7 @@ impl EtcdLog {
                 if self.last.is_none_or(|last| last.index < index) {
                     self.last = Some(Position { index, term: mark.term.unwrap_or_default() });
                     self.base = index;
+                    self.removals.clear();
                 }
             }
             _ => {}
@@ -506,6 +507,18 @@ mod tests {
         written.put(SNAPSHOT, &SnapshotMark { index: Some(50), term: Some(4) });
         let log = written.read();
         assert_eq!((log.last_position(), log.base), (Position { index: 50, term: 4 }, 50));
+    }
+
+    #[test]
+    fn a_snapshot_that_replaces_the_log_takes_its_removals_away() {
+        let mut written = WalBuilder::new();
+        written.entry(1, 2, Vec::new());
+        written.removal(2, 7);
+        written.put(SNAPSHOT, &SnapshotMark { index: Some(1), term: Some(2) });
+        assert_eq!(written.read().own_removal(), Some(2), "the member's own snapshot");
+        written.put(SNAPSHOT, &SnapshotMark { index: Some(50), term: Some(4) });
+        written.put(STATE, &state(4, 50));
+        assert_eq!(written.read().own_removal(), None);
     }
 
     #[test]
