@@ -151,6 +151,8 @@ pub struct EtcdLog {
     pub base: u64,
     /// Position of the last entry, or of a later snapshot; `None` if the log has neither.
     pub last: Option<Position>,
+    /// First position of each term in the log, in order.
+    pub terms: Vec<Position>,
     /// Entries in the log that remove a member, as (index of the entry, id of the member).
     pub removals: Vec<(u64, u64)>,
     /// End of the log in its files.
@@ -203,8 +205,10 @@ impl EtcdLog {
                 // A snapshot with a higher index than the last entry came from the leader and has
                 // replaced all entries.
                 if self.last.is_none_or(|last| last.index < index) {
-                    self.last = Some(Position { index, term: mark.term.unwrap_or_default() });
+                    let last = Position { index, term: mark.term.unwrap_or_default() };
+                    self.last = Some(last);
                     self.base = index;
+                    self.terms = vec![last];
                     self.removals.clear();
                 }
             }
@@ -220,6 +224,10 @@ impl EtcdLog {
         }
         // An entry replaces all earlier ones with the same or a higher index.
         self.removals.retain(|(at, _)| *at < index);
+        self.terms.truncate(self.terms.partition_point(|first| first.index < index));
+        if self.terms.last().is_none_or(|first| first.term != term) {
+            self.terms.push(Position { index, term });
+        }
         self.last = Some(Position { index, term });
         if entry.kind == Some(CONF_CHANGE) {
             let change = WalConfChange::decode(entry.data.as_deref().unwrap_or_default())?;
@@ -233,6 +241,12 @@ impl EtcdLog {
     /// Returns the position of the last entry. Its index is 0 if the log has no entry.
     pub fn last_position(&self) -> Position {
         self.last.unwrap_or(Position { index: 0, term: 0 })
+    }
+
+    /// Returns the term of the entry or snapshot at `index`, or 0 if the log does not show it.
+    pub fn term_at(&self, index: u64) -> u64 {
+        let until = self.terms.partition_point(|first| first.index <= index);
+        self.terms[..until].last().map_or(0, |first| first.term)
     }
 
     /// Returns the index of the first entry that removes this member, if there is one.
@@ -507,6 +521,22 @@ mod tests {
         written.put(SNAPSHOT, &SnapshotMark { index: Some(50), term: Some(4) });
         let log = written.read();
         assert_eq!((log.last_position(), log.base), (Position { index: 50, term: 4 }, 50));
+    }
+
+    #[test]
+    fn the_term_of_each_entry_in_the_log_is_known() {
+        let mut written = WalBuilder::new();
+        written.entry(1, 2, Vec::new());
+        written.entry(2, 2, Vec::new());
+        written.entry(3, 3, Vec::new());
+        let log = written.read();
+        assert_eq!([1, 2, 3].map(|index| log.term_at(index)), [2, 2, 3]);
+        written.entry(2, 4, Vec::new());
+        let log = written.read();
+        assert_eq!([1, 2].map(|index| log.term_at(index)), [2, 4]);
+        written.put(SNAPSHOT, &SnapshotMark { index: Some(50), term: Some(5) });
+        let log = written.read();
+        assert_eq!([2, 50].map(|index| log.term_at(index)), [0, 5]);
     }
 
     #[test]

@@ -143,8 +143,9 @@ pub fn recover(path: &Path, tools: &EtcdTools) -> Result<ForcedCluster, EtcdErro
             return Ok(plan);
         }
         let made = EtcdLog::read(&work.join("new").join(WAL));
-        let unchanged =
-            log.last_position() == Position { index: plan.last_index, term: plan.last_term };
+        let planned = Position { index: plan.last_index, term: plan.last_term };
+        let committed = committed_index(&log, &summary(&dir.join(STORE))?);
+        let unchanged = last_kept(&log, committed).is_ok_and(|kept| kept == planned);
         if unchanged && made.is_ok_and(|made| belongs_to(&made, &plan.is)) {
             exchange(&dir)?;
             finish(&dir, &plan)?;
@@ -186,8 +187,8 @@ fn make(dir: &DataDir, log: &EtcdLog, tools: &EtcdTools) -> Result<ForcedCluster
     if own(&before)?.is_learner {
         return Err(EtcdError::Learner);
     }
-    let committed = log.state.commit.unwrap_or_default().max(before.applied.index);
-    let wanted = last_kept_index(log, committed)?;
+    let committed = committed_index(log, &before);
+    let kept = last_kept(log, committed)?;
     let work = dir.join(WORK_FOLDER);
     muster_files::open_data_folder(&work).map_err(DataDirError::from)?;
     let old = work.join("old");
@@ -195,7 +196,7 @@ fn make(dir: &DataDir, log: &EtcdLog, tools: &EtcdTools) -> Result<ForcedCluster
         copy_files(&dir.join(folder), &old.join(folder))
             .map_err(disk_error("copy", &dir.join(folder)))?;
     }
-    log.append_state(&old.join(WAL), HardState { commit: Some(wanted), ..log.state })?;
+    log.append_state(&old.join(WAL), HardState { commit: Some(kept.index), ..log.state })?;
     apply_log(&work, &tools.etcd, name_of(&own(&before)?))?;
     let after = summary(&old.join(STORE))?;
     let member = own(&after)?;
@@ -213,7 +214,7 @@ fn make(dir: &DataDir, log: &EtcdLog, tools: &EtcdTools) -> Result<ForcedCluster
     let now = jiff::Timestamp::now().to_string();
     let mut plan = ForcedCluster::new(now, was, is, dir.forced_cluster()?.as_ref());
     plan.committed = committed;
-    (plan.last_index, plan.last_term) = (log.last_position().index, log.last_position().term);
+    (plan.last_index, plan.last_term) = (kept.index, kept.term);
     plan.base_index = made.last_position().index;
     plan.base_term = made.state.term.unwrap_or_default();
     plan.dropped =
@@ -227,20 +228,26 @@ fn name_of(member: &FileMember) -> &str {
     if member.name.is_empty() { "recovered" } else { &member.name }
 }
 
-/// Returns the index of the last entry to be kept, which is normally the log's last entry. If an
+/// Returns the index of the last entry that the member knew to be committed.
+fn committed_index(log: &EtcdLog, store: &FileSummary) -> u64 {
+    log.state.commit.unwrap_or_default().max(store.applied.index)
+}
+
+/// Returns the position of the last entry to be kept, which is normally the log's last entry. If an
 /// uncommitted entry removes this member, that entry and the later ones are dropped.
-fn last_kept_index(log: &EtcdLog, committed: u64) -> Result<u64, EtcdError> {
+fn last_kept(log: &EtcdLog, committed: u64) -> Result<Position, EtcdError> {
+    let last = log.last_position();
     match log.own_removal() {
         Some(index) if index <= committed => Err(EtcdError::Removed(index)),
         Some(index) => {
             tracing::warn!(
                 index,
-                last = log.last_position().index,
+                last = last.index,
                 "an entry that was not known to be committed removes this very member: it and what follows it is dropped"
             );
-            Ok(index - 1)
+            Ok(Position { index: index - 1, term: log.term_at(index - 1) })
         }
-        None => Ok(log.last_position().index.max(committed)),
+        None => Ok(Position { index: last.index.max(committed), ..last }),
     }
 }
 
@@ -413,10 +420,11 @@ mod tests {
     fn the_log_is_kept_up_to_the_removal_of_this_member() {
         let mut log = EtcdLog { member: 7, ..EtcdLog::default() };
         log.last = Some(Position { index: 9, term: 2 });
-        assert!(matches!(last_kept_index(&log, 5), Ok(9)));
+        log.terms = vec![Position { index: 1, term: 1 }, Position { index: 7, term: 2 }];
+        assert!(matches!(last_kept(&log, 5), Ok(Position { index: 9, term: 2 })));
         log.removals = vec![(6, 8), (7, 7)];
-        assert!(matches!(last_kept_index(&log, 5), Ok(6)));
-        assert!(matches!(last_kept_index(&log, 7), Err(EtcdError::Removed(7))));
+        assert!(matches!(last_kept(&log, 5), Ok(Position { index: 6, term: 1 })));
+        assert!(matches!(last_kept(&log, 7), Err(EtcdError::Removed(7))));
     }
 
     #[test]

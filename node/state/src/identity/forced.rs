@@ -47,11 +47,11 @@ pub struct ForcedCluster {
     pub earlier: Vec<Incarnation>,
     /// Index of the last entry that the old member knew to be committed.
     pub committed: u64,
-    /// Index of the last entry of the old log. All entries of a muster-node's log were kept. From
-    /// an etcd's log, an uncommitted entry that removes the member was dropped, with all later
+    /// Index of the last entry that was kept. All entries of a muster-node's log were kept. From an
+    /// etcd's log, an uncommitted entry that removes the member was dropped, with all later
     /// entries.
     pub last_index: u64,
-    /// Term of the last entry of the old log.
+    /// Term of the last entry that was kept; 0 if an etcd's log does not show it.
     pub last_term: u64,
     /// Index of the position after which the new log begins.
     pub base_index: u64,
