@@ -159,9 +159,7 @@ pub fn recover(path: &Path, tools: &EtcdTools) -> Result<ForcedCluster, EtcdErro
     {
         return Ok(made);
     }
-    if work.exists() {
-        std::fs::remove_dir_all(&work).map_err(disk_error("remove", &work))?;
-    }
+    remove_folder(&work)?;
     let plan = make(&dir, &log, tools).inspect_err(|_| {
         // A partial copy is of no use, and may have filled the disk.
         let _ = std::fs::remove_dir_all(&work);
@@ -389,9 +387,9 @@ fn exchange(dir: &DataDir) -> Result<(), EtcdError> {
     sync_folder(dir.path())
 }
 
-/// Renames the old data, then writes the incarnation marker and the record of the new cluster. If
-/// the process ends before the plan is deleted, the next call continues. If it ends between that
-/// step and the last one, the work folder is left behind.
+/// Renames the old data, then writes the incarnation marker and the record of the new cluster. Each
+/// step can be repeated. The plan is deleted last, so that the next call continues if the process
+/// ends before then.
 fn finish(dir: &DataDir, plan: &ForcedCluster) -> Result<(), EtcdError> {
     let (left, aside) = (
         dir.join(WORK_FOLDER).join("new/member"),
@@ -403,9 +401,17 @@ fn finish(dir: &DataDir, plan: &ForcedCluster) -> Result<(), EtcdError> {
     }
     dir.replace_marker(plan.is.incarnation)?;
     dir.write_forced_cluster(plan)?;
-    dir.delete_forced_plan()?;
-    let work = dir.join(WORK_FOLDER);
-    std::fs::remove_dir_all(&work).map_err(disk_error("remove", &work))
+    remove_folder(&dir.join(WORK_FOLDER))?;
+    Ok(dir.delete_forced_plan()?)
+}
+
+fn remove_folder(folder: &Path) -> Result<(), EtcdError> {
+    match std::fs::remove_dir_all(folder) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => {
+            Err(disk_error("remove", folder)(error))
+        }
+        _ => Ok(()),
+    }
 }
 
 fn sync_folder(folder: &Path) -> Result<(), EtcdError> {
@@ -425,6 +431,35 @@ mod tests {
         log.removals = vec![(6, 8), (7, 7)];
         assert!(matches!(last_kept(&log, 5), Ok(Position { index: 6, term: 1 })));
         assert!(matches!(last_kept(&log, 7), Err(EtcdError::Removed(7))));
+    }
+
+    #[test]
+    fn the_plan_is_kept_until_the_work_folder_is_removed() {
+        let root = tempfile::tempdir().unwrap();
+        std::fs::create_dir_all(root.path().join("member/snap")).unwrap();
+        std::fs::write(root.path().join(STORE), "").unwrap();
+        let dir = DataDir::open_etcd(root.path()).unwrap();
+        let bearer = |of: u8| MemberIdentity {
+            cluster_id: ClusterId(of.into()),
+            member_id: MemberId(of.into()),
+            incarnation: Incarnation([of; 16]),
+        };
+        let plan = ForcedCluster::new("now".to_owned(), bearer(1), bearer(2), None);
+        dir.write_forced_plan(&plan).unwrap();
+        // A file of the folder's name can't be removed as a folder.
+        let work = dir.join(WORK_FOLDER);
+        std::fs::write(&work, "").unwrap();
+        assert!(matches!(finish(&dir, &plan), Err(EtcdError::Disk { action: "remove", .. })));
+        assert_eq!(dir.forced_plan().unwrap(), Some(plan.clone()));
+        std::fs::remove_file(&work).unwrap();
+        std::fs::create_dir_all(work.join("old/member")).unwrap();
+        finish(&dir, &plan).unwrap();
+        assert!(!work.exists());
+        assert_eq!(dir.forced_plan().unwrap(), None);
+        // The process can also end between the two last steps.
+        dir.write_forced_plan(&plan).unwrap();
+        finish(&dir, &plan).unwrap();
+        assert_eq!(dir.forced_plan().unwrap(), None);
     }
 
     #[test]
