@@ -121,6 +121,10 @@ fn a_member_without_peers_retries_to_publish_itself() {
     // A request may wait for two election timeouts. With this flag, that is longer than the whole
     // test waits.
     alone.args.push("--election-timeout=50000".to_owned());
+    // A keep-alive is due every 100 ms. Keep-alives must not begin the attempts anew.
+    let node = env!("CARGO_BIN_EXE_muster-node").to_owned();
+    alone.program = Some("/usr/bin/env".into());
+    alone.args.splice(0..0, ["WATCHDOG_USEC=300000".to_owned(), node]);
     alone.start();
     eventually("it has given up waiting twice", || {
         alone.log().matches("failed to publish local member").count() == 2

@@ -6,7 +6,7 @@ mod join;
 mod node;
 mod peers;
 
-use std::time::Duration;
+use std::{pin::pin, time::Duration};
 
 use axum::{
     Router,
@@ -48,21 +48,26 @@ pub async fn run(config: &Config) -> Result<(), ServerError> {
     let mut ready = false;
     let keep_alive = muster_notify::keep_alive_interval();
     let mut next_keep_alive = tokio::time::interval(keep_alive.unwrap_or(NO_WATCHDOG));
-    let end = loop {
-        tokio::select! {
-            _ = next_keep_alive.tick(), if keep_alive.is_some() => {
-                // An error is ignored: without keep-alives, the service manager kills this process
-                // and reports that.
-                let _ = muster_notify::notify(muster_notify::State::Watchdog);
+    let end = {
+        // All turns of the loop share this future. A new one would begin a new attempt at each
+        // keep-alive, and no attempt would ever reach its time limit.
+        let mut published = pin!(node.wait_until_published());
+        loop {
+            tokio::select! {
+                _ = next_keep_alive.tick(), if keep_alive.is_some() => {
+                    // An error is ignored: without keep-alives, the service manager kills this
+                    // process and reports that.
+                    let _ = muster_notify::notify(muster_notify::State::Watchdog);
+                }
+                () = &mut published, if !ready => {
+                    ready = true;
+                    log_ready(config, &node);
+                }
+                removed = node.wait_until_removed() => break Err(removed),
+                _ = terminate.recv() => break Ok("terminated"),
+                _ = interrupt.recv() => break Ok("interrupt"),
+                _ = hangup.recv() => node.reload(),
             }
-            () = node.wait_until_published(), if !ready => {
-                ready = true;
-                log_ready(config, &node);
-            }
-            removed = node.wait_until_removed() => break Err(removed),
-            _ = terminate.recv() => break Ok("terminated"),
-            _ = interrupt.recv() => break Ok("interrupt"),
-            _ = hangup.recv() => node.reload(),
         }
     };
     match end {
