@@ -5,6 +5,7 @@ mod error;
 mod join;
 mod node;
 mod peers;
+mod removed_keys;
 
 use std::{pin::pin, time::Duration};
 

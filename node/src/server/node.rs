@@ -33,14 +33,13 @@ use super::{
     PeerMessageReceiver, PeerMessageSender, PeerReports, PermanentRefusal, ServerError,
     disk::{self, MemberStorage},
     health_only,
+    removed_keys::refuse_removed,
 };
 use crate::config::{ClusterState, Config, ETCD_VERSION, ListenUrl};
 use crate::logging::lines_dropped;
 
 /// Time limit for finishing clients' requests after the stop began.
 const DRAIN_CLIENTS: Duration = Duration::from_secs(2);
-/// Time for which the key of a removed member is still accepted on the client port.
-const REMOVED_MEMBER_GRACE: Duration = Duration::from_secs(10);
 /// Time limit for closing log and store.
 const DRAIN_DISK: Duration = Duration::from_secs(30);
 /// Time limit for the graceful close of all peer streams.
@@ -119,7 +118,8 @@ impl Node {
         let (members, client_bytes) = (store.members(), Arc::default());
         let following = follow_members(store.members(), censuses, local, transport.clone());
         tasks.spawn(stopping.clone().run_until_cancelled_owned(following));
-        tasks.spawn(refuse_removed(store.members(), client_tls.clone(), stopping.clone()));
+        let refusing = refuse_removed(store.members(), client_tls.clone());
+        tasks.spawn(stopping.clone().run_until_cancelled_owned(refusing));
         let services = rpc::ApiParts {
             handle: handle.clone(),
             store,
@@ -559,28 +559,5 @@ fn membership(table: &MemberTable, censuses: &Censuses, local: &LocalMember) -> 
         reported_by_others: told,
         removed,
         removed_keys: table.removed_keys(),
-    }
-}
-
-/// Refuses the keys of removed members on the client port, for as long as the node runs. After a
-/// change of members, the newly removed keys are refused only after a delay. The removed member may
-/// have requested its own removal here, and may still wait for the answer.
-async fn refuse_removed(
-    mut members: watch::Receiver<Arc<MemberTable>>,
-    tls: Option<Arc<ClientListenerTls>>,
-    stopping: CancellationToken,
-) {
-    let Some(tls) = tls else { return };
-    loop {
-        let removed = members.borrow_and_update().removed_keys();
-        tls.set_refused_keys(removed);
-        let changed = async {
-            let changed = members.changed().await;
-            tokio::time::sleep(REMOVED_MEMBER_GRACE).await;
-            changed
-        };
-        if !matches!(stopping.run_until_cancelled(changed).await, Some(Ok(()))) {
-            return;
-        }
     }
 }
