@@ -256,7 +256,7 @@ impl<'txn> Batch<'txn> {
     /// Returns the lease with this ID, if it exists.
     #[must_use]
     pub fn lease(&self, id: i64) -> Option<Lease> {
-        self.leases().get(id)
+        self.lease_table().get(id)
     }
 
     /// Grants a lease. No lease with its ID may exist yet.

@@ -473,6 +473,27 @@ fn small_batches_between_checkpoints_do_not_grow_the_file() {
 }
 
 #[test]
+fn a_batch_looks_up_a_lease_while_others_read_the_leases() {
+    let (_, mut writer) = fresh();
+    let store = writer.store();
+    let (sender, done) = std::sync::mpsc::channel();
+    let was_done = std::thread::scope(|scope| {
+        let leases = store.leases().read().unwrap();
+        let reader = scope.spawn(|| {
+            write(&mut writer, 1, |batch| {
+                assert_eq!(batch.lease(7), None);
+                sender.send(()).unwrap();
+            });
+        });
+        let was_done = done.recv_timeout(std::time::Duration::from_secs(10)).is_ok();
+        drop(leases);
+        reader.join().unwrap();
+        was_done
+    });
+    assert!(was_done, "it waits for the readers to finish");
+}
+
+#[test]
 fn leases_and_attached_keys_survive_restarts_and_snapshots() {
     use crate::lease::Lease;
     let lease = |id, left| Lease { id, ttl: 60, remaining_ttl: left, grant_index: 1 };
