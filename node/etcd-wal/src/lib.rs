@@ -182,7 +182,7 @@ impl EtcdLog {
             }
         }
         if !whose {
-            let what = "no record says whose log this is";
+            let what = "the log has no metadata record";
             return Err(WalError::Missing { path: folder.to_owned(), what });
         }
         Ok(log)
@@ -356,7 +356,7 @@ impl WalFile<'_> {
         let record = match record {
             Ok(record) => record,
             Err(_) if torn => return self.handle_torn_record(tail),
-            Err(_) => return Err(self.corrupt(tail.offset, "a record is no record")),
+            Err(_) => return Err(self.corrupt(tail.offset, "a record can't be decoded")),
         };
         let said = record.crc.unwrap_or_default();
         let crc = if record.kind == Some(CRC) {
@@ -375,7 +375,7 @@ impl WalFile<'_> {
             if torn {
                 return self.handle_torn_record(tail);
             }
-            return Err(self.corrupt(tail.offset, "a record's CRC is not its own"));
+            return Err(self.corrupt(tail.offset, "a record's CRC does not match"));
         }
         tail.crc = crc;
         tail.offset += FRAME_BYTES + whole;

@@ -40,7 +40,7 @@ pub(crate) fn resume_forced_cluster<E: From<ForceError>>(
         return Ok(finish(dir, disk, member_dir, &plan)?);
     }
     tracing::warn!(
-        "a start before this one did not come to make a new cluster: this is the old member"
+        "an interrupted start did not complete the new cluster; continuing as the old member"
     );
     Ok(dir.delete_forced_plan().map_err(ForceError::from)?)
 }

@@ -74,7 +74,7 @@ pub enum ServerError {
     )]
     StoreGone(PathBuf),
     /// The file with the votes and acknowledgements that peers have sent can't be read.
-    #[error("cannot read what this member remembers of its peers in {}", path.display())]
+    #[error("cannot read the votes and acknowledgements of peers in {}", path.display())]
     Marks {
         /// Path of the file.
         path: PathBuf,

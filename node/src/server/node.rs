@@ -524,7 +524,7 @@ async fn follow_members(
     loop {
         let now = membership(&members.borrow_and_update(), &censuses.borrow_and_update(), &local);
         for id in now.reported_by_others.iter().filter(|id| !is_among(before.as_ref(), **id)) {
-            tracing::info!(peer.member.id = %id, "a member that this one has yet to hear of is known to its peers");
+            tracing::info!(peer.member.id = %id, "peers report a member that is not in this member's table");
         }
         transport.set_membership(now.clone());
         before = Some(now);

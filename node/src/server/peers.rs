@@ -219,7 +219,7 @@ impl PeerMessageReceiver {
     fn log_malformed(&self, from: MemberId, what: &dyn std::fmt::Display) {
         let seen = self.undecodable.fetch_add(1, Ordering::Relaxed);
         if seen.is_power_of_two() || seen == 0 {
-            tracing::error!(peer.member.id = %from, error = %what, seen, "a peer sent what cannot be used");
+            tracing::error!(peer.member.id = %from, error = %what, seen, "a peer sent an invalid message");
         }
     }
 
@@ -441,7 +441,7 @@ impl PeerEvents for PeerMessageReceiver {
         Box::pin(async move {
             let answer = answer_member(context?.as_ref(), from, request).await;
             if answer.is_none() {
-                tracing::error!(peer.member.id = %from, "a peer asked what can't be understood");
+                tracing::error!(peer.member.id = %from, "a peer sent a request that can't be decoded");
             }
             answer
         })

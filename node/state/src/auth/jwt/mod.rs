@@ -86,7 +86,7 @@ pub enum TokenError {
     Malformed,
     /// The header names another algorithm than the key's, or has a `crit` field. The extensions
     /// that such a field requires are not supported here.
-    #[error("its header asks for what is not done here")]
+    #[error("its header names another algorithm or an unsupported extension")]
     Header,
     /// The signature was not made with the key.
     #[error("its signature is wrong")]
