@@ -267,6 +267,17 @@ mod tests {
     }
 
     #[test]
+    fn an_empty_value_of_a_flag_is_kept() {
+        let typed = format!("{TLS} {LISTEN}");
+        let typed = typed.split_whitespace().chain(["--listen-metrics-urls", "", "--name", "a"]);
+        let arguments: Vec<String> = typed.map(str::to_owned).collect();
+        let config = EtcdConfig::new(&arguments, [], &[], Path::new("/srv"));
+        let node = config.node(Path::new("/usr/bin/etcd"), None).unwrap();
+        assert_eq!(node.flags, ["--listen-metrics-urls="]);
+        assert_eq!(node.etcd_name, "a");
+    }
+
+    #[test]
     fn a_flag_wins_over_its_variable_and_unknown_variables_are_ignored() {
         let environment = [
             ("ETCD_NAME", "variable"),

@@ -80,11 +80,16 @@ pub(crate) fn command_line(pid: u32) -> io::Result<Vec<String>> {
     read_texts(Path::new(&format!("/proc/{pid}/cmdline")))
 }
 
-/// Reads a file of NUL-terminated strings, such as `/proc/PID/cmdline`. Leaves out empty strings.
+/// Reads a file of NUL-terminated strings, such as `/proc/PID/cmdline`.
 fn read_texts(path: &Path) -> io::Result<Vec<String>> {
-    let bytes = std::fs::read(path)?;
-    let texts = bytes.split(|byte| *byte == 0).filter(|text| !text.is_empty());
-    Ok(texts.map(|text| String::from_utf8_lossy(text).into_owned()).collect())
+    Ok(split_texts(&std::fs::read(path)?))
+}
+
+/// Splits NUL-terminated strings. Keeps empty ones, because an argument may be empty.
+fn split_texts(bytes: &[u8]) -> Vec<String> {
+    let texts = bytes.split_inclusive(|byte| *byte == 0);
+    let texts = texts.map(|text| text.strip_suffix(b"\0").unwrap_or(text));
+    texts.map(|text| String::from_utf8_lossy(text).into_owned()).collect()
 }
 
 /// Returns the path of the program that a process executes. If the file was replaced since the
@@ -140,6 +145,14 @@ mod tests {
     fn the_own_command_line_begins_with_the_program() {
         let own = command_line(std::process::id()).unwrap();
         assert!(!own.is_empty());
+    }
+
+    #[test]
+    fn an_empty_argument_of_a_process_is_kept() {
+        let texts = split_texts(b"etcd\0--listen-metrics-urls\0\0--name\0a\0");
+        assert_eq!(texts, ["etcd", "--listen-metrics-urls", "", "--name", "a"]);
+        assert_eq!(split_texts(b"etcd\0--auto-tls\0\0"), ["etcd", "--auto-tls", ""]);
+        assert!(split_texts(b"").is_empty(), "a process that has ended has no command line");
     }
 
     #[test]
