@@ -50,6 +50,8 @@ const REFUSED: &[(&str, &str)] = &[
 
 /// Values of a Go flag that mean false.
 const FALSE_WORDS: &[&str] = &["0", "f", "F", "false", "FALSE", "False"];
+/// Default value of etcd's flag `--proxy`, up to etcd 3.5: the etcd is a member.
+const PROXY_OFF: &str = "off";
 
 /// Why an etcd's settings can't be kept. The text says what to do.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -121,7 +123,10 @@ impl EtcdConfig {
     }
 
     fn is_set(&self, flag: &str) -> bool {
-        self.value(flag).is_some_and(|value| !FALSE_WORDS.contains(&value))
+        self.value(flag).is_some_and(|value| {
+            let is_off = FALSE_WORDS.contains(&value) || (flag == "proxy" && value == PROXY_OFF);
+            !is_off
+        })
     }
 
     /// Returns the value of `--name`, or etcd's default name.
@@ -316,6 +321,23 @@ mod tests {
             refused(&format!("{} {LISTEN}", TLS.replace("ca-file ca.crt", "ca-file=")))
                 .contains("trusted-ca-file")
         );
+    }
+
+    #[test]
+    fn a_proxy_is_refused_and_a_member_whose_proxy_is_off_is_not() {
+        let started = |arguments: &str, variable: &str| {
+            let typed = format!("{TLS} {LISTEN} {arguments}");
+            let arguments: Vec<String> = typed.split_whitespace().map(str::to_owned).collect();
+            let environment = [("ETCD_PROXY".to_owned(), variable.to_owned())];
+            let known = ["proxy".to_owned()];
+            let config = EtcdConfig::new(&arguments, environment, &known, Path::new("/srv"));
+            config.node(Path::new("/usr/bin/etcd"), None)
+        };
+        assert!(started("--proxy=off", "").unwrap().flags.is_empty());
+        assert!(started("", "off").is_ok());
+        for refused in [started("--proxy=on", ""), started("", "readonly")] {
+            assert!(refused.unwrap_err().to_string().contains("--proxy"));
+        }
     }
 
     #[test]
