@@ -43,7 +43,10 @@ pub fn log_field(to: &mut dyn fmt::Write, name: &str, value: &dyn fmt::Debug) ->
 /// writing.
 fn is_unsafe_character(c: char) -> bool {
     c.is_control()
-        || matches!(c, '\u{200e}' | '\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
+        || matches!(
+            c,
+            '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}'
+        )
 }
 
 /// Implements serde for a type through its `Display` and `FromStr`. Its API schema is a string.
@@ -103,5 +106,6 @@ mod tests {
         assert_eq!(printable("a\r\nb\nc\td\u{2028}e"), "a b c d e");
         assert_eq!(printable("\u{1b}[2J\u{9b}1m\0\u{7f}"), "\u{fffd}[2J\u{fffd}1m\u{fffd}\u{fffd}");
         assert_eq!(printable("\u{202e}gpj.exe\u{2066}"), "\u{fffd}gpj.exe\u{fffd}");
+        assert_eq!(printable("1\u{61c}2\u{200e}3\u{200f}"), "1\u{fffd}2\u{fffd}3\u{fffd}");
     }
 }
