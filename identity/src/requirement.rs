@@ -149,7 +149,7 @@ impl Requirement {
             let found = host.tenant.clone().unwrap_or_default();
             return Err(Unfit::Account(format!("the tenant {found}")));
         }
-        let is_in = |region: &String| self.regions.contains(region);
+        let is_in = |found: &String| self.regions.iter().any(|region| is_same(region, found));
         if !self.regions.is_empty() && !host.region.as_ref().is_some_and(is_in) {
             return Err(Unfit::Region(host.region.clone().unwrap_or_default()));
         }

@@ -226,6 +226,7 @@ fn age_and_region_of_an_instance_are_limited() {
     assert_eq!(old, Err(Unfit::TooOld { age: 100, most: 99 }));
     let region = |name: &str| Requirement { regions: vec![name.to_owned()], ..base.clone() };
     assert_eq!(fits(region("eu-west-1")), Ok(()));
+    assert_eq!(fits(region("EU-West-1")), Ok(()), "the case of a region's name means nothing");
     assert_eq!(fits(region("eu-west-2")), Err(Unfit::Region("eu-west-1".to_owned())));
     // A host must fulfil one of several requirements. A refusal names the fault of the requirement
     // for the host's own cloud.
