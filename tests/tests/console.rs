@@ -22,6 +22,8 @@ const PORT: u16 = 9443;
 
 /// Checks a page without any library.
 const CHECK: &str = include_str!("console/check.js");
+/// Hides and shows a page, and counts the timers that it leaves.
+const HIDDEN: &str = include_str!("console/hidden.js");
 
 /// A service with a console, and a browser that trusts it.
 struct ConsoleBed {
@@ -221,6 +223,16 @@ fn an_admin_watches_a_cluster_form_in_a_browser() -> Result<()> {
     let log = bed.testbed.discovery.as_ref().context("discovery runs")?.output();
     ensure!(log.contains("signed in to the console") && !log.contains(code), "{log}");
     drop(agents);
+    Ok(())
+}
+
+#[test]
+fn a_hidden_page_has_no_timer_and_a_shown_one_has_one() -> Result<()> {
+    let Some(mut bed) = ConsoleBed::start(1)? else { return Ok(()) };
+    bed.sign_in(&[])?;
+    bed.browser.wait_for("a live page", "document.getElementById('live').innerText === 'Live'")?;
+    let timers = bed.browser.evaluate(HIDDEN)?;
+    ensure!(timers == serde_json::json!([0, 1]), "while hidden, and once shown: {timers}");
     Ok(())
 }
 

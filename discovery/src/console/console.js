@@ -60,8 +60,12 @@
       say("Not live: the service doesn't answer");
     } finally {
       isBusy = false;
-      timer = setTimeout(refresh, REFRESH_MS);
-      if (isStale) { isStale = false; refresh(); }
+      const isNeeded = isStale;
+      isStale = false;
+      // The page may have been hidden, and shown again, since the fetch began.
+      clearTimeout(timer);
+      if (source) timer = setTimeout(refresh, REFRESH_MS);
+      if (source && isNeeded) refresh();
     }
   }
 
