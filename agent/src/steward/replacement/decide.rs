@@ -19,6 +19,7 @@ use discovery_formation::fitness;
 use discovery_types::digest::OperationId;
 use discovery_types::grant::{GrantId, ReplacementLimits};
 
+use super::store::no_room_text;
 use super::uses::{PolicyUse, UseLog, raft_cluster_text};
 use crate::cluster::{ClusterMember, MemberId, MemberList};
 
@@ -27,6 +28,8 @@ use crate::cluster::{ClusterMember, MemberId, MemberList};
 pub(crate) enum PolicyStanding {
     /// The store doesn't have the policy yet.
     Missing,
+    /// The store doesn't have the policy, and is full.
+    NoRoom,
     /// The store has the policy.
     InForce,
     /// The policy was revoked. That is never undone.
@@ -128,6 +131,9 @@ impl ReplacementFactsByPolicy<'_> {
         }
         if self.policy.standing == PolicyStanding::Missing {
             return wait(format!("the policy {id} is not in the cluster's own store yet"));
+        }
+        if self.policy.standing == PolicyStanding::NoRoom {
+            return wait(no_room_text(id));
         }
         if !self.voters.are_known {
             return wait("this host has yet to see which voters can be reached".to_owned());
@@ -359,9 +365,10 @@ pub(crate) fn continuation(
         (Some(DeadMemberState::Unknown), _) => {
             Continuation::Pause(format!("this host has yet to see whether {name} can be reached"))
         }
-        (Some(DeadMemberState::Unreachable), PolicyStanding::InForce | PolicyStanding::Missing) => {
-            Continuation::GoOn
-        }
+        (
+            Some(DeadMemberState::Unreachable),
+            PolicyStanding::InForce | PolicyStanding::Missing | PolicyStanding::NoRoom,
+        ) => Continuation::GoOn,
     }
 }
 

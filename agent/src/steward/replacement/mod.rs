@@ -40,7 +40,7 @@ use tokio::sync::watch;
 use tokio::time::Instant;
 
 use self::decide::{
-    Candidate, Continuation, DeadMemberState, PolicyDecision, PolicyFacts,
+    Candidate, Continuation, DeadMemberState, PolicyDecision, PolicyFacts, PolicyStanding,
     ReplacementFactsByPolicy, VoterFacts, continuation,
 };
 use self::observations::Observations;
@@ -187,8 +187,8 @@ impl Steward {
         }
         let lacks = |(policy, is_revoked): &(VerifiedGrant, bool)| {
             let standing = self.replacement.stored.standing(policy);
-            standing == decide::PolicyStanding::Missing
-                || (*is_revoked && standing == decide::PolicyStanding::InForce)
+            matches!(standing, PolicyStanding::Missing | PolicyStanding::NoRoom)
+                || (*is_revoked && standing == PolicyStanding::InForce)
         };
         if leads && self.replacement.known.iter().any(lacks) {
             let (_, now) = self.clocks();
@@ -198,6 +198,10 @@ impl Steward {
                 Err(why) => self.warn_once(&format!(
                     "the replacement policies can't be kept in the cluster: {why}"
                 )),
+            }
+            let replacement = &self.replacement;
+            if let Some(id) = replacement.stored.first_without_room(&replacement.known) {
+                self.warn_once(&store::no_room_text(id));
             }
         }
     }

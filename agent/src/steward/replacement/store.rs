@@ -8,7 +8,7 @@
 use std::collections::BTreeMap;
 
 use discovery_types::api::PolicyView;
-use discovery_types::grant::{GrantId, TokenKind, VerifiedGrant};
+use discovery_types::grant::{GrantId, MAX_POLICY_SECONDS, TokenKind, VerifiedGrant};
 use discovery_types::jws::Jws;
 use discovery_types::statement::StatementChain;
 use serde::{Deserialize, Serialize};
@@ -34,6 +34,10 @@ struct StoredPolicy {
     grant: Option<Jws>,
     /// Whether the policy was revoked.
     revoked: bool,
+    /// When the policy is forgotten, in seconds since 1970. The leader's agent sets this time if
+    /// there is no valid grant, which would say when the policy expires.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    kept_until: Option<u64>,
 }
 
 /// All policies in the store.
@@ -66,8 +70,22 @@ impl StoredPolicies {
         match self.policies.get(&policy.id) {
             Some(StoredPolicy { revoked: true, .. }) => PolicyStanding::Revoked,
             Some(stored) if stored.grant.as_ref() == Some(policy.jws()) => PolicyStanding::InForce,
+            None if self.is_full() => PolicyStanding::NoRoom,
             _ => PolicyStanding::Missing,
         }
+    }
+
+    fn is_full(&self) -> bool {
+        self.policies.len() >= MAX_POLICIES
+    }
+
+    /// Returns the first policy in force at discovery for which the store has no room. `known` are
+    /// discovery's policies, each with whether it was revoked.
+    pub(super) fn first_without_room(&self, known: &[(VerifiedGrant, bool)]) -> Option<GrantId> {
+        let in_force = known.iter().filter(|(_, is_revoked)| !is_revoked);
+        let mut policies = in_force.map(|(policy, _)| policy);
+        let found = policies.find(|policy| self.standing(policy) == PolicyStanding::NoRoom);
+        found.map(|policy| policy.id)
     }
 
     /// Returns the ids of all policies in the store, each with whether it was revoked.
@@ -77,43 +95,60 @@ impl StoredPolicies {
 
     /// Revokes a policy. Returns whether that changes anything.
     pub(crate) fn revoke(&mut self, id: GrantId) -> bool {
-        let stored =
-            self.policies.entry(id).or_insert(StoredPolicy { grant: None, revoked: false });
+        let new = StoredPolicy { grant: None, revoked: false, kept_until: None };
+        let stored = self.policies.entry(id).or_insert(new);
         !std::mem::replace(&mut stored.revoked, true)
     }
 
     /// Adds or updates a policy that an operator signed. Returns whether that changes anything. A
     /// revoked policy stays revoked, and a full store takes no further policy.
     fn take(&mut self, policy: &VerifiedGrant, is_revoked: bool) -> bool {
-        let new = StoredPolicy { grant: Some(policy.jws().clone()), revoked: is_revoked };
-        let is_full = self.policies.len() >= MAX_POLICIES;
+        let grant = Some(policy.jws().clone());
+        let is_full = self.is_full();
         match self.policies.get_mut(&policy.id) {
             Some(known) => {
                 let before = known.clone();
                 known.revoked |= is_revoked;
-                known.grant = new.grant;
+                known.grant = grant;
                 *known != before
             }
             None if is_full => false,
             None => {
+                let new = StoredPolicy { grant, revoked: is_revoked, kept_until: None };
                 self.policies.insert(policy.id, new);
                 true
             }
         }
     }
 
-    /// Forgets policies that ended long ago by their own expiry. Returns whether there was one.
+    /// Forgets policies that ended long ago by their own expiry. Without a valid grant the expiry
+    /// isn't known, so the policy is kept for the longest time that a policy may last. Returns
+    /// whether that changes anything.
     fn forget_expired(&mut self, chain: &StatementChain, now: u64) -> bool {
-        let before = self.policies.len();
+        let mut is_changed = false;
         self.policies.retain(|_, stored| {
             let grant =
                 stored.grant.as_ref().and_then(|jws| VerifiedGrant::verify_kept(jws, chain).ok());
-            let end = grant.map(|grant| grant.expires_at.saturating_add(KEPT_AFTER_EXPIRY_SECONDS));
-            // Without a valid grant, the expiry isn't known, so the policy stays.
-            end.is_none_or(|end| end > now)
+            let end = match grant {
+                Some(grant) => grant.expires_at.saturating_add(KEPT_AFTER_EXPIRY_SECONDS),
+                None => *stored.kept_until.get_or_insert_with(|| {
+                    is_changed = true;
+                    now.saturating_add(MAX_POLICY_SECONDS + KEPT_AFTER_EXPIRY_SECONDS)
+                }),
+            };
+            is_changed |= end <= now;
+            end > now
         });
-        self.policies.len() != before
+        is_changed
     }
+}
+
+/// Says that the store has no room for a policy.
+pub(super) fn no_room_text(id: GrantId) -> String {
+    format!(
+        "the cluster's own store has no room for the policy {id}: it keeps {MAX_POLICIES} policies, \
+         revoked ones too, until an hour after they expire (muster-agent policy list)"
+    )
 }
 
 /// Verifies the policies that discovery hands out, under the newest statement.
@@ -226,6 +261,30 @@ mod tests {
         assert!(!stored.forget_expired(&chain, policy.expires_at + 3_599));
         assert!(stored.forget_expired(&chain, policy.expires_at + 3_600));
         assert_eq!(stored, StoredPolicies::default());
+    }
+
+    #[test]
+    fn a_full_store_says_so_and_has_room_once_policies_without_a_grant_are_forgotten() {
+        let world = policy_fixture();
+        let (policy, chain) = (policy_of(&world), world.chain());
+        let known = [(policy.clone(), false)];
+        let mut stored = StoredPolicies::default();
+        assert_eq!(stored.first_without_room(&known), None, "it is missing, and there is room");
+        for _ in 0..MAX_POLICIES {
+            stored.revoke(GrantId::random());
+        }
+        assert!(!stored.take(&policy, false));
+        assert_eq!(stored.standing(&policy), PolicyStanding::NoRoom);
+        assert_eq!(stored.first_without_room(&known), Some(policy.id));
+        assert_eq!(stored.first_without_room(&[(policy.clone(), true)]), None);
+        let (now, kept) = (policy.issued_at, MAX_POLICY_SECONDS + KEPT_AFTER_EXPIRY_SECONDS);
+        assert!(stored.forget_expired(&chain, now), "the time is noted");
+        let text = serde_json::to_vec(&stored).unwrap();
+        assert_eq!(StoredPolicies::parse(Some(&text)).unwrap(), stored);
+        assert!(!stored.forget_expired(&chain, now + kept - 1));
+        assert!(stored.forget_expired(&chain, now + kept));
+        assert!(stored.take(&policy, false));
+        assert_eq!(stored.standing(&policy), PolicyStanding::InForce);
     }
 
     #[test]

@@ -151,8 +151,9 @@ fn a_newcomer_takes_the_place_of_the_one_dead_member() {
 #[test]
 fn nothing_begins_while_a_guard_stands_against_it() {
     type Change = fn(&mut Scene);
-    let waits: [(&str, Change); 11] = [
+    let waits: [(&str, Change); 12] = [
         ("store", |s| s.policy.standing = PolicyStanding::Missing),
+        ("no room", |s| s.policy.standing = PolicyStanding::NoRoom),
         ("yet to see", |s| s.voters.are_known = false),
         ("one member at a time", |s| s.voters.unreachable.push((B, Duration::from_secs(1)))),
         ("590 s", |s| s.voters.unreachable = vec![(C, Duration::from_secs(599))]),
@@ -251,7 +252,7 @@ fn a_place_that_a_failed_replacement_left_is_filled_by_the_next_newcomer() {
 #[test]
 fn a_replacement_that_has_begun_goes_on_only_while_the_member_is_dead_and_the_policy_in_force() {
     use DeadMemberState::{Back, Unknown, Unreachable};
-    use PolicyStanding::{InForce, Missing, Revoked};
+    use PolicyStanding::{InForce, Missing, NoRoom, Revoked};
     let of = Scene::new().use_of(2, NOW);
     let of_voters = |standing, old, voters| match continuation(&of, standing, old, voters) {
         Continuation::GoOn => "go on",
@@ -261,6 +262,7 @@ fn a_replacement_that_has_begun_goes_on_only_while_the_member_is_dead_and_the_po
     for (standing, old, expected) in [
         (InForce, Some(Unreachable), "go on"),
         (Missing, Some(Unreachable), "go on"),
+        (NoRoom, Some(Unreachable), "go on"),
         (Revoked, Some(Unreachable), "give up"),
         (InForce, Some(Back), "give up"),
         (InForce, Some(Unknown), "pause"),
