@@ -191,9 +191,9 @@ impl Steward {
                 || (*is_revoked && standing == PolicyStanding::InForce)
         };
         if leads && self.replacement.known.iter().any(lacks) {
-            let (_, now) = self.clocks();
+            let clocks = self.clocks();
             let chain = self.statements.chain();
-            match store::sync(&self.node, &self.replacement.known, chain, now).await {
+            match store::sync(&self.node, &self.replacement.known, chain, clocks).await {
                 Ok(stored) => self.replacement.stored = stored,
                 Err(why) => self.warn_once(&format!(
                     "the replacement policies can't be kept in the cluster: {why}"

@@ -124,7 +124,11 @@ impl StoredPolicies {
     /// Forgets policies that ended long ago by their own expiry. Without a valid grant the expiry
     /// isn't known, so the policy is kept for the longest time that a policy may last. Returns
     /// whether that changes anything.
-    fn forget_expired(&mut self, chain: &StatementChain, now: u64) -> bool {
+    ///
+    /// `clocks` are the times by this host's clock and by the service's. A clock that is wrong can
+    /// only delay the end, so that discovery can't revive a revoked policy.
+    fn forget_expired(&mut self, chain: &StatementChain, clocks: (u64, u64)) -> bool {
+        let (earlier, later) = (clocks.0.min(clocks.1), clocks.0.max(clocks.1));
         let mut is_changed = false;
         self.policies.retain(|_, stored| {
             let grant =
@@ -133,11 +137,11 @@ impl StoredPolicies {
                 Some(grant) => grant.expires_at.saturating_add(KEPT_AFTER_EXPIRY_SECONDS),
                 None => *stored.kept_until.get_or_insert_with(|| {
                     is_changed = true;
-                    now.saturating_add(MAX_POLICY_SECONDS + KEPT_AFTER_EXPIRY_SECONDS)
+                    later.saturating_add(MAX_POLICY_SECONDS + KEPT_AFTER_EXPIRY_SECONDS)
                 }),
             };
-            is_changed |= end <= now;
-            end > now
+            is_changed |= end <= earlier;
+            end > earlier
         });
         is_changed
     }
@@ -167,15 +171,16 @@ pub(crate) async fn read(node: &ClusterApiClient) -> Result<StoredPolicies, Stri
 }
 
 /// Writes policies from discovery to the store, if it lacks any. Returns all policies in the store.
+/// `clocks` are the times by this host's clock and by the service's, in seconds since 1970.
 pub(super) async fn sync(
     node: &ClusterApiClient,
     known: &[(VerifiedGrant, bool)],
     chain: &StatementChain,
-    now: u64,
+    clocks: (u64, u64),
 ) -> Result<StoredPolicies, String> {
     let stored = node.read_key(POLICIES).await.map_err(|error| error_chain(&error))?;
     let mut policies = StoredPolicies::parse(stored.value.as_deref())?;
-    let mut is_changed = policies.forget_expired(chain, now);
+    let mut is_changed = policies.forget_expired(chain, clocks);
     for (policy, is_revoked) in known {
         is_changed |= policies.take(policy, *is_revoked);
     }
@@ -220,6 +225,11 @@ mod tests {
         VerifiedGrant::verify(&world.grant.sign(&world.owner), &world.chain()).unwrap()
     }
 
+    /// Returns a time by two clocks that agree.
+    fn both(now: u64) -> (u64, u64) {
+        (now, now)
+    }
+
     #[test]
     fn a_revoked_policy_never_comes_back() {
         let world = policy_fixture();
@@ -258,9 +268,26 @@ mod tests {
         let (policy, chain) = (policy_of(&world), world.chain());
         let mut stored = StoredPolicies::default();
         stored.take(&policy, true);
-        assert!(!stored.forget_expired(&chain, policy.expires_at + 3_599));
-        assert!(stored.forget_expired(&chain, policy.expires_at + 3_600));
+        assert!(!stored.forget_expired(&chain, both(policy.expires_at + 3_599)));
+        assert!(stored.forget_expired(&chain, both(policy.expires_at + 3_600)));
         assert_eq!(stored, StoredPolicies::default());
+    }
+
+    #[test]
+    fn one_wrong_clock_makes_no_revoked_policy_forgotten() {
+        let world = policy_fixture();
+        let (policy, chain) = (policy_of(&world), world.chain());
+        let (now, kept) = (policy.issued_at, MAX_POLICY_SECONDS + KEPT_AFTER_EXPIRY_SECONDS);
+        let (mut with_grant, mut without_grant) =
+            (StoredPolicies::default(), StoredPolicies::default());
+        with_grant.take(&policy, true);
+        for clocks in [(u64::MAX, now), (now, u64::MAX)] {
+            assert!(!with_grant.forget_expired(&chain, clocks), "{clocks:?}");
+        }
+        without_grant.revoke(policy.id);
+        assert!(without_grant.forget_expired(&chain, (now, 0)), "the time is noted");
+        assert!(!without_grant.forget_expired(&chain, both(now + kept - 1)));
+        assert_eq!(without_grant.standing(&policy), PolicyStanding::Revoked);
     }
 
     #[test]
@@ -278,11 +305,11 @@ mod tests {
         assert_eq!(stored.first_without_room(&known), Some(policy.id));
         assert_eq!(stored.first_without_room(&[(policy.clone(), true)]), None);
         let (now, kept) = (policy.issued_at, MAX_POLICY_SECONDS + KEPT_AFTER_EXPIRY_SECONDS);
-        assert!(stored.forget_expired(&chain, now), "the time is noted");
+        assert!(stored.forget_expired(&chain, both(now)), "the time is noted");
         let text = serde_json::to_vec(&stored).unwrap();
         assert_eq!(StoredPolicies::parse(Some(&text)).unwrap(), stored);
-        assert!(!stored.forget_expired(&chain, now + kept - 1));
-        assert!(stored.forget_expired(&chain, now + kept));
+        assert!(!stored.forget_expired(&chain, both(now + kept - 1)));
+        assert!(stored.forget_expired(&chain, both(now + kept)));
         assert!(stored.take(&policy, false));
         assert_eq!(stored.standing(&policy), PolicyStanding::InForce);
     }
