@@ -102,10 +102,16 @@ impl Clock {
     }
 
     /// Whether Postgres' clock was set back since the last call. Each jump backward is reported by
-    /// one call only.
+    /// one call only, unless [`Clock::restore_was_set_back`] is called.
     pub(crate) fn take_was_set_back(&self) -> bool {
         let mut set = self.set.write().unwrap_or_else(PoisonError::into_inner);
         std::mem::take(&mut set.was_set_back)
+    }
+
+    /// Lets the next call of [`Clock::take_was_set_back`] report a jump backward again. For a caller
+    /// that could not do everything that the jump requires.
+    pub(crate) fn restore_was_set_back(&self) {
+        self.set.write().unwrap_or_else(PoisonError::into_inner).was_set_back = true;
     }
 
     /// Current time in microseconds since 1970.
@@ -143,6 +149,8 @@ mod tests {
         clock.set(start);
         assert!(clock.take_was_set_back());
         assert!(!clock.take_was_set_back(), "told once");
+        clock.restore_was_set_back();
+        assert!(clock.take_was_set_back(), "told again");
         clock.set(start - HOUR);
         clock.set(start);
         assert!(clock.take_was_set_back(), "though it was put right before anybody asked");

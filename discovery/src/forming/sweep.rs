@@ -57,25 +57,44 @@ impl App {
         }
     }
 
-    /// Applies a tick to every forming cluster after the database's clock was set back. Each
-    /// cluster's stored next deadline comes from the clock that was ahead, so it is too late.
-    async fn tick_forming_clusters(&self) -> Result<(), ApiError> {
+    /// Applies a tick to every forming cluster if the database's clock was set back. Each cluster's
+    /// stored next deadline comes from the clock that was ahead, so it is too late. If a tick
+    /// fails, the next sweep applies all of them again.
+    async fn correct_deadlines(&self) -> Result<(), ApiError> {
+        if !self.clock.take_was_set_back() {
+            return Ok(());
+        }
+        let ticked = self.tick_forming_clusters().await;
+        if !matches!(ticked, Ok(true)) {
+            self.clock.restore_was_set_back();
+        }
+        ticked.map(drop)
+    }
+
+    /// Applies a tick to every forming cluster. Returns what [`App::tick_clusters`] returns.
+    async fn tick_forming_clusters(&self) -> Result<bool, ApiError> {
         let mut position = FormingPosition::START;
+        let mut is_complete = true;
         loop {
             let batch = self.store.forming_clusters(&mut position).await?;
             if batch.is_empty() {
-                return Ok(());
+                return Ok(is_complete);
             }
-            self.tick_clusters(batch).await;
+            is_complete &= self.tick_clusters(batch).await;
         }
     }
 
-    async fn tick_clusters(&self, clusters: Vec<Uuid>) {
+    /// Applies a tick to each cluster. Returns `false` if another try may help a cluster whose tick
+    /// failed. It doesn't help a cluster whose rows this program can't read.
+    async fn tick_clusters(&self, clusters: Vec<Uuid>) -> bool {
+        let mut is_complete = true;
         for cluster in clusters {
             if let Err(error) = self.apply(cluster, ClusterRequest::Tick).await {
                 tracing::warn!(cluster.id = %cluster, %error, "can't look after a cluster");
+                is_complete &= error.is_damage() || error.is_newer_data();
             }
         }
+        is_complete
     }
 
     /// Copies other processes' decisions and the admin chain into this process's ledger.
@@ -106,9 +125,7 @@ impl App {
         self.copy_new_decisions().await?;
         self.put_admins_back().await?;
         self.clock.set(self.store.now().await?);
-        if self.clock.take_was_set_back() {
-            self.tick_forming_clusters().await?;
-        }
+        self.correct_deadlines().await?;
         if !self.store.watch().is_complete(generation.number.unsigned_abs()) {
             // An incomplete ledger allows no decision. Another task fills it.
             return Ok(());

@@ -68,6 +68,12 @@ impl WaitingCluster {
         sqlx::raw_sql(AssertSqlSafe(sql)).execute(&mut self.database).await.unwrap();
     }
 
+    /// Time until the cluster's stored next deadline, in microseconds.
+    async fn stored_time_left_us(&mut self) -> i64 {
+        let sql = "SELECT next_deadline_us - now_us() FROM clusters";
+        sqlx::query_scalar(sql).fetch_one(&mut self.database).await.unwrap()
+    }
+
     fn first_key(&self) -> AgentKey {
         AgentKey(*self.agents[0].key.public().as_bytes())
     }
@@ -275,5 +281,23 @@ async fn a_sweep_postpones_what_is_not_due_and_ends_what_is() {
     waiting.run("UPDATE clusters SET next_deadline_us = now_us() - 1").await;
     app.sweep().await.unwrap();
     assert_eq!(waiting.cluster().await.seats().len(), 1);
+    waiting.service.stop().await;
+}
+
+/// A dump or an ALTER TABLE can lock a cluster's row for longer than a sweep waits.
+#[tokio::test]
+async fn a_deadline_that_a_sweep_could_not_correct_is_corrected_by_the_next_sweep() {
+    const HOUR_US: i64 = 3_600_000_000;
+    let mut waiting = WaitingCluster::new(|_| {}).await;
+    let app = waiting.service.app().clone();
+    // The database's clock was an hour ahead, and is set back.
+    waiting.run("UPDATE clusters SET next_deadline_us = next_deadline_us + 3600000000").await;
+    app.clock.set(app.clock.micros() + HOUR_US);
+    waiting.run("BEGIN; SELECT 1 FROM clusters FOR UPDATE").await;
+    app.sweep().await.unwrap();
+    assert!(waiting.stored_time_left_us().await > HOUR_US / 2, "the row was locked");
+    waiting.run("ROLLBACK").await;
+    app.sweep().await.unwrap();
+    assert!(waiting.stored_time_left_us().await < HOUR_US / 2);
     waiting.service.stop().await;
 }
