@@ -128,7 +128,7 @@ pub(crate) struct ReleaseArguments {
     /// Option for the data directory.
     #[command(flatten)]
     pub data_dir: DataDir,
-    /// Folder for the node's certificates, keys and unit file; made (0700) if it is missing.
+    /// Folder for the node's certificates, keys and unit file; made (0711) if it is missing.
     #[arg(long, value_name = "DIR")]
     pub out: PathBuf,
     /// The systemd unit that shall run the node: NAME.service. It is written to /etc/systemd/system,

@@ -4,7 +4,8 @@
 //! The node keeps its present command line. Only paths of the agent's files change: the files are
 //! copied to a folder that no agent uses.
 
-use std::os::unix::fs::MetadataExt;
+use std::fs::Permissions;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,6 +13,7 @@ use std::time::Duration;
 use discovery_types::api::{RELEASED, Session, TroubleRequest};
 use discovery_types::digest::Nonce;
 use discovery_types::statement::StatementChain;
+use muster_files::data::OpenMode;
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 
@@ -36,6 +38,11 @@ const UNIT_FOLDER: &str = "/etc/systemd/system";
 const DEFAULT_UNIT: &str = "etcd.service";
 /// File in the `--out` folder with the plan, so that a run after a crash continues it.
 const PLAN_FILE: &str = "release.json";
+/// Mode of the `--out` folder if this command makes it: other users may only pass through. The node
+/// may run as another user than this command.
+const OUT_MODE: u32 = 0o711;
+/// Mode bit by which all users may pass through a folder.
+const PASSABLE_BY_ALL: u32 = 0o001;
 /// Largest file that is copied, in bytes.
 const MAX_FILE_BYTES: u64 = 1 << 20;
 /// How long all members may take to be in sync before a release begins.
@@ -63,7 +70,7 @@ pub(crate) async fn run(
     printer: &mut Printer<'_>,
 ) -> Result<(), ExitError> {
     let layout = claim(&typed.data_dir.data_dir)?;
-    let out = muster_files::open_data_folder(&typed.out).map_err(failed)?.path;
+    let out = open_out(&typed.out)?;
     let release = NodeRelease { typed, layout, out, patience: Duration::from_secs(typed.patience) };
     let plan = match release.read_plan()? {
         Some(plan) => plan,
@@ -89,6 +96,18 @@ pub(crate) async fn run(
         )
     };
     print(printer, &text)
+}
+
+/// Opens the folder for the node's files, and makes it if it is missing. Refuses a folder that other
+/// users may change: keys go there, and the plan in it says what root runs later. Returns its
+/// absolute path without links.
+fn open_out(path: &Path) -> Result<PathBuf, ExitError> {
+    let is_there = muster_files::inspect_own_folder(path).map_err(failed)?;
+    let folder = muster_files::open_own_folder(path).map_err(failed)?;
+    if !is_there {
+        folder.set_permissions(Permissions::from_mode(OUT_MODE)).map_err(failed)?;
+    }
+    path.canonicalize().map_err(failed)
 }
 
 fn failed(error: impl std::error::Error) -> ExitError {
@@ -169,17 +188,23 @@ impl NodeRelease<'_> {
         Ok(format!("{flag}{}", copy.display()))
     }
 
-    /// Gives a file, and the folder with it, to the node's user and group, unless they own the
-    /// file.
+    /// Gives a copied file to the node's user and group, unless that user owns it. The folder keeps
+    /// its owner, because it may be one that others use. So the node's user has to be able to pass
+    /// through it.
     fn give_to(&self, path: &Path, (user, group): (u32, u32)) -> Result<(), ExitError> {
-        let now = std::fs::metadata(path).map_err(failed)?;
-        if (now.uid(), now.gid()) == (user, group) {
+        let file = muster_files::data::open(path, OpenMode::Read).map_err(failed)?;
+        if file.metadata().map_err(failed)?.uid() == user {
             return Ok(());
         }
-        for path in [path, &self.out] {
-            std::os::unix::fs::chown(path, Some(user), Some(group)).map_err(failed)?;
+        let folder = std::fs::metadata(&self.out).map_err(failed)?;
+        if folder.mode() & PASSABLE_BY_ALL == 0 {
+            return Err(ExitError::Usage(format!(
+                "the node runs as user {user}, who can't reach files in {}: chmod a+x it, or say \
+                 another folder with --out",
+                self.out.display()
+            )));
         }
-        Ok(())
+        std::os::unix::fs::fchown(&file, Some(user), Some(group)).map_err(failed)
     }
 
     /// Returns a client of this host's own node.
@@ -395,26 +420,52 @@ mod tests {
         assert_eq!(plan().id().unwrap(), MemberId(0xa1));
     }
 
+    /// A host with one certificate of the agent, and an empty folder for copies.
+    struct ReleasedHost {
+        _folder: tempfile::TempDir,
+        typed: ReleaseArguments,
+        layout: Layout,
+    }
+
+    impl ReleasedHost {
+        fn new() -> Self {
+            let folder = tempfile::tempdir().unwrap();
+            let root = folder.path().canonicalize().unwrap();
+            let layout = Layout::new(&root.join("data")).unwrap();
+            std::fs::create_dir_all(layout.tls()).unwrap();
+            let out = root.join("out");
+            std::fs::create_dir(&out).unwrap();
+            std::fs::write(layout.tls().join("peer.crt"), "p").unwrap();
+            let typed = ReleaseArguments {
+                data_dir: crate::cli::DataDir { data_dir: layout.root().to_owned() },
+                out,
+                unit: None,
+                agent_unit: None,
+                patience: 1,
+                json: false,
+            };
+            Self { _folder: folder, typed, layout }
+        }
+
+        fn release(&self) -> NodeRelease<'_> {
+            let (layout, out) = (self.layout.clone(), self.typed.out.clone());
+            NodeRelease { typed: &self.typed, layout, out, patience: Duration::ZERO }
+        }
+    }
+
+    fn set_mode(path: &Path, mode: u32) {
+        std::fs::set_permissions(path, Permissions::from_mode(mode)).unwrap();
+    }
+
+    fn mode(path: &Path) -> u32 {
+        std::fs::metadata(path).unwrap().mode() & 0o7777
+    }
+
     #[test]
     fn only_files_of_the_agent_are_copied() {
-        let dir = tempfile::tempdir().unwrap();
-        let root = dir.path().canonicalize().unwrap();
-        let layout = Layout::new(&root.join("data")).unwrap();
-        std::fs::create_dir_all(layout.tls()).unwrap();
-        let out = root.join("out");
-        std::fs::create_dir(&out).unwrap();
-        std::fs::write(layout.tls().join("peer.crt"), "p").unwrap();
-        let typed = ReleaseArguments {
-            data_dir: crate::cli::DataDir { data_dir: layout.root().to_owned() },
-            out: out.clone(),
-            unit: None,
-            agent_unit: None,
-            patience: 1,
-            json: false,
-        };
-        let patience = Duration::ZERO;
-        let release = NodeRelease { typed: &typed, layout, out: out.clone(), patience };
-        let own = std::fs::metadata(&out).unwrap();
+        let host = ReleasedHost::new();
+        let (release, out) = (host.release(), &host.typed.out);
+        let own = std::fs::metadata(out).unwrap();
         let owner = (own.uid(), own.gid());
         let peer = release.layout.tls().join("peer.crt").display().to_string();
         let copied = out.join("peer.crt").display().to_string();
@@ -423,9 +474,47 @@ mod tests {
             (format!("--peer-cert-file={peer}"), format!("--peer-cert-file={copied}")),
             ("--name=a".to_owned(), "--name=a".to_owned()),
             ("--data-dir=/var/lib/etcd".to_owned(), "--data-dir=/var/lib/etcd".to_owned()),
+            (String::new(), String::new()),
         ] {
             assert_eq!(release.copy_named_file(&argument, owner).unwrap(), expected);
         }
         assert_eq!(std::fs::read(out.join("peer.crt")).unwrap(), b"p");
+    }
+
+    #[test]
+    fn a_copy_goes_to_the_nodes_user_and_the_folder_keeps_its_owner() {
+        const THEM: u32 = 12_345;
+        if !rustix::process::geteuid().is_root() {
+            let _ = std::io::Write::write(
+                &mut std::io::stderr(),
+                b"SKIPPED: only root can give files away\n",
+            );
+            return;
+        }
+        let host = ReleasedHost::new();
+        let (release, out) = (host.release(), &host.typed.out);
+        let peer = release.layout.tls().join("peer.crt").display().to_string();
+        set_mode(out, 0o711);
+        release.copy_named_file(&peer, (THEM, THEM)).unwrap();
+        let copied = std::fs::metadata(out.join("peer.crt")).unwrap();
+        assert_eq!((copied.uid(), copied.gid()), (THEM, THEM));
+        assert_eq!(std::fs::metadata(out).unwrap().uid(), 0);
+        set_mode(out, 0o700);
+        let refused = release.copy_named_file(&peer, (THEM, THEM)).unwrap_err();
+        assert!(refused.to_string().contains("chmod a+x"), "{refused}");
+    }
+
+    #[test]
+    fn a_folder_that_others_may_write_to_gets_no_keys_and_an_existing_one_keeps_its_mode() {
+        let host = ReleasedHost::new();
+        let out = &host.typed.out;
+        set_mode(out, 0o750);
+        assert_eq!(open_out(out).unwrap(), *out);
+        assert_eq!(mode(out), 0o750);
+        set_mode(out, 0o770);
+        assert!(open_out(out).is_err());
+        let new = out.with_file_name("new");
+        assert_eq!(open_out(&new).unwrap(), new);
+        assert_eq!(mode(&new), OUT_MODE);
     }
 }
