@@ -18,8 +18,8 @@ const USAGE: &str =
 
 /// Loads the keys that sign and verify tokens. Returns `None` if `--auth-token` selects simple
 /// tokens.
-pub(super) fn signed_tokens(low: &RawFlags) -> Result<Option<Arc<Jwt>>, ConfigError> {
-    let mut parts = low.value("auth-token").split(',');
+pub(super) fn signed_tokens(flags: &RawFlags) -> Result<Option<Arc<Jwt>>, ConfigError> {
+    let mut parts = flags.value("auth-token").split(',');
     match parts.next() {
         // An empty value means the default, `simple`.
         Some("simple" | "") => return Ok(None),

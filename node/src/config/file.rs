@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 
 use super::{
     RawFlags, Remark,
-    flags::{FLAGS, Flag, FlagKind, find},
+    flags::{FLAGS, Flag, FlagKind, find_flag},
     integers::yaml_whole_number,
     raw_flags::{nearest, parse_bool},
     validate::ConfigError,
@@ -83,24 +83,24 @@ const LIST_FLAGS: &[&str] = &[
 
 /// Returns the path of the configuration file, if one is given.
 pub(super) fn config_file_path(
-    low: &RawFlags,
+    flags: &RawFlags,
     environment: &BTreeMap<String, String>,
 ) -> Option<PathBuf> {
     let typed =
-        low.given(CONFIG_FILE).or(environment.get(CONFIG_FILE_VARIABLE).map(String::as_str));
+        flags.given(CONFIG_FILE).or(environment.get(CONFIG_FILE_VARIABLE).map(String::as_str));
     typed.filter(|path| !path.is_empty()).map(PathBuf::from)
 }
 
 /// Returns the flags and variables that are ignored because a configuration file is given.
 pub(super) fn ignored_settings(
-    low: &RawFlags,
+    flags: &RawFlags,
     environment: &BTreeMap<String, String>,
 ) -> Vec<String> {
-    let flags = low.names().filter(|name| *name != CONFIG_FILE).map(|name| format!("--{name}"));
+    let given = flags.names().filter(|name| *name != CONFIG_FILE).map(|name| format!("--{name}"));
     let variables = environment.iter().filter(|(name, value)| {
         name.starts_with("ETCD_") && *name != CONFIG_FILE_VARIABLE && !value.is_empty()
     });
-    flags.chain(variables.map(|(name, _)| name.clone())).collect()
+    given.chain(variables.map(|(name, _)| name.clone())).collect()
 }
 
 /// Reads the configuration file at `path`. As in etcd, all other flags and variables are then
@@ -117,9 +117,9 @@ pub(super) fn read(path: &Path, remarks: &mut Vec<Remark>) -> Result<RawFlags, C
         line,
         problem,
     };
-    let mut low = parse(&text, remarks).map_err(at)?;
-    low.note_file(path);
-    Ok(low)
+    let mut flags = parse(&text, remarks).map_err(at)?;
+    flags.note_file(path);
+    Ok(flags)
 }
 
 /// Parses the text of a configuration file, for the fuzz target in `fuzz/`.
@@ -129,7 +129,7 @@ pub fn fuzz_file(text: &str) {
 }
 
 fn parse(text: &str, remarks: &mut Vec<Remark>) -> Result<RawFlags, YamlProblem> {
-    let mut low = RawFlags::default();
+    let mut flags = RawFlags::default();
     let document = yaml::parse(text)?;
     let passed_over = document.ignored.into_iter();
     remarks.extend(
@@ -142,7 +142,7 @@ fn parse(text: &str, remarks: &mut Vec<Remark>) -> Result<RawFlags, YamlProblem>
         match (section, entry.node) {
             (Some((section, keys)), YamlNode::Map(entries)) => {
                 for entry in entries {
-                    set_in_section(&mut low, section, keys, entry, remarks)?;
+                    set_in_section(&mut flags, section, keys, entry, remarks)?;
                 }
             }
             (Some(_), YamlNode::Scalar(None)) => {}
@@ -153,17 +153,17 @@ fn parse(text: &str, remarks: &mut Vec<Remark>) -> Result<RawFlags, YamlProblem>
             (None, node) => {
                 let entry = YamlEntry { node, ..entry };
                 match resolve_key(&entry)? {
-                    KeyMeaning::Flag(flag) => set(&mut low, flag, entry)?,
+                    KeyMeaning::Flag(flag) => set(&mut flags, flag, entry)?,
                     KeyMeaning::Ignored(remark) => remarks.push(remark),
                 }
             }
         }
     }
-    Ok(low)
+    Ok(flags)
 }
 
 fn set_in_section(
-    low: &mut RawFlags,
+    flags: &mut RawFlags,
     section: &str,
     keys: &[(&'static str, &str)],
     mut entry: YamlEntry,
@@ -179,9 +179,9 @@ fn set_in_section(
         );
         return Err(YamlProblem { line: entry.line, text });
     }
-    let flag = keys.iter().find(|(key, _)| *key == entry.key).and_then(|(_, flag)| find(flag));
+    let flag = keys.iter().find(|(key, _)| *key == entry.key).and_then(|(_, flag)| find_flag(flag));
     match flag {
-        Some(flag) => set(low, flag, entry),
+        Some(flag) => set(flags, flag, entry),
         None => {
             let known = keys.iter().map(|(key, _)| *key);
             remarks.push(unknown_key_remark(&entry, &format!(" in {section}"), known)?);
@@ -213,7 +213,7 @@ fn resolve_key(entry: &YamlEntry) -> Result<KeyMeaning, YamlProblem> {
         let text = "a file can't name another one".to_owned();
         return Ok(ignored_key(YamlProblem { line: entry.line, text }));
     }
-    if let Some(flag) = find(key) {
+    if let Some(flag) = find_flag(key) {
         return Ok(KeyMeaning::Flag(flag));
     }
     let known = FLAGS.iter().map(|flag| flag.name).chain(SECTIONS.iter().map(|(name, _)| *name));
@@ -257,7 +257,7 @@ fn unknown_key_remark(
 }
 
 /// Sets a flag to the value in the file. An empty value keeps the flag's default, as in etcd.
-fn set(low: &mut RawFlags, flag: &'static Flag, entry: YamlEntry) -> Result<(), YamlProblem> {
+fn set(flags: &mut RawFlags, flag: &'static Flag, entry: YamlEntry) -> Result<(), YamlProblem> {
     let YamlEntry { key, line, node } = entry;
     let problem = |text: String| YamlProblem { line, text };
     let value = match node {
@@ -288,7 +288,7 @@ fn set(low: &mut RawFlags, flag: &'static Flag, entry: YamlEntry) -> Result<(), 
     if value.is_empty() {
         return Ok(());
     }
-    low.set(flag, &key, value).map_err(|error| problem(error.to_string()))
+    flags.set(flag, &key, value).map_err(|error| problem(error.to_string()))
 }
 
 /// Converts a value in the file to the flag's syntax. In the file, a duration may be a plain number
@@ -487,14 +487,14 @@ mod tests {
             ("name: b\n---\nname: c", 2, "only the first document counts"),
         ] {
             let mut remarks = Vec::new();
-            let low = parse(text, &mut remarks).map_err(|problem| problem.text).unwrap();
+            let flags = parse(text, &mut remarks).map_err(|problem| problem.text).unwrap();
             assert_eq!(
                 remarks,
                 [Remark::FilePartIgnored { line, text: said.to_owned() }],
                 "{text}"
             );
             let named = text.contains("name:").then_some("b");
-            assert_eq!(low.given("name"), named, "{text}");
+            assert_eq!(flags.given("name"), named, "{text}");
         }
         assert_eq!(
             parsed("Name: a\nclient-transport-security:\n  ca-file:").given("name"),
@@ -507,17 +507,17 @@ mod tests {
         let mut flags = std::collections::BTreeSet::new();
         for (section, keys) in SECTIONS {
             for (key, flag) in *keys {
-                let known = find(flag).unwrap_or_else(|| panic!("{flag}"));
+                let known = find_flag(flag).unwrap_or_else(|| panic!("{flag}"));
                 let value = if known.kind == FlagKind::Bool { "true" } else { "x" };
-                let low = parsed(&format!("{section}:\n  {key}: {value}\n"));
-                assert_eq!(low.given(flag), Some(value));
+                let parsed_flags = parsed(&format!("{section}:\n  {key}: {value}\n"));
+                assert_eq!(parsed_flags.given(flag), Some(value));
                 assert!(flags.insert(flag), "{flag} twice");
                 let (line, text) = refused(&format!("# here\n{flag}: {value}"));
                 assert_eq!(line, 2);
                 assert!(text.ends_with(&format!("give {section}: {key}")), "{text}");
             }
         }
-        assert!(LIST_FLAGS.iter().all(|flag| find(flag).is_some()));
+        assert!(LIST_FLAGS.iter().all(|flag| find_flag(flag).is_some()));
     }
 
     #[test]

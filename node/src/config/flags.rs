@@ -74,7 +74,7 @@ impl Flag {
 
 /// Returns the flag called `name`. The name may also have the prefix `experimental-`, which older
 /// versions of etcd used.
-pub(super) fn find(name: &str) -> Option<&'static Flag> {
+pub(super) fn find_flag(name: &str) -> Option<&'static Flag> {
     let exact = |name: &str| FLAGS.iter().find(|flag| flag.name == name);
     exact(name).or_else(|| name.strip_prefix("experimental-").and_then(exact))
 }
@@ -347,7 +347,7 @@ mod tests {
     fn every_flag_of_etcd_is_known_and_has_its_default() {
         for line in include_str!("etcd_flags.txt").lines().filter(|line| !line.starts_with('#')) {
             let (name, default) = line.split_once(' ').unwrap_or((line, ""));
-            let flag = find(name).unwrap_or_else(|| panic!("{name} is missing"));
+            let flag = find_flag(name).unwrap_or_else(|| panic!("{name} is missing"));
             let same = match flag.kind {
                 _ if default == "?" => true,
                 Duration => duration::parse(default) == duration::parse(flag.default),
@@ -361,7 +361,7 @@ mod tests {
     fn every_flag_that_etcd_had_in_3_5_and_3_6_is_known() {
         let lines = include_str!("etcd_flags_before.txt").lines();
         for name in lines.filter(|line| !line.starts_with('#')) {
-            assert!(find(name).is_some(), "{name} is missing");
+            assert!(find_flag(name).is_some(), "{name} is missing");
         }
     }
 }

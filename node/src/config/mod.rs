@@ -132,30 +132,30 @@ pub fn parse(
     args: impl IntoIterator<Item = String>,
     environment: impl IntoIterator<Item = (String, String)>,
 ) -> Result<Invocation, CommandError> {
-    let mut low = RawFlags::parse(args)?;
-    if low.help {
+    let mut flags = RawFlags::parse(args)?;
+    if flags.help {
         return Ok(Invocation::Help);
     }
-    if low.version {
+    if flags.version {
         return Ok(Invocation::Version);
     }
     let environment: BTreeMap<String, String> = environment.into_iter().collect();
-    let mut remarks = match file::config_file_path(&low, &environment) {
+    let mut remarks = match file::config_file_path(&flags, &environment) {
         Some(path) => {
-            let ignored_settings = file::ignored_settings(&low, &environment);
+            let ignored_settings = file::ignored_settings(&flags, &environment);
             let mut remarks = vec![Remark::ConfigFile { path: path.clone(), ignored_settings }];
-            low = file::read(&path, &mut remarks)?;
+            flags = file::read(&path, &mut remarks)?;
             remarks
         }
-        None => low.add_environment(environment)?,
+        None => flags.add_environment(environment)?,
     };
-    remarks.extend(low.ignored_flag_remarks());
-    let config = resolve::resolve(&low, &mut remarks)?;
-    remarks.extend(unsupported::check(&low, &config).map_err(ConfigError::Relation)?);
-    validate::validate(&config, &low)?;
+    remarks.extend(flags.ignored_flag_remarks());
+    let config = resolve::resolve(&flags, &mut remarks)?;
+    remarks.extend(unsupported::check(&flags, &config).map_err(ConfigError::Relation)?);
+    validate::validate(&config, &flags)?;
     remarks.extend(validate::plaintext_remarks(&config));
     remarks.extend(validate::large_quota_remark(&config));
-    remarks.extend(resolve::bcrypt_cost(&low).err().map(Remark::BcryptCost));
+    remarks.extend(resolve::bcrypt_cost(&flags).err().map(Remark::BcryptCost));
     Ok(Invocation::Run(Box::new(config), remarks))
 }
 

@@ -7,7 +7,7 @@ use std::path::Path;
 use super::{
     Remark, duration,
     file::CONFIG_FILE,
-    flags::{FLAGS, Flag, FlagEffect, FlagKind, find},
+    flags::{FLAGS, Flag, FlagEffect, FlagKind, find_flag},
     integers::{parse_int, parse_uint},
     validate::ConfigError,
 };
@@ -59,7 +59,7 @@ impl RawFlags {
     /// # Errors
     /// Fails at the first argument that can't be parsed.
     pub fn parse(args: impl IntoIterator<Item = String>) -> Result<Self, UsageError> {
-        let mut low = Self::default();
+        let mut flags = Self::default();
         let mut args = args.into_iter();
         while let Some(arg) = args.next() {
             let Some(body) = arg.strip_prefix("--").or_else(|| arg.strip_prefix('-')) else {
@@ -69,7 +69,7 @@ impl RawFlags {
                 return Err(UsageError::NotAFlag(arg));
             }
             if arg == "--" {
-                return args.next().map_or(Ok(low), |rest| Err(UsageError::NotAFlag(rest)));
+                return args.next().map_or(Ok(flags), |rest| Err(UsageError::NotAFlag(rest)));
             }
             let (name, value) = match body.split_once('=') {
                 Some((name, value)) => (name, Some(value.to_owned())),
@@ -79,10 +79,10 @@ impl RawFlags {
                 return Err(UsageError::Syntax(arg));
             }
             match name {
-                "help" | "h" => low.help = true,
-                "version" => low.version = value.is_none_or(|v| parse_bool(&v) != Some(false)),
+                "help" | "h" => flags.help = true,
+                "version" => flags.version = value.is_none_or(|v| parse_bool(&v) != Some(false)),
                 _ => {
-                    let flag = find(name).ok_or_else(|| unknown_flag(name))?;
+                    let flag = find_flag(name).ok_or_else(|| unknown_flag(name))?;
                     let value = match value {
                         Some(value) => value,
                         None if matches!(flag.kind, FlagKind::Bool | FlagKind::OptionalText) => {
@@ -90,11 +90,11 @@ impl RawFlags {
                         }
                         None => args.next().ok_or_else(|| UsageError::NoValue(name.to_owned()))?,
                     };
-                    low.set(flag, name, value)?;
+                    flags.set(flag, name, value)?;
                 }
             }
         }
-        Ok(low)
+        Ok(flags)
     }
 
     /// Adds values from the environment for flags that the command line did not set.
@@ -115,7 +115,7 @@ impl RawFlags {
                 continue;
             };
             let name = name.to_ascii_lowercase().replace('_', "-");
-            match find(&name) {
+            match find_flag(&name) {
                 None => remarks.push(Remark::UnknownVariable { variable }),
                 Some(_) if value.is_empty() => {}
                 Some(flag) if typed.contains(&flag.name) => {
@@ -163,7 +163,7 @@ impl RawFlags {
     /// # Panics
     /// Panics if there is no such flag.
     pub(super) fn default_of(&self, name: &str) -> &'static str {
-        find(name).expect("only flags of the table are asked for").default
+        find_flag(name).expect("only flags of the table are asked for").default
     }
 
     /// Returns the value that was given for the flag `name`, if any.
@@ -282,10 +282,10 @@ mod tests {
 
     #[test]
     fn both_spellings_of_a_flag_that_was_experimental_are_one_flag() {
-        let low = parse(&["--experimental-watch-progress-notify-interval=5s"]).unwrap();
-        assert_eq!(low.value("watch-progress-notify-interval"), "5s");
-        let low = parse(&["--experimental-max-learners=3", "--max-learners=2"]).unwrap();
-        assert_eq!(low.value("max-learners"), "2");
+        let flags = parse(&["--experimental-watch-progress-notify-interval=5s"]).unwrap();
+        assert_eq!(flags.value("watch-progress-notify-interval"), "5s");
+        let flags = parse(&["--experimental-max-learners=3", "--max-learners=2"]).unwrap();
+        assert_eq!(flags.value("max-learners"), "2");
     }
 
     #[test]
@@ -322,7 +322,7 @@ mod tests {
 
     #[test]
     fn the_command_line_takes_precedence_over_the_environment_with_a_remark() {
-        let mut low = parse(&["--name=flag"]).unwrap();
+        let mut flags = parse(&["--name=flag"]).unwrap();
         let environment = [
             ("ETCD_NAME", "variable"),
             ("ETCD_DATA_DIR", "/d"),
@@ -331,9 +331,9 @@ mod tests {
             ("HOME", "/root"),
         ];
         let remarks =
-            low.add_environment(environment.map(|(k, v)| (k.to_owned(), v.to_owned()))).unwrap();
-        assert_eq!((low.value("name"), low.value("data-dir")), ("flag", "/d"));
-        assert_eq!(low.value("log-level"), "info");
+            flags.add_environment(environment.map(|(k, v)| (k.to_owned(), v.to_owned()))).unwrap();
+        assert_eq!((flags.value("name"), flags.value("data-dir")), ("flag", "/d"));
+        assert_eq!(flags.value("log-level"), "info");
         let variable = |name: &str| name.to_owned();
         assert!(
             remarks.contains(&Remark::FlagOverridesVariable { variable: variable("ETCD_NAME") })
@@ -344,9 +344,9 @@ mod tests {
 
     #[test]
     fn a_variable_of_the_wrong_kind_is_named() {
-        let mut low = RawFlags::default();
+        let mut flags = RawFlags::default();
         let error =
-            low.add_environment([("ETCD_PRE_VOTE".to_owned(), "maybe".to_owned())]).unwrap_err();
+            flags.add_environment([("ETCD_PRE_VOTE".to_owned(), "maybe".to_owned())]).unwrap_err();
         assert!(
             matches!(error, ConfigError::Variable { variable, .. } if variable == "ETCD_PRE_VOTE")
         );
@@ -354,8 +354,8 @@ mod tests {
 
     #[test]
     fn a_flag_without_effect_causes_a_remark() {
-        let low = parse(&["--max-wals=3", "--name=a"]).unwrap();
-        let remarks: Vec<Remark> = low.ignored_flag_remarks().collect();
+        let flags = parse(&["--max-wals=3", "--name=a"]).unwrap();
+        let remarks: Vec<Remark> = flags.ignored_flag_remarks().collect();
         assert!(matches!(remarks[..], [Remark::Ignored { flag: "max-wals", .. }]));
     }
 }

@@ -14,89 +14,89 @@ use super::{
     tls,
 };
 
-pub(super) fn resolve(low: &RawFlags, remarks: &mut Vec<Remark>) -> Result<Config, ConfigError> {
-    let name = low.value("name").to_owned();
+pub(super) fn resolve(flags: &RawFlags, remarks: &mut Vec<Remark>) -> Result<Config, ConfigError> {
+    let name = flags.value("name").to_owned();
     if name == "default" {
         remarks.push(Remark::DefaultName);
     }
-    let listen = |flag| urls(low, flag, ListenUrl::parse_list);
-    let reach = |flag| urls(low, flag, PeerUrl::parse_list);
+    let listen = |flag| urls(flags, flag, ListenUrl::parse_list);
+    let reach = |flag| urls(flags, flag, PeerUrl::parse_list);
     let advertise_peer_urls = reach("initial-advertise-peer-urls")?;
-    let initial_cluster = initial_cluster(low, &name, &advertise_peer_urls)?;
-    let force_new_cluster = boolean(low, "force-new-cluster").then(|| ForceNewCluster {
-        peer_urls: match low.given("initial-advertise-peer-urls") {
+    let initial_cluster = initial_cluster(flags, &name, &advertise_peer_urls)?;
+    let force_new_cluster = boolean(flags, "force-new-cluster").then(|| ForceNewCluster {
+        peer_urls: match flags.given("initial-advertise-peer-urls") {
             Some(_) => advertise_peer_urls.iter().map(ToString::to_string).collect(),
             None => Vec::new(),
         },
     });
     let mut config = Config {
-        data_dir: data_dir(low, &name),
+        data_dir: data_dir(flags, &name),
         listen_peer_urls: listen("listen-peer-urls")?,
         listen_client_urls: listen("listen-client-urls")?,
         listen_client_http_urls: listen("listen-client-http-urls")?,
-        cors: AllowedNames::parse(low.value("cors")),
-        host_whitelist: AllowedNames::parse(low.value("host-whitelist")),
+        cors: AllowedNames::parse(flags.value("cors")),
+        host_whitelist: AllowedNames::parse(flags.value("host-whitelist")),
         listen_metrics_urls: listen("listen-metrics-urls")?,
         advertise_peer_urls,
         advertise_client_urls: reach("advertise-client-urls")?,
         initial_cluster,
-        initial_cluster_state: match low.value("initial-cluster-state") {
+        initial_cluster_state: match flags.value("initial-cluster-state") {
             "existing" => ClusterState::Existing,
             _ => ClusterState::New,
         },
-        initial_cluster_token: low.value("initial-cluster-token").to_owned(),
-        strict_reconfig_check: boolean(low, "strict-reconfig-check"),
-        max_learners: uint(low, "max-learners"),
-        document: member_document(low)?,
+        initial_cluster_token: flags.value("initial-cluster-token").to_owned(),
+        strict_reconfig_check: boolean(flags, "strict-reconfig-check"),
+        max_learners: uint(flags, "max-learners"),
+        document: member_document(flags)?,
         force_new_cluster,
-        heartbeat: Duration::from_millis(uint(low, "heartbeat-interval")),
-        election_timeout: Duration::from_millis(uint(low, "election-timeout")),
-        hasten_first_election: boolean(low, "initial-election-tick-advance"),
-        snapshot_catchup_entries: uint(low, "snapshot-catchup-entries"),
-        quota_backend_bytes: int(low, "quota-backend-bytes"),
-        auto_compaction: auto_compaction(low)?,
-        max_txn_ops: uint32(low, "max-txn-ops"),
-        max_request_bytes: max_request_bytes(low, remarks),
-        max_concurrent_streams: match uint32(low, "max-concurrent-streams") {
+        heartbeat: Duration::from_millis(uint(flags, "heartbeat-interval")),
+        election_timeout: Duration::from_millis(uint(flags, "election-timeout")),
+        hasten_first_election: boolean(flags, "initial-election-tick-advance"),
+        snapshot_catchup_entries: uint(flags, "snapshot-catchup-entries"),
+        quota_backend_bytes: int(flags, "quota-backend-bytes"),
+        auto_compaction: auto_compaction(flags)?,
+        max_txn_ops: uint32(flags, "max-txn-ops"),
+        max_request_bytes: max_request_bytes(flags, remarks),
+        max_concurrent_streams: match uint32(flags, "max-concurrent-streams") {
             // As in etcd's gRPC server, 0 means no limit.
             0 => u32::MAX,
             streams => streams,
         },
-        grpc_gateway: boolean(low, "enable-grpc-gateway"),
-        keepalive_interval: time(low, "grpc-keepalive-interval"),
-        keepalive_timeout: time(low, "grpc-keepalive-timeout"),
-        watch_progress_interval: time(low, "watch-progress-notify-interval"),
-        bcrypt_cost: bcrypt_cost(low).unwrap_or(DEFAULT_BCRYPT_COST),
-        signed_tokens: auth_token::signed_tokens(low)?,
-        auth_token_ttl: auth_token_ttl(low),
-        compaction_sleep: time(low, "compaction-sleep-interval"),
-        corrupt_check_interval: time(low, "corrupt-check-time"),
+        grpc_gateway: boolean(flags, "enable-grpc-gateway"),
+        keepalive_interval: time(flags, "grpc-keepalive-interval"),
+        keepalive_timeout: time(flags, "grpc-keepalive-timeout"),
+        watch_progress_interval: time(flags, "watch-progress-notify-interval"),
+        bcrypt_cost: bcrypt_cost(flags).unwrap_or(DEFAULT_BCRYPT_COST),
+        signed_tokens: auth_token::signed_tokens(flags)?,
+        auth_token_ttl: auth_token_ttl(flags),
+        compaction_sleep: time(flags, "compaction-sleep-interval"),
+        corrupt_check_interval: time(flags, "corrupt-check-time"),
         client_tls: None,
         peer_tls: None,
         tls_policy: TlsPolicy::default(),
-        log_level: log_level(low.value("log-level")),
-        log_format: log_format(low.value("log-format")),
-        log_outputs: log_outputs(low.value("log-outputs")),
+        log_level: log_level(flags.value("log-level")),
+        log_format: log_format(flags.value("log-format")),
+        log_outputs: log_outputs(flags.value("log-outputs")),
         name,
     };
-    config.tls_policy = tls::policy(low, &config, remarks)?;
-    config.client_tls = tls::client_files(low, &config, remarks);
-    config.peer_tls = tls::peer_files(low, &config, remarks);
+    config.tls_policy = tls::policy(flags, &config, remarks)?;
+    config.client_tls = tls::client_files(flags, &config, remarks);
+    config.peer_tls = tls::peer_files(flags, &config, remarks);
     Ok(config)
 }
 
 /// Returns the value of `--data-dir`. As in etcd, the default is the member's name followed by
 /// `.etcd`.
-fn data_dir(low: &RawFlags, name: &str) -> PathBuf {
-    match low.value("data-dir") {
+fn data_dir(flags: &RawFlags, name: &str) -> PathBuf {
+    match flags.value("data-dir") {
         "" => PathBuf::from(format!("{name}.etcd")),
         dir => PathBuf::from(dir),
     }
 }
 
 /// Reads the file of `--muster-document`, if that flag is given.
-fn member_document(low: &RawFlags) -> Result<Option<MemberDocument>, ConfigError> {
-    Ok(match low.value("muster-document") {
+fn member_document(flags: &RawFlags) -> Result<Option<MemberDocument>, ConfigError> {
+    Ok(match flags.value("muster-document") {
         "" => None,
         path => Some(MemberDocument::read(path.as_ref())?),
     })
@@ -104,8 +104,8 @@ fn member_document(low: &RawFlags) -> Result<Option<MemberDocument>, ConfigError
 
 /// Returns the value of `--max-request-bytes`. It is limited to the size of the largest log entry,
 /// and a remark reports that.
-fn max_request_bytes(low: &RawFlags, remarks: &mut Vec<Remark>) -> u32 {
-    let given = uint(low, "max-request-bytes");
+fn max_request_bytes(flags: &RawFlags, remarks: &mut Vec<Remark>) -> u32 {
+    let given = uint(flags, "max-request-bytes");
     let limit = u32::try_from(MAX_PROPOSAL_BYTES).expect("the log's limit is a few megabytes");
     u32::try_from(given).ok().filter(|bytes| *bytes <= limit).unwrap_or_else(|| {
         remarks.push(Remark::LargeRequests { given, limit });
@@ -122,27 +122,27 @@ const MAX_TOKEN_SECONDS: u64 = 100 * 366 * 86_400;
 
 /// Returns the value of `--bcrypt-cost`. If bcrypt doesn't allow the value, the error is that
 /// value.
-pub(super) fn bcrypt_cost(low: &RawFlags) -> Result<u32, u32> {
-    let cost = u32::try_from(uint(low, "bcrypt-cost")).unwrap_or(u32::MAX);
+pub(super) fn bcrypt_cost(flags: &RawFlags) -> Result<u32, u32> {
+    let cost = u32::try_from(uint(flags, "bcrypt-cost")).unwrap_or(u32::MAX);
     if (4..=31).contains(&cost) { Ok(cost) } else { Err(cost) }
 }
 
 /// Returns the value of `--auth-token-ttl`; 0 means etcd's default.
-fn auth_token_ttl(low: &RawFlags) -> Duration {
-    match uint(low, "auth-token-ttl") {
+fn auth_token_ttl(flags: &RawFlags) -> Duration {
+    match uint(flags, "auth-token-ttl") {
         0 => DEFAULT_TOKEN_TTL,
         seconds => Duration::from_secs(seconds.min(MAX_TOKEN_SECONDS)),
     }
 }
 
 fn urls<T>(
-    low: &RawFlags,
+    flags: &RawFlags,
     flag: &'static str,
     parse: impl Fn(&str) -> Result<Vec<T>, UrlError>,
 ) -> Result<Vec<T>, ConfigError> {
     // As in etcd, an empty list leaves the default in place.
-    let text = match low.value(flag) {
-        "" => low.default_of(flag),
+    let text = match flags.value(flag) {
+        "" => flags.default_of(flag),
         text => text,
     };
     match text {
@@ -152,11 +152,11 @@ fn urls<T>(
 }
 
 fn initial_cluster(
-    low: &RawFlags,
+    flags: &RawFlags,
     name: &str,
     advertised: &[PeerUrl],
 ) -> Result<Vec<NamedUrls>, ConfigError> {
-    match low.value("initial-cluster") {
+    match flags.value("initial-cluster") {
         "" => Ok(vec![(name.to_owned(), advertised.to_vec())]),
         text => named_urls(text),
     }
@@ -189,10 +189,10 @@ pub(super) fn named_urls(text: &str) -> Result<Vec<NamedUrls>, ConfigError> {
 /// Returns the settings of automatic compaction, by etcd's rules (`parseCompactionRetention`). In
 /// mode `periodic`, a plain number is a number of hours. In mode `revision`, it is a number of
 /// revisions, and a duration counts one revision per nanosecond.
-fn auto_compaction(low: &RawFlags) -> Result<AutoCompaction, ConfigError> {
+fn auto_compaction(flags: &RawFlags) -> Result<AutoCompaction, ConfigError> {
     const HOUR_SECONDS: u64 = 60 * 60;
-    let by_time = low.value("auto-compaction-mode") == "periodic";
-    let text = low.value("auto-compaction-retention");
+    let by_time = flags.value("auto-compaction-mode") == "periodic";
+    let text = flags.value("auto-compaction-retention");
     let number = text.strip_prefix('+').unwrap_or(text).parse::<u64>().ok();
     let span = match number {
         Some(hours) if by_time => hours.checked_mul(HOUR_SECONDS).map(Duration::from_secs),
@@ -211,25 +211,25 @@ fn auto_compaction(low: &RawFlags) -> Result<AutoCompaction, ConfigError> {
     }
 }
 
-pub(super) fn boolean(low: &RawFlags, flag: &str) -> bool {
-    parse_bool(low.value(flag)).expect("its kind was checked")
+pub(super) fn boolean(flags: &RawFlags, flag: &str) -> bool {
+    parse_bool(flags.value(flag)).expect("its kind was checked")
 }
 
-fn int(low: &RawFlags, flag: &str) -> i64 {
-    parse_int(low.value(flag)).expect("its kind was checked")
+fn int(flags: &RawFlags, flag: &str) -> i64 {
+    parse_int(flags.value(flag)).expect("its kind was checked")
 }
 
-fn uint(low: &RawFlags, flag: &str) -> u64 {
-    parse_uint(low.value(flag)).expect("its kind was checked")
+fn uint(flags: &RawFlags, flag: &str) -> u64 {
+    parse_uint(flags.value(flag)).expect("its kind was checked")
 }
 
 /// Returns the value of a flag. A value above the largest `u32` becomes the largest `u32`.
-fn uint32(low: &RawFlags, flag: &str) -> u32 {
-    u32::try_from(uint(low, flag)).unwrap_or(u32::MAX)
+fn uint32(flags: &RawFlags, flag: &str) -> u32 {
+    u32::try_from(uint(flags, flag)).unwrap_or(u32::MAX)
 }
 
-fn time(low: &RawFlags, flag: &str) -> Duration {
-    duration::parse(low.value(flag)).expect("its kind was checked")
+fn time(flags: &RawFlags, flag: &str) -> Duration {
+    duration::parse(flags.value(flag)).expect("its kind was checked")
 }
 
 pub(super) fn list(text: &str) -> Vec<String> {

@@ -55,52 +55,52 @@ pub(super) fn is_used_by_peers(config: &Config) -> bool {
 
 /// Returns the TLS files of the client listeners, or `None` if no listener for clients uses TLS.
 pub(super) fn client_files(
-    low: &RawFlags,
+    flags: &RawFlags,
     config: &Config,
     remarks: &mut Vec<Remark>,
 ) -> Option<TlsFiles> {
     if is_used_by_clients(config) {
-        return files(low, "");
+        return files(flags, "");
     }
-    remarks.extend(ineffective_flag_remarks(low, &CLIENT_FLAGS, "no client URL is https"));
+    remarks.extend(ineffective_flag_remarks(flags, &CLIENT_FLAGS, "no client URL is https"));
     None
 }
 
 /// Returns the TLS files for connections between peers. If all peer URLs are http, the files are
 /// used only if the set is complete. Other members may get https URLs later.
 pub(super) fn peer_files(
-    low: &RawFlags,
+    flags: &RawFlags,
     config: &Config,
     remarks: &mut Vec<Remark>,
 ) -> Option<TlsFiles> {
-    let files = files(low, "peer-");
+    let files = files(flags, "peer-");
     let is_complete = files.as_ref().is_some_and(|files| files.trusted_ca.is_some());
     if is_used_by_peers(config) || is_complete {
         return files;
     }
-    remarks.extend(ineffective_flag_remarks(low, &PEER_FLAGS, "no peer URL is https"));
+    remarks.extend(ineffective_flag_remarks(flags, &PEER_FLAGS, "no peer URL is https"));
     None
 }
 
 fn ineffective_flag_remarks(
-    low: &RawFlags,
-    flags: &[&'static str],
+    flags: &RawFlags,
+    names: &[&'static str],
     because: &'static str,
 ) -> Vec<Remark> {
-    flags
+    names
         .iter()
-        .filter(|flag| is_given(low, flag))
+        .filter(|flag| is_given(flags, flag))
         .map(|flag| Remark::Ignored { flag, because })
         .collect()
 }
 
 /// Returns whether a flag was given with a value that is neither empty nor false.
-pub(super) fn is_given(low: &RawFlags, flag: &str) -> bool {
-    low.given(flag).is_some_and(|value| !value.is_empty() && parse_bool(value) != Some(false))
+pub(super) fn is_given(flags: &RawFlags, flag: &str) -> bool {
+    flags.given(flag).is_some_and(|value| !value.is_empty() && parse_bool(value) != Some(false))
 }
 
-fn files(low: &RawFlags, prefix: &str) -> Option<TlsFiles> {
-    let value = |name: &str| low.value(&format!("{prefix}{name}"));
+fn files(flags: &RawFlags, prefix: &str) -> Option<TlsFiles> {
+    let value = |name: &str| flags.value(&format!("{prefix}{name}"));
     let path = |name| Some(value(name)).filter(|v| !v.is_empty()).map(PathBuf::from);
     let (cert, key) = (path("cert-file")?, path("key-file")?);
     let client = prefix.is_empty();
@@ -115,13 +115,13 @@ fn files(low: &RawFlags, prefix: &str) -> Option<TlsFiles> {
         } else {
             "cert-allowed-hostname"
         })),
-        names_users: client && boolean(low, "client-cert-auth"),
+        names_users: client && boolean(flags, "client-cert-auth"),
     })
 }
 
 /// Returns the TLS versions and cipher suites to offer to clients.
 pub(super) fn policy(
-    low: &RawFlags,
+    flags: &RawFlags,
     config: &Config,
     remarks: &mut Vec<Remark>,
 ) -> Result<TlsPolicy, ConfigError> {
@@ -130,26 +130,26 @@ pub(super) fn policy(
         "TLS1.3" => TlsVersion::V13,
         _ => otherwise,
     };
-    let max = version(low.value("tls-max-version"), TlsVersion::V13);
-    let suites = cipher_suites(low, remarks)?;
+    let max = version(flags.value("tls-max-version"), TlsVersion::V13);
+    let suites = cipher_suites(flags, remarks)?;
     let is_usable =
         |suites: &[CipherSuite]| suites.iter().any(|s| max == TlsVersion::V13 || is_of_tls_1_2(*s));
-    let is_named = !list(low.value("cipher-suites")).is_empty();
+    let is_named = !list(flags.value("cipher-suites")).is_empty();
     if is_named && !is_usable(&suites) && is_used_by_clients(config) {
-        return Err(ConfigError::NoCipherSuite(low.value("cipher-suites").to_owned()));
+        return Err(ConfigError::NoCipherSuite(flags.value("cipher-suites").to_owned()));
     }
-    let min = version(low.value("tls-min-version"), TlsVersion::V12);
+    let min = version(flags.value("tls-min-version"), TlsVersion::V12);
     Ok(TlsPolicy { min, max, cipher_suites: suites })
 }
 
 /// Returns those suites of `--cipher-suites` that rustls supports. A remark names suites that only
 /// Go supports.
 fn cipher_suites(
-    low: &RawFlags,
+    flags: &RawFlags,
     remarks: &mut Vec<Remark>,
 ) -> Result<Vec<CipherSuite>, ConfigError> {
     let (mut offered, mut passed_over) = (Vec::new(), Vec::new());
-    for name in list(low.value("cipher-suites")) {
+    for name in list(flags.value("cipher-suites")) {
         match go_cipher_suite(&name) {
             Some(GoCipherSuite::Offered(suite)) => offered.push(suite),
             Some(GoCipherSuite::Unsupported) => passed_over.push(name),

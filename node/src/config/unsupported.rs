@@ -18,11 +18,11 @@ enum Treatment {
 ///
 /// # Errors
 /// Fails for the first refused flag. The text says what to use instead.
-pub(super) fn check(low: &RawFlags, config: &Config) -> Result<Vec<Remark>, String> {
+pub(super) fn check(flags: &RawFlags, config: &Config) -> Result<Vec<Remark>, String> {
     let mut remarks = Vec::new();
     for flag in FLAGS {
         let FlagEffect::Unsupported(instead) = flag.effect else { continue };
-        match treatment_of(flag.name, low, config) {
+        match treatment_of(flag.name, flags, config) {
             None => {}
             Some(Treatment::Ignored(because)) => {
                 remarks.push(Remark::Ignored { flag: flag.name, because });
@@ -35,13 +35,13 @@ pub(super) fn check(low: &RawFlags, config: &Config) -> Result<Vec<Remark>, Stri
     Ok(remarks)
 }
 
-fn treatment_of(flag: &str, low: &RawFlags, config: &Config) -> Option<Treatment> {
+fn treatment_of(flag: &str, flags: &RawFlags, config: &Config) -> Option<Treatment> {
     use Treatment::{Ignored, Refused};
-    if !tls::is_given(low, flag) {
+    if !tls::is_given(flags, flag) {
         return None;
     }
-    let value = low.value(flag);
-    let has_certificate = |flag: &str| !low.value(flag).is_empty();
+    let value = flags.value(flag);
+    let has_certificate = |flag: &str| !flags.value(flag).is_empty();
     let ruling = match flag {
         "proxy" if value == "off" => return None,
         "auto-tls" if has_certificate("cert-file") => Ignored("a certificate is given"),
@@ -52,10 +52,10 @@ fn treatment_of(flag: &str, low: &RawFlags, config: &Config) -> Option<Treatment
         {
             Ignored("no peer URL is https")
         }
-        "peer-client-cert-file" if value == low.value("peer-cert-file") => {
+        "peer-client-cert-file" if value == flags.value("peer-cert-file") => {
             Ignored("it is the certificate of --peer-cert-file")
         }
-        "peer-client-key-file" if value == low.value("peer-key-file") => {
+        "peer-client-key-file" if value == flags.value("peer-key-file") => {
             Ignored("it is the key of --peer-key-file")
         }
         _ => Refused,

@@ -69,17 +69,17 @@ pub enum ConfigError {
 }
 
 /// Checks relations between settings that the types can't express.
-pub(super) fn validate(config: &Config, low: &RawFlags) -> Result<(), ConfigError> {
+pub(super) fn validate(config: &Config, flags: &RawFlags) -> Result<(), ConfigError> {
     let checks: [&dyn Fn() -> Result<(), String>; 3] =
-        [&|| check_urls(config, low), &|| check_timeouts(config), &|| check_tls(config, low)];
+        [&|| check_urls(config, flags), &|| check_timeouts(config), &|| check_tls(config, flags)];
     checks.iter().try_for_each(|check| check()).map_err(ConfigError::Relation)
 }
 
-fn check_urls(config: &Config, low: &RawFlags) -> Result<(), String> {
+fn check_urls(config: &Config, flags: &RawFlags) -> Result<(), String> {
     // etcd makes this check only for flags, not for a configuration file.
-    if low.given(CONFIG_FILE).is_none()
-        && low.given("listen-client-urls").is_some()
-        && low.given("advertise-client-urls").is_none()
+    if flags.given(CONFIG_FILE).is_none()
+        && flags.given("listen-client-urls").is_some()
+        && flags.given("advertise-client-urls").is_none()
     {
         return Err(
             "--advertise-client-urls is required when --listen-client-urls is set explicitly"
@@ -134,21 +134,21 @@ fn check_timeouts(config: &Config) -> Result<(), String> {
     Ok(())
 }
 
-fn check_tls(config: &Config, low: &RawFlags) -> Result<(), String> {
+fn check_tls(config: &Config, flags: &RawFlags) -> Result<(), String> {
     let (clients, peers) = (tls::is_used_by_clients(config), tls::is_used_by_peers(config));
     for (prefix, is_used) in [("", clients), ("peer-", peers)] {
-        let given = |name: &str| !low.value(&format!("{prefix}{name}")).is_empty();
+        let given = |name: &str| !flags.value(&format!("{prefix}{name}")).is_empty();
         if is_used && given("cert-file") != given("key-file") {
             return Err(format!(
                 "--{prefix}cert-file and --{prefix}key-file must be given together"
             ));
         }
-        let wants = low.value(&format!("{prefix}client-cert-auth"));
+        let wants = flags.value(&format!("{prefix}client-cert-auth"));
         if is_used && parse_bool(wants) == Some(true) && !given("trusted-ca-file") {
             return Err(format!("--{prefix}client-cert-auth needs --{prefix}trusted-ca-file"));
         }
     }
-    let has = |flag: &str| !low.value(flag).is_empty();
+    let has = |flag: &str| !flags.value(flag).is_empty();
     if clients && has("client-crl-file") && !has("trusted-ca-file") {
         return Err("--client-crl-file needs --trusted-ca-file: without a CA no client is checked"
             .to_owned());
