@@ -34,7 +34,7 @@ const FIRST_PROGRESS_DELAY: Duration = Duration::from_secs(2);
 /// Interval between progress lines.
 const PROGRESS_INTERVAL: Duration = Duration::from_secs(1);
 /// Maximum size of a chunk in bytes; etcd's chunks have 32 KiB.
-const MAX_PIECE_BYTES: usize = 16 << 20;
+const MAX_CHUNK_BYTES: usize = 16 << 20;
 
 /// Flags and environment variables of `snapshot save`. They are those of etcdctl.
 #[derive(Debug, Args)]
@@ -155,27 +155,27 @@ async fn save(command: &SaveArgs) -> Result<(), SaveError> {
 }
 
 async fn receive(channel: Channel, file: &mut File, path: &Path) -> Result<(), SaveError> {
-    let mut client = MaintenanceClient::new(channel).max_decoding_message_size(MAX_PIECE_BYTES);
+    let mut client = MaintenanceClient::new(channel).max_decoding_message_size(MAX_CHUNK_BYTES);
     let next = tokio::time::timeout(CHUNK_TIMEOUT, client.snapshot(SnapshotRequest {})).await;
-    let mut pieces = next.map_err(|_| SaveError::Stalled)??.into_inner();
+    let mut chunks = next.map_err(|_| SaveError::Stalled)??.into_inner();
     let started = Instant::now();
     let (mut told, mut bytes) = (started + FIRST_PROGRESS_DELAY, 0_u64);
     loop {
-        let next = tokio::time::timeout(CHUNK_TIMEOUT, pieces.message()).await;
-        let Some(piece) = next.map_err(|_| SaveError::Stalled)?? else { return Ok(()) };
-        file.write_all(&piece.blob).map_err(|source| SaveError::File {
+        let next = tokio::time::timeout(CHUNK_TIMEOUT, chunks.message()).await;
+        let Some(chunk) = next.map_err(|_| SaveError::Stalled)?? else { return Ok(()) };
+        file.write_all(&chunk.blob).map_err(|source| SaveError::File {
             action: "write",
             path: path.to_owned(),
             source,
         })?;
-        bytes += piece.blob.len() as u64;
+        bytes += chunk.blob.len() as u64;
         if Instant::now() >= told {
             told = Instant::now() + PROGRESS_INTERVAL;
             let mib = |bytes: u64| bytes >> 20;
             print_to_stderr(&format!(
                 "{} MiB, {} MiB to come",
                 mib(bytes),
-                mib(piece.remaining_bytes)
+                mib(chunk.remaining_bytes)
             ));
         }
     }

@@ -12,7 +12,7 @@ use node_proto::etcdserverpb::alarm_request::AlarmAction;
 use node_proto::etcdserverpb::{AlarmMember, AlarmRequest, AlarmType};
 use node_proto::musterpb::{StoreAnswer, StoreQuestion};
 use node_state::corruption::{
-    AlarmActions, Claim, CorruptionVerdict, Question, Suspicion, decode_claims, encode_claims,
+    AlarmActions, Claim, CorruptionVerdict, Question, SuspectCounts, decode_claims, encode_claims,
     judge_claims, make_claims,
 };
 use node_state::identity::MemberId;
@@ -92,7 +92,7 @@ fn thread_cpu_time() -> Duration {
 pub(super) async fn run_comparisons(context: Arc<ApiContext>) {
     let (mut leader, own) = (context.leader.clone(), context.identity.member_id);
     while leader.wait_for(|leader| *leader == own).await.is_ok() {
-        let mut suspicion = Suspicion::default();
+        let mut counts = SuspectCounts::default();
         while context.leads() {
             if context.is_corrupt() {
                 context.handle.hand_over().await;
@@ -102,7 +102,7 @@ pub(super) async fn run_comparisons(context: Arc<ApiContext>) {
             context.metrics.comparisons.record(began.elapsed());
             let compared = i64::try_from(verdict.compared.len()).unwrap_or(i64::MAX);
             context.metrics.compared.store(compared, Ordering::Relaxed);
-            let AlarmActions { alarms, mut hurry } = suspicion.add_verdict(&verdict);
+            let AlarmActions { alarms, mut hurry } = counts.add_verdict(&verdict);
             for member in alarms {
                 hurry |= !raise(&context, member).await;
             }

@@ -10,11 +10,11 @@ use crate::state_machine::Position;
 
 pub(super) fn change(batch: &mut Batch<'_>, change: AuthChange) -> Result<Response, ApplyFailure> {
     let mut auth = batch.auth().clone();
-    let forget = auth.change(change).map_err(ApplyError::Auth)?;
+    let revoked = auth.change(change).map_err(ApplyError::Auth)?;
     if auth != *batch.auth() {
         batch.set_auth(auth);
     }
-    batch.forget_tokens(forget);
+    batch.revoke_tokens(revoked);
     Ok(Response::AuthChanged(response_header(batch.revision())))
 }
 

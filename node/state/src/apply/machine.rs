@@ -97,7 +97,7 @@ impl KvStateMachine {
     /// Returns the hub through which clients watch keys.
     #[must_use]
     pub fn hub(&self) -> WatchHub {
-        self.events.hub()
+        self.events.watch_hub()
     }
 }
 

@@ -68,9 +68,9 @@ impl AuthState {
         }
     }
 
-    fn finish_change(&mut self, forget: RevokedTokens) -> Result<RevokedTokens, AuthError> {
+    fn finish_change(&mut self, revoked: RevokedTokens) -> Result<RevokedTokens, AuthError> {
         self.revision += 1;
-        Ok(forget)
+        Ok(revoked)
     }
 
     /// Enables authentication. If it is enabled already, nothing changes and the revision stays.

@@ -104,7 +104,7 @@ const CLUSTER: u64 = 0;
 
 /// Number of comparisons in a row that found each member, or the whole cluster, suspect.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Suspicion(BTreeMap<u64, u32>);
+pub struct SuspectCounts(BTreeMap<u64, u32>);
 
 /// Measures to take after a comparison.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -115,7 +115,7 @@ pub struct AlarmActions {
     pub hurry: bool,
 }
 
-impl Suspicion {
+impl SuspectCounts {
     /// Adds the verdict of the next comparison, and returns the measures that are due.
     pub fn add_verdict(&mut self, verdict: &CorruptionVerdict) -> AlarmActions {
         // A member that could not be compared keeps its number of suspect comparisons in a row.
@@ -259,25 +259,25 @@ mod tests {
             CorruptionVerdict { compared: compared(), corrupt: [3].into(), is_undecided: false };
         let good = CorruptionVerdict { corrupt: BTreeSet::new(), ..bad.clone() };
         let away = CorruptionVerdict { compared: [1, 2].into(), ..good.clone() };
-        let mut suspicion = Suspicion::default();
+        let mut counts = SuspectCounts::default();
         let idle = AlarmActions::default();
         let hurry = AlarmActions { hurry: true, ..idle.clone() };
         let due = |id| AlarmActions { alarms: vec![id], hurry: false };
-        assert_eq!(suspicion.add_verdict(&bad), hurry);
-        assert_eq!(suspicion.add_verdict(&good), idle);
-        assert_eq!(suspicion.add_verdict(&bad), hurry);
-        assert_eq!(suspicion.add_verdict(&away), idle, "not compared is not found again");
-        assert_eq!(suspicion.add_verdict(&bad), due(3));
-        assert_eq!(suspicion.add_verdict(&bad), due(3), "there is no hurry any more");
-        assert_eq!(suspicion.add_verdict(&away), idle, "it may have been removed");
+        assert_eq!(counts.add_verdict(&bad), hurry);
+        assert_eq!(counts.add_verdict(&good), idle);
+        assert_eq!(counts.add_verdict(&bad), hurry);
+        assert_eq!(counts.add_verdict(&away), idle, "not compared is not found again");
+        assert_eq!(counts.add_verdict(&bad), due(3));
+        assert_eq!(counts.add_verdict(&bad), due(3), "there is no hurry any more");
+        assert_eq!(counts.add_verdict(&away), idle, "it may have been removed");
 
         let torn = CorruptionVerdict { is_undecided: true, ..good.clone() };
-        let mut suspicion = Suspicion::default();
+        let mut counts = SuspectCounts::default();
         for round in 1..5 {
-            assert_eq!(suspicion.add_verdict(&torn), hurry, "{round}");
+            assert_eq!(counts.add_verdict(&torn), hurry, "{round}");
         }
-        assert_eq!(suspicion.add_verdict(&torn), due(0));
-        assert_eq!(suspicion.add_verdict(&good), idle);
-        assert_eq!(suspicion.add_verdict(&torn), hurry);
+        assert_eq!(counts.add_verdict(&torn), due(0));
+        assert_eq!(counts.add_verdict(&good), idle);
+        assert_eq!(counts.add_verdict(&torn), hurry);
     }
 }

@@ -29,7 +29,7 @@ mod judge;
 pub use self::claims::{
     Claim, ClaimSubject, ClaimValue, Question, decode_claims, encode_claims, make_claims,
 };
-pub use self::judge::{AlarmActions, CorruptionVerdict, Suspicion, judge_claims};
+pub use self::judge::{AlarmActions, CorruptionVerdict, SuspectCounts, judge_claims};
 
 #[cfg(test)]
 mod tests;

@@ -119,8 +119,8 @@ impl Lessor {
 
     /// Updates the clock to the member's role and to changes of the lease table. To be called
     /// before each use.
-    pub fn update(&mut self, seat: RaftStatus, table: &RwLock<LeaseTable>, now: Duration) {
-        let counts_in = seat.counting_term();
+    pub fn update(&mut self, status: RaftStatus, table: &RwLock<LeaseTable>, now: Duration) {
+        let counts_in = status.counting_term();
         if counts_in != self.term {
             self.clear_timers();
             self.checkpointing.clear();

@@ -34,8 +34,8 @@ impl LessorHarness {
         world
     }
 
-    fn follow(&mut self, seat: RaftStatus, now: u64) {
-        self.lessor.update(seat, &self.table, at(now));
+    fn follow(&mut self, status: RaftStatus, now: u64) {
+        self.lessor.update(status, &self.table, at(now));
     }
 
     fn grant(&mut self, id: i64, ttl: i64) {

@@ -14,7 +14,7 @@ use redb::{Table, WriteTransaction};
 use super::error::{ReadError, StoreError};
 use super::event::{Event, EventBatch, EventKind, encode_deleted, key_of};
 use super::history::KeyState;
-use super::index::Walk;
+use super::index::WalkOutcome;
 use super::operation_counters::OperationCounts;
 use super::range::{AnswerBudget, ReadSource, lock_index};
 use super::revision::{KeyRange, Revision};
@@ -41,16 +41,16 @@ pub(crate) struct BatchResult {
 /// Change to the table of auth tokens. The writer makes the change once the batch is in the store.
 pub(crate) enum TokenChange {
     Assigned { index: u64, secret: SecretHash, user: Arc<str> },
-    Forget(RevokedTokens),
+    Revoked(RevokedTokens),
 }
 
 impl TokenChange {
     pub(crate) fn apply_to(self, tokens: &mut SimpleTokens) {
         match self {
             Self::Assigned { index, secret, user } => tokens.assign(index, secret, user),
-            Self::Forget(RevokedTokens::NoUser) => {}
-            Self::Forget(RevokedTokens::User(name)) => tokens.revoke_user(&name),
-            Self::Forget(RevokedTokens::AllUsers) => tokens.clear(),
+            Self::Revoked(RevokedTokens::NoUser) => {}
+            Self::Revoked(RevokedTokens::User(name)) => tokens.revoke_user(&name),
+            Self::Revoked(RevokedTokens::AllUsers) => tokens.clear(),
         }
     }
 }
@@ -234,7 +234,7 @@ impl<'txn> Batch<'txn> {
         let walk = lock_index(&self.shared.index).walk(range, None, now, usize::MAX, |key, _| {
             keys.push(Bytes::copy_from_slice(key));
         });
-        debug_assert!(matches!(walk, Walk::Done), "an unbounded walk ends");
+        debug_assert!(matches!(walk, WalkOutcome::Done), "an unbounded walk ends");
         let deleted = i64::try_from(keys.len()).unwrap_or(i64::MAX);
         {
             let mut leases = self.leases();
@@ -416,8 +416,8 @@ impl<'txn> Batch<'txn> {
     }
 
     /// Revokes tokens once the batch is in the store.
-    pub fn forget_tokens(&mut self, whose: RevokedTokens) {
-        self.tokens.push(TokenChange::Forget(whose));
+    pub fn revoke_tokens(&mut self, revoked: RevokedTokens) {
+        self.tokens.push(TokenChange::Revoked(revoked));
     }
 
     fn cluster_mut(&mut self) -> &mut ClusterData {

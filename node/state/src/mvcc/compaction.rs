@@ -15,7 +15,7 @@ use redb::{Durability, ReadableDatabase as _, ReadableTable as _, Table};
 
 use super::error::{ReadError, StoreError};
 use super::event::decode;
-use super::index::Walk;
+use super::index::WalkOutcome;
 use super::range::lock_index;
 use super::revision::Revision;
 use super::rows::{TombstoneRow, is_tombstone_row, records, weight};
@@ -155,9 +155,11 @@ impl Store {
             }
         }
         let next = match walk {
-            Walk::Paused(last) => Some(CompactionStage::Keys(Some(last))),
-            Walk::Done if together.range(..first_row_after(revision)).next().is_none() => None,
-            Walk::Done => Some(CompactionStage::Tombstones(0)),
+            WalkOutcome::Paused(last) => Some(CompactionStage::Keys(Some(last))),
+            WalkOutcome::Done if together.range(..first_row_after(revision)).next().is_none() => {
+                None
+            }
+            WalkOutcome::Done => Some(CompactionStage::Tombstones(0)),
         };
         Ok((next, freed))
     }

@@ -16,7 +16,7 @@ use super::revision::{KeyRange, Revision};
 const MAX_SKIPPED_KEYS: usize = 16;
 
 /// State of a walk over a range.
-pub(crate) enum Walk {
+pub(crate) enum WalkOutcome {
     /// The walk reached the end of the range.
     Done,
     /// The walk stopped after this key, and can continue there.
@@ -90,14 +90,14 @@ impl Index {
         revision: i64,
         at_most: usize,
         mut found: impl FnMut(&[u8], Revision),
-    ) -> Walk {
+    ) -> WalkOutcome {
         if let KeyRange::One(key) = range {
             if let Some(at) = self.get(key, revision) {
                 found(key, at);
             }
-            return Walk::Done;
+            return WalkOutcome::Done;
         }
-        let Some(bounds) = range.bounds(after) else { return Walk::Done };
+        let Some(bounds) = range.bounds(after) else { return WalkOutcome::Done };
         let mut looked = 0;
         for (key, history) in self.keys.range::<[u8], _>(bounds) {
             if let Some(at) = history.at(revision).and_then(ChangeStamp::put_revision) {
@@ -105,10 +105,10 @@ impl Index {
             }
             looked += 1;
             if looked == at_most {
-                return Walk::Paused(key.clone());
+                return WalkOutcome::Paused(key.clone());
             }
         }
-        Walk::Done
+        WalkOutcome::Done
     }
 
     /// Whether `range` holds more than `count` keys, deleted ones included.
@@ -189,7 +189,7 @@ impl Index {
         revision: i64,
         at_most: usize,
         dropped: &mut Vec<Revision>,
-    ) -> Walk {
+    ) -> WalkOutcome {
         let from = after.map_or(Bound::Unbounded, Bound::Excluded);
         let mut gone: Vec<Box<[u8]>> = Vec::new();
         let mut paused = None;
@@ -207,7 +207,7 @@ impl Index {
         for key in gone {
             self.keys.remove(&key);
         }
-        paused.map_or(Walk::Done, Walk::Paused)
+        paused.map_or(WalkOutcome::Done, WalkOutcome::Paused)
     }
 }
 
@@ -221,7 +221,7 @@ mod tests {
 
     fn compact(index: &mut Index, revision: i64) -> Vec<i64> {
         let mut dropped = Vec::new();
-        assert!(matches!(index.compact(None, revision, 100, &mut dropped), Walk::Done));
+        assert!(matches!(index.compact(None, revision, 100, &mut dropped), WalkOutcome::Done));
         dropped.iter().map(|r| r.main).collect()
     }
 

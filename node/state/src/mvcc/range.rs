@@ -12,7 +12,7 @@ use redb::ReadableTable;
 
 use super::error::{ReadError, StoreError};
 use super::event::decode;
-use super::index::{Index, Walk};
+use super::index::{Index, WalkOutcome};
 use super::revision::{KeyRange, Revision};
 
 /// Maximum number of keys examined under one hold of the index lock.
@@ -129,8 +129,8 @@ impl<T: ReadableTable<u128, &'static [u8]>> ReadSource<'_, T> {
             }
             let (at, step) = (self.revision, KEYS_PER_STEP);
             match index.walk(range, after.as_deref(), at, step, |_, at| found.push_back(at)) {
-                Walk::Paused(last) => *after = Some(last),
-                Walk::Done => *is_walked = true,
+                WalkOutcome::Paused(last) => *after = Some(last),
+                WalkOutcome::Done => *is_walked = true,
             }
         }
         let mut bytes = 0;
@@ -344,8 +344,8 @@ impl RangeRead {
                 }
             });
         match walk {
-            Walk::Paused(last) => self.after = Some(last),
-            Walk::Done => self.is_walked = true,
+            WalkOutcome::Paused(last) => self.after = Some(last),
+            WalkOutcome::Done => self.is_walked = true,
         }
         Ok(())
     }

@@ -201,7 +201,7 @@ impl StoreState {
         drop(last);
     }
 
-    pub(crate) fn ask_for_compaction(&self, cursor: CompactionCursor) {
+    pub(crate) fn request_compaction(&self, cursor: CompactionCursor) {
         *self.lock_cursor() = Some(cursor);
         self.compaction_requested.notify_one();
     }

@@ -195,7 +195,7 @@ impl StoreWriter {
             // checksum would include records that the previous compaction has yet to delete, as in
             // etcd.
             let is_whole = *shared.finished_compaction.borrow() == before;
-            shared.ask_for_compaction(if is_whole {
+            shared.request_compaction(if is_whole {
                 cursor.after_finished(before)
             } else {
                 cursor
@@ -246,7 +246,7 @@ impl StoreWriter {
         self.shared.tokens.lock().expect("nothing panics under this lock").clear();
         self.shared.record_bytes.store(record_bytes, Ordering::Relaxed);
         self.shared.hashes.clear();
-        self.shared.ask_for_compaction(CompactionCursor::new(progress.compact_revision));
+        self.shared.request_compaction(CompactionCursor::new(progress.compact_revision));
         if self.compaction == CompactionMode::Inline {
             self.store().compact_in(file)?;
         }

@@ -16,9 +16,9 @@ use crate::auth::{AuthOperation, AuthState, Password, TokenSecret};
 fn change(writer: &mut StoreWriter, index: u64, change: AuthOperation) {
     write(writer, index, |batch| {
         let mut auth = batch.auth().clone();
-        let forget = auth.change(AuthChange { change: Some(change) }).unwrap();
+        let revoked = auth.change(AuthChange { change: Some(change) }).unwrap();
         batch.set_auth(auth);
-        batch.forget_tokens(forget);
+        batch.revoke_tokens(revoked);
     });
 }
 

@@ -64,12 +64,12 @@ pub(super) struct LaggingWatcher {
 }
 
 #[derive(Debug, Default)]
-pub(super) struct OverflowState {
+pub(super) struct MissedDeliveryMailbox {
     pub(super) missed: Mutex<MissedDeliveries>,
     pub(super) wake: Wake,
 }
 
-impl OverflowState {
+impl MissedDeliveryMailbox {
     fn record(&self, note: impl FnOnce(&mut MissedDeliveries)) {
         note(&mut self.missed.lock().expect("nothing panics under this lock"));
         self.wake.notify_one();
@@ -80,7 +80,7 @@ impl OverflowState {
 #[derive(Clone)]
 pub(super) struct SubscriberLink {
     pub(super) queue: QueueSender<Delivery>,
-    pub(super) overflow: Arc<OverflowState>,
+    pub(super) overflow: Arc<MissedDeliveryMailbox>,
     /// Account that is charged for the memory of queued events.
     pub(super) account: Arc<MemoryAccount>,
     /// Number of events in all queues of the process, for the metrics.

@@ -120,7 +120,7 @@ impl Publisher {
         self.feed.drop_events(revision);
     }
 
-    pub(crate) fn hub(&self) -> WatchHub {
+    pub(crate) fn watch_hub(&self) -> WatchHub {
         WatchHub {
             feed: self.feed.clone(),
             store: self.store.clone(),

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::catch_up::{CatchUpPiece, PieceSize, read_piece};
 use super::hub::{
-    Delivery, HubCommand, HubSender, LaggingWatcher, MissedDeliveries, OverflowState,
+    Delivery, HubCommand, HubSender, LaggingWatcher, MissedDeliveries, MissedDeliveryMailbox,
     SubscriberLink,
 };
 use super::matcher::WatcherId;
@@ -139,7 +139,7 @@ impl Subscriber {
             queue,
             link: SubscriberLink {
                 queue: sender,
-                overflow: Arc::new(OverflowState::default()),
+                overflow: Arc::new(MissedDeliveryMailbox::default()),
                 account,
                 pending,
             },

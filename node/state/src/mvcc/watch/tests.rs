@@ -33,7 +33,7 @@ impl WatchFixture {
             StoreOptions { compaction: CompactionMode::Inline, ..StoreOptions::default() };
         let writer = StoreWriter::open(backend(&disk(1)), options).unwrap();
         let publisher = Publisher::new(writer.store(), watch);
-        let hub = publisher.hub();
+        let hub = publisher.watch_hub();
         let task = Some(tokio::spawn(hub.clone().run()));
         Self { writer, publisher, hub, index: 0, task }
     }
