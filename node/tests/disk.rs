@@ -8,7 +8,7 @@ mod common;
 use std::time::{Duration, Instant};
 
 use common::{
-    TestMember, WAIT_LIMIT, eventually, report_skip, saboteur::FaultInjector,
+    TestMember, WAIT_LIMIT, eventually, fault_injector::FaultInjector, report_skip,
     small::SmallFilesystem,
 };
 use node_proto::etcdserverpb::kv_client::KvClient;
@@ -87,12 +87,12 @@ async fn a_failed_sync_ends_the_process_and_loses_nothing_acknowledged() {
         member.wait_ready();
         member.put("told", "1").await.unwrap();
         let error = format!("error={errno}");
-        let Some(saboteur) = FaultInjector::attach(member.id(), "fdatasync", &error) else {
+        let Some(injector) = FaultInjector::attach(member.id(), "fdatasync", &error) else {
             return report_skip("strace cannot be used");
         };
         assert!(member.put("untold", "2").await.is_err(), "acknowledged after {errno}");
         assert_eq!(member.exit_code(), Some(1), "{}", member.log());
-        drop(saboteur);
+        drop(injector);
         let log = member.log();
         let last = log.lines().find(|line| line.contains("stopping at once")).unwrap();
         assert!(last.contains("can't sync") && last.contains(advice), "{last}");

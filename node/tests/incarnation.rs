@@ -124,7 +124,7 @@ async fn an_image_taken_while_the_member_ran_and_put_back_is_refused() {
 }
 
 #[tokio::test]
-async fn of_a_clone_and_its_original_the_one_that_lacks_state_is_refused() {
+async fn a_clone_or_original_that_lacks_state_is_refused() {
     let root = tempfile::tempdir().unwrap();
     let mut members = start_three(root.path());
     put_many(&members[0], "before").await;

@@ -170,7 +170,7 @@ async fn a_newcomer_that_is_stopped_while_it_fetches_the_state_exits_at_once_wit
 }
 
 #[tokio::test]
-async fn a_newcomer_whose_disk_is_full_says_so_and_joins_once_there_is_room() {
+async fn a_join_with_a_full_disk_fails_and_succeeds_once_there_is_space() {
     let root = tempfile::tempdir().unwrap();
     let Some(small) = SmallFilesystem::mount(&root.path().join("small"), 400) else {
         return report_skip("no tmpfs can be mounted");

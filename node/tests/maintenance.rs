@@ -7,8 +7,8 @@ mod common;
 use std::time::{Duration, Instant};
 
 use common::{
-    TestMember, WAIT_LIMIT, as_refs, etcdctl, put_with_retries, report_skip,
-    saboteur::FaultInjector, start_three, three_members, wait_same_hash, wait_settled,
+    TestMember, WAIT_LIMIT, as_refs, etcdctl, fault_injector::FaultInjector, put_with_retries,
+    report_skip, start_three, three_members, wait_same_hash, wait_settled,
 };
 use node_proto::etcdserverpb::kv_client::KvClient;
 use node_proto::etcdserverpb::maintenance_client::MaintenanceClient;
@@ -121,11 +121,11 @@ async fn a_member_killed_at_any_step_of_a_defragmentation_keeps_all_data() {
         // written to it here.
         let calls = "fsync,fdatasync,rename,renameat,renameat2,unlink,unlinkat,ftruncate";
         let what = format!("signal=KILL:when={step}");
-        let Some(saboteur) = FaultInjector::attach(member.id(), calls, &what) else {
+        let Some(injector) = FaultInjector::attach(member.id(), calls, &what) else {
             return report_skip("strace cannot be used");
         };
         let done = defragment(&member).await;
-        drop(saboteur);
+        drop(injector);
         if done.is_ok() {
             break;
         }
@@ -156,7 +156,7 @@ async fn wait_until_compacted(member: &TestMember, revision: i64) {
 }
 
 #[tokio::test]
-async fn the_leader_compacts_what_is_older_than_a_period_and_so_does_the_next_one() {
+async fn each_leader_compacts_revisions_older_than_the_period() {
     let root = tempfile::tempdir().unwrap();
     let mut members = three_members(root.path());
     for member in &mut members {

@@ -4,7 +4,7 @@
 #![allow(clippy::unwrap_used, reason = "a failed step fails the test")]
 
 pub(crate) mod ca;
-pub(crate) mod saboteur;
+pub(crate) mod fault_injector;
 pub(crate) mod small;
 
 use std::{

@@ -181,7 +181,7 @@ mod tests {
     }
 
     #[test]
-    fn what_etcd_refuses_is_refused() {
+    fn urls_that_etcd_refuses_are_refused() {
         for bad in [
             "http://[fe80::1%25]:1",
             "http://[fe80::1%eth0]:1",
