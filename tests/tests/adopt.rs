@@ -33,14 +33,14 @@ fn newest() -> Option<PathBuf> {
 }
 
 /// Three etcds with certificates of their own CA, and a discovery service.
-struct World {
+struct AdoptionTestbed {
     testbed: Testbed,
     etcd: PathBuf,
     etcds: Vec<NodeProcess>,
     agents: Vec<AgentProcess>,
 }
 
-impl World {
+impl AdoptionTestbed {
     fn start(etcd: &Path) -> Result<Self> {
         let testbed = Testbed::start(Network::loopback(4), TestbedOptions::default())?;
         let mut hosts: Vec<String> =
@@ -222,12 +222,12 @@ impl World {
 
 /// Watches some data directories, and counts those that no etcd uses. A running etcd holds a lock
 /// on its database.
-struct DownWatch {
+struct DownMemberCounter {
     stop: Arc<AtomicBool>,
     thread: JoinHandle<Result<usize>>,
 }
 
-impl DownWatch {
+impl DownMemberCounter {
     fn start(directories: Vec<PathBuf>) -> Self {
         let stop = Arc::new(AtomicBool::new(false));
         let stopped = Arc::clone(&stop);
@@ -282,49 +282,57 @@ fn member_ids(etcdctl: &Etcdctl) -> Result<Vec<u64>> {
 /// Takes all three members over, exchanges their certificates, drops the old CA, lets a member be
 /// replaced by a ticket, and releases all members. A client writes all the time.
 fn check_whole_way(etcd: &Path) -> Result<()> {
-    let mut world = World::start(etcd)?;
-    let before = member_ids(&world.etcdctl("old"))?;
-    let signed = world.sign()?;
+    let mut adoption = AdoptionTestbed::start(etcd)?;
+    let before = member_ids(&adoption.etcdctl("old"))?;
+    let signed = adoption.sign()?;
     ensure!(signed["state"] == "open", "{signed}");
-    let writer = world.writer()?;
-    world.enrol()?;
-    let watch =
-        DownWatch::start((1..=3).map(|n| world.testbed.path(&format!("etcd-{n}"))).collect());
+    let writer = adoption.writer()?;
+    adoption.enrol()?;
+    let counter = DownMemberCounter::start(
+        (1..=3).map(|n| adoption.testbed.path(&format!("etcd-{n}"))).collect(),
+    );
     for index in 0..3 {
-        let (code, text) = world.run(index, &["run"])?;
+        let (code, text) = adoption.run(index, &["run"])?;
         ensure!(code == 3 && text.contains("take-over"), "an agent without its etcd: {text}");
     }
     for index in 0..3 {
-        world.take_over(index)?;
+        adoption.take_over(index)?;
         if index < 2 {
-            let (code, text) = world.run(index, &["adopt", "certificates"])?;
+            let (code, text) = adoption.run(index, &["adopt", "certificates"])?;
             ensure!(code == 1 && text.contains("infra-3"), "{code}: {text}");
         }
     }
-    world.testbed.wait_cluster_state("demo", "formed", LIMIT)?;
-    let down = watch.stop()?;
+    adoption.testbed.wait_cluster_state("demo", "formed", LIMIT)?;
+    let down = counter.stop()?;
     ensure!(down == 1, "{down} members were down at one time");
-    ensure!(member_ids(&world.etcdctl("old"))? == before, "members keep their ids");
-    let shown = world.testbed.admin_json(&["cluster", "show", "demo"])?;
-    let raft = world.etcdctl("old").json(&["member", "list"])?["header"]["cluster_id"].as_u64();
+    ensure!(member_ids(&adoption.etcdctl("old"))? == before, "members keep their ids");
+    let shown = adoption.testbed.admin_json(&["cluster", "show", "demo"])?;
+    let raft = adoption.etcdctl("old").json(&["member", "list"])?["header"]["cluster_id"].as_u64();
     let raft = format!("{:016x}", raft.context("an id")?);
     ensure!(shown["raft_cluster_id"] == raft.as_str(), "{shown}");
-    check_settings_are_kept(&world)?;
+    check_settings_are_kept(&adoption)?;
 
     for index in 0..3 {
-        let (code, text) = world.run(index, &["adopt", "certificates"])?;
+        let (code, text) = adoption.run(index, &["adopt", "certificates"])?;
         ensure!(code == 0, "{code}: {text}");
     }
-    world.etcdctl("demo-new").run(&["put", "client", "new"])?;
-    writer.stop_and_check(&world.endpoints()[0])?;
-    world.testbed.admin_command(&["cluster", "rotate-ca", "demo", "--yes", "--timeout", "1m"])?;
-    check_old_ca_is_dropped(&mut world)?;
-    check_management(&mut world)?;
-    check_release(&mut world)
+    adoption.etcdctl("demo-new").run(&["put", "client", "new"])?;
+    writer.stop_and_check(&adoption.endpoints()[0])?;
+    adoption.testbed.admin_command(&[
+        "cluster",
+        "rotate-ca",
+        "demo",
+        "--yes",
+        "--timeout",
+        "1m",
+    ])?;
+    check_old_ca_is_dropped(&mut adoption)?;
+    check_management(&mut adoption)?;
+    check_release(&mut adoption)
 }
 
-fn check_settings_are_kept(world: &World) -> Result<()> {
-    let pid = world.agents[0].node_pid().context("the node's process")?;
+fn check_settings_are_kept(adoption: &AdoptionTestbed) -> Result<()> {
+    let pid = adoption.agents[0].node_pid().context("the node's process")?;
     let line = fs_err::read(format!("/proc/{pid}/cmdline"))?;
     let line = String::from_utf8_lossy(&line).replace('\0', " ");
     for kept in ["--name=Infra.1", "--quota-backend-bytes=1073741824", "etcd-1"] {
@@ -335,64 +343,64 @@ fn check_settings_are_kept(world: &World) -> Result<()> {
 
 /// Restarts the agents, one after the other, because etcd reads its CAs only when it starts. Then a
 /// client with a certificate of the old CA must be refused.
-fn check_old_ca_is_dropped(world: &mut World) -> Result<()> {
+fn check_old_ca_is_dropped(adoption: &mut AdoptionTestbed) -> Result<()> {
     for index in 0..3 {
         poll_slowly("the agent to want a restart", LIMIT, || {
-            let status = world.agents[index].status().ok()?;
+            let status = adoption.agents[index].status().ok()?;
             status["restart_wanted"].is_string().then_some(())
         })?;
-        world.agents[index].terminate(LIMIT)?;
-        world.agents[index].start()?;
-        let etcdctl = world.etcdctl("demo-new");
+        adoption.agents[index].terminate(LIMIT)?;
+        adoption.agents[index].start()?;
+        let etcdctl = adoption.etcdctl("demo-new");
         wait_for("all members to answer", LIMIT, || etcdctl.run(&["endpoint", "health"]).ok())?;
     }
-    let old = world.etcdctl("writer").output(&["put", "client", "old"])?;
+    let old = adoption.etcdctl("writer").output(&["put", "client", "old"])?;
     ensure!(!old.status.success(), "{}", stdout(&old));
     Ok(())
 }
 
 /// Lets a host take a member's place with a join ticket, as in any managed cluster.
-fn check_management(world: &mut World) -> Result<()> {
-    let ticket = world.testbed.path("ticket.bundle");
+fn check_management(adoption: &mut AdoptionTestbed) -> Result<()> {
+    let ticket = adoption.testbed.path("ticket.bundle");
     let create = ["token", "create", "--cluster", "demo", "--kind", "join", "--replace", "Infra.3"];
-    world.testbed.admin_command(&[&create[..], &["--out", path_text(&ticket)?]].concat())?;
-    let args = ["--node-binary", path_text(&world.etcd)?, "--name", "fourth"];
+    adoption.testbed.admin_command(&[&create[..], &["--out", path_text(&ticket)?]].concat())?;
+    let args = ["--node-binary", path_text(&adoption.etcd)?, "--name", "fourth"];
     let args = args.map(str::to_owned).to_vec();
     let options = AgentOptions { args, ..AgentOptions::default() };
-    let mut agent = world.testbed.agent_with(3, &ticket, options);
+    let mut agent = adoption.testbed.agent_with(3, &ticket, options);
     agent.start()?;
     poll_slowly("the newcomer to take the member's place", LIMIT, || {
-        let shown = world.testbed.admin_command(&["cluster", "show", "demo"]).ok()?;
+        let shown = adoption.testbed.admin_command(&["cluster", "show", "demo"]).ok()?;
         let votes = |line: &str| {
             line.contains("fourth") && (line.contains("voter") || line.contains("leader"))
         };
         (shown.lines().any(votes) && !shown.contains("Infra.3 ")).then_some(())
     })
     .with_context(|| agent.output())?;
-    let code = world.agents[2].exit_code(LIMIT)?;
+    let code = adoption.agents[2].exit_code(LIMIT)?;
     ensure!(code == 3, "the removed member's agent ended with {code}");
-    world.agents.push(agent);
+    adoption.agents.push(agent);
     Ok(())
 }
 
 /// Releases all members, one after the other. Their etcds must go on without agents.
-fn check_release(world: &mut World) -> Result<()> {
-    let hosts = &world.testbed.network.hosts;
+fn check_release(adoption: &mut AdoptionTestbed) -> Result<()> {
+    let hosts = &adoption.testbed.network.hosts;
     let urls: Vec<String> =
         [0, 1, 3].iter().map(|i| format!("https://{}:2379", hosts[*i].address)).collect();
-    let etcdctl = world.etcdctl("demo-new");
+    let etcdctl = adoption.etcdctl("demo-new");
     // Delete the keys of the earlier writer, because the check of the new writer counts all keys.
     etcdctl.run(&["del", "w", "--prefix"])?;
     let url = urls[0].clone();
-    let tls = tls_from(&world.testbed.path("demo-new"))?;
+    let tls = tls_from(&adoption.testbed.path("demo-new"))?;
     let writer = RetryingWriter::start_with_tls(urls, Some(tls));
     let mut plain = Vec::new();
     for index in [0, 1, 3] {
-        plain.push(world.release(index)?);
-        let (code, text) = world.run(index, &["run"])?;
+        plain.push(adoption.release(index)?);
+        let (code, text) = adoption.run(index, &["run"])?;
         ensure!(code == 3 && text.contains("released"), "{code}: {text}");
         poll_slowly("discovery to know of the release", LIMIT, || {
-            let shown = world.testbed.admin_json(&["cluster", "explain", "demo"]).ok()?;
+            let shown = adoption.testbed.admin_json(&["cluster", "explain", "demo"]).ok()?;
             let reasons = shown["explain"].as_array()?;
             let released = reasons.iter().filter(|reason| reason["code"] == "member_released");
             (released.count() == plain.len()).then_some(())
@@ -401,7 +409,7 @@ fn check_release(world: &mut World) -> Result<()> {
     ensure!(plain.iter_mut().all(NodeProcess::is_running), "all run without agents");
     writer.stop_and_check(&url)?;
     let retire = ["cluster", "retire", "demo", "--yes"];
-    world.testbed.admin_command(&retire).map(drop)
+    adoption.testbed.admin_command(&retire).map(drop)
 }
 
 #[test]
@@ -419,26 +427,26 @@ fn the_newest_etcd_comes_under_management_and_goes_back() -> Result<()> {
 #[test]
 fn a_take_over_goes_on_after_a_crash_and_without_discovery() -> Result<()> {
     let Some(etcd) = oldest() else { return Ok(()) };
-    let mut world = World::start(&etcd)?;
-    world.sign()?;
-    let writer = world.writer()?;
-    world.enrol()?;
-    world.testbed.stop_discovery()?;
+    let mut adoption = AdoptionTestbed::start(&etcd)?;
+    adoption.sign()?;
+    let writer = adoption.writer()?;
+    adoption.enrol()?;
+    adoption.testbed.stop_discovery()?;
     for (index, step) in [(0, "etcd-stopped"), (1, "taken-over")] {
         let mut killed =
-            world.spawn(index, &["adopt", "take-over"], &[("MUSTER_CRASH_AT", step)])?;
+            adoption.spawn(index, &["adopt", "take-over"], &[("MUSTER_CRASH_AT", step)])?;
         killed.wait_for_output(STOP_ETCD, LIMIT)?;
-        world.etcds[index].stop(LIMIT)?;
+        adoption.etcds[index].stop(LIMIT)?;
         killed.wait(LIMIT)?;
-        let (code, text) = world.run(2, &["adopt", "take-over", "--patience", "5"])?;
+        let (code, text) = adoption.run(2, &["adopt", "take-over", "--patience", "5"])?;
         ensure!(code == 1 && text.contains("is being restarted"), "{code}: {text}");
-        ensure!(world.etcds[2].is_running(), "nothing was stopped");
-        let again = world.spawn(index, &["adopt", "take-over"], &[])?;
-        world.start_agent_when_told(index, again)?;
+        ensure!(adoption.etcds[2].is_running(), "nothing was stopped");
+        let again = adoption.spawn(index, &["adopt", "take-over"], &[])?;
+        adoption.start_agent_when_told(index, again)?;
     }
-    writer.stop_and_check(&world.endpoints()[2])?;
-    world.testbed.start_discovery()?;
-    world.testbed.wait_cluster_state("demo", "formed", LIMIT)?;
+    writer.stop_and_check(&adoption.endpoints()[2])?;
+    adoption.testbed.start_discovery()?;
+    adoption.testbed.wait_cluster_state("demo", "formed", LIMIT)?;
     Ok(())
 }
 
@@ -446,30 +454,30 @@ fn a_take_over_goes_on_after_a_crash_and_without_discovery() -> Result<()> {
 #[test]
 fn an_unfinished_take_over_can_be_given_back() -> Result<()> {
     let Some(etcd) = oldest() else { return Ok(()) };
-    let mut world = World::start(&etcd)?;
-    world.sign()?;
-    world.enrol()?;
-    let mut command = world.spawn(0, &["adopt", "take-over"], &[])?;
+    let mut adoption = AdoptionTestbed::start(&etcd)?;
+    adoption.sign()?;
+    adoption.enrol()?;
+    let mut command = adoption.spawn(0, &["adopt", "take-over"], &[])?;
     command.wait_for_output(STOP_ETCD, LIMIT)?;
-    world.etcds[0].stop(LIMIT)?;
+    adoption.etcds[0].stop(LIMIT)?;
     command.wait_for_output(START_AGENT, LIMIT)?;
     command.kill();
-    let mut back = world.spawn(0, &["adopt", "take-over", "--give-back"], &[])?;
+    let mut back = adoption.spawn(0, &["adopt", "take-over", "--give-back"], &[])?;
     back.wait_for_output("start this host's etcd now as before", LIMIT)?;
-    world.etcds[0].start()?;
+    adoption.etcds[0].start()?;
     ensure!(back.exit_code(LIMIT)? == 0, "{}", back.output());
-    let (code, text) = world.run(0, &["run"])?;
+    let (code, text) = adoption.run(0, &["run"])?;
     ensure!(code == 3, "the etcd isn't the agent's: {text}");
-    world.take_over(0)
+    adoption.take_over(0)
 }
 
 /// A host that shows the bundle of another member must be refused.
 #[test]
 fn a_bundle_is_good_for_its_own_member_alone() -> Result<()> {
     let Some(etcd) = oldest() else { return Ok(()) };
-    let mut world = World::start(&etcd)?;
-    world.sign()?;
-    let mut enrol = world.enrol_command(0, 2)?;
+    let mut adoption = AdoptionTestbed::start(&etcd)?;
+    adoption.sign()?;
+    let mut enrol = adoption.enrol_command(0, 2)?;
     enrol.wait_for_output("infra-2", LIMIT)?;
     enrol.kill();
     Ok(())
@@ -535,9 +543,13 @@ impl Drop for FakeSystemd {
 }
 
 /// Runs a command of host 0 with the test's `systemctl`.
-fn run_with_units(world: &World, units: &FakeSystemd, words: &[&str]) -> Result<(i32, String)> {
+fn run_with_units(
+    adoption: &AdoptionTestbed,
+    units: &FakeSystemd,
+    words: &[&str],
+) -> Result<(i32, String)> {
     let path = units.search_path();
-    let mut command = world.spawn(0, words, &[("PATH", path.as_str())])?;
+    let mut command = adoption.spawn(0, words, &[("PATH", path.as_str())])?;
     let code = command.exit_code(LIMIT)?;
     Ok((code, command.output()))
 }
@@ -547,46 +559,46 @@ fn run_with_units(world: &World, units: &FakeSystemd, words: &[&str]) -> Result<
 #[test]
 fn units_change_places_and_a_failed_take_over_gives_the_etcd_back() -> Result<()> {
     let Some(etcd) = oldest() else { return Ok(()) };
-    let mut world = World::start(&etcd)?;
-    let units = FakeSystemd::new(world.testbed.path("units"))?;
-    let flags = world.etcds[0].flags.join(" ");
+    let mut adoption = AdoptionTestbed::start(&etcd)?;
+    let units = FakeSystemd::new(adoption.testbed.path("units"))?;
+    let flags = adoption.etcds[0].flags.join(" ");
     units.write_unit(
         "etcd.service",
         &format!("export ETCD_NAME=Infra.1\nexec {} {flags}\n", path_text(&etcd)?),
     )?;
-    world.etcds[0].stop(LIMIT)?;
+    adoption.etcds[0].stop(LIMIT)?;
     units.call("enable", "etcd.service")?;
-    let healthy = world.etcdctl("old");
+    let healthy = adoption.etcdctl("old");
     wait_for("all members to answer", LIMIT, || healthy.run(&["endpoint", "health"]).ok())?;
-    world.sign()?;
+    adoption.sign()?;
 
     let path = units.search_path();
-    let bundle = world.bundle(1)?;
+    let bundle = adoption.bundle(1)?;
     let enrol = ["adopt", "enrol", "--unit", "etcd.service", "--bundle-file", path_text(&bundle)?];
-    let (code, text) = run_with_units(&world, &units, &[&enrol[..], &["--check"]].concat())?;
+    let (code, text) = run_with_units(&adoption, &units, &[&enrol[..], &["--check"]].concat())?;
     ensure!(code == 0 && text.contains("Nothing was changed"), "{code}: {text}");
-    ensure!(!world.data_dir(0).exists(), "--check leaves nothing behind");
-    let first = world.spawn(0, &enrol, &[("PATH", path.as_str())])?;
-    let others: Result<Vec<_>> = (1..3).map(|i| world.enrol_command(i, i + 1)).collect();
+    ensure!(!adoption.data_dir(0).exists(), "--check leaves nothing behind");
+    let first = adoption.spawn(0, &enrol, &[("PATH", path.as_str())])?;
+    let others: Result<Vec<_>> = (1..3).map(|i| adoption.enrol_command(i, i + 1)).collect();
     for mut command in others?.into_iter().chain([first]) {
         let code = command.exit_code(LIMIT)?;
         ensure!(code == 0, "{code}: {}", command.output());
     }
-    let writer = world.writer()?;
+    let writer = adoption.writer()?;
 
     let take_over = ["adopt", "take-over", "--agent-unit", "agent.service", "--patience", "20"];
     units.write_unit("agent.service", "exit 1\n")?;
-    let (code, text) = run_with_units(&world, &units, &take_over)?;
+    let (code, text) = run_with_units(&adoption, &units, &take_over)?;
     ensure!(code == 1 && text.contains("The etcd runs as before"), "{code}: {text}");
     healthy.run(&["endpoint", "health"])?;
-    let data_dir = world.data_dir(0);
+    let data_dir = adoption.data_dir(0);
     let run = format!(
         "exec {} run --data-dir {}\n",
         program_path("muster-agent")?.display(),
         data_dir.display()
     );
     units.write_unit("agent.service", &run)?;
-    let (code, text) = run_with_units(&world, &units, &take_over)?;
+    let (code, text) = run_with_units(&adoption, &units, &take_over)?;
     ensure!(code == 0, "{code}: {text}\n{}", units.log("agent.service"));
-    writer.stop_and_check(&world.endpoints()[1])
+    writer.stop_and_check(&adoption.endpoints()[1])
 }

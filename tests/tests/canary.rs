@@ -22,7 +22,7 @@ const LIMIT: Duration = Duration::from_secs(60);
 const PART: usize = 24;
 
 /// Names of files whose purpose is to hold a secret. Each must be closed to other users.
-const HOMES: [&str; 7] =
+const SECRET_FILES: [&str; 7] =
     ["owner.pem", "tls.key", "signing-1.key", "kek-1.key", "agent.key", "node.key", "client.key"];
 /// Names of files with a token, which is a secret, too.
 const BUNDLES: [&str; 4] = ["demo.bundle", "late.ticket", "revoked.bundle", "etcd.env"];
@@ -148,7 +148,7 @@ fn all_arguments() -> Result<Vec<u8>> {
 }
 
 /// Forms a cluster, lets a host join, and makes some tokens and requests fail. Returns the agents.
-fn live(testbed: &Testbed) -> Result<Vec<AgentProcess>> {
+fn run_typical_operations(testbed: &Testbed) -> Result<Vec<AgentProcess>> {
     let options = AgentOptions {
         env: vec![("MUSTER_LOG".to_owned(), "trace".to_owned())],
         ..AgentOptions::default()
@@ -203,16 +203,18 @@ fn no_secret_is_in_what_an_installation_writes_or_shows() -> Result<()> {
     let mut options = TestbedOptions::default();
     options.serve_env.push(("MUSTER_LOG".to_owned(), "trace".to_owned()));
     let mut testbed = Testbed::start(Network::loopback(5), options)?;
-    let mut agents = live(&testbed)?;
+    let mut agents = run_typical_operations(&testbed)?;
 
     let (mut files, mut secrets) = (Vec::new(), Secrets::new());
     walk(&testbed.path(""), &mut files)?;
-    for file in files.iter().filter(|file| is_named(file, &HOMES) || is_named(file, &BUNDLES)) {
+    for file in
+        files.iter().filter(|file| is_named(file, &SECRET_FILES) || is_named(file, &BUNDLES))
+    {
         add_secret(&mut secrets, file)?;
         let mode = fs_err::metadata(file)?.permissions().mode();
         ensure!(mode & 0o077 == 0, "{} may be read by others: {mode:o}", file.display());
     }
-    for name in HOMES.iter().filter(|name| **name != "client.key").chain(&BUNDLES) {
+    for name in SECRET_FILES.iter().filter(|name| **name != "client.key").chain(&BUNDLES) {
         let known = files.iter().any(|file| is_named(file, &[name]));
         ensure!(known, "no file is named {name}: the test looks for no such secret");
     }
@@ -256,7 +258,9 @@ fn no_secret_is_in_what_an_installation_writes_or_shows() -> Result<()> {
     files.clear();
     walk(&testbed.path(""), &mut files)?;
     let mut searched = 0_u64;
-    for file in files.iter().filter(|file| !is_named(file, &HOMES) && !is_named(file, &BUNDLES)) {
+    for file in
+        files.iter().filter(|file| !is_named(file, &SECRET_FILES) && !is_named(file, &BUNDLES))
+    {
         let bytes = fs_err::read(file)?;
         searched += bytes.len() as u64;
         let found = searcher.find(&bytes);

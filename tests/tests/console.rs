@@ -153,12 +153,12 @@ fn visit_other_pages(bed: &mut ConsoleBed, id: &str) -> Result<()> {
     bed.check("audit")?;
 
     // These pages must also work without scripts.
-    bed.browser.run_scripts(false)?;
+    bed.browser.set_scripts_enabled(false)?;
     for path in ["/clusters".to_owned(), format!("/clusters/{id}"), "/audit".to_owned()] {
         bed.open(&path)?;
         bed.ensure_text(&["Reload", "owner", "Sign out"])?;
     }
-    bed.browser.run_scripts(true)?;
+    bed.browser.set_scripts_enabled(true)?;
     Ok(())
 }
 
@@ -216,7 +216,7 @@ fn an_admin_watches_a_cluster_form_in_a_browser() -> Result<()> {
     bed.check("signed-out")?;
     bed.open("/clusters")?;
     bed.ensure_text(&["This browser isn't signed in"])?;
-    ensure!(bed.browser.complaints().is_empty(), "{:?}", bed.browser.complaints());
+    ensure!(bed.browser.problems().is_empty(), "{:?}", bed.browser.problems());
 
     // The service's log must not contain the link's code.
     let code = link.rsplit('/').next().context("the link's code")?;

@@ -13,7 +13,7 @@ use muster_tests::explore::{
 /// Explores with or without the reduction. The reduced space has fewer states, so the fault-free
 /// run is played from a larger share of them. Otherwise too few runs might be left to detect what
 /// the full space shows.
-fn explored(config: &ExplorationConfig, reduced: bool) -> ExplorationReport {
+fn explore_with_reduction(config: &ExplorationConfig, reduced: bool) -> ExplorationReport {
     let interval =
         if reduced { config.fault_free_interval.div_ceil(8) } else { config.fault_free_interval };
     let config = ExplorationConfig { reduced, fault_free_interval: interval, ..config.clone() };
@@ -33,7 +33,8 @@ fn check_same_violations(config: &ExplorationConfig) {
     let mut fewer = false;
     for (off, rules) in rules {
         let config = ExplorationConfig { rules, ..config.clone() };
-        let (with, without) = (explored(&config, true), explored(&config, false));
+        let (with, without) =
+            (explore_with_reduction(&config, true), explore_with_reduction(&config, false));
         let (seen, known) = (violated(&with), violated(&without));
         println!(
             "{}, {off} off: {} states instead of {}, {seen:?}",

@@ -70,7 +70,7 @@ fn pass(from: &mut Connection, to: &mut Connection) -> Result<(), Error> {
 }
 
 /// Runs the handshake, and returns the error of the side that refuses the other.
-fn shake(client: ClientConfig, server: ServerConfig) -> Result<(), Error> {
+fn run_handshake(client: ClientConfig, server: ServerConfig) -> Result<(), Error> {
     let name = "server.test".try_into().unwrap();
     let mut client = Connection::from(ClientConnection::new(Arc::new(client), name).unwrap());
     let mut server = Connection::from(ServerConnection::new(Arc::new(server)).unwrap());
@@ -92,7 +92,7 @@ fn a_certificate_is_refused_unless_the_peer_signs_with_its_key() {
             tls13_client(TestRule::default()).with_client_cert_resolver(resolver(&own, client_key));
         let server =
             tls13_server(TestRule::default()).with_cert_resolver(resolver(&own, server_key));
-        match shake(client, server) {
+        match run_handshake(client, server) {
             Ok(()) => assert!(is_accepted),
             Err(error) => {
                 assert!(!is_accepted && error.to_string().contains("explained"), "{error}");
@@ -112,7 +112,7 @@ fn the_rule_decides_about_client_and_server_certificates() {
         let server = tls13_server(only()).with_cert_resolver(resolver(server, server));
         let refused = Error::from(CertificateError::ApplicationVerificationFailure);
         let expected = if is_accepted { Ok(()) } else { Err(refused) };
-        assert_eq!(shake(client, server), expected);
+        assert_eq!(run_handshake(client, server), expected);
     }
 }
 
@@ -123,7 +123,7 @@ fn a_client_without_a_certificate_is_refused_if_the_rule_says_so() {
         let rule = TestRule { is_optional, ..TestRule::default() };
         let client = tls13_client(TestRule::default()).with_no_client_auth();
         let server = tls13_server(rule).with_cert_resolver(resolver(&own, &own));
-        assert_eq!(shake(client, server).is_ok(), is_optional);
+        assert_eq!(run_handshake(client, server).is_ok(), is_optional);
     }
 }
 
@@ -134,7 +134,7 @@ fn a_key_of_another_scheme_than_the_rule_chooses_is_refused() {
     let client = tls13_client(TestRule { schemes, ..TestRule::default() }).with_no_client_auth();
     let server = tls13_server(TestRule { is_optional: true, ..TestRule::default() })
         .with_cert_resolver(resolver(&own, &own));
-    assert!(shake(client, server).is_err());
+    assert!(run_handshake(client, server).is_err());
 }
 
 #[test]
@@ -148,7 +148,7 @@ fn an_older_version_is_spoken_only_where_the_caller_configures_it() {
             .with_cert_resolver(resolver(&own, &own))
     };
     let new = tls13_client(TestRule::default()).with_no_client_auth();
-    assert!(shake(new, old(TestRule::default())).is_err());
+    assert!(run_handshake(new, old(TestRule::default())).is_err());
     for (key, is_accepted) in [(&own, true), (&identity(), false)] {
         let verifier = RuleVerifier::new(TestRule::default(), &provider(), rustls::ALL_VERSIONS);
         let client = ClientConfig::builder_with_provider(provider())
@@ -157,6 +157,6 @@ fn an_older_version_is_spoken_only_where_the_caller_configures_it() {
             .dangerous()
             .with_custom_certificate_verifier(Arc::new(verifier))
             .with_client_cert_resolver(resolver(&own, key));
-        assert_eq!(shake(client, old(TestRule::default())).is_ok(), is_accepted);
+        assert_eq!(run_handshake(client, old(TestRule::default())).is_ok(), is_accepted);
     }
 }

@@ -146,7 +146,7 @@ pub(super) async fn measure_attacks(
             }
         }
         let (before, began) = (service.cpu()?, Instant::now());
-        let (times, failed) = be_honest(service, &admin, time).await;
+        let (times, failed) = send_honest_requests(service, &admin, time).await;
         let cpu = service.cpu()?.since(before).service;
         let resident_bytes = service.resident_bytes()?;
         let attacks = attackers.join_all().await.into_iter().sum();
@@ -168,7 +168,7 @@ pub(super) async fn measure_attacks(
 /// Sends honest requests for `time`. They alternate between a list over an open connection, and a
 /// readiness check over a new one. Returns the sorted wall times, and the number of requests that
 /// failed.
-async fn be_honest(
+async fn send_honest_requests(
     service: &BenchService,
     admin: &DiscoveryClient,
     time: Duration,

@@ -58,7 +58,7 @@ const PARKED_POLL: Duration = Duration::from_secs(50);
 /// Lease while parked polls are measured. It is longer than it takes to seat all their agents.
 const PARKED_LEASE: &str = "1200s";
 /// Number of clusters that change while polls are parked, one after the other.
-const WAKING_CLUSTERS: usize = 100;
+const CHANGED_CLUSTERS: usize = 100;
 /// Time between two changes, and time for which the polls of one cluster may take to end.
 const BETWEEN_CHANGES: Duration = Duration::from_millis(50);
 const MAX_WAKE_TIME: Duration = Duration::from_secs(10);
@@ -90,7 +90,7 @@ pub struct BenchDiscoveryPlan {
 
 /// Figures with one number of clusters in the database.
 #[derive(Clone, Debug)]
-pub struct FillFigures {
+pub struct DatabaseSizeFigures {
     /// Number of clusters in the database during these measurements.
     pub clusters: u64,
     /// Time from the start until a new ledger held all decisions.
@@ -136,7 +136,7 @@ pub struct BenchDiscoveryReport {
     /// CPU time of Postgres for a transaction of `pgbench`.
     pub pgbench_cpu: Duration,
     /// Figures with each number of clusters.
-    pub fills: Vec<FillFigures>,
+    pub fills: Vec<DatabaseSizeFigures>,
     /// Memory of parked polls, and how quickly they end.
     pub parked: Option<ParkedFigures>,
     /// Figures of each attack, one after the other.
@@ -196,7 +196,7 @@ async fn measure_fill(
     clusters: u64,
     options: &[&str],
     progress: &impl Fn(&str),
-) -> Result<FillFigures> {
+) -> Result<DatabaseSizeFigures> {
     progress(&format!("{clusters} clusters: starts"));
     service.stop().await?;
     service.forget_ledger()?;
@@ -219,7 +219,7 @@ async fn measure_fill(
     operations.push(measure_formations(plan, service, &admin, &name).await?);
     operations.push(measure_polls(service, &admin, &name).await?);
     let second = |cpu: Duration| cpu.div_f64(IDLE_TIME.as_secs_f64());
-    Ok(FillFigures {
+    Ok(DatabaseSizeFigures {
         clusters,
         ledger_fill,
         start,
@@ -356,12 +356,12 @@ async fn seated_agents(
 /// Fills the last seat of some clusters, one after the other, while polls of each cluster's other
 /// agents wait. Returns the time from each of these requests to the end of each poll that it ends.
 /// `woken` holds the times at which polls have ended.
-async fn wake_clusters(
+async fn fill_last_seats(
     last_agents: &[BenchAgent],
     woken: &RefCell<Vec<Instant>>,
 ) -> Result<Vec<Duration>> {
     let mut times = Vec::new();
-    for agent in last_agents.iter().take(WAKING_CLUSTERS) {
+    for agent in last_agents.iter().take(CHANGED_CLUSTERS) {
         woken.borrow_mut().clear();
         let sent = Instant::now();
         agent.redeem().await?;
@@ -412,7 +412,7 @@ async fn measure_parked(service: &mut BenchService, parked: usize) -> Result<Par
         tokio::time::sleep(all_wait).await;
         let waiting = service.resident_bytes()?;
         ensure!(woken.borrow().is_empty(), "some polls didn't wait");
-        Ok((waiting, wake_clusters(&last_agents, &woken).await?))
+        Ok((waiting, fill_last_seats(&last_agents, &woken).await?))
     };
     let (waiting, mut times) = tokio::select! {
         ended = polls => ended?,
@@ -498,7 +498,7 @@ impl fmt::Display for AttackFigures {
     }
 }
 
-impl fmt::Display for FillFigures {
+impl fmt::Display for DatabaseSizeFigures {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(f, "\n{} clusters", self.clusters)?;
         writeln!(

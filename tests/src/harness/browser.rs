@@ -40,7 +40,7 @@ pub struct Browser {
     next_id: u64,
     session: Option<String>,
     /// Problems that the browser reported about pages: blocked content, and scripts that failed.
-    complaints: Vec<String>,
+    problems: Vec<String>,
     _process: ChildProcess,
 }
 
@@ -104,7 +104,7 @@ impl Browser {
             answers,
             next_id: 0,
             session: None,
-            complaints: Vec::new(),
+            problems: Vec::new(),
             _process: process,
         };
         browser.open_page()?;
@@ -142,11 +142,11 @@ impl Browser {
                 ensure!(answer.get("error").is_none(), "{method}: {}", answer["error"]);
                 return Ok(answer["result"].clone());
             }
-            self.note_complaint(&answer);
+            self.record_problem(&answer);
         }
     }
 
-    fn note_complaint(&mut self, event: &Value) {
+    fn record_problem(&mut self, event: &Value) {
         let text = match event["method"].as_str() {
             Some("Log.entryAdded") => event["params"]["entry"]["text"].to_string(),
             Some("Runtime.exceptionThrown") => event["params"]["exceptionDetails"].to_string(),
@@ -155,14 +155,14 @@ impl Browser {
         // Chromium also reports the HTTP error status of a page. Tests request such pages on
         // purpose.
         if !text.contains("Failed to load resource") {
-            self.complaints.push(text);
+            self.problems.push(text);
         }
     }
 
     /// Returns the problems of pages that the browser has reported so far.
     #[must_use]
-    pub fn complaints(&self) -> &[String] {
-        &self.complaints
+    pub fn problems(&self) -> &[String] {
+        &self.problems
     }
 
     /// Evaluates a JavaScript expression in the page. A promise is awaited.
@@ -232,8 +232,8 @@ impl Browser {
     }
 
     /// Switches the scripts of pages on or off.
-    pub fn run_scripts(&mut self, is_on: bool) -> Result<()> {
-        let disabled = json!({ "value": !is_on });
+    pub fn set_scripts_enabled(&mut self, are_enabled: bool) -> Result<()> {
+        let disabled = json!({ "value": !are_enabled });
         self.command("Emulation.setScriptExecutionDisabled", disabled).map(drop)
     }
 

@@ -11,7 +11,7 @@ use muster_tests::harness::{AgentProcess, Etcdctl, Network, poll_slowly, wait_fo
 use muster_tests::stock_etcd;
 use serde_json::Value;
 
-use crate::moved_house::{back_up, lose_and_restore};
+use crate::restored_service::{back_up, lose_and_restore};
 use crate::running_cluster::{FormedCluster, LIMIT};
 
 /// Time until the agents have reached a restored service.
