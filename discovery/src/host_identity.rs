@@ -16,7 +16,7 @@ use discovery_types::grant::VerifiedGrant;
 use discovery_types::key::PublicKey;
 use discovery_types::problem::Code;
 use discovery_types::redeem::{HostIdentityError, Redeem};
-use muster_identity::{Cloud, IdentityError, KeysError, TrustedKeys, Unfit};
+use muster_identity::{Cloud, IdentityError, KeysError, RequirementFailure, TrustedKeys};
 
 use crate::error::{ApiError, sentence};
 use crate::members::roster::Roster;
@@ -105,10 +105,10 @@ fn refusal(error: &HostIdentityError, grant: &VerifiedGrant) -> ApiError {
             ),
             true,
         ),
-        HostIdentityError::Unfit(Unfit::Expired | Unfit::Future) => {
-            ("The agent gets another document and tries again by itself.".to_owned(), true)
-        }
-        HostIdentityError::Document(_) | HostIdentityError::Unfit(_) => {
+        HostIdentityError::Requirement(
+            RequirementFailure::Expired | RequirementFailure::Future,
+        ) => ("The agent gets another document and tries again by itself.".to_owned(), true),
+        HostIdentityError::Document(_) | HostIdentityError::Requirement(_) => {
             ("Use a host that the token is for, or ask for another token.".to_owned(), false)
         }
     };

@@ -24,7 +24,7 @@ const SET_BYTE: u8 = 0x31;
 const CONTEXT_0_BYTE: u8 = 0xa0;
 
 /// Reason why a message isn't of this form.
-type Fault = &'static str;
+type CmsError = &'static str;
 
 /// The parts of a message whose signature is not verified yet. Signed attributes were compared with
 /// the content.
@@ -51,7 +51,7 @@ struct Element<'a> {
 }
 
 impl<'a> Elements<'a> {
-    fn next(&mut self) -> Result<Element<'a>, Fault> {
+    fn next(&mut self) -> Result<Element<'a>, CmsError> {
         let (rest, any) = Any::from_ber(self.0).map_err(|_| "no BER")?;
         let whole = &self.0[..self.0.len() - rest.len()];
         self.0 = rest;
@@ -59,7 +59,7 @@ impl<'a> Elements<'a> {
     }
 
     /// Returns the next element if it has the context tag `number`.
-    fn next_tagged(&mut self, number: u32) -> Result<Option<Element<'a>>, Fault> {
+    fn next_tagged(&mut self, number: u32) -> Result<Option<Element<'a>>, CmsError> {
         if self.0.is_empty() {
             return Ok(None);
         }
@@ -73,14 +73,14 @@ impl<'a> Elements<'a> {
         }))
     }
 
-    fn expect(&mut self, tag: Tag, fault: Fault) -> Result<Element<'a>, Fault> {
+    fn expect(&mut self, tag: Tag, fault: CmsError) -> Result<Element<'a>, CmsError> {
         let element = self.next()?;
         let is_expected = element.header.class() == Class::Universal && element.header.tag() == tag;
         is_expected.then_some(element).ok_or(fault)
     }
 
     /// Reads an object identifier and compares it.
-    fn expect_id(&mut self, id: &[u8], fault: Fault) -> Result<(), Fault> {
+    fn expect_id(&mut self, id: &[u8], fault: CmsError) -> Result<(), CmsError> {
         let found = self.expect(Tag::Oid, fault)?;
         if found.contents == id { Ok(()) } else { Err(fault) }
     }
@@ -92,7 +92,7 @@ impl<'a> Element<'a> {
     }
 
     /// Returns the bytes of an octet string, which can be in pieces.
-    fn octets(&self) -> Result<Vec<u8>, Fault> {
+    fn octets(&self) -> Result<Vec<u8>, CmsError> {
         if !self.header.is_constructed() {
             return Ok(self.contents.to_vec());
         }
@@ -111,7 +111,7 @@ impl<'a> Element<'a> {
 
 impl<'a> SignedData<'a> {
     /// Parses a message, and compares the hash in its signed attributes with the content.
-    pub(crate) fn parse(bytes: &'a [u8]) -> Result<Self, Fault> {
+    pub(crate) fn parse(bytes: &'a [u8]) -> Result<Self, CmsError> {
         let mut top = Elements(bytes);
         let mut message = top.expect(Tag::Sequence, "no CMS message")?.elements();
         if !top.0.is_empty() {
@@ -137,7 +137,7 @@ impl<'a> SignedData<'a> {
         Self::read_signer(&signer, content)
     }
 
-    fn read_signer(signer: &Element<'a>, content: Vec<u8>) -> Result<Self, Fault> {
+    fn read_signer(signer: &Element<'a>, content: Vec<u8>) -> Result<Self, CmsError> {
         let mut signer = signer.elements();
         signer.expect(Tag::Integer, "the signer has no version")?;
         // Skip the signer's name: every trusted key is tried.
@@ -160,7 +160,7 @@ impl<'a> SignedData<'a> {
 
 /// Checks that the signed attributes belong to this content. Returns the bytes that are signed: the
 /// attributes as a SET in DER (RFC 5652, section 5.4).
-fn signed_attributes(attributes: &Element<'_>, content: &[u8]) -> Result<Vec<u8>, Fault> {
+fn signed_attributes(attributes: &Element<'_>, content: &[u8]) -> Result<Vec<u8>, CmsError> {
     let mut listed = attributes.elements();
     let (mut types, mut hashes) = (0, 0);
     while !listed.0.is_empty() {

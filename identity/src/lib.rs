@@ -30,7 +30,8 @@ use utoipa::ToSchema;
 
 pub use keys::{KeysError, TrustedKeys};
 pub use requirement::{
-    InvalidRequirement, MAX_ACCOUNTS, MAX_REGIONS, MAX_REQUIREMENTS, Requirement, Unfit, fit_one,
+    InvalidRequirement, MAX_ACCOUNTS, MAX_REGIONS, MAX_REQUIREMENTS, Requirement,
+    RequirementFailure, check_any_requirement,
 };
 
 /// Longest document in bytes, in the form in which the cloud's metadata service hands it out.
@@ -179,8 +180,8 @@ trait Verifier: Sync {
 
 impl IdentityDocument {
     /// Returns the facts in the document, if one of the trusted keys of its cloud has signed it.
-    /// The caller must still compare them with a requirement ([`fit_one`]), which also judges the
-    /// times.
+    /// The caller must still compare them with a requirement ([`check_any_requirement`]), which
+    /// also judges the times.
     ///
     /// # Errors
     /// If the document isn't of its cloud's form, or no trusted key has signed it.

@@ -68,7 +68,7 @@ pub enum InvalidRequirement {
 
 /// Reason why a host doesn't fulfil a requirement.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Unfit {
+pub enum RequirementFailure {
     /// The host runs in a cloud that no requirement names.
     #[error("the host runs in {0}, which the token is not for")]
     Cloud(Cloud),
@@ -135,23 +135,28 @@ impl Requirement {
     /// Checks whether the host with this identity fulfils the requirement at `now` (seconds since
     /// 1970). `bound` is the audience of a document that is bound to the host's agent
     /// ([`crate::audience`]).
-    fn fits(&self, host: &HostIdentity, bound: &str, now: u64) -> Result<(), Unfit> {
+    fn check_host(
+        &self,
+        host: &HostIdentity,
+        bound: &str,
+        now: u64,
+    ) -> Result<(), RequirementFailure> {
         if host.cloud != self.cloud {
-            return Err(Unfit::Cloud(host.cloud));
+            return Err(RequirementFailure::Cloud(host.cloud));
         }
         let is_same = |one: &String, other: &String| one.eq_ignore_ascii_case(other);
         if !self.accounts.iter().any(|account| is_same(account, &host.account)) {
-            return Err(Unfit::Account(format!("the account {}", host.account)));
+            return Err(RequirementFailure::Account(format!("the account {}", host.account)));
         }
         if let Some(tenant) = &self.tenant
             && !host.tenant.as_ref().is_some_and(|found| is_same(tenant, found))
         {
             let found = host.tenant.clone().unwrap_or_default();
-            return Err(Unfit::Account(format!("the tenant {found}")));
+            return Err(RequirementFailure::Account(format!("the tenant {found}")));
         }
         let is_in = |found: &String| self.regions.iter().any(|region| is_same(region, found));
         if !self.regions.is_empty() && !host.region.as_ref().is_some_and(is_in) {
-            return Err(Unfit::Region(host.region.clone().unwrap_or_default()));
+            return Err(RequirementFailure::Region(host.region.clone().unwrap_or_default()));
         }
         let expected = match self.cloud {
             Cloud::Aws => None,
@@ -162,21 +167,21 @@ impl Requirement {
             && host.audience.as_deref() != Some(expected)
         {
             let found = host.audience.clone().unwrap_or_default();
-            return Err(Unfit::Audience { expected: expected.to_owned(), found });
+            return Err(RequirementFailure::Audience { expected: expected.to_owned(), found });
         }
-        self.fits_time(host, now)
+        self.check_time(host, now)
     }
 
-    fn fits_time(&self, host: &HostIdentity, now: u64) -> Result<(), Unfit> {
+    fn check_time(&self, host: &HostIdentity, now: u64) -> Result<(), RequirementFailure> {
         if host.started_at.is_some_and(|started| started > now.saturating_add(SKEW_SECONDS)) {
-            return Err(Unfit::Future);
+            return Err(RequirementFailure::Future);
         }
         if host.expires_at.is_some_and(|ends| ends.saturating_add(SKEW_SECONDS) <= now) {
-            return Err(Unfit::Expired);
+            return Err(RequirementFailure::Expired);
         }
         let Some(most) = self.max_age_seconds else { return Ok(()) };
         let age = host.started_at.map_or(u64::MAX, |started| now.saturating_sub(started));
-        if age > most { Err(Unfit::TooOld { age, most }) } else { Ok(()) }
+        if age > most { Err(RequirementFailure::TooOld { age, most }) } else { Ok(()) }
     }
 }
 
@@ -185,20 +190,20 @@ impl Requirement {
 ///
 /// # Errors
 /// The reason why the host doesn't fulfil the last requirement for its cloud.
-pub fn fit_one(
+pub fn check_any_requirement(
     requirements: &[Requirement],
     host: &HostIdentity,
     bound: &str,
     now: u64,
-) -> Result<(), Unfit> {
-    let mut unfit = Unfit::Cloud(host.cloud);
+) -> Result<(), RequirementFailure> {
+    let mut failure = RequirementFailure::Cloud(host.cloud);
     for requirement in requirements.iter().filter(|required| required.cloud == host.cloud) {
-        match requirement.fits(host, bound, now) {
+        match requirement.check_host(host, bound, now) {
             Ok(()) => return Ok(()),
-            Err(why) => unfit = why,
+            Err(why) => failure = why,
         }
     }
-    Err(unfit)
+    Err(failure)
 }
 
 /// Describes the requirement in the form in which it is typed: `aws:account=1,region=eu-west-1`.

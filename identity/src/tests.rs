@@ -130,15 +130,22 @@ fn a_gcp_document_names_its_machine_and_its_audience() {
     let identity = verify(&document).unwrap();
     assert_eq!(identity.instance_name(), "gcp:77");
     assert_eq!(identity.region.as_deref(), Some("europe-west1"));
-    let fits =
-        |account, bound, now| fit_one(&[required(Cloud::Gcp, account)], &identity, bound, now);
-    assert_eq!(fits("project-1", BOUND, NOW), Ok(()));
-    let other = fits("project-1", "muster:cluster:other", NOW).unwrap_err();
-    assert!(matches!(other, Unfit::Audience { .. }), "{other}");
-    assert!(matches!(fits("project-2", BOUND, NOW), Err(Unfit::Account(_))));
-    assert_eq!(fits("project-1", BOUND, NOW + 3_600 + SKEW_SECONDS - 1), Ok(()));
-    assert_eq!(fits("project-1", BOUND, NOW + 3_600 + SKEW_SECONDS), Err(Unfit::Expired));
-    assert_eq!(fits("project-1", BOUND, NOW - 30 - SKEW_SECONDS - 1), Err(Unfit::Future));
+    let check = |account, bound, now| {
+        check_any_requirement(&[required(Cloud::Gcp, account)], &identity, bound, now)
+    };
+    assert_eq!(check("project-1", BOUND, NOW), Ok(()));
+    let other = check("project-1", "muster:cluster:other", NOW).unwrap_err();
+    assert!(matches!(other, RequirementFailure::Audience { .. }), "{other}");
+    assert!(matches!(check("project-2", BOUND, NOW), Err(RequirementFailure::Account(_))));
+    assert_eq!(check("project-1", BOUND, NOW + 3_600 + SKEW_SECONDS - 1), Ok(()));
+    assert_eq!(
+        check("project-1", BOUND, NOW + 3_600 + SKEW_SECONDS),
+        Err(RequirementFailure::Expired)
+    );
+    assert_eq!(
+        check("project-1", BOUND, NOW - 30 - SKEW_SECONDS - 1),
+        Err(RequirementFailure::Future)
+    );
 }
 
 #[test]
@@ -201,11 +208,17 @@ fn an_azure_document_is_of_a_virtual_machine_in_a_subscription() {
         audience: Some("api://muster".to_owned()),
         ..required(Cloud::Azure, &SUBSCRIPTION.to_uppercase())
     };
-    assert_eq!(fit_one(std::slice::from_ref(&needed), &identity, BOUND, NOW), Ok(()));
+    assert_eq!(check_any_requirement(std::slice::from_ref(&needed), &identity, BOUND, NOW), Ok(()));
     let elsewhere = Requirement { tenant: Some("tenant-2".to_owned()), ..needed.clone() };
-    assert!(matches!(fit_one(&[elsewhere], &identity, BOUND, NOW), Err(Unfit::Account(_))));
+    assert!(matches!(
+        check_any_requirement(&[elsewhere], &identity, BOUND, NOW),
+        Err(RequirementFailure::Account(_))
+    ));
     let elsewhere = Requirement { audience: Some("api://x".to_owned()), ..needed };
-    assert!(matches!(fit_one(&[elsewhere], &identity, BOUND, NOW), Err(Unfit::Audience { .. })));
+    assert!(matches!(
+        check_any_requirement(&[elsewhere], &identity, BOUND, NOW),
+        Err(RequirementFailure::Audience { .. })
+    ));
     // A user-assigned identity belongs to no machine, so the machine that requested the JWT counts.
     let mut claims = azure_claims();
     claims["xms_mirid"] = json!("/subscriptions/x/providers/Microsoft.ManagedIdentity/id-1");
@@ -219,24 +232,30 @@ fn an_azure_document_is_of_a_virtual_machine_in_a_subscription() {
 fn age_and_region_of_an_instance_are_limited() {
     let identity = verify(&fixtures::aws("1", "i-1", NOW - 100)).unwrap();
     let base = required(Cloud::Aws, "1");
-    let fits = |needed: Requirement| fit_one(&[needed], &identity, BOUND, NOW);
-    assert_eq!(fits(base.clone()), Ok(()));
-    assert_eq!(fits(Requirement { max_age_seconds: Some(100), ..base.clone() }), Ok(()));
-    let old = fits(Requirement { max_age_seconds: Some(99), ..base.clone() });
-    assert_eq!(old, Err(Unfit::TooOld { age: 100, most: 99 }));
+    let check = |needed: Requirement| check_any_requirement(&[needed], &identity, BOUND, NOW);
+    assert_eq!(check(base.clone()), Ok(()));
+    assert_eq!(check(Requirement { max_age_seconds: Some(100), ..base.clone() }), Ok(()));
+    let old = check(Requirement { max_age_seconds: Some(99), ..base.clone() });
+    assert_eq!(old, Err(RequirementFailure::TooOld { age: 100, most: 99 }));
     let region = |name: &str| Requirement { regions: vec![name.to_owned()], ..base.clone() };
-    assert_eq!(fits(region("eu-west-1")), Ok(()));
-    assert_eq!(fits(region("EU-West-1")), Ok(()), "the case of a region's name means nothing");
-    assert_eq!(fits(region("eu-west-2")), Err(Unfit::Region("eu-west-1".to_owned())));
+    assert_eq!(check(region("eu-west-1")), Ok(()));
+    assert_eq!(check(region("EU-West-1")), Ok(()), "the case of a region's name means nothing");
+    assert_eq!(check(region("eu-west-2")), Err(RequirementFailure::Region("eu-west-1".to_owned())));
     // A host must fulfil one of several requirements. A refusal names the fault of the requirement
     // for the host's own cloud.
     let several = [required(Cloud::Gcp, "1"), region("eu-west-2"), base.clone()];
-    assert_eq!(fit_one(&several, &identity, BOUND, NOW), Ok(()));
+    assert_eq!(check_any_requirement(&several, &identity, BOUND, NOW), Ok(()));
     let others = [required(Cloud::Aws, "2"), required(Cloud::Gcp, "1")];
-    assert!(matches!(fit_one(&others, &identity, BOUND, NOW), Err(Unfit::Account(_))));
-    let other_cloud = fit_one(&others[1..], &identity, BOUND, NOW);
-    assert_eq!(other_cloud, Err(Unfit::Cloud(Cloud::Aws)));
-    assert_eq!(fit_one(&[], &identity, BOUND, NOW), Err(Unfit::Cloud(Cloud::Aws)));
+    assert!(matches!(
+        check_any_requirement(&others, &identity, BOUND, NOW),
+        Err(RequirementFailure::Account(_))
+    ));
+    let other_cloud = check_any_requirement(&others[1..], &identity, BOUND, NOW);
+    assert_eq!(other_cloud, Err(RequirementFailure::Cloud(Cloud::Aws)));
+    assert_eq!(
+        check_any_requirement(&[], &identity, BOUND, NOW),
+        Err(RequirementFailure::Cloud(Cloud::Aws))
+    );
 }
 
 #[test]

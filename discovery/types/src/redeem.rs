@@ -1,6 +1,8 @@
 //! Redeem envelopes, in which an agent hands its record to one service.
 
-use muster_identity::{IdentityDocument, IdentityError, TrustedKeys, Unfit, fit_one};
+use muster_identity::{
+    IdentityDocument, IdentityError, RequirementFailure, TrustedKeys, check_any_requirement,
+};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 use uuid::Uuid;
@@ -62,7 +64,7 @@ pub enum HostIdentityError {
     Document(#[from] IdentityError),
     /// The host isn't one that the token is for.
     #[error("{0}")]
-    Unfit(#[from] Unfit),
+    Requirement(#[from] RequirementFailure),
 }
 
 impl Redeem {
@@ -81,7 +83,7 @@ impl Redeem {
         let document = self.identity.as_ref().ok_or(HostIdentityError::Missing)?;
         let identity = document.verify(keys)?;
         let audience = muster_identity::audience(&self.cluster, self.signed.record.kid());
-        fit_one(&grant.require, &identity, &audience, now)?;
+        check_any_requirement(&grant.require, &identity, &audience, now)?;
         Ok(Some(identity.instance_name()))
     }
 
