@@ -473,7 +473,7 @@ fn an_unfinished_take_over_can_be_given_back() -> Result<()> {
 
 /// A host that shows the bundle of another member must be refused.
 #[test]
-fn a_bundle_is_good_for_its_own_member_alone() -> Result<()> {
+fn a_bundle_of_another_member_is_refused() -> Result<()> {
     let Some(etcd) = oldest() else { return Ok(()) };
     let mut adoption = AdoptionTestbed::start(&etcd)?;
     adoption.sign()?;
@@ -557,7 +557,7 @@ fn run_with_units(
 /// An etcd that a unit runs is found by its unit, stopped, and given back if the agent's unit
 /// fails.
 #[test]
-fn units_change_places_and_a_failed_take_over_gives_the_etcd_back() -> Result<()> {
+fn a_failed_take_over_restarts_the_etcd_unit() -> Result<()> {
     let Some(etcd) = oldest() else { return Ok(()) };
     let mut adoption = AdoptionTestbed::start(&etcd)?;
     let units = FakeSystemd::new(adoption.testbed.path("units"))?;

@@ -253,7 +253,7 @@ impl VerifiedIntent {
         }
         let mut policy = None;
         let mut operation = None;
-        let (verb, errand, issued_at, latest) = match (intent.authority.typ(), &intent.redeem) {
+        let (verb, change, issued_at, latest) = match (intent.authority.typ(), &intent.redeem) {
             (JwsType::Grant, Some(redeem)) => {
                 let grant = verify_ticket(&intent.authority, chain)?;
                 let record = Box::new(verify_newcomer(redeem, &grant, chain)?);
@@ -273,7 +273,7 @@ impl VerifiedIntent {
                 if order.planned_at != intent.planned_at {
                     return Err(IntentError::Mismatch("the order was given on another plan"));
                 }
-                let (verb, errand) = match order.change.clone() {
+                let (verb, change) = match order.change.clone() {
                     OrderedChange::Remove { member } => {
                         (Verb::Remove, IntentChange::Remove { member })
                     }
@@ -281,7 +281,7 @@ impl VerifiedIntent {
                         (Verb::Update, IntentChange::Update { member, peer_urls })
                     }
                 };
-                (verb, errand, order.issued_at, order.expires_at)
+                (verb, change, order.issued_at, order.expires_at)
             }
             (JwsType::Grant, None) => {
                 return Err(IntentError::Mismatch("a ticket, and nobody who redeemed it"));
@@ -298,7 +298,7 @@ impl VerifiedIntent {
         if intent.expires_at > latest {
             return Err(IntentError::TooLong);
         }
-        Ok(Self { intent: intent.clone(), change: errand, issued_at, policy })
+        Ok(Self { intent: intent.clone(), change, issued_at, policy })
     }
 
     /// Returns the replacement policy by which the newcomer wants a place. `None` if a ticket or an
@@ -309,7 +309,7 @@ impl VerifiedIntent {
 
     /// Returns the intent of a newcomer under a policy, with the member that it replaces. The
     /// policy names no member: the cluster's agents decide which one is dead.
-    pub fn replacing(mut self, member: MemberId) -> Self {
+    pub fn with_replaced_member(mut self, member: MemberId) -> Self {
         if let IntentChange::Add { replaces, .. } = &mut self.change
             && self.policy.is_some()
         {

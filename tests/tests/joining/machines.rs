@@ -32,7 +32,7 @@ fn agent_on(
 /// A cluster forms and replaces a dead member by a policy that requires machines of one account.
 /// Hosts with the same bundle but without a document, or with a member's document, must be refused.
 #[test]
-fn a_policys_bundle_is_worth_nothing_without_a_machine_of_the_account() -> Result<()> {
+fn a_policys_bundle_requires_a_machine_of_the_account() -> Result<()> {
     let keys = tempfile::tempdir()?;
     fs_err::write(keys.path().join("aws.pem"), fixtures::CERTIFICATE)?;
     let mut options = TestbedOptions::default();

@@ -152,7 +152,7 @@ fn agents_find_a_service_that_moved_by_one_hosts_file_and_the_clusters_store() -
 }
 
 #[test]
-fn what_no_owner_of_the_cluster_signed_last_is_refused() -> Result<()> {
+fn service_statements_without_a_current_owners_signature_are_refused() -> Result<()> {
     let mut running = FormedCluster::start(Network::loopback(1), 1, None)?;
     let (owner, issuer) =
         (SigningKey::load(&running.testbed.admin_key())?, running.testbed.path("ian.pem"));

@@ -110,7 +110,7 @@ fn wait_heard(running: &FormedCluster, count: usize, later: &AgentProcess) -> Re
 }
 
 #[test]
-fn a_service_restored_at_its_url_takes_back_whoever_joined_after_its_backup() -> Result<()> {
+fn members_that_joined_after_the_backup_are_readmitted() -> Result<()> {
     let mut running = FormedCluster::start(Network::loopback(3), 1, None)?;
     let backups = back_up(&running)?;
     let second = running.newcomer(1, &[])?;

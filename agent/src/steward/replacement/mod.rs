@@ -655,7 +655,9 @@ fn lost_intent(
 fn resolve(intent: VerifiedIntent, policy_use: &PolicyUse) -> VerifiedIntent {
     match policy_use.fills_vacancy {
         true => intent,
-        false => intent.replacing(discovery_types::digest::MemberId::new(policy_use.member.0)),
+        false => {
+            intent.with_replaced_member(discovery_types::digest::MemberId::new(policy_use.member.0))
+        }
     }
 }
 

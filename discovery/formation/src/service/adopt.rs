@@ -19,14 +19,14 @@ impl StepState<'_> {
         if document.proposal.epoch > MAX_EPOCH {
             return Err(Refusal::EpochTooFar { sent: document.proposal.epoch, limit: MAX_EPOCH });
         }
-        let accepted_away = self
+        let ended_by_db_accept = self
             .cluster
             .ended
             .as_ref()
             .is_some_and(|ended| ended.cause == EndCause::DatabaseAccepted);
         match self.cluster.phase {
             Phase::Open | Phase::Preparing => self.commit_document(document),
-            Phase::Abandoned if accepted_away => self.commit_document(document),
+            Phase::Abandoned if ended_by_db_accept => self.commit_document(document),
             Phase::Committed | Phase::Formed => {
                 let decided = self.cluster.frozen.as_ref().map(|frozen| frozen.proposal_hash);
                 if let Some(decided) = decided.filter(|&decided| decided != document.proposal_hash)

@@ -91,7 +91,7 @@ async fn one_bundle_forms_a_cluster_and_later_lets_hosts_wait_for_a_place() {
     assert_eq!((record.agent_key, *replaces), (late.record.agent_key, None));
     assert_eq!((intent.verb, intent.policy().unwrap().id), (Verb::Replace, grant.id));
     let member = MemberId::new(5);
-    assert_eq!(intent.replacing(member).leaving_member(), Some(member));
+    assert_eq!(intent.with_replaced_member(member).leaving_member(), Some(member));
     assert_eq!(late.join().await.unwrap().intent, *view, "the same key, the same answer");
     service.stop().await;
 }

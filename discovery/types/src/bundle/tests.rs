@@ -54,7 +54,7 @@ fn debug_shows_no_secret() {
 
 /// Shows the error message for each kind of malformed bundle.
 #[test]
-fn junk_gets_an_answer_that_helps() {
+fn malformed_bundles_get_helpful_errors() {
     let token = line().rsplit(' ').next().unwrap().to_owned();
     let mut mangled = line();
     let last = if mangled.ends_with('a') { "b" } else { "a" };

@@ -329,7 +329,7 @@ fn each_newcomer_under_a_policy_has_a_change_of_its_own_and_names_no_member() {
         assert_ne!(verified.step_operation(step), by_policy_alone, "another newcomer has it too");
     }
     let dead = MemberId::new(7);
-    assert_eq!(verified.replacing(dead).leaving_member(), Some(dead));
+    assert_eq!(verified.with_replaced_member(dead).leaving_member(), Some(dead));
 
     for operation in [
         OperationId::of(&authority, Verb::Replace),
@@ -342,5 +342,5 @@ fn each_newcomer_under_a_policy_has_a_change_of_its_own_and_names_no_member() {
     // A ticket's own member can't be changed.
     let ticket = join_fixture();
     let verified = VerifiedIntent::verify(&joining(&ticket), &ticket.chain()).unwrap();
-    assert_eq!(verified.replacing(dead).leaving_member(), None);
+    assert_eq!(verified.with_replaced_member(dead).leaving_member(), None);
 }
