@@ -185,11 +185,11 @@ impl ClientEndpoint {
         url: &str,
         identity: Option<&ClientTlsIdentity>,
     ) -> Result<Self, EndpointError> {
-        let door = Self::parse(url, identity)?;
-        if identity.is_some() && door.identity.is_none() {
+        let parsed = Self::parse(url, identity)?;
+        if identity.is_some() && parsed.identity.is_none() {
             return Err(EndpointError::WithoutTls(url.to_owned()));
         }
-        Ok(door)
+        Ok(parsed)
     }
 
     /// Returns the TLS identity; `None` without TLS.
@@ -231,10 +231,10 @@ impl ClientEndpoint {
         };
         let endpoint = Endpoint::from_shared(format!("http://{host}:{}", self.port))
             .map_err(io::Error::other)?;
-        let door = self.clone();
+        let target = self.clone();
         let connector = tower::service_fn(move |_: Uri| {
-            let door = door.clone();
-            async move { door.open(b"h2").await.map(TokioIo::new) }
+            let target = target.clone();
+            async move { target.open(b"h2").await.map(TokioIo::new) }
         });
         endpoint
             .connect_with_connector(connector)
@@ -291,7 +291,8 @@ mod tests {
 
     #[test]
     fn an_endpoint_is_typed_as_etcdctl_takes_it() {
-        let at = |text: &str| ClientEndpoint::parse(text, None).map(|door| door.to_string());
+        let at =
+            |text: &str| ClientEndpoint::parse(text, None).map(|endpoint| endpoint.to_string());
         assert_eq!(at("http://10.0.0.1:2379").unwrap(), "http://10.0.0.1:2379");
         assert_eq!(at("127.0.0.1:2379/").unwrap(), "http://127.0.0.1:2379");
         assert_eq!(at("http://[::1]:2379").unwrap(), "http://[::1]:2379");

@@ -15,7 +15,7 @@ use crate::state::adopted::{AdoptedNode, AdoptionStage, CertificateFiles};
 const VARIABLE_PREFIX: &str = "ETCD_";
 
 /// Flags of the etcd that the agent leaves out, besides the flags that it sets itself.
-const DROPPED: &[&str] = &[
+const OMITTED_FLAGS: &[&str] = &[
     // etcd has to log to standard error, because the agent reads its log there.
     "log-output",
     "log-outputs",
@@ -25,7 +25,7 @@ const DROPPED: &[&str] = &[
 ];
 
 /// Flags that keep an etcd from coming under management, each with the reason.
-const REFUSED: &[(&str, &str)] = &[
+const UNSUPPORTED_FLAGS: &[(&str, &str)] = &[
     (
         "config-file",
         "its settings are in a configuration file: start it with flags or ETCD_* variables",
@@ -151,7 +151,7 @@ impl EtcdConfig {
         program: &Path,
         unit: Option<String>,
     ) -> Result<AdoptedNode, EtcdConfigError> {
-        for (flag, why) in REFUSED {
+        for (flag, why) in UNSUPPORTED_FLAGS {
             if self.is_set(flag) {
                 return Err(EtcdConfigError::Refused { flag: (*flag).to_owned(), why });
             }
@@ -173,8 +173,8 @@ impl EtcdConfig {
         let listen = |flag| self.value(flag).unwrap_or_default().to_owned();
         let default_directory = format!("{}.etcd", self.etcd_name());
         let kept = self.flags.iter().filter(|(name, _)| {
-            let is_refused = REFUSED.iter().any(|(flag, _)| flag == name);
-            !is_set_by_agent(name) && !DROPPED.contains(&name.as_str()) && !is_refused
+            let is_refused = UNSUPPORTED_FLAGS.iter().any(|(flag, _)| flag == name);
+            !is_set_by_agent(name) && !OMITTED_FLAGS.contains(&name.as_str()) && !is_refused
         });
         Ok(AdoptedNode {
             version: AdoptedNode::VERSION,

@@ -24,7 +24,7 @@ pub(crate) struct TakeOverRecord {
     version: u32,
     /// The member that is being restarted.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    at_work: Option<MemberAtWork>,
+    at_work: Option<RestartingMember>,
     /// Ids of the members that an agent runs, in hexadecimal.
     #[serde(default)]
     managed: Vec<String>,
@@ -32,7 +32,7 @@ pub(crate) struct TakeOverRecord {
 
 /// A member that is being restarted.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-struct MemberAtWork {
+struct RestartingMember {
     id: String,
     name: String,
 }
@@ -50,7 +50,7 @@ impl TakeOverRecord {
             }
             _ => {
                 let id = id.to_string();
-                self.at_work = Some(MemberAtWork { id, name: name.to_owned() });
+                self.at_work = Some(RestartingMember { id, name: name.to_owned() });
                 Ok(())
             }
         }

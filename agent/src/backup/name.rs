@@ -142,7 +142,7 @@ impl ClusterFolder {
     }
 
     /// Returns a folder that belongs to no cluster, for checks of a store.
-    pub(super) fn of_nobody() -> Self {
+    pub(super) fn for_check() -> Self {
         Self("muster-check".to_owned())
     }
 

@@ -61,36 +61,38 @@ pub(crate) struct ClusterApiClient {
 impl ClusterApiClient {
     /// Makes a client that tries these client ports in order, and uses the first that it can
     /// connect to.
-    pub(crate) fn new(doors: Vec<ClientEndpoint>) -> Self {
-        Self { endpoints: doors }
+    pub(crate) fn new(endpoints: Vec<ClientEndpoint>) -> Self {
+        Self { endpoints }
     }
 
     /// Returns a client that also tries these members' client URLs, after the ports of `self`. One
     /// of those ports may belong to a member that is about to be removed.
     pub(crate) fn with_members(&self, members: &MemberList) -> Self {
-        let mut doors = self.endpoints.clone();
+        let mut endpoints = self.endpoints.clone();
         for url in members.list.iter().flat_map(|member| &member.client_urls) {
             let identity = self.endpoints.iter().find_map(ClientEndpoint::identity);
-            doors.extend(
-                ClientEndpoint::of_member(url, identity).ok().filter(|door| !self.has(door)),
+            endpoints.extend(
+                ClientEndpoint::of_member(url, identity)
+                    .ok()
+                    .filter(|endpoint| !self.has(endpoint)),
             );
         }
-        Self { endpoints: doors }
+        Self { endpoints }
     }
 
     /// Returns a client that also tries the client ports of `other`.
     pub(crate) fn with_endpoints_of(&self, other: &Self) -> Self {
         let mut joined = self.clone();
-        for door in &other.endpoints {
-            if !joined.has(door) {
-                joined.endpoints.push(door.clone());
+        for endpoint in &other.endpoints {
+            if !joined.has(endpoint) {
+                joined.endpoints.push(endpoint.clone());
             }
         }
         joined
     }
 
-    fn has(&self, door: &ClientEndpoint) -> bool {
-        self.endpoints.iter().any(|own| own.to_string() == door.to_string())
+    fn has(&self, endpoint: &ClientEndpoint) -> bool {
+        self.endpoints.iter().any(|own| own.to_string() == endpoint.to_string())
     }
 
     /// Returns the members by a linearizable read.
@@ -196,16 +198,16 @@ impl ClusterApiClient {
     /// address instead.
     pub(crate) fn client_of(&self, member: &ClusterMember) -> Result<Self, ClusterError> {
         let identity = self.endpoints.iter().find_map(ClientEndpoint::identity);
-        let (mut doors, mut refused) = (Vec::new(), None);
+        let (mut endpoints, mut refused) = (Vec::new(), None);
         for url in &member.client_urls {
             match ClientEndpoint::of_member(url, identity) {
-                Ok(door) => doors.push(door),
+                Ok(endpoint) => endpoints.push(endpoint),
                 Err(error) => refused = Some(error),
             }
         }
         match refused {
-            Some(error) if doors.is_empty() => Err(error.into()),
-            _ => Ok(Self::new(doors)),
+            Some(error) if endpoints.is_empty() => Err(error.into()),
+            _ => Ok(Self::new(endpoints)),
         }
     }
 
@@ -219,11 +221,11 @@ impl ClusterApiClient {
         let (what, deadline, is_change) = kind.parts();
         let mut unreachable = Vec::new();
         let mut last = None;
-        for door in &self.endpoints {
-            let channel = match door.channel().await {
+        for endpoint in &self.endpoints {
+            let channel = match endpoint.channel().await {
                 Ok(channel) => channel,
                 Err(error) => {
-                    unreachable.push(format!("{door}: {}", error_chain(&error)));
+                    unreachable.push(format!("{endpoint}: {}", error_chain(&error)));
                     continue;
                 }
             };
@@ -242,8 +244,8 @@ impl ClusterApiClient {
 }
 
 /// Returns the status of the node at this client port.
-pub(crate) async fn node_status(door: &ClientEndpoint) -> Result<NodeStatus, ClusterError> {
-    ClusterApiClient::new(vec![door.clone()]).status().await
+pub(crate) async fn node_status(endpoint: &ClientEndpoint) -> Result<NodeStatus, ClusterError> {
+    ClusterApiClient::new(vec![endpoint.clone()]).status().await
 }
 
 /// Kind of a request, which determines its deadline.

@@ -202,7 +202,7 @@ impl SetupChecker<'_> {
             self.report.fail_with("state", &half_made_error(&node));
             return None;
         }
-        if let Err(end) = adopt::refuse_run(layout) {
+        if let Err(end) = adopt::check_may_run(layout) {
             self.report.fail_with("state", &end);
             return None;
         }
@@ -273,8 +273,8 @@ impl SetupChecker<'_> {
 
     /// Reads the bundle, if a start does. Returns the cluster that this host joins, or has joined.
     async fn check_bundle(&mut self, state: &DiskState) -> Option<Join> {
-        let keepsakes = state.loaded.as_ref().map(|loaded| loaded.extras.clone());
-        let keepsakes: JournalExtras = keepsakes.unwrap_or_default();
+        let extras = state.loaded.as_ref().map(|loaded| loaded.extras.clone());
+        let extras: JournalExtras = extras.unwrap_or_default();
         let bundle = match state.is_member {
             true => Ok(None),
             false => read_bundle(self.settings).await,
@@ -295,7 +295,7 @@ impl SetupChecker<'_> {
                 None
             }
         };
-        match cluster_to_join(&keepsakes, bundle.as_ref()) {
+        match cluster_to_join(&extras, bundle.as_ref()) {
             Ok(join) => {
                 if bundle.is_some() {
                     let from = match &self.settings.bundle {

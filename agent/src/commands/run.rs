@@ -55,7 +55,7 @@ pub(crate) async fn run(typed: cli::RunArguments) -> Result<(), ExitError> {
     let path = std::env::var_os("PATH");
     let mut settings = RunSettings::resolve(typed, &own_program, path.as_deref())?;
     settings.layout = settings.layout.create().map_err(state_exit_error)?;
-    adopt::refuse_run(&settings.layout)?;
+    adopt::check_may_run(&settings.layout)?;
     let holder = format!("muster-agent run, pid {}", std::process::id());
     let _lock =
         lock::acquire(&settings.layout.agent_lock(), &holder).map_err(|error| match error {
@@ -174,7 +174,7 @@ struct Daemon<'a> {
 struct LoadedState {
     key: SigningKey,
     journal: Journal,
-    keepsakes: JournalExtras,
+    extras: JournalExtras,
     document: Option<discovery_types::document::VerifiedDocument>,
 }
 
@@ -350,16 +350,16 @@ impl Daemon<'_> {
                     .to_owned(),
             ));
         }
-        let (key, journal, keepsakes) =
+        let (key, journal, extras) =
             journal::create(&self.settings.layout, machine).map_err(state_exit_error)?;
         crash::at(Failpoint::Key);
         tracing::info!(agent.key = %key.public(), "a new key was made for this host");
-        self.form_with(LoadedState { key, journal, keepsakes, document: None }, bundle).await
+        self.form_with(LoadedState { key, journal, extras, document: None }, bundle).await
     }
 
     async fn form(&self, found: LoadedState) -> Result<(), ExitError> {
         let layout = &self.settings.layout;
-        journal::write(layout, &found.journal, &found.keepsakes).map_err(state_exit_error)?;
+        journal::write(layout, &found.journal, &found.extras).map_err(state_exit_error)?;
         let read = self.stop.run_until_cancelled(read_bundle(self.settings)).await;
         let bundle = match read {
             None => return Ok(()),
@@ -375,11 +375,11 @@ impl Daemon<'_> {
     }
 
     async fn form_with(&self, found: LoadedState, bundle: Option<Bundle>) -> Result<(), ExitError> {
-        let join = cluster_to_join(&found.keepsakes, bundle.as_ref())?;
-        let LoadedState { key, journal, mut keepsakes, document } = found;
-        keepsakes.join = Some(join.clone());
+        let join = cluster_to_join(&found.extras, bundle.as_ref())?;
+        let LoadedState { key, journal, mut extras, document } = found;
+        extras.join = Some(join.clone());
         let layout = self.settings.layout.clone();
-        let mut protocol = Protocol::new(layout, key, journal, keepsakes, document);
+        let mut protocol = Protocol::new(layout, key, journal, extras, document);
         let Some(addresses) = self.addresses(&join).await? else { return Ok(()) };
         let zone = match &bundle {
             Some(_) => self.stop.run_until_cancelled(self.zone()).await,
@@ -451,37 +451,37 @@ impl Daemon<'_> {
 
     async fn launch_held(&self, found: LoadedState) -> Result<(), ExitError> {
         let layout = &self.settings.layout;
-        journal::write(layout, &found.journal, &found.keepsakes).map_err(state_exit_error)?;
-        let join = cluster_to_join(&found.keepsakes, None)?;
-        let listen = found.keepsakes.listen.ok_or_else(|| {
+        journal::write(layout, &found.journal, &found.extras).map_err(state_exit_error)?;
+        let join = cluster_to_join(&found.extras, None)?;
+        let listen = found.extras.listen.ok_or_else(|| {
             ExitError::DoNotRestart("the journal holds a document and no listen address".to_owned())
         })?;
-        let LoadedState { key, journal, keepsakes, document } = found;
-        let mut protocol = Protocol::new(layout.clone(), key, journal, keepsakes, document);
+        let LoadedState { key, journal, extras, document } = found;
+        let mut protocol = Protocol::new(layout.clone(), key, journal, extras, document);
         let bootstrap = Bootstrap::new(&mut protocol, join, listen, self.context())?;
         let formed = bootstrap.launch_held().await?;
         self.handle_formation_result(formed, protocol).await
     }
 
     async fn supervise(&self, found: LoadedState) -> Result<(), ExitError> {
-        let LoadedState { key, journal, mut keepsakes, document } = found;
+        let LoadedState { key, journal, mut extras, document } = found;
         let layout = self.settings.layout.clone();
         let record = node_start::own_record(&journal, key.public())?;
         addresses::apply_address_flags(
-            &mut keepsakes,
+            &mut extras,
             &record,
             self.settings,
             &self.host.addresses(),
         )?;
         // A node that has data starts even if the agent's disk is full: only reports need the new
         // boot counter.
-        if let Err(error) = journal::write(&layout, &journal, &keepsakes) {
+        if let Err(error) = journal::write(&layout, &journal, &extras) {
             tracing::warn!(
                 error = error_chain(&error),
                 "can't journal this start; the node starts anyway"
             );
         }
-        let mut protocol = Protocol::new(layout, key, journal, keepsakes, document);
+        let mut protocol = Protocol::new(layout, key, journal, extras, document);
         let watch = HostAddressWatch::of(
             &self.host,
             &protocol.layout,
@@ -589,19 +589,19 @@ impl Daemon<'_> {
 
     /// Shows the journal's facts in the status before anything else happens.
     fn show_journal(&self, loaded: &VerifiedJournal) {
-        let VerifiedJournal { journal, extras: keepsakes, .. } = loaded;
+        let VerifiedJournal { journal, extras, .. } = loaded;
         let incarnation = loaded.for_directory().incarnation;
         self.board.update(|status| {
-            status.cluster_id = keepsakes.join.as_ref().map(|join| join.cluster.to_string());
+            status.cluster_id = extras.join.as_ref().map(|join| join.cluster.to_string());
             status.key = Some(convert::public_key(journal.key).to_string());
             status.incarnation = Some(incarnation.to_string());
-            status.client_listen = keepsakes.listen.map(|listen| listen.client.to_string());
+            status.client_listen = extras.listen.map(|listen| listen.client.to_string());
             if let Some(record) = &journal.record {
                 status.name = Some(record.name.clone());
                 status.peer_url = record.peer_urls.first().cloned();
                 status.client_url = record.client_urls.first().cloned();
             }
-            if let Some(moved) = &keepsakes.moved {
+            if let Some(moved) = &extras.moved {
                 status.peer_url = Some(moved.peer_url.to_string());
                 status.client_url = Some(moved.client_url.to_string());
                 status.client_listen = Some(moved.listen.client.to_string());
@@ -631,6 +631,6 @@ impl Daemon<'_> {
 
 /// Returns the journal with its boot counter increased, for a new session.
 fn with_next_boot((key, loaded): (SigningKey, VerifiedJournal)) -> LoadedState {
-    let VerifiedJournal { journal, extras: keepsakes, document, .. } = loaded;
-    LoadedState { key, journal: journal.with_next_boot(), keepsakes, document }
+    let VerifiedJournal { journal, extras, document, .. } = loaded;
+    LoadedState { key, journal: journal.with_next_boot(), extras, document }
 }

@@ -136,15 +136,15 @@ async fn make_report(layout: &Layout) -> Result<StatusReport, StateError> {
         state::read(&layout.status())?.and_then(|bytes| serde_json::from_slice(&bytes).ok());
     let tombstone = removal::recorded_removal(layout)?;
     let node_pid = running_node_pid(layout)?;
-    let door = status.as_ref().and_then(|status| status.own_node(&layout.tls()));
+    let endpoint = status.as_ref().and_then(|status| status.own_node(&layout.tls()));
     let mut peers = PeerReport::default();
-    let (node_health, node_health_error) = match (node_pid, door) {
-        (Some(_), Some(Ok(door))) => {
-            let own = node_status(&door).await;
-            let health = ask_health(&door, &own).await;
+    let (node_health, node_health_error) = match (node_pid, endpoint) {
+        (Some(_), Some(Ok(endpoint))) => {
+            let own = node_status(&endpoint).await;
+            let health = ask_health(&endpoint, &own).await;
             // If the node doesn't answer a status request, it can't list the peers either.
             if own.is_ok() && !health.as_ref().is_ok_and(|health| health.ready) {
-                peers = member::report_peers(&door).await;
+                peers = member::report_peers(&endpoint).await;
             }
             health.map_or_else(|why| (None, Some(why)), |health| (Some(health), None))
         }
@@ -171,7 +171,7 @@ async fn make_report(layout: &Layout) -> Result<StatusReport, StateError> {
 /// Returns the node's health. A node without a leader answers a health check only after waiting for
 /// one. So its status is checked for a leader first.
 async fn ask_health(
-    door: &ClientEndpoint,
+    endpoint: &ClientEndpoint,
     own: &Result<NodeStatus, ClusterError>,
 ) -> Result<Health, String> {
     match own {
@@ -181,7 +181,7 @@ async fn ask_health(
         Err(ClusterError::Unreachable(why)) => {
             Err(format!("the node doesn't answer: {}", why.join("; ")))
         }
-        _ => door.check_health().await.map_err(|error| error_chain(&error)),
+        _ => endpoint.check_health().await.map_err(|error| error_chain(&error)),
     }
 }
 

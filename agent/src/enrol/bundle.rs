@@ -100,10 +100,10 @@ fn warn_of_readers(path: &Path, file: &File) -> std::io::Result<()> {
 /// Returns the cluster to join, as the bundle describes it. Without a bundle, the journal's
 /// description counts. A bundle of another cluster than the journal's is refused.
 pub(crate) fn cluster_to_join(
-    keepsakes: &JournalExtras,
+    extras: &JournalExtras,
     bundle: Option<&Bundle>,
 ) -> Result<Join, ExitError> {
-    let known = keepsakes.join.as_ref();
+    let known = extras.join.as_ref();
     let told = bundle.map(|bundle| Join {
         urls: bundle.urls.clone(),
         pins: bundle.pins.clone(),
@@ -150,8 +150,8 @@ mod tests {
     fn a_bundle_of_another_cluster_is_refused_with_exit_code_3() {
         let first =
             cluster_to_join(&JournalExtras::default(), Some(&bundle(Uuid::now_v7(), 1))).unwrap();
-        let keepsakes = JournalExtras { join: Some(first), ..JournalExtras::default() };
-        let end = cluster_to_join(&keepsakes, Some(&bundle(Uuid::now_v7(), 1))).unwrap_err();
+        let extras = JournalExtras { join: Some(first), ..JournalExtras::default() };
+        let end = cluster_to_join(&extras, Some(&bundle(Uuid::now_v7(), 1))).unwrap_err();
         assert_eq!(end.code(), 3);
     }
 
@@ -159,10 +159,10 @@ mod tests {
     fn a_newer_bundle_of_the_same_cluster_replaces_the_services_urls() {
         let cluster = Uuid::now_v7();
         let first = cluster_to_join(&JournalExtras::default(), Some(&bundle(cluster, 1))).unwrap();
-        let keepsakes = JournalExtras { join: Some(first), ..JournalExtras::default() };
-        let moved = cluster_to_join(&keepsakes, Some(&bundle(cluster, 2))).unwrap();
+        let extras = JournalExtras { join: Some(first), ..JournalExtras::default() };
+        let moved = cluster_to_join(&extras, Some(&bundle(cluster, 2))).unwrap();
         assert_eq!(moved.urls[0].port(), 2);
-        assert_eq!(cluster_to_join(&keepsakes, None).unwrap().urls[0].port(), 1);
+        assert_eq!(cluster_to_join(&extras, None).unwrap().urls[0].port(), 1);
     }
 
     #[test]

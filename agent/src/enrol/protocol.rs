@@ -39,12 +39,12 @@ impl Protocol {
         layout: Layout,
         key: SigningKey,
         journal: Journal,
-        keepsakes: JournalExtras,
+        extras: JournalExtras,
         document: Option<VerifiedDocument>,
     ) -> Self {
         let nonce = u128::from_be_bytes(*Nonce::random().as_bytes());
         let agent = Agent::new(journal, nonce);
-        Self { layout, key: Arc::new(key), agent, extras: keepsakes, document }
+        Self { layout, key: Arc::new(key), agent, extras, document }
     }
 
     /// Restarts the state machine from its journal, in the same session. Used after the state

@@ -44,17 +44,17 @@ pub(super) fn missing_in_journal(what: &str) -> ExitError {
 }
 
 /// Returns the member's addresses according to the journal. If the member has not moved, the listen
-/// address in `said` overrides the journalled one.
+/// address in `flags` overrides the journalled one.
 pub(crate) fn journalled_addresses(
-    keepsakes: &JournalExtras,
+    extras: &JournalExtras,
     record: &Record,
-    said: &AddressFlags,
+    flags: &AddressFlags,
 ) -> Result<Addresses, ExitError> {
-    if let Some(moved) = &keepsakes.moved {
+    if let Some(moved) = &extras.moved {
         return Ok(moved.clone());
     }
-    let mut listen = keepsakes.listen.ok_or_else(|| missing_in_journal("listen address"))?;
-    if let Some(address) = said.listen {
+    let mut listen = extras.listen.ok_or_else(|| missing_in_journal("listen address"))?;
+    if let Some(address) = flags.listen {
         listen.peer.set_ip(address);
         listen.client.set_ip(address);
     }
@@ -85,7 +85,7 @@ pub(crate) fn current_addresses(
 /// Applies this start's address flags to the journalled addresses, for a member whose node has run
 /// before. `own` are the host's addresses.
 pub(crate) fn apply_address_flags(
-    keepsakes: &mut JournalExtras,
+    extras: &mut JournalExtras,
     record: &Record,
     settings: &RunSettings,
     own: &[IpAddr],
@@ -93,7 +93,7 @@ pub(crate) fn apply_address_flags(
     if let Some(name) = settings.name.as_ref().filter(|name| **name != record.name) {
         tracing::warn!("--name {name}: this member is {} for its life", record.name);
     }
-    let before = journalled_addresses(keepsakes, record, &settings.addressing)?;
+    let before = journalled_addresses(extras, record, &settings.addressing)?;
     let now = settings.addressing.apply_to(&before, own)?;
     if now == before {
         return Ok(());
@@ -114,7 +114,7 @@ pub(crate) fn apply_address_flags(
              both are started again"
         );
     }
-    keepsakes.note_move(&before, now, unix_seconds());
+    extras.note_move(&before, now, unix_seconds());
     Ok(())
 }
 

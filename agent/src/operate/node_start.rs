@@ -92,14 +92,14 @@ pub(super) struct RaftIdentity {
 impl RaftIdentity {
     /// Derives the identity from the journal.
     pub(super) fn of(protocol: &Protocol) -> Result<Self, ExitError> {
-        let (keepsakes, key) = (&protocol.extras, protocol.key.public());
+        let (extras, key) = (&protocol.extras, protocol.key.public());
         let refused = |error: &dyn std::error::Error| ExitError::DoNotRestart(error_chain(error));
         let document = protocol.document.as_ref().ok_or_else(|| missing_in_journal("document"))?;
-        let join = keepsakes.join.as_ref().ok_or_else(|| missing_in_journal("cluster"))?;
-        let statements = StatementChain::verify_from_pin(&keepsakes.statements, &join.statement)
+        let join = extras.join.as_ref().ok_or_else(|| missing_in_journal("cluster"))?;
+        let statements = StatementChain::verify_from_pin(&extras.statements, &join.statement)
             .map_err(|error| refused(&error))?;
         let founded = cluster::founded_cluster_id(document);
-        let recoveries = RecoveryChain::verify(&keepsakes.recoveries, &statements, founded)
+        let recoveries = RecoveryChain::verify(&extras.recoveries, &statements, founded)
             .map_err(|error| refused(&error))?;
         let (member, incarnation) = match journal::own_recovery(&recoveries, key) {
             Some(Recovery { is, .. }) => {
@@ -108,7 +108,7 @@ impl RaftIdentity {
             }
             None => {
                 let incarnation = protocol.agent.journal.incarnation;
-                let admitted = keepsakes.admission.as_ref().map(|admission| admission.member);
+                let admitted = extras.admission.as_ref().map(|admission| admission.member);
                 let record = own_record(&protocol.agent.journal, key)?;
                 let founder = || document.founder_id(&record);
                 (admitted.unwrap_or_else(founder), convert::wire_incarnation(incarnation))
@@ -145,19 +145,19 @@ impl NodeStart {
         settings: &RunSettings,
         kind: NodeKind,
     ) -> Result<Self, ExitError> {
-        let keepsakes = &protocol.extras;
+        let extras = &protocol.extras;
         let document = protocol.document.clone().ok_or_else(|| missing_in_journal("document"))?;
-        let leaves = keepsakes.leaves.as_ref().ok_or_else(|| missing_in_journal("certificates"))?;
-        let join = keepsakes.join.as_ref().ok_or_else(|| missing_in_journal("cluster"))?;
+        let leaves = extras.leaves.as_ref().ok_or_else(|| missing_in_journal("certificates"))?;
+        let join = extras.join.as_ref().ok_or_else(|| missing_in_journal("cluster"))?;
         let refused = |error: &dyn std::error::Error| ExitError::DoNotRestart(error_chain(error));
-        let statements = StatementChain::verify_from_pin(&keepsakes.statements, &join.statement)
+        let statements = StatementChain::verify_from_pin(&extras.statements, &join.statement)
             .map_err(|error| refused(&error))?;
         let record = own_record(&protocol.agent.journal, protocol.key.public())?;
-        let at = journalled_addresses(keepsakes, &record, &settings.addressing)?;
+        let at = journalled_addresses(extras, &record, &settings.addressing)?;
         let node_key = record.csr.verify().map_err(|error| refused(&error))?.node_key;
         let leaves =
             renewal::newest_certificates(&settings.layout, leaves, &node_key, statements.newest());
-        let admission = keepsakes.admission.as_ref();
+        let admission = extras.admission.as_ref();
         let seat = document.proposal().seat_of(protocol.key.public());
         let origin = match (admission, seat) {
             (Some(admission), _) => Origin::Newcomer(&admission.members),
@@ -240,8 +240,8 @@ impl NodeStart {
 
     /// Returns the client port of the node to be started, with the certificates on disk.
     pub(super) fn client_endpoint(&self, layout: &Layout) -> Option<ClientEndpoint> {
-        let door = ClientEndpoint::own_node(&layout.tls(), self.addresses.listen.client);
-        door.inspect_err(|error| tracing::warn!("{}", error_chain(error))).ok()
+        let endpoint = ClientEndpoint::own_node(&layout.tls(), self.addresses.listen.client);
+        endpoint.inspect_err(|error| tracing::warn!("{}", error_chain(error))).ok()
     }
 }
 

@@ -20,12 +20,12 @@ pub(crate) fn recorded_removal(layout: &Layout) -> Result<Option<Tombstone>, Sta
     }
 }
 
-/// Copies the node's tombstone into `keepsakes`, and returns it. If there is none on disk, keeps
-/// the tombstone that is already in `keepsakes`, or records an empty one.
-pub(crate) fn record_removal(layout: &Layout, keepsakes: &mut JournalExtras) -> Tombstone {
+/// Copies the node's tombstone into `extras`, and returns it. If there is none on disk, keeps
+/// the tombstone that is already in `extras`, or records an empty one.
+pub(crate) fn record_removal(layout: &Layout, extras: &mut JournalExtras) -> Tombstone {
     let found = node_dir::read_tombstone(&layout.node()).ok().flatten();
-    let tombstone = found.or_else(|| keepsakes.removed.clone()).unwrap_or_default();
-    keepsakes.removed = Some(tombstone.clone());
+    let tombstone = found.or_else(|| extras.removed.clone()).unwrap_or_default();
+    extras.removed = Some(tombstone.clone());
     tombstone
 }
 

@@ -222,16 +222,12 @@ pub fn create(
     muster_files::data::replace(&layout.agent_key(), key.to_pem().as_bytes())?;
     let incarnation = convert::incarnation(&Incarnation::random());
     let journal = Journal::new(convert::key(key.public()), incarnation, machine);
-    let keepsakes = JournalExtras::default();
-    write(layout, &journal, &keepsakes)?;
-    Ok((key, journal, keepsakes))
+    let extras = JournalExtras::default();
+    write(layout, &journal, &extras)?;
+    Ok((key, journal, extras))
 }
 
-pub fn write(
-    layout: &Layout,
-    journal: &Journal,
-    keepsakes: &JournalExtras,
-) -> Result<(), StateError> {
+pub fn write(layout: &Layout, journal: &Journal, extras: &JournalExtras) -> Result<(), StateError> {
     let file = JournalFile {
         version: VERSION,
         key: convert::public_key(journal.key),
@@ -252,7 +248,7 @@ pub fn write(
             LaunchState::Ran => StartFile::Ran,
         },
         tombstone: journal.is_removed,
-        extras: keepsakes.clone(),
+        extras: extras.clone(),
     };
     let text = serde_json::to_vec_pretty(&file).expect("plain structs always serialise");
     Ok(muster_files::data::replace(&layout.journal(), &text)?)
@@ -407,7 +403,7 @@ mod tests {
     #[test]
     fn a_journal_is_read_back_as_it_was_written() {
         let (_dir, layout) = world();
-        let (key, mut journal, keepsakes) = create(&layout, machine()).unwrap();
+        let (key, mut journal, extras) = create(&layout, machine()).unwrap();
         let member = SignedListMember {
             key: journal.key,
             incarnation: journal.incarnation,
@@ -420,13 +416,13 @@ mod tests {
         journal.launch_state = LaunchState::Launching;
         journal.is_removed = true;
         let at = "2026-01-02T03:04:05Z".to_owned();
-        let keepsakes =
-            JournalExtras { removed: Some(Tombstone { at, ..Tombstone::default() }), ..keepsakes };
-        write(&layout, &journal, &keepsakes).unwrap();
-        assert_eq!(read_tombstone(&layout).unwrap(), keepsakes.removed);
+        let extras =
+            JournalExtras { removed: Some(Tombstone { at, ..Tombstone::default() }), ..extras };
+        write(&layout, &journal, &extras).unwrap();
+        assert_eq!(read_tombstone(&layout).unwrap(), extras.removed);
         let (same_key, loaded) = read(&layout).unwrap().unwrap();
         assert_eq!(loaded.journal, journal);
-        assert_eq!(loaded.extras, keepsakes);
+        assert_eq!(loaded.extras, extras);
         assert_eq!(same_key.public(), key.public());
     }
 
@@ -488,8 +484,8 @@ mod tests {
     #[test]
     fn a_signed_text_of_a_newer_program_is_not_reported_as_damage() {
         let (_dir, layout) = world();
-        let (key, journal, keepsakes) = create(&layout, machine()).unwrap();
-        write(&layout, &journal, &keepsakes).unwrap();
+        let (key, journal, extras) = create(&layout, machine()).unwrap();
+        write(&layout, &journal, &extras).unwrap();
         let record = &ClusterFixture::new(1).records[0];
         let record = sign_newer_version(JwsType::Record, &key, record);
         let signed = SignedRecord { endorsement: record.clone(), record };

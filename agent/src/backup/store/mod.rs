@@ -241,15 +241,15 @@ impl BackupStore {
 
     /// Checks that a file can be written here, and deletes it. A missing directory is not made.
     pub(crate) async fn probe(&self) -> Result<(), BackupStoreError> {
-        let nobody = ClusterFolder::of_nobody();
+        let folder = ClusterFolder::for_check();
         match self {
             Self::Directory(directory) => {
                 within("take a file", OPERATION_LIMIT, directory.probe(PROBE)).await
             }
             Self::S3(_) => {
-                self.put_small(&nobody, PROBE, b"muster-agent run --check\n".to_vec()).await?;
-                self.list(&nobody).await?;
-                self.delete(&nobody, PROBE).await
+                self.put_small(&folder, PROBE, b"muster-agent run --check\n".to_vec()).await?;
+                self.list(&folder).await?;
+                self.delete(&folder, PROBE).await
             }
         }
     }

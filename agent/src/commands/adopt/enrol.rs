@@ -38,7 +38,7 @@ use crate::state::journal::{self, signed_record};
 use crate::state::{Layout, state_exit_error};
 
 /// This host's etcd, and how the agent would run it.
-struct FoundEtcd {
+struct LocalEtcd {
     node: AdoptedNode,
     listen: ListenAddresses,
     running: RunningEtcd,
@@ -60,7 +60,7 @@ pub(super) async fn run(
     typed: &EnrolArguments,
     printer: &mut Printer<'_>,
 ) -> Result<(), ExitError> {
-    let found = FoundEtcd::look(typed).await?;
+    let found = LocalEtcd::detect(typed).await?;
     if typed.check {
         return found.print(typed, false, printer);
     }
@@ -135,7 +135,7 @@ async fn begin(
     layout: &Layout,
     host: &dyn Host,
     typed: &EnrolArguments,
-    found: &FoundEtcd,
+    found: &LocalEtcd,
 ) -> Result<Protocol, ExitError> {
     let machine =
         host.facts().map_err(|error| ExitError::Usage(format!("--machine-id-file: {error}")))?;
@@ -222,9 +222,9 @@ fn choose_record(
     Ok(record.sign(&protocol.key, bundle.token.key()))
 }
 
-impl FoundEtcd {
+impl LocalEtcd {
     /// Reads how this host's etcd was started, and asks the etcd for its member.
-    async fn look(typed: &EnrolArguments) -> Result<Self, ExitError> {
+    async fn detect(typed: &EnrolArguments) -> Result<Self, ExitError> {
         let pid = match (&typed.unit, typed.pid) {
             (Some(unit), _) => systemd::main_process(unit).await?,
             (None, Some(pid)) => pid,

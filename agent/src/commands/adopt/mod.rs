@@ -38,7 +38,7 @@ pub(crate) async fn run(typed: &AdoptCommand, printer: &mut Printer<'_>) -> Resu
 
 /// Refuses to run the agent of a member that somebody else runs: an etcd that isn't taken over yet,
 /// or a node that was released.
-pub(crate) fn refuse_run(layout: &Layout) -> Result<(), ExitError> {
+pub(crate) fn check_may_run(layout: &Layout) -> Result<(), ExitError> {
     if layout.released_file().exists() {
         return Err(ExitError::DoNotRestart(format!(
             "the member in {} was released (muster-agent release): its node runs without an agent. \
@@ -96,7 +96,7 @@ async fn wait_until(
 }
 
 /// Waits until all members, except `but`, answer and are in sync.
-async fn wait_until_well(
+async fn wait_until_all_in_sync(
     cluster: &ClusterApiClient,
     but: Option<MemberId>,
     patience: Duration,

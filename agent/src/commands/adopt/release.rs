@@ -18,8 +18,8 @@ use serde::{Deserialize, Serialize};
 use serde_json::json;
 
 use super::host::{claim, endpoint_error, lock_agent};
-use super::take_over::{move_leadership_away, or_say};
-use super::{note, print, wait_until, wait_until_well};
+use super::take_over::{move_leadership_away, print_command_on_failure};
+use super::{note, print, wait_until, wait_until_all_in_sync};
 use crate::adopt::process::{command_line, program_of};
 use crate::adopt::{record, systemd};
 use crate::cli::ReleaseArguments;
@@ -46,7 +46,7 @@ const PASSABLE_BY_ALL: u32 = 0o001;
 /// Largest file that is copied, in bytes.
 const MAX_FILE_BYTES: u64 = 1 << 20;
 /// How long all members may take to be in sync before a release begins.
-const WELL_BEFORE: Duration = Duration::from_secs(30);
+const IN_SYNC_LIMIT: Duration = Duration::from_secs(30);
 
 /// Time limit of the report to discovery. After it, the release continues without the report.
 const DISCOVERY_DEADLINE: Duration = Duration::from_secs(5);
@@ -184,14 +184,14 @@ impl NodeRelease<'_> {
         let bytes = muster_files::read_named(path, MAX_FILE_BYTES).map_err(failed)?;
         let copy = self.out.join(name);
         muster_files::data::replace(&copy, &zeroize::Zeroizing::new(bytes)).map_err(failed)?;
-        self.give_to(&copy, owner)?;
+        self.chown_to_node_user(&copy, owner)?;
         Ok(format!("{flag}{}", copy.display()))
     }
 
     /// Gives a copied file to the node's user and group, unless that user owns it. The folder keeps
     /// its owner, because it may be one that others use. So the node's user has to be able to pass
     /// through it.
-    fn give_to(&self, path: &Path, (user, group): (u32, u32)) -> Result<(), ExitError> {
+    fn chown_to_node_user(&self, path: &Path, (user, group): (u32, u32)) -> Result<(), ExitError> {
         let file = muster_files::data::open(path, OpenMode::Read).map_err(failed)?;
         if file.metadata().map_err(failed)?.uid() == user {
             return Ok(());
@@ -242,7 +242,7 @@ impl NodeRelease<'_> {
         record::begin(cluster, id, &plan.name).await?;
         let runs = lock::holder(&self.layout.node_lock()).map_err(state_exit_error)?.is_some();
         if runs {
-            if let Err(end) = wait_until_well(cluster, None, WELL_BEFORE, json).await {
+            if let Err(end) = wait_until_all_in_sync(cluster, None, IN_SYNC_LIMIT, json).await {
                 record::end(cluster, id, true).await?;
                 return Err(end);
             }
@@ -250,7 +250,9 @@ impl NodeRelease<'_> {
         }
         self.write_unit(plan)?;
         match &self.typed.agent_unit {
-            Some(unit) => or_say(systemd::disable_now(unit).await, "disable", unit, json),
+            Some(unit) => {
+                print_command_on_failure(systemd::disable_now(unit).await, "disable", unit, json);
+            }
             None => note("stop the agent now with SIGTERM, which stops the node, too", json),
         }
         let mut held: Option<FileLock> = None;
@@ -272,7 +274,7 @@ impl NodeRelease<'_> {
         let text = serde_json::to_vec(plan).expect("plain structs always serialise");
         muster_files::data::replace(&self.layout.released_file(), &text).map_err(failed)?;
         note("the agent has stopped, and runs this node no more", json);
-        let told = tokio::time::timeout(DISCOVERY_DEADLINE, self.tell_discovery()).await;
+        let told = tokio::time::timeout(DISCOVERY_DEADLINE, self.report_release()).await;
         if let Err(why) = told.unwrap_or_else(|_| Err("no answer in time".to_owned())) {
             note(&format!("discovery doesn't hear of the release: {why}"), json);
         }
@@ -281,7 +283,7 @@ impl NodeRelease<'_> {
 
     /// Tells discovery why this member's agent is silent from now on. `cluster show` and `cluster
     /// explain` print that reason.
-    async fn tell_discovery(&self) -> Result<(), String> {
+    async fn report_release(&self) -> Result<(), String> {
         let loaded = journal::read(&self.layout).map_err(|error| error_chain(&error))?;
         let (key, loaded) = loaded.ok_or("there is no journal")?;
         let journal = loaded.journal.with_next_boot();
@@ -326,7 +328,12 @@ impl NodeRelease<'_> {
         match &self.typed.unit {
             Some(unit) => {
                 systemd::reload().await?;
-                or_say(systemd::enable_now(unit).await, "enable", unit, self.typed.json);
+                print_command_on_failure(
+                    systemd::enable_now(unit).await,
+                    "enable",
+                    unit,
+                    self.typed.json,
+                );
                 Ok(())
             }
             None => {
@@ -346,7 +353,7 @@ impl NodeRelease<'_> {
             })
         })
         .await?;
-        wait_until_well(cluster, None, self.patience, self.typed.json).await
+        wait_until_all_in_sync(cluster, None, self.patience, self.typed.json).await
     }
 }
 

@@ -9,7 +9,7 @@ use std::time::Duration;
 use serde_json::json;
 
 use super::host::EnrolledHost;
-use super::{note, print, wait_until, wait_until_well};
+use super::{note, print, wait_until, wait_until_all_in_sync};
 use crate::adopt::process::is_in_use;
 use crate::adopt::{record, systemd};
 use crate::cli::TakeOverArguments;
@@ -22,7 +22,7 @@ use crate::state::adopted::{AdoptionStage, ServedFiles};
 use crate::state::{lock, node_dir, state_exit_error};
 
 /// How long all members may take to be in sync before a take-over begins.
-const WELL_BEFORE: Duration = Duration::from_secs(30);
+const IN_SYNC_LIMIT: Duration = Duration::from_secs(30);
 
 pub(super) async fn run(
     typed: &TakeOverArguments,
@@ -95,13 +95,13 @@ impl TakeOver<'_> {
             .map_err(state_exit_error)?;
         if !in_use()? {
             // An earlier run of this command was killed after the etcd had stopped.
-            return wait_until_well(cluster, Some(host.member), WELL_BEFORE, json).await;
+            return wait_until_all_in_sync(cluster, Some(host.member), IN_SYNC_LIMIT, json).await;
         }
-        wait_until_well(cluster, None, WELL_BEFORE, json).await?;
+        wait_until_all_in_sync(cluster, None, IN_SYNC_LIMIT, json).await?;
         move_leadership_away(cluster, host.member).await;
         if let Some(unit) = &host.node.unit {
             note(&format!("stopping {unit}"), json);
-            or_say(systemd::disable_now(unit).await, "disable", unit, json);
+            print_command_on_failure(systemd::disable_now(unit).await, "disable", unit, json);
         } else {
             note("stop this host's etcd now, and let nothing start it again", json);
         }
@@ -116,7 +116,9 @@ impl TakeOver<'_> {
     async fn start_and_wait(&self, host: &EnrolledHost) -> Result<(), ExitError> {
         let json = self.typed.json;
         match &self.typed.agent_unit {
-            Some(unit) => or_say(systemd::enable_now(unit).await, "enable", unit, json),
+            Some(unit) => {
+                print_command_on_failure(systemd::enable_now(unit).await, "enable", unit, json);
+            }
             None => note(
                 &format!(
                     "start the agent now: muster-agent run --data-dir {}",
@@ -139,7 +141,7 @@ impl TakeOver<'_> {
         })
         .await?;
         let cluster = host.cluster()?;
-        wait_until_well(&cluster, None, self.patience, json).await?;
+        wait_until_all_in_sync(&cluster, None, self.patience, json).await?;
         record::end(&cluster, host.member, true).await
     }
 
@@ -154,7 +156,7 @@ impl TakeOver<'_> {
             ));
         }
         if let Some(unit) = &self.typed.agent_unit {
-            or_say(systemd::disable_now(unit).await, "disable", unit, json);
+            print_command_on_failure(systemd::disable_now(unit).await, "disable", unit, json);
         }
         {
             let _lock = host.lock()?;
@@ -173,11 +175,13 @@ impl TakeOver<'_> {
             node_dir::remove_marker(&host.node.directory).map_err(state_exit_error)?;
         }
         match &host.node.unit {
-            Some(unit) => or_say(systemd::enable_now(unit).await, "enable", unit, json),
+            Some(unit) => {
+                print_command_on_failure(systemd::enable_now(unit).await, "enable", unit, json);
+            }
             None => note("start this host's etcd now as before", json),
         }
         let cluster = host.cluster()?;
-        wait_until_well(&cluster, None, self.patience, json).await?;
+        wait_until_all_in_sync(&cluster, None, self.patience, json).await?;
         record::end(&cluster, host.member, false).await
     }
 
@@ -201,7 +205,12 @@ impl TakeOver<'_> {
 }
 
 /// If systemctl failed, for example for lack of permission, prints the command to run as root.
-pub(super) fn or_say(done: Result<(), ExitError>, verb: &str, unit: &str, json: bool) {
+pub(super) fn print_command_on_failure(
+    done: Result<(), ExitError>,
+    verb: &str,
+    unit: &str,
+    json: bool,
+) {
     if let Err(why) = done {
         note(&format!("{why}. Say now, as root: systemctl {verb} --now {unit}"), json);
     }

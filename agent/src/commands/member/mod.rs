@@ -96,12 +96,12 @@ pub(crate) fn cluster_client(access: &ClusterAccess) -> Result<ClusterApiClient,
         }
         None => None,
     };
-    let doors: Result<Vec<ClientEndpoint>, _> = access
+    let endpoints: Result<Vec<ClientEndpoint>, _> = access
         .endpoints
         .iter()
         .map(|url| ClientEndpoint::parse(url.trim(), identity.as_ref()))
         .collect();
-    Ok(ClusterApiClient::new(doors.map_err(usage)?))
+    Ok(ClusterApiClient::new(endpoints.map_err(usage)?))
 }
 
 /// Returns a client that tries this host's own node first. If that node can't answer (a learner
@@ -113,8 +113,8 @@ fn own_cluster_client(layout: &Layout) -> Result<ClusterApiClient, ExitError> {
     let loaded = journal::read(layout).map_err(|error| ExitError::Failed(error_chain(&error)))?;
     let listed = known::read(layout).into_iter().flat_map(|member| member.client_urls);
     let urls = listed.chain(loaded.iter().flat_map(|(_, loaded)| loaded.client_urls()));
-    let doors = urls.filter_map(|url| ClientEndpoint::of_member(&url, Some(&identity)).ok());
-    Ok(own.with_endpoints_of(&ClusterApiClient::new(doors.collect())))
+    let endpoints = urls.filter_map(|url| ClientEndpoint::of_member(&url, Some(&identity)).ok());
+    Ok(own.with_endpoints_of(&ClusterApiClient::new(endpoints.collect())))
 }
 
 /// Describes the phase of this host's agent if the agent has no certificate of a cluster yet.
@@ -142,8 +142,8 @@ fn own_endpoint(layout: &Layout) -> Result<ClientEndpoint, ExitError> {
     if let Some(why) = status.as_ref().and_then(|status| phase_before_membership(layout, status)) {
         return Err(ExitError::Failed(why));
     }
-    let door = status.as_ref().and_then(|status| status.own_node(&layout.tls()));
-    door.ok_or_else(unknown)?.map_err(usage)
+    let endpoint = status.as_ref().and_then(|status| status.own_node(&layout.tls()));
+    endpoint.ok_or_else(unknown)?.map_err(usage)
 }
 
 fn usage(error: impl std::error::Error) -> ExitError {
@@ -184,9 +184,9 @@ pub(crate) struct PeerReport {
 }
 
 /// Asks each member in the list of the node at this client port for its status. Needs no leader.
-pub(crate) async fn report_peers(door: &ClientEndpoint) -> PeerReport {
+pub(crate) async fn report_peers(endpoint: &ClientEndpoint) -> PeerReport {
     let Some(survey) =
-        Survey::take_without_leader(&ClusterApiClient::new(vec![door.clone()])).await
+        Survey::take_without_leader(&ClusterApiClient::new(vec![endpoint.clone()])).await
     else {
         return PeerReport::default();
     };

@@ -157,8 +157,8 @@ async fn ask_members(
     layout: &Layout,
     urls: &BTreeSet<String>,
 ) -> Result<Vec<MemberAnswer>, ClusterError> {
-    let words = endpoints_at(layout, urls)?.into_iter().map(|door| async {
-        let cluster = ClusterApiClient::new(vec![door]);
+    let words = endpoints_at(layout, urls)?.into_iter().map(|endpoint| async {
+        let cluster = ClusterApiClient::new(vec![endpoint]);
         let members = cluster.list_members().await?;
         let stored = cluster.read_key(RECOVERIES).await?;
         let parsed = stored.value.and_then(|bytes| serde_json::from_slice(&bytes).ok());

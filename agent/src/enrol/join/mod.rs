@@ -154,11 +154,11 @@ impl<'a> Newcomer<'a> {
         let leaves = self.request_leaves(&mut ticket.chain).await?;
         write_certificates(&self.protocol.layout, &leaves, ticket.chain.newest())?;
         let listed = self.ask_cluster(&ticket, member).await?;
-        let keepsakes = &mut self.protocol.extras;
-        keepsakes.leaves = Some(leaves);
-        keepsakes.statements = ticket.chain.jws();
-        keepsakes.recoveries = listed.recoveries.jws();
-        keepsakes.admission = Some(Admission {
+        let extras = &mut self.protocol.extras;
+        extras.leaves = Some(leaves);
+        extras.statements = ticket.chain.jws();
+        extras.recoveries = listed.recoveries.jws();
+        extras.admission = Some(Admission {
             member,
             members: listed.members,
             client_urls: listed.client_urls,
