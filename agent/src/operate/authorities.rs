@@ -75,7 +75,7 @@ impl OwnCas {
             written: chain.trusted_since(),
             issuing: chain.issuing_since(),
             at_start: None,
-            are_certificates_new: are_new(layout, leaves, chain.newest()),
+            are_certificates_new: are_certificates_new(layout, leaves, chain.newest()),
             was_replaced: was_replaced(chain),
         };
         let facts = watch::Sender::new(facts);
@@ -95,7 +95,7 @@ impl OwnCas {
         self.facts.send_modify(|facts| {
             facts.written = chain.trusted_since();
             facts.issuing = chain.issuing_since();
-            facts.are_certificates_new = are_new(&self.layout, leaves, chain.newest());
+            facts.are_certificates_new = are_certificates_new(&self.layout, leaves, chain.newest());
             facts.was_replaced = was_replaced(chain);
         });
         self.show_restart();
@@ -104,8 +104,8 @@ impl OwnCas {
 
     /// Notes the certificates that the member has now.
     pub(crate) fn note_certificates(&self, leaves: &Leaves, statement: &Statement) {
-        let are_new = are_new(&self.layout, leaves, statement);
-        self.facts.send_modify(|facts| facts.are_certificates_new = are_new);
+        let are_certificates_new = are_certificates_new(&self.layout, leaves, statement);
+        self.facts.send_modify(|facts| facts.are_certificates_new = are_certificates_new);
     }
 
     /// Returns the statement since which the CAs in the files are trusted, for
@@ -184,7 +184,7 @@ impl OwnCas {
 
 /// Whether the CAs that issue now signed the certificates that the member's node serves. An adopted
 /// etcd serves its earlier certificates until `adopt certificates` exchanges them.
-fn are_new(layout: &Layout, leaves: &Leaves, statement: &Statement) -> bool {
+fn are_certificates_new(layout: &Layout, leaves: &Leaves, statement: &Statement) -> bool {
     serves_own_certificates(layout).unwrap_or(true) && leaves.are_by_issuing_cas(statement)
 }
 

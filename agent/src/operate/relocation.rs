@@ -195,7 +195,7 @@ impl Relocation {
         let Some(member) = members.of_id(own) else { return Ok(()) };
         match recorded_address(&member.peer_urls, &self.peer_url, &self.former) {
             RecordedAddress::Current => return Ok(()),
-            RecordedAddress::Others => {
+            RecordedAddress::Unknown => {
                 tracing::warn!(
                     "the cluster has this member at {}, which is neither where it is ({}) nor where it \
                      was: an operator must have set it. If it is wrong: muster-agent member update {} \
@@ -351,7 +351,7 @@ enum RecordedAddress {
     /// An address at which the member was.
     Former,
     /// An address that the member's agent doesn't know.
-    Others,
+    Unknown,
 }
 
 /// Classifies the recorded peer URLs. Several URLs count as `Former` only if all of them are.
@@ -363,7 +363,7 @@ fn recorded_address(recorded: &[String], current: &NodeUrl, former: &[NodeUrl]) 
     } else if recorded.iter().all(|text| former.iter().any(|url| is(url, text))) {
         RecordedAddress::Former
     } else {
-        RecordedAddress::Others
+        RecordedAddress::Unknown
     }
 }
 
@@ -405,8 +405,8 @@ mod tests {
         assert_eq!(judge(&[text(9), text(3)]), RecordedAddress::Current);
         assert_eq!(judge(&[text(1)]), RecordedAddress::Former);
         assert_eq!(judge(&[text(2), text(1)]), RecordedAddress::Former);
-        assert_eq!(judge(&[text(9)]), RecordedAddress::Others);
-        assert_eq!(judge(&[text(1), text(9)]), RecordedAddress::Others);
+        assert_eq!(judge(&[text(9)]), RecordedAddress::Unknown);
+        assert_eq!(judge(&[text(1), text(9)]), RecordedAddress::Unknown);
     }
 
     #[test]

@@ -211,8 +211,8 @@ impl Steward {
             if let Err(error) = &learnt {
                 self.warn_once(&format!("the newest statement can't be taken: {error}"));
             }
-            self.take_zones(list.zones.clone());
-            self.take_policies(&list.policies, leads).await;
+            self.store_zones(list.zones.clone());
+            self.store_policies(&list.policies, leads).await;
             // With intents pending, ask again soon instead of waiting for a change: this node may
             // become the leader.
             let is_busy = self.is_busy(&list.intents, leads).await;
@@ -232,7 +232,7 @@ impl Steward {
             {
                 self.process_intents(&list.intents, &status, leader).await;
             }
-            sleep(match self.may_be_slow(&list.intents) {
+            sleep(match self.can_wait_longer(&list.intents) {
                 true => STANDBY_CHECK_INTERVAL,
                 false => INTENT_CHECK_INTERVAL,
             })

@@ -217,7 +217,7 @@ impl Steward {
             if self.could_begin(&intent) {
                 return self.leader_watch.may_take_over(&intent.operation).then_some(intent);
             }
-            let intent = self.resolved(intent)?;
+            let intent = self.with_replaced_member(intent)?;
             let seen = IntentObservations::default();
             let act = self.collect_facts(&intent, view, members, (own, own), &seen).decide();
             let acts = matches!(

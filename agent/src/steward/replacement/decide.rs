@@ -79,7 +79,7 @@ pub(crate) struct VoterFacts {
 
 /// Facts on which the beginning of a replacement depends.
 #[derive(Clone, Debug)]
-pub(crate) struct ReplacementFactsByPolicy<'a> {
+pub(crate) struct PolicyReplacementFacts<'a> {
     pub policy: PolicyFacts,
     pub candidate: &'a Candidate,
     pub uses: &'a UseLog,
@@ -115,7 +115,7 @@ pub(crate) enum PolicyDecision {
     Begin(PolicyUse),
 }
 
-impl ReplacementFactsByPolicy<'_> {
+impl PolicyReplacementFacts<'_> {
     /// Decides whether the newcomer takes a member's place now.
     pub(crate) fn decide(&self) -> PolicyDecision {
         let id = self.policy.id;
@@ -156,7 +156,7 @@ impl ReplacementFactsByPolicy<'_> {
         else {
             return PolicyDecision::StandBy;
         };
-        if let Some(why) = self.exhausted() {
+        if let Some(why) = self.limit_objection() {
             let name = &vacancy.member_name;
             return PolicyDecision::Exhausted(format!("the place of {name} is free, and {why}"));
         }
@@ -173,7 +173,7 @@ impl ReplacementFactsByPolicy<'_> {
     /// Decides about the replacement of `dead`, the only voter that this host can't reach.
     fn decide_for(&self, dead: &ClusterMember, time: Duration) -> PolicyDecision {
         let (name, limits) = (label(dead), &self.policy.limits);
-        if let Some(why) = self.exhausted() {
+        if let Some(why) = self.limit_objection() {
             return PolicyDecision::Exhausted(format!("{name} is unreachable, and {why}"));
         }
         if time.as_secs() < limits.after_seconds {
@@ -242,14 +242,14 @@ impl ReplacementFactsByPolicy<'_> {
             let late = self.members.of_id(*late).map(label).unwrap_or_default();
             return Some(wait(format!("{late}, which has to stay, is not in sync")));
         }
-        if let Some(why) = self.crowded(dead) {
+        if let Some(why) = self.zone_conflict(dead) {
             return Some(wait(why));
         }
-        self.misfit(dead).map(PolicyDecision::Refuse)
+        self.membership_conflict(dead).map(PolicyDecision::Refuse)
     }
 
     /// Returns why the candidate's zone has no room beside the voters that stay.
-    fn crowded(&self, dead: Option<MemberId>) -> Option<String> {
+    fn zone_conflict(&self, dead: Option<MemberId>) -> Option<String> {
         let zones = self.zones?;
         let others: Vec<Option<&str>> = self
             .voter_ids()
@@ -263,7 +263,7 @@ impl ReplacementFactsByPolicy<'_> {
     }
 
     /// Returns why the policy allows no more replacements now.
-    fn exhausted(&self) -> Option<String> {
+    fn limit_objection(&self) -> Option<String> {
         let PolicyFacts { id, limits, .. } = &self.policy;
         // Use the earlier of the two clocks: by that clock, uses count for longer.
         let now = self.own_now.min(self.service_now);
@@ -293,7 +293,7 @@ impl ReplacementFactsByPolicy<'_> {
     }
 
     /// Returns why the candidate can't be a member beside those that stay.
-    fn misfit(&self, dead: Option<MemberId>) -> Option<String> {
+    fn membership_conflict(&self, dead: Option<MemberId>) -> Option<String> {
         let Candidate { name, peer_urls, .. } = self.candidate;
         let others = || self.members.list.iter().filter(|member| Some(member.id) != dead);
         if let Some(other) = others().find(|other| other.name == *name) {
@@ -333,7 +333,7 @@ pub(crate) enum DeadMemberState {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Continuation {
     /// The next step may be taken.
-    GoOn,
+    Continue,
     /// No step is taken now, for this reason.
     Pause(String),
     /// The replacement ends, for this reason. A newcomer that is a learner is removed again.
@@ -355,7 +355,7 @@ pub(crate) fn continuation(
             Continuation::GiveUp(format!("somebody else has taken the place of {name}"))
         }
         // The member's place is free: without the newcomer, the cluster would lack a voter.
-        (None, _) => Continuation::GoOn,
+        (None, _) => Continuation::Continue,
         (Some(_), PolicyStanding::Revoked) => {
             Continuation::GiveUp(format!("the policy {} was revoked", of.policy))
         }
@@ -368,7 +368,7 @@ pub(crate) fn continuation(
         (
             Some(DeadMemberState::Unreachable),
             PolicyStanding::InForce | PolicyStanding::Missing | PolicyStanding::NoRoom,
-        ) => Continuation::GoOn,
+        ) => Continuation::Continue,
     }
 }
 

@@ -41,7 +41,7 @@ use tokio::time::Instant;
 
 use self::decide::{
     Candidate, Continuation, DeadMemberState, PolicyDecision, PolicyFacts, PolicyStanding,
-    ReplacementFactsByPolicy, VoterFacts, continuation,
+    PolicyReplacementFacts, VoterFacts, continuation,
 };
 use self::observations::Observations;
 pub(crate) use self::observations::VoterObserver;
@@ -163,7 +163,7 @@ fn is_waiting(view: &IntentView) -> bool {
 
 impl Steward {
     /// Stores the members' zones from discovery's answer.
-    pub(super) fn take_zones(
+    pub(super) fn store_zones(
         &mut self,
         zones: Option<BTreeMap<discovery_types::digest::MemberId, Name>>,
     ) {
@@ -175,7 +175,7 @@ impl Steward {
 
     /// Verifies and stores the policies from discovery's answer. The leader's agent also writes
     /// them to the cluster's own store.
-    pub(super) async fn take_policies(&mut self, views: &[PolicyView], leads: bool) {
+    pub(super) async fn store_policies(&mut self, views: &[PolicyView], leads: bool) {
         let verified = store::verified(views, self.statements.chain());
         self.replacement
             .wanted
@@ -251,7 +251,7 @@ impl Steward {
     }
 
     /// Whether the next pass may come later, although there are intents.
-    pub(super) fn may_be_slow(&self, intents: &[IntentView]) -> bool {
+    pub(super) fn can_wait_longer(&self, intents: &[IntentView]) -> bool {
         intents.iter().all(is_waiting) && self.replacement.uses.under_way().is_none()
     }
 
@@ -428,7 +428,7 @@ impl Steward {
         };
         let candidate = candidate(intent, record);
         let voters = self.voter_facts(&limits, pass).await?;
-        let facts = ReplacementFactsByPolicy {
+        let facts = PolicyReplacementFacts {
             policy: facts,
             candidate: &candidate,
             uses: &self.replacement.uses,
@@ -600,7 +600,7 @@ impl Steward {
 
     /// Returns an intent with the member that it replaces by its use. `None` for a newcomer under a
     /// policy that has no use yet.
-    pub(super) fn resolved(&self, intent: VerifiedIntent) -> Option<VerifiedIntent> {
+    pub(super) fn with_replaced_member(&self, intent: VerifiedIntent) -> Option<VerifiedIntent> {
         match self.replacement.uses.of(&intent.operation) {
             Some(policy_use) => Some(resolve(intent, policy_use)),
             None if intent.policy().is_some() => None,

@@ -61,7 +61,7 @@ impl VoterObserver {
 
 /// A member's newest observation, as this agent has seen it.
 #[derive(Debug)]
-struct SeenObservation {
+struct LatestObservation {
     /// Number of the observation.
     number: u64,
     /// When this agent looked last.
@@ -76,7 +76,7 @@ struct SeenObservation {
 pub(super) struct Observations {
     /// When the last observation was written, and whether it was a first one.
     written: Option<(Instant, bool)>,
-    seen: BTreeMap<MemberId, SeenObservation>,
+    seen: BTreeMap<MemberId, LatestObservation>,
 }
 
 /// Returns the key of a member's observation in the cluster's own store.
@@ -167,11 +167,11 @@ impl Observations {
 
     /// Notes an observation's number. Returns whether it counts now.
     pub(super) fn is_fresh(&mut self, of: MemberId, number: u64, now: Instant) -> bool {
-        let first = SeenObservation { number, looked: now, renewed: None };
+        let first = LatestObservation { number, looked: now, renewed: None };
         let seen = self.seen.entry(of).or_insert(first);
         // After a break, it isn't known when the number has grown.
         if now.duration_since(seen.looked) >= OBSERVATION_LIFETIME {
-            *seen = SeenObservation { number, looked: now, renewed: None };
+            *seen = LatestObservation { number, looked: now, renewed: None };
         }
         seen.looked = now;
         if number > seen.number {

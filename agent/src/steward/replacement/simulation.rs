@@ -1,7 +1,7 @@
 //! A seeded simulation of replacements by a policy.
 //!
 //! Agents run the code that decides: [`Reachability`], [`Observations`], [`UseLog`],
-//! [`ReplacementFactsByPolicy`], [`continuation`] and the steps of [`ReplacementFacts`]. Their
+//! [`PolicyReplacementFacts`], [`continuation`] and the steps of [`ReplacementFacts`]. Their
 //! hosts die, come back, and lose their connections to each other. The simulation also has:
 //! - a store with compare-and-swap;
 //! - a cluster that judges changes as etcd does;
@@ -22,8 +22,8 @@ use discovery_types::grant::{GrantId, ReplacementLimits};
 use tokio::time::Instant;
 
 use super::decide::{
-    Candidate, Continuation, DeadMemberState, PolicyDecision, PolicyFacts, PolicyStanding,
-    ReplacementFactsByPolicy, VoterFacts, continuation,
+    Candidate, Continuation, DeadMemberState, PolicyDecision, PolicyFacts, PolicyReplacementFacts,
+    PolicyStanding, VoterFacts, continuation,
 };
 use super::observations::{OBSERVATION_LIFETIME, Observations};
 use super::uses::{PolicyUse, UseLog};
@@ -484,7 +484,7 @@ impl Simulation {
             false => PolicyStanding::InForce,
         };
         let policy = PolicyFacts { id: self.policy, limits, expires_at: u64::MAX, standing };
-        let decision = ReplacementFactsByPolicy {
+        let decision = PolicyReplacementFacts {
             policy,
             candidate: &candidate,
             uses: &uses,
@@ -525,11 +525,11 @@ impl Simulation {
             let standing =
                 if self.is_revoked { PolicyStanding::Revoked } else { PolicyStanding::InForce };
             let goes_on = match self.is_off(Guard::Continuation) {
-                true => Continuation::GoOn,
+                true => Continuation::Continue,
                 false => continuation(policy_use, standing, state, self.voters().len()),
             };
             match goes_on {
-                Continuation::GoOn => {}
+                Continuation::Continue => {}
                 Continuation::Pause(_) => return None,
                 Continuation::GiveUp(_) => return Some(Pending::GiveUp { operation }),
             }
@@ -799,7 +799,7 @@ fn no_history_replaces_a_member_against_the_policy() {
 }
 
 #[test]
-fn each_guard_that_is_switched_off_is_missed() {
+fn without_a_guard_the_simulation_finds_a_violation() {
     for off in GUARDS {
         let found = (0..HISTORIES_TO_FIND)
             .find_map(|seed| Some((seed, Simulation::new(seed, off).run().err()?)));

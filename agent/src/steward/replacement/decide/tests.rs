@@ -61,7 +61,7 @@ impl Scene {
     }
 
     fn decide(&self) -> PolicyDecision {
-        ReplacementFactsByPolicy {
+        PolicyReplacementFacts {
             policy: self.policy,
             candidate: &self.candidate,
             uses: &self.uses,
@@ -255,7 +255,7 @@ fn a_replacement_that_has_begun_goes_on_only_while_the_member_is_dead_and_the_po
     use PolicyStanding::{InForce, Missing, NoRoom, Revoked};
     let of = Scene::new().use_of(2, NOW);
     let of_voters = |standing, old, voters| match continuation(&of, standing, old, voters) {
-        Continuation::GoOn => "go on",
+        Continuation::Continue => "go on",
         Continuation::Pause(_) => "pause",
         Continuation::GiveUp(_) => "give up",
     };
