@@ -354,7 +354,7 @@ mod tests {
     }
 
     #[test]
-    fn a_member_that_stops_waiting_loses_its_place_and_who_knew_it_reads_anew() {
+    fn a_lapsed_member_makes_older_lists_stale() {
         let mut registry = registry();
         registry.register(&registrant(1), 0, LEASE).unwrap();
         registry.register(&registrant(2), 0, LEASE).unwrap();
@@ -462,7 +462,7 @@ mod tests {
     /// starts must start with the complete list. Clients behave as etcd does: they read the list,
     /// then add each member that a wait returns.
     #[test]
-    fn whoever_begins_knows_the_complete_list() {
+    fn each_etcd_that_starts_knows_the_complete_list() {
         /// Indexes of a client's list, and the index from which it waits.
         #[derive(Clone, Default)]
         struct Client {

@@ -79,7 +79,7 @@ async fn a_void_token_admits_hosts_once_it_is_confirmed_and_until_the_next_failo
 }
 
 #[tokio::test]
-async fn only_an_issuer_can_confirm_a_token_and_no_revoked_one() {
+async fn only_an_issuer_confirms_and_revoked_tokens_stay_revoked() {
     let world = TestInstallation::new().await;
     let service = world.serve().await;
     let admin = world.owner(&service);

@@ -300,7 +300,7 @@ async fn a_wrong_secret_for_a_known_token_raises_the_alarm() {
 /// other. A member whose host waits nowhere loses its place. Clients whose list contains this
 /// member are told to read the list again.
 #[tokio::test]
-async fn a_list_is_one_over_two_processes() {
+async fn two_processes_serve_one_list() {
     let world = TestInstallation::new().await;
     let mut args = world.args("ledger");
     (args.times.lease, args.times.prepare) = (Duration::from_secs(2), Duration::from_secs(2));

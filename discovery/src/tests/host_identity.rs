@@ -174,7 +174,7 @@ async fn a_document_that_is_shown_again_gives_no_second_seat_while_the_first_hos
 
 /// A key that redeemed a token without requirements must meet the requirements of another token.
 #[tokio::test]
-async fn another_token_asks_a_known_key_for_its_document_too() {
+async fn a_known_key_must_meet_another_tokens_requirements() {
     let world = World::new(3).await;
     let open = world.token(|grant| grant.require = Vec::new()).await;
     let first = world.agent(&open, 1, None);
@@ -204,7 +204,7 @@ async fn another_token_asks_a_known_key_for_its_document_too() {
 }
 
 #[tokio::test]
-async fn a_newcomer_is_no_virtual_machine_that_is_a_member_already() {
+async fn a_virtual_machine_that_is_a_member_cannot_join_again() {
     let world = World::new(1).await;
     let token = world.token(|_| {}).await;
     let mut founders = vec![world.agent(&token, 1, world.instance("i-1"))];

@@ -188,7 +188,7 @@ async fn a_row_that_another_transaction_holds_is_not_waited_for() {
 }
 
 #[tokio::test]
-async fn numbers_that_no_row_can_hold_take_the_ordinary_way() {
+async fn polls_with_numbers_too_large_for_a_row_use_a_transaction() {
     let (boot, nonce) = (u64::MAX, Nonce::random());
     let key = discovery_types::key::SigningKey::generate();
     let poll = PollRequest { after: Some(1), boot, nonce, highest_epoch: 0 };
@@ -270,7 +270,7 @@ async fn a_waiting_poll_hears_of_a_lease_that_lapses_after_the_stored_deadline()
 }
 
 #[tokio::test]
-async fn a_sweep_postpones_what_is_not_due_and_ends_what_is() {
+async fn a_sweep_postpones_clusters_with_nothing_due_and_ends_expired_ones() {
     let mut waiting = WaitingCluster::new(|_| {}).await;
     let app = waiting.service.app().clone();
     waiting.run("UPDATE clusters SET next_deadline_us = now_us() - 1").await;

@@ -67,7 +67,7 @@ async fn members_get_the_newest_address_of_each_member_that_moved() {
 }
 
 #[tokio::test]
-async fn only_a_member_speaks_for_itself_and_a_removed_one_is_left_out() {
+async fn members_publish_only_their_own_address_and_removed_ones_none() {
     let cluster = CommittedCluster::of(3).await;
     let [first, second, third] = &cluster.agents[..] else { panic!("three") };
     let others = cluster.address(first, 1, 11).await;

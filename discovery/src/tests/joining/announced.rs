@@ -82,7 +82,7 @@ async fn a_service_statement_that_agents_would_not_take_is_refused() {
 }
 
 #[tokio::test]
-async fn an_issuer_can_not_announce_and_a_former_owner_not_any_more() {
+async fn issuers_and_former_owners_cannot_announce_the_service() {
     let running = CommittedCluster::of(1).await;
     let (cluster, world) = (running.statement.cluster, &running.world);
     let (owner, issuer) = (SigningKey::generate(), SigningKey::generate());

@@ -119,7 +119,7 @@ async fn hosts_under_one_policy_have_changes_of_their_own_up_to_a_limit() {
 }
 
 #[tokio::test]
-async fn a_standby_that_asks_no_more_is_shown_to_no_agent_until_it_asks_again() {
+async fn a_silent_standby_is_hidden_until_it_asks_again() {
     let cluster = CommittedCluster::of(1).await;
     let id = cluster.statement.cluster;
     let (token, _) = policy(&cluster).await;
