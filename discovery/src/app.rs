@@ -18,7 +18,7 @@ use crate::clock::Clock;
 use crate::error::ApiError;
 use crate::etcd_tokens::EtcdWaitSlots;
 use crate::forming::{LeaseRenewals, PendingHints};
-use crate::guesses::TokenGuesses;
+use crate::guesses::WrongSecretCounts;
 use crate::host_identity::IdentityKeys;
 use crate::keydir::KeyDirectory;
 use crate::limits::AddressLimit;
@@ -55,7 +55,7 @@ pub(crate) struct App {
     /// The service's name: issuer and audience of its access tokens.
     pub issuer: Arc<str>,
     /// Counts of redeem requests that have the id of a real token and a wrong secret.
-    pub guesses: Arc<TokenGuesses>,
+    pub guesses: Arc<WrongSecretCounts>,
     /// The clouds' keys, with which identity documents of hosts are verified.
     pub identity_keys: Arc<IdentityKeys>,
     /// Refused requests of this process that have yet to become events.

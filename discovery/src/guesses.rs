@@ -20,19 +20,19 @@ const ALARM: &str = "token_guessed";
 
 /// Counts of wrong secrets by token, in this process.
 #[derive(Debug, Default)]
-pub(crate) struct TokenGuesses {
-    by_token: Mutex<HashMap<GrantId, Guesses>>,
+pub(crate) struct WrongSecretCounts {
+    by_token: Mutex<HashMap<GrantId, WrongSecrets>>,
 }
 
 /// Wrong secrets for one token.
 #[derive(Clone, Copy, Debug, Default)]
-struct Guesses {
+struct WrongSecrets {
     count: u64,
     /// Sequence number of the last wrong secret, among all that this process has counted.
     last: u64,
 }
 
-impl TokenGuesses {
+impl WrongSecretCounts {
     /// Counts a wrong secret for the token, sent from this address, and raises the alarm at every
     /// fifth one.
     pub(crate) fn note(&self, token: GrantId, address: IpAddr, metrics: &ServiceMetrics) {
@@ -68,7 +68,7 @@ mod tests {
 
     #[test]
     fn the_token_with_the_oldest_attempt_is_forgotten_first() {
-        let guesses = TokenGuesses::default();
+        let guesses = WrongSecretCounts::default();
         let (first, second) = (GrantId::random(), GrantId::random());
         assert_eq!([guesses.count(first), guesses.count(second)], [1, 1]);
         assert_eq!(guesses.count(first), 2);

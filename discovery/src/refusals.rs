@@ -36,11 +36,11 @@ pub(crate) struct RefusedRequest {
 /// Refused requests since they last became events.
 #[derive(Debug, Default)]
 pub(crate) struct RefusalCounts {
-    counted: Mutex<Counted>,
+    counted: Mutex<RefusalTable>,
 }
 
 #[derive(Debug, Default)]
-struct Counted {
+struct RefusalTable {
     requests: BTreeMap<RefusedRequest, u64>,
     /// Number of refusals beyond [`MAX_DIFFERENT`].
     others: u64,
@@ -72,7 +72,7 @@ impl RefusalCounts {
     /// Takes the refusals, as the bodies of events.
     pub(crate) fn take(&self) -> Vec<Value> {
         let mut counted = self.counted.lock().unwrap_or_else(PoisonError::into_inner);
-        let Counted { requests, others } = std::mem::take(&mut *counted);
+        let RefusalTable { requests, others } = std::mem::take(&mut *counted);
         let body = |(request, count): (RefusedRequest, u64)| {
             json!({
                 "route": request.route, "code": request.code, "address": request.address,

@@ -114,7 +114,7 @@ pub(super) enum Tone {
     /// A person should look.
     Bad,
     /// The object has ended in a regular way.
-    Over,
+    Ended,
 }
 
 /// A state, as a word with a symbol.
@@ -138,7 +138,7 @@ impl Badge {
             Tone::Good => ("good", "●"),
             Tone::Busy => ("busy", "◐"),
             Tone::Bad => ("bad", "▲"),
-            Tone::Over => ("over", "○"),
+            Tone::Ended => ("over", "○"),
         };
         Badge { class, symbol, word: plain(&word.to_string()) }
     }
@@ -150,7 +150,7 @@ impl Badge {
             | ClusterState::Open
             | ClusterState::Preparing
             | ClusterState::Committed => Tone::Busy,
-            ClusterState::Abandoned | ClusterState::Expired | ClusterState::Retired => Tone::Over,
+            ClusterState::Abandoned | ClusterState::Expired | ClusterState::Retired => Tone::Ended,
         };
         Badge::new(tone, state)
     }

@@ -200,7 +200,7 @@ fn tone(state: GrantState) -> Tone {
     match state {
         GrantState::Valid => Tone::Good,
         GrantState::Void => Tone::Bad,
-        GrantState::Expired | GrantState::Revoked | GrantState::Closed => Tone::Over,
+        GrantState::Expired | GrantState::Revoked | GrantState::Closed => Tone::Ended,
     }
 }
 

@@ -25,7 +25,7 @@ use uuid::Uuid;
 use crate::app::App;
 use crate::store::etcd_tokens::{ServiceEvent, StoredEtcdToken};
 use crate::store::{StoreError, UnixMicros};
-use registry::{EtcdRegistry, Registered, Registrant, RegistrationRefusal};
+use registry::{EtcdRegistry, Registrant, Registration, RegistrationRefusal};
 
 /// Largest number of waits of one address for one token. A host runs one etcd; a host with a whole
 /// test cluster has nine.
@@ -106,7 +106,7 @@ impl App {
         token: &EtcdToken,
         protocol: EtcdProtocol,
         registrant: &Registrant,
-    ) -> Result<(StoredEtcdToken, Registered), EtcdError> {
+    ) -> Result<(StoredEtcdToken, Registration), EtcdError> {
         self.check_etcd_token(token, protocol, registrant.address).await?;
         let mut registered = None;
         let stored = self.change_etcd_registry(token.id(), |registry, now, lease| {

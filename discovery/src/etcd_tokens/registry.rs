@@ -76,7 +76,7 @@ pub(crate) struct Registrant {
 
 /// Result of a registration that isn't refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Registered {
+pub(crate) enum Registration {
     /// The member has a place now.
     Added {
         /// Index of the change by which the member got its place.
@@ -231,7 +231,7 @@ impl EtcdRegistry {
         registrant: &Registrant,
         now: UnixMicros,
         lease: UnixMicros,
-    ) -> Result<Registered, RegistrationRefusal> {
+    ) -> Result<Registration, RegistrationRefusal> {
         let peers: EtcdPeers = registrant.value.parse()?;
         if peers.member_id(&registrant.cluster_token) != registrant.id {
             return Err(RegistrationRefusal::WrongId);
@@ -250,7 +250,7 @@ impl EtcdRegistry {
             if !self.is_complete {
                 known.lease_until = now + lease;
             }
-            return Ok(Registered::Known { created_index: known.created_index });
+            return Ok(Registration::Known { created_index: known.created_index });
         }
         if self.last_index >= MAX_CHANGES {
             return Err(RegistrationRefusal::TooManyChanges);
@@ -274,7 +274,7 @@ impl EtcdRegistry {
         changed.cluster_token = Some(cluster_token);
         changed.complete_if_full();
         *self = changed;
-        Ok(Registered::Added { created_index })
+        Ok(Registration::Added { created_index })
     }
 
     /// Checks that there is a place, and that no listed member has the name or one of the URLs.
@@ -338,7 +338,7 @@ mod tests {
         let mut registry = registry();
         for n in 1..=3 {
             let added = registry.register(&registrant(n), 0, LEASE);
-            assert_eq!(added, Ok(Registered::Added { created_index: u64::from(n) + 2 }));
+            assert_eq!(added, Ok(Registration::Added { created_index: u64::from(n) + 2 }));
         }
         assert!(registry.is_complete);
         let complete = registry.clone();
@@ -348,7 +348,7 @@ mod tests {
         assert!(!registry.renew(host(1), 10 * LEASE, LEASE));
         assert_eq!(registry, complete);
         let again = registry.register(&registrant(2), 10 * LEASE, LEASE);
-        assert_eq!(again, Ok(Registered::Known { created_index: 4 }));
+        assert_eq!(again, Ok(Registration::Known { created_index: 4 }));
         assert_eq!(registry, complete);
         assert_eq!(listed(&registry), [(3, host(1)), (4, host(2)), (5, host(3))]);
     }
@@ -403,11 +403,11 @@ mod tests {
         let mut registry = registry();
         registry.register(&registrant(1), 0, LEASE).unwrap();
         let again = registry.register(&registrant(1), LEASE / 2, LEASE);
-        assert_eq!(again, Ok(Registered::Known { created_index: 3 }));
+        assert_eq!(again, Ok(Registration::Known { created_index: 3 }));
         assert_eq!(registry.lapse(LEASE), [], "and its lease is renewed");
         registry.lapse(2 * LEASE);
         let later = registry.register(&registrant(1), 2 * LEASE, LEASE);
-        assert_eq!(later, Ok(Registered::Added { created_index: 5 }));
+        assert_eq!(later, Ok(Registration::Added { created_index: 5 }));
         assert_eq!(registry.members.len(), 1);
     }
 

@@ -23,7 +23,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::json;
 
 use super::registry::{
-    EtcdRegistry, Registered, RegisteredMember, Registrant, RegistrationRefusal,
+    EtcdRegistry, RegisteredMember, Registrant, Registration, RegistrationRefusal,
 };
 use super::{EtcdError, format_id, parse_id};
 use crate::app::App;
@@ -40,9 +40,9 @@ const INDEX_HEADER: &str = "X-Etcd-Index";
 const KEY_PREFIX: &str = "/_etcd/registry";
 /// Index of the key with the size, and of the directory.
 const CONFIG_INDEX: u64 = 1;
-/// How long a registration is tried again while the database doesn't answer. etcd waits for 5 s, and
+/// Time for which a registration is retried while the database doesn't answer. etcd waits 5 s, and
 /// doesn't register twice.
-const REGISTRATION_PATIENCE: Duration = Duration::from_secs(4);
+const REGISTRATION_TIMEOUT: Duration = Duration::from_secs(4);
 /// Pause between two tries.
 const REGISTRATION_PAUSE: Duration = Duration::from_millis(200);
 
@@ -176,8 +176,8 @@ pub(crate) async fn put(
         };
         let cluster_token = discovery_url(&request, &path, id, &form.value)?;
         let registrant = Registrant { id, value: form.value, cluster_token, address };
-        let (stored, registered) = register_patiently(&app, &token, &registrant).await?;
-        let (Registered::Added { created_index } | Registered::Known { created_index }) =
+        let (stored, registered) = register_with_retries(&app, &token, &registrant).await?;
+        let (Registration::Added { created_index } | Registration::Known { created_index }) =
             registered;
         let node = node(&stored, registrant.id, &registrant.value, created_index);
         Ok(answer(StatusCode::CREATED, "create", node, &stored.registry))
@@ -187,15 +187,15 @@ pub(crate) async fn put(
 
 /// Registers a member. Retries for a while if the database doesn't answer, because etcd doesn't
 /// retry a registration.
-async fn register_patiently(
+async fn register_with_retries(
     app: &App,
     token: &EtcdToken,
     registrant: &Registrant,
-) -> Result<(StoredEtcdToken, Registered), EtcdError> {
+) -> Result<(StoredEtcdToken, Registration), EtcdError> {
     let started = std::time::Instant::now();
     loop {
         let result = app.register_etcd_member(token, EtcdProtocol::V2, registrant).await;
-        let may_wait = started.elapsed() + REGISTRATION_PAUSE < REGISTRATION_PATIENCE;
+        let may_wait = started.elapsed() + REGISTRATION_PAUSE < REGISTRATION_TIMEOUT;
         match result {
             Err(EtcdError::Unavailable) if may_wait => {
                 tokio::time::sleep(REGISTRATION_PAUSE).await;

@@ -18,8 +18,8 @@ pub(super) struct WriteTimeoutStream<S> {
 }
 
 impl<S> WriteTimeoutStream<S> {
-    pub(super) fn new(stream: S, patience: Duration) -> Self {
-        WriteTimeoutStream { stream, write_timeout: patience, timer: None }
+    pub(super) fn new(stream: S, timeout: Duration) -> Self {
+        WriteTimeoutStream { stream, write_timeout: timeout, timer: None }
     }
 
     fn check_timeout<T>(
@@ -31,8 +31,8 @@ impl<S> WriteTimeoutStream<S> {
             self.timer = None;
             return done;
         }
-        let patience = self.write_timeout;
-        let waits = self.timer.get_or_insert_with(|| Box::pin(sleep(patience)));
+        let timeout = self.write_timeout;
+        let waits = self.timer.get_or_insert_with(|| Box::pin(sleep(timeout)));
         ready!(waits.as_mut().poll(context));
         Poll::Ready(Err(io::ErrorKind::TimedOut.into()))
     }

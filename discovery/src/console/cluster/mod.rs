@@ -50,7 +50,7 @@ struct ReasonRow {
 }
 
 /// An event in the cluster's life.
-struct MomentRow {
+struct TimelineRow {
     event: String,
     at: ShownTime,
     /// Time since the last missing agent arrived.
@@ -82,7 +82,7 @@ struct ClusterPage {
     changes: Vec<ChangeRow>,
     policies: Vec<TokenRow>,
     tokens: Vec<TokenRow>,
-    moments: Vec<MomentRow>,
+    moments: Vec<TimelineRow>,
     /// The newest events. `None` if the visitor may not read events.
     events: Option<Vec<EventRow>>,
 }
@@ -142,7 +142,7 @@ pub(super) async fn show(
         changes,
         policies,
         tokens,
-        moments: view.timeline.iter().map(|moment| moment_row(moment, now_ms)).collect(),
+        moments: view.timeline.iter().map(|moment| timeline_row(moment, now_ms)).collect(),
         events,
     })
 }
@@ -216,8 +216,8 @@ fn reason_row(reason: &Explanation, now_ms: i64) -> ReasonRow {
     }
 }
 
-fn moment_row(moment: &Moment, now_ms: i64) -> MomentRow {
-    MomentRow {
+fn timeline_row(moment: &Moment, now_ms: i64) -> TimelineRow {
+    TimelineRow {
         event: plain(&moment.event.replace('_', " ")),
         at: ShownTime::new(moment.at_ms, now_ms),
         since_full: moment.since_full_ms.map_or_else(|| "-".to_owned(), |ms| format!("{ms} ms")),

@@ -121,6 +121,6 @@ fn tone(state: IntentState) -> Tone {
         IntentState::Open | IntentState::Added => Tone::Busy,
         IntentState::Promoted | IntentState::Removed | IntentState::Updated => Tone::Good,
         IntentState::Refused | IntentState::Stalled => Tone::Bad,
-        IntentState::Expired | IntentState::Withdrawn => Tone::Over,
+        IntentState::Expired | IntentState::Withdrawn => Tone::Ended,
     }
 }
