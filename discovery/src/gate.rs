@@ -26,11 +26,11 @@ pub(crate) async fn with_timeout<T>(
 
 impl App {
     /// Returns an error if the database of a transaction that has just begun was set back.
-    pub(crate) async fn check_gate(
+    pub(crate) async fn check_not_set_back(
         &self,
         transaction: ClusterTransaction,
     ) -> Result<ClusterTransaction, ApiError> {
-        if let LedgerVerdict::OlderDatabase(difference) = transaction.gate() {
+        if let LedgerVerdict::OlderDatabase(difference) = transaction.ledger_verdict() {
             let cluster = transaction.id();
             transaction.terminate_connection().await;
             return Err(self.report_database_change(cluster, &difference.to_string()).await);

@@ -134,7 +134,7 @@ impl RedeemRequest {
             let detail = "The join bundle pins a statement that this cluster doesn't have.";
             return Err(ApiError::new(Code::StatementRefused, detail, next));
         }
-        let row = transaction.asked().ok_or_else(unknown_token)?;
+        let row = transaction.requested_grant().ok_or_else(unknown_token)?;
         let jws: Jws = row.jws.parse().map_err(|_| unknown_token())?;
         let grant = VerifiedGrant::verify(&jws, chain)?;
         if grant.key.as_bytes()[..] != row.token_key || !purpose.is_of(&grant) {

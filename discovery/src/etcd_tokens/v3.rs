@@ -150,7 +150,7 @@ impl Target {
 
     /// Returns entries that etcd takes for members, but can't use. They have the lowest revision,
     /// so they come before all members in every client's list.
-    fn entries_that_end_etcd(&self, reason: &str) -> Vec<KeyValue> {
+    fn invalid_members(&self, reason: &str) -> Vec<KeyValue> {
         (0..*SIZES.end())
             .map(|n| self.key_value(&format!("{MEMBERS_KEY}/no-member-{n}"), reason, 0))
             .collect()
@@ -284,7 +284,7 @@ impl Watch for DiscoveryApi {
                 let from = u64::try_from(create.start_revision).unwrap_or(0);
                 match api.watch_members(&target, address, from, &sender).await {
                     Err(EtcdError::UnknownToken) => {
-                        end_etcd(&target, ENDED_REASON, None, &sender).await;
+                        send_invalid_members(&target, ENDED_REASON, None, &sender).await;
                         Ok(())
                     }
                     Err(error) => Err(error.into()),
@@ -331,7 +331,7 @@ impl DiscoveryApi {
         loop {
             let registry = &stored.registry;
             if registry.is_stale(from) {
-                end_etcd(target, STALE_REASON, header(registry), sender).await;
+                send_invalid_members(target, STALE_REASON, header(registry), sender).await;
                 return Ok(());
             }
             let listed = registry.listed_from(next);
@@ -363,13 +363,13 @@ fn events(kvs: impl Iterator<Item = KeyValue>, header: Option<ResponseHeader>) -
 
 /// Sends entries that make etcd exit, and nothing after them: a later member would complete a list
 /// that has ended.
-async fn end_etcd(
+async fn send_invalid_members(
     target: &Target,
     reason: &str,
     header: Option<ResponseHeader>,
     sender: &mpsc::Sender<Result<WatchResponse, Status>>,
 ) {
-    let entries = target.entries_that_end_etcd(reason).into_iter();
+    let entries = target.invalid_members(reason).into_iter();
     if sender.send(Ok(events(entries, header))).await.is_ok() {
         sender.closed().await;
     }

@@ -91,8 +91,8 @@ impl App {
     ) -> Result<ClusterReply, ApiError> {
         let trust = trust_for(&incoming);
         let accepts = matches!(incoming, ClusterRequest::DatabaseAccepted { .. });
-        let asked = incoming.grant_id();
-        let mut transaction = self.begin(cluster, trust, asked.as_deref()).await?;
+        let requested_grant = incoming.grant_id();
+        let mut transaction = self.begin(cluster, trust, requested_grant.as_deref()).await?;
         let asker = incoming.agent_key();
         self.refuse_removed(&mut transaction, asker).await?;
         let prepared = self.prepare(&mut transaction, &incoming).await?;
@@ -140,7 +140,7 @@ impl App {
             _ => Vec::new(),
         };
         let (now, chain) = (transaction.now, transaction.chain.clone());
-        let asked = transaction.asked().map(|grant| grant.jws.clone());
+        let redeemed_grant = transaction.requested_grant().map(|grant| grant.jws.clone());
         crash_points("before", &changes, committed.is_some());
         let has_notified = transaction.has_notified();
         let cluster = transaction.commit().await?;
@@ -151,27 +151,20 @@ impl App {
             self.record_in_ledger(entry).await?;
         }
         let answer = answer.map_err(|refusal| self.refusal_error(&refusal, &cluster))?;
-        Ok(ClusterReply {
-            cluster,
-            chain,
-            now,
-            answer,
-            document: delivery,
-            grants,
-            redeemed_grant: asked,
-        })
+        Ok(ClusterReply { cluster, chain, now, answer, document: delivery, grants, redeemed_grant })
     }
 
-    /// Locks a cluster and loads it. Returns an error if the database was set back. `asked` is the
-    /// id of the grant that the request redeems.
+    /// Locks a cluster and loads it. Returns an error if the database was set back.
+    /// `requested_grant` is the id of the grant that the request redeems.
     async fn begin(
         &self,
         cluster: Uuid,
         trust: Trust,
-        asked: Option<&str>,
+        requested_grant: Option<&str>,
     ) -> Result<ClusterTransaction, ApiError> {
-        let transaction = self.store.begin_cluster(cluster, trust, asked).await?;
-        self.check_gate(transaction.ok_or_else(|| ApiError::not_found("such cluster"))?).await
+        let transaction = self.store.begin_cluster(cluster, trust, requested_grant).await?;
+        self.check_not_set_back(transaction.ok_or_else(|| ApiError::not_found("such cluster"))?)
+            .await
     }
 
     /// Returns an error if the caller's member was removed from the cluster.
@@ -223,7 +216,6 @@ impl App {
         if let Some(entry) = entry {
             self.store.record_commit(entry).await?;
         }
-        let asked = None;
         Ok(ClusterReply {
             cluster,
             chain,
@@ -231,7 +223,7 @@ impl App {
             answer,
             document: delivery,
             grants,
-            redeemed_grant: asked,
+            redeemed_grant: None,
         })
     }
 
@@ -315,7 +307,7 @@ impl App {
             return Ok(None);
         }
         let is_complete = self.store.watch().is_complete(transaction.generation());
-        let copied = match transaction.gate() {
+        let copied = match transaction.ledger_verdict() {
             LedgerVerdict::Allowed | LedgerVerdict::CopyFirst if !is_complete => {
                 return Ok(Some(DecisionBlocker::LedgerBehind));
             }
@@ -325,7 +317,7 @@ impl App {
         };
         if !copied {
             let why = "another process has found that it was set back";
-            return Ok(Some(match transaction.gate() {
+            return Ok(Some(match transaction.ledger_verdict() {
                 LedgerVerdict::CopyFirst => DecisionBlocker::LedgerBehind,
                 _ => DecisionBlocker::DatabaseSetBack(why),
             }));

@@ -71,7 +71,7 @@ impl App {
     ) -> Result<(ClusterTransaction, MembershipChanges), ApiError> {
         let begun = self.store.begin_change(cluster, grant).await?;
         let (transaction, changes) = begun.ok_or_else(|| ApiError::not_found("such cluster"))?;
-        let transaction = self.check_gate(transaction).await?;
+        let transaction = self.check_not_set_back(transaction).await?;
         refuse_removed(&changes, agent)?;
         check_running(&transaction.cluster)?;
         Ok((transaction, changes))

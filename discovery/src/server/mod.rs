@@ -1,11 +1,11 @@
 //! The server: arguments, start, stop, and backups of its data and keys.
 
+mod accept;
 mod args;
 mod backup;
 mod backup_keys;
 mod check;
 mod console;
-mod door;
 mod rewrap_keys;
 mod rotate_keys;
 mod run;

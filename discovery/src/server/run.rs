@@ -23,9 +23,9 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use zeroize::Zeroizing;
 
+use super::accept::{self, ConnectionLimits, MAX_HANDSHAKES, RouteSet, SocketLimits};
 use super::args::{DATABASE_URL, MAX_URL_FILE};
 use super::console::{self, ConsoleSetup};
-use super::door::{self, ConnectionLimits, MAX_HANDSHAKES, RouteSet, SocketLimits};
 use super::tls::server_config;
 use super::{DatabaseArgs, ServeArgs, ServerError, TimeArgs};
 use crate::admins::AdminCache;
@@ -272,7 +272,7 @@ impl<'a> HttpsServerBuilder<'a> {
             let listener = listening.map_err(failed)?;
             let local = listener.local_addr().map_err(failed)?;
             let (app, limits, tls) = (self.app.clone(), self.limits.clone(), tls.clone());
-            let serve = move || door::connection_service(route_set, &app, &limits, &tls);
+            let serve = move || accept::connection_service(route_set, &app, &limits, &tls);
             let server = std::mem::take(&mut self.server);
             self.server = server.listen(route_set.name(), listener, serve).map_err(failed)?;
             addresses.push(local);

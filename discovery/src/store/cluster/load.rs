@@ -139,7 +139,7 @@ pub(super) struct ClusterRows {
     pub(super) table_oids: Vec<i64>,
     pub(super) statements: Vec<String>,
     /// The requested grant, if it belongs to this cluster.
-    pub(super) asked: Option<Json<RequestedGrant>>,
+    pub(super) requested_grant: Option<Json<RequestedGrant>>,
     agents: Json<Vec<AgentRow>>,
     seats: Json<Vec<SeatRow>>,
     acks: Json<Vec<AckRow>>,
@@ -208,7 +208,7 @@ SELECT c.id, c.phase, c.deadline_us, c.epoch, c.floor, c.rev, c.next_place, c.fr
     ARRAY(SELECT jws FROM statements WHERE cluster_id = $1 ORDER BY sequence) AS statements,
     (SELECT jsonb_build_object('jws', jws, 'token_key', encode(token_key, 'hex'),
          'stored_us', stored_us, 'revoked_us', revoked_us, 'confirmation', confirmation)
-     FROM grants WHERE id = $3 AND cluster_id = $1) AS asked,
+     FROM grants WHERE id = $3 AND cluster_id = $1) AS requested_grant,
     ARRAY(SELECT id FROM grants WHERE cluster_id = $1 AND revoked_us IS NOT NULL) AS revoked,
     ARRAY(SELECT id FROM grants WHERE cluster_id = $1 AND freed_us IS NOT NULL) AS freed,
     (SELECT coalesce(jsonb_agg(r), '[]') FROM (
@@ -242,7 +242,7 @@ pub(super) struct LoadParameters<'a> {
     /// Number of the last decision that the ledger has copied.
     pub(super) copied: u64,
     /// Id of the grant that a redeem request names.
-    pub(super) asked: Option<&'a str>,
+    pub(super) requested_grant: Option<&'a str>,
     /// Id of the calling process.
     pub(super) process: Uuid,
     /// Whether to load the changes since the commit.
@@ -254,7 +254,7 @@ pub(super) async fn read(
     connection: &mut PgConnection,
     of: &LoadParameters<'_>,
 ) -> Result<Option<ClusterRows>, StoreError> {
-    let loaded = sqlx::query_as(LOAD).bind(of.id).bind(of.copied as i64).bind(of.asked);
+    let loaded = sqlx::query_as(LOAD).bind(of.id).bind(of.copied as i64).bind(of.requested_grant);
     Ok(loaded.bind(of.process).bind(of.with_changes).fetch_optional(connection).await?)
 }
 
@@ -466,12 +466,13 @@ fn reports(rows: Vec<ReportRow>) -> BTreeMap<formation::AgentKey, u64> {
 
 impl ClusterRows {
     /// Returns the signed grants of the agents, of the seats and of the request, by id.
-    pub(super) fn grants(&self, asked: Option<&str>) -> BTreeMap<String, String> {
+    pub(super) fn grants(&self, requested_grant: Option<&str>) -> BTreeMap<String, String> {
         let agents = self.agents.0.iter().map(|row| (row.grant_id.clone(), row.grant.clone()));
         let seats = self.seats.0.iter().map(|row| (row.grant_id.clone(), row.grant.clone()));
-        let asked = asked.zip(self.asked.as_ref());
-        let asked = asked.map(|(id, Json(grant))| (id.to_owned(), grant.jws.clone()));
-        agents.chain(seats).chain(asked).collect()
+        let requested_grant = requested_grant.zip(self.requested_grant.as_ref());
+        let requested_grant =
+            requested_grant.map(|(id, Json(grant))| (id.to_owned(), grant.jws.clone()));
+        agents.chain(seats).chain(requested_grant).collect()
     }
 }
 

@@ -58,7 +58,7 @@ pub(crate) struct ClusterTransaction {
     /// Tokens issued before this time are void: a difference from the ledgers was found then, or an
     /// owner accepted the database.
     pub void_before: formation::UnixMicros,
-    asked: Option<RequestedGrant>,
+    requested_grant: Option<RequestedGrant>,
     /// The stored commit. It is loaded only for the redeem of a join ticket.
     commit: Option<StoredCommit>,
     /// Signed grants by id: those of all agents and of the frozen list, and the requested grant.
@@ -156,15 +156,15 @@ pub(crate) struct RunningCluster {
 }
 
 impl Store {
-    /// Locks and loads a cluster, and the grant with the id `asked`. Returns `None` if the cluster
-    /// doesn't exist or is only a draft.
+    /// Locks and loads a cluster, and the grant with the id `requested_grant`. Returns `None` if
+    /// the cluster doesn't exist or is only a draft.
     pub(crate) async fn begin_cluster(
         &self,
         id: Uuid,
         trust: Trust,
-        asked: Option<&str>,
+        requested_grant: Option<&str>,
     ) -> Result<Option<ClusterTransaction>, StoreError> {
-        let begun = self.begin_with(id, trust, asked, false).await?;
+        let begun = self.begin_with(id, trust, requested_grant, false).await?;
         Ok(begun.map(|(transaction, _)| transaction))
     }
 
@@ -173,16 +173,16 @@ impl Store {
     pub(crate) async fn begin_change(
         &self,
         id: Uuid,
-        asked: Option<&str>,
+        requested_grant: Option<&str>,
     ) -> Result<Option<(ClusterTransaction, MembershipChanges)>, StoreError> {
-        self.begin_with(id, Trust::Verify, asked, true).await
+        self.begin_with(id, Trust::Verify, requested_grant, true).await
     }
 
     async fn begin_with(
         &self,
         id: Uuid,
         trust: Trust,
-        asked: Option<&str>,
+        requested_grant: Option<&str>,
         with_changes: bool,
     ) -> Result<Option<(ClusterTransaction, MembershipChanges)>, StoreError> {
         // Read the ledger before the database. The ledger can then lag behind the rows, but it
@@ -194,7 +194,7 @@ impl Store {
         let locked = format!("BEGIN; SELECT 1 FROM clusters WHERE id = '{id}' FOR UPDATE");
         let mut transaction = self.begin(AssertSqlSafe(locked)).await?;
         let process = self.ledger.process();
-        let of = LoadParameters { id, copied, asked, process, with_changes };
+        let of = LoadParameters { id, copied, requested_grant, process, with_changes };
         let Some(mut loaded) = load::read(&mut transaction, &of).await? else { return Ok(None) };
         // A process that has compared no database yet must do so before it decides anything. So the
         // default identity does no harm here.
@@ -214,8 +214,8 @@ impl Store {
         };
         let (now, settled) = (formation::UnixMicros(loaded.now.unsigned_abs()), loaded.settled);
         let void_before = formation::UnixMicros(loaded.void_before_us.unsigned_abs());
-        let grants = loaded.grants(asked);
-        let asked = loaded.asked.as_ref().map(|grant| grant.0.clone());
+        let grants = loaded.grants(requested_grant);
+        let requested_grant = loaded.requested_grant.as_ref().map(|grant| grant.0.clone());
         let chain = self.caches.chain(id, &loaded.statements)?;
         let commit = loaded.commit.take().map(|Json(commit)| commit.parse(id)).transpose()?;
         let changes = std::mem::take(&mut loaded.changes).parse(id)?;
@@ -231,7 +231,7 @@ impl Store {
             known,
             read,
             void_before,
-            asked,
+            requested_grant,
             commit,
             grants,
             has_notified: false,
@@ -276,7 +276,7 @@ impl Store {
         with_changes: bool,
     ) -> Result<Option<RunningCluster>, StoreError> {
         let process = self.ledger.process();
-        let of = LoadParameters { id, copied: 0, asked: None, process, with_changes };
+        let of = LoadParameters { id, copied: 0, requested_grant: None, process, with_changes };
         let Some(mut rows) = load::read(connection, &of).await? else { return Ok(None) };
         let now = formation::UnixMicros(rows.now.unsigned_abs());
         let chain = self.caches.chain(id, &rows.statements)?;
@@ -298,7 +298,7 @@ impl ClusterTransaction {
 
     /// Compares the ledger with the database: the verdict says whether this transaction may freeze
     /// or decide a list, or end a cluster.
-    pub(crate) fn gate(&self) -> LedgerVerdict {
+    pub(crate) fn ledger_verdict(&self) -> LedgerVerdict {
         check_ledger(self.known.as_ref(), &self.read)
     }
 
@@ -329,8 +329,8 @@ impl ClusterTransaction {
     }
 
     /// The requested grant, if it belongs to this cluster.
-    pub(crate) fn asked(&self) -> Option<&RequestedGrant> {
-        self.asked.as_ref()
+    pub(crate) fn requested_grant(&self) -> Option<&RequestedGrant> {
+        self.requested_grant.as_ref()
     }
 
     /// Returns the stored commit, if this transaction is the redeem of a join ticket.
@@ -377,8 +377,8 @@ impl ClusterTransaction {
         let notifies = !changes.is_empty()
             && (phases.0 != phases.1 || list(&self.before) != list(&self.cluster));
         self.has_notified |= notifies;
-        let beside = save::SaveContext { next_deadline, now, request, changes: &said, notifies };
-        save::save(&mut self.transaction, &self.before, &self.cluster, &beside).await?;
+        let context = save::SaveContext { next_deadline, now, request, changes: &said, notifies };
+        save::save(&mut self.transaction, &self.before, &self.cluster, &context).await?;
         if let Some(commit) = commit {
             save::commit(&mut self.transaction, id, now, commit).await?;
         }

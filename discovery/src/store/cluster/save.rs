@@ -116,7 +116,7 @@ pub(super) async fn save(
     connection: &mut PgConnection,
     before: &Cluster,
     after: &Cluster,
-    beside: &SaveContext<'_>,
+    context: &SaveContext<'_>,
 ) -> Result<(), StoreError> {
     let id = Uuid::from_u128(after.id.0);
     let list = |cluster: &Cluster| cluster.frozen.as_ref().map(|frozen| frozen.proposal_hash);
@@ -132,11 +132,11 @@ pub(super) async fn save(
     // The stored deadline can then be too early. In that case the sweep finds nothing to do, and
     // corrects the deadline.
     let own = match row_differs(before, after) || before == after {
-        true => vec![cluster_row(after, beside.next_deadline)?],
+        true => vec![cluster_row(after, context.next_deadline)?],
         false => Vec::new(),
     };
     let agents = after.agents.iter().filter(|(key, agent)| before.agents.get(key) != Some(*agent));
-    let agents = agents.map(|(key, agent)| agent_row(after, *key, agent, beside.request));
+    let agents = agents.map(|(key, agent)| agent_row(after, *key, agent, context.request));
     let frozen = after.frozen.as_ref();
     let new_seats = frozen.filter(|_| !same);
     let known = before.frozen.as_ref().filter(|_| same);
@@ -144,9 +144,9 @@ pub(super) async fn save(
     let reports = reports.map(|(key, raft_cluster)| {
         json!({ "key": hex(&key.0), "raft_cluster": format!("{raft_cluster:016x}") })
     });
-    let events = beside.changes.iter().map(|change| {
+    let events = context.changes.iter().map(|change| {
         let (kind, mut body) = describe(change);
-        add_details(&mut body, change, after, beside.request);
+        add_details(&mut body, change, after, context.request);
         json!({ "kind": kind, "body": body.to_string() })
     });
     let tables = [
@@ -160,8 +160,8 @@ pub(super) async fn save(
     ];
     let written: Vec<(WriteParts, Vec<Value>)> =
         tables.into_iter().filter(|(_, rows)| !rows.is_empty()).collect();
-    let sql = write_statement(written.iter().map(|(parts, _)| *parts), beside.notifies);
-    let mut query = sqlx::query(AssertSqlSafe(sql)).bind(id).bind(number_to_row(beside.now.0)?);
+    let sql = write_statement(written.iter().map(|(parts, _)| *parts), context.notifies);
+    let mut query = sqlx::query(AssertSqlSafe(sql)).bind(id).bind(number_to_row(context.now.0)?);
     for (_, rows) in written {
         query = query.bind(Json(rows));
     }

@@ -285,5 +285,5 @@ fn nothing_but_the_listener_calls_the_console() {
         &std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("src"),
         &mut found,
     );
-    assert_eq!(found, ["server/door.rs"]);
+    assert_eq!(found, ["server/accept.rs"]);
 }

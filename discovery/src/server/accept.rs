@@ -165,7 +165,7 @@ type AcceptedConnection = (WriteTimeoutStream<TlsStream<TcpStream>>, Protocol, O
 pub(super) fn connection_service(
     route_set: RouteSet,
     app: &App,
-    door: &ConnectionLimits,
+    limits: &ConnectionLimits,
     tls: &rustls::ServerConfig,
 ) -> impl ServiceFactory<TcpStream, Config = (), Response = (), Error = (), InitError = ()> + use<>
 {
@@ -190,20 +190,20 @@ pub(super) fn connection_service(
     let mut tls = tls.clone();
     tls.alpn_protocols = vec![b"http/1.1".to_vec()];
     let mut acceptor = Acceptor::new(tls);
-    acceptor.set_handshake_timeout(door.handshake_timeout);
-    let door = door.clone();
+    acceptor.set_handshake_timeout(limits.handshake_timeout);
+    let limits = limits.clone();
     actix_service::fn_factory(move || {
         let (acceptor, http) = (
             ServiceFactory::<TcpStream>::new_service(&acceptor, ()),
             ServiceFactory::<AcceptedConnection>::new_service(&http, ()),
         );
-        let door = door.clone();
+        let limits = limits.clone();
         async move {
             let acceptor = Rc::new(acceptor.await?);
             Ok::<_, ()>(ConnectionService {
                 acceptor,
                 http: Rc::new(http.await?),
-                connection_limits: door,
+                connection_limits: limits,
             })
         }
     })
@@ -241,7 +241,7 @@ where
         let Some((address, (knock, place))) = entered else {
             return Box::pin(std::future::ready(Ok(())));
         };
-        let (acceptor, http, door) =
+        let (acceptor, http, limits) =
             (self.acceptor.clone(), self.http.clone(), self.connection_limits.clone());
         Box::pin(async move {
             let handshake = async |socket: TcpStream| {
@@ -250,10 +250,10 @@ where
             };
             let opened = knock.admit(socket, handshake).await.map_err(|turned| {
                 if matches!(turned, AdmissionError::Evicted) {
-                    door.throttle_log.note(ThrottleKind::Connection, address.ip());
+                    limits.throttle_log.note(ThrottleKind::Connection, address.ip());
                 }
             })?;
-            let opened = WriteTimeoutStream::new(opened, door.write_timeout);
+            let opened = WriteTimeoutStream::new(opened, limits.write_timeout);
             let served = http.call((opened, Protocol::Http1, Some(address))).await;
             drop(place);
             served.map_err(|_| ())
