@@ -260,7 +260,8 @@ pub fn compare(
     if let Some(moved) = identity_difference(&stored.identity, &database.identity) {
         return Err(moved);
     }
-    let older = |own: &ProcessRow, beat: u64| own.entries > memory.entries || own.sweeps > beat + 1;
+    let older =
+        |own: &ProcessRow, sweeps: u64| own.entries > memory.entries || own.sweeps > sweeps + 1;
     let Some(known) = &memory.database else {
         let lost = database.process_row.is_some_and(|own| older(&own, 0));
         return Ok(if lost { CopyScope::IncompleteLedger } else { CopyScope::NewHistory });

@@ -47,7 +47,7 @@ struct ListRow {
     state: Badge,
     seats: String,
     /// Number of members that reported lately, with a symbol if some didn't.
-    heard: Option<Badge>,
+    reporting_members: Option<Badge>,
     standbys: u32,
     epoch: u64,
     created: ShownTime,
@@ -150,16 +150,16 @@ fn choices(chosen: &str) -> Vec<StateChoice> {
 }
 
 fn row(cluster: &ClusterSummary, now_ms: i64) -> ListRow {
-    let heard = cluster.heard.zip(cluster.members).map(|(heard, members)| {
-        let tone = if heard < members { Tone::Bad } else { Tone::Good };
-        Badge::new(tone, format!("{heard}/{members}"))
+    let reporting_members = cluster.heard.zip(cluster.members).map(|(reporting, members)| {
+        let tone = if reporting < members { Tone::Bad } else { Tone::Good };
+        Badge::new(tone, format!("{reporting}/{members}"))
     });
     ListRow {
         path: format!("/clusters/{}", cluster.cluster),
         name: cluster.name.to_string(),
         state: Badge::of_cluster(cluster.state),
         seats: format!("{}/{}", cluster.seated, cluster.size),
-        heard,
+        reporting_members,
         standbys: cluster.standbys,
         epoch: cluster.epoch,
         created: ShownTime::relative(cluster.created_at_ms, now_ms),

@@ -234,7 +234,9 @@ pub(crate) fn summary_of(row: &ClusterSummaryRow) -> Result<ClusterSummary, Stor
         created_at_ms: row.created_us / 1_000,
         deadline_at_ms: forming.then_some(row.deadline_us / 1_000),
         members: row.members.filter(|_| runs).map(|count| count.unsigned_abs() as u32),
-        heard: Some(row.heard).filter(|_| runs).map(|count| count.unsigned_abs() as u32),
+        heard: Some(row.reporting_members)
+            .filter(|_| runs)
+            .map(|count| count.unsigned_abs() as u32),
     })
 }
 

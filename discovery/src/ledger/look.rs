@@ -327,8 +327,8 @@ struct DatabaseRow {
 
 impl DatabaseRow {
     fn own(&self) -> Option<ProcessRow> {
-        let (entries, beat) = self.entries.zip(self.beat)?;
-        Some(ProcessRow { entries: entries.unsigned_abs(), sweeps: beat.unsigned_abs() })
+        let (entries, sweeps) = self.entries.zip(self.beat)?;
+        Some(ProcessRow { entries: entries.unsigned_abs(), sweeps: sweeps.unsigned_abs() })
     }
 }
 

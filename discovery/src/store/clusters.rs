@@ -38,7 +38,7 @@ pub(crate) struct ClusterSummaryRow {
     /// Number of members in the confirmed list. If no list is confirmed yet, the cluster's size.
     pub members: Option<i64>,
     /// Number of members that reported recently and weren't removed.
-    pub heard: i64,
+    pub reporting_members: i64,
 }
 
 /// Columns of a summary row that are in the table `clusters`.
@@ -54,7 +54,7 @@ const SUMMARY_COUNTS: &str = "
     (SELECT count(*) FROM directory_reports r WHERE r.cluster_id = c.id
         AND r.at_us > now_us() - $1
         AND NOT EXISTS (SELECT 1 FROM removed_members m
-            WHERE m.cluster_id = c.id AND m.member_id = r.member_id)) AS heard";
+            WHERE m.cluster_id = c.id AND m.member_id = r.member_id)) AS reporting_members";
 
 /// Filter of the list of clusters.
 #[derive(Clone, Debug)]

@@ -195,8 +195,8 @@ async fn assert_forms_no_second_list_unnoticed(
     // The listener for notifications uses one connection, so one is left for requests.
     args.database.pool_size = 2;
     let two = start(args).await.unwrap();
-    let beat = || two.app().store.ledger().known().map(|known| known.sweeps);
-    wait_until("begun, and swept once", async || beat() == Some(2)).await;
+    let sweeps = || two.app().store.ledger().known().map(|known| known.sweeps);
+    wait_until("begun, and swept once", async || sweeps() == Some(2)).await;
     wait_until("connected", async || connections(&world).await.len() == 2).await;
     let before = connections(&world).await;
 
@@ -449,10 +449,10 @@ async fn a_row_with_fewer_sweeps_than_the_ledger_begins_a_new_generation() {
     let world = TestInstallation::new().await;
     let one = start(args_without_sweeps(&world, "ledger")).await.unwrap();
     let store = &one.app().store;
-    let beat = || store.ledger().known().map(|known| known.sweeps);
-    wait_until("swept for the only time", async || beat() == Some(2)).await;
+    let sweeps = || store.ledger().known().map(|known| known.sweeps);
+    wait_until("swept for the only time", async || sweeps() == Some(2)).await;
     store.look_at_database(Occasion::Sweep).await.unwrap();
-    assert_eq!(beat(), Some(3));
+    assert_eq!(sweeps(), Some(3));
     assert_eq!(store.refresh_generation().await.unwrap().number, 1);
     set_back(&world, "UPDATE processes SET beat = beat - 1").await;
     store.look_at_database(Occasion::Doubt).await.unwrap();

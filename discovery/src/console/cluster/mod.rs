@@ -188,8 +188,8 @@ fn facts(view: &ClusterView) -> Vec<Fact> {
         value: format!("{} of {} taken", summary.seated, summary.size),
         is_code: false,
     }];
-    if let Some((heard, members)) = summary.heard.zip(summary.members) {
-        let value = format!("{heard} of {members} reported lately");
+    if let Some((reporting, members)) = summary.heard.zip(summary.members) {
+        let value = format!("{reporting} of {members} reported lately");
         facts.push(Fact { label: "Members", value, is_code: false });
     }
     if summary.standbys > 0 {
