@@ -15,8 +15,8 @@ pub(crate) enum AdoptCommand {
     /// Ask a running etcd cluster for its members, and print what an owner signs
     /// (muster-discovery cluster adopt). Changes nothing.
     Survey(SurveyArguments),
-    /// Run beside this host's etcd until the agents of all members have come. Then this host holds
-    /// the signed list of members. The etcd runs on as before.
+    /// Run beside this host's etcd until the agents of all members have enrolled. Then this host
+    /// holds the signed list of members. The etcd runs on as before.
     Enrol(EnrolArguments),
     /// Stop this host's etcd, and let the agent run it from then on. Other members have to be well,
     /// and none of them may be taken over at the same time. Killed in between, run it again.
@@ -103,7 +103,7 @@ pub(crate) struct TakeOverArguments {
     /// Undo an unfinished take-over: the etcd runs again as it did before.
     #[arg(long)]
     pub give_back: bool,
-    /// Seconds after which a wait for members, or for a person, is given up.
+    /// Seconds to wait for members or for a person before giving up.
     #[arg(long, value_name = "SECONDS", default_value_t = DEFAULT_PATIENCE)]
     pub patience: u64,
     /// Print JSON for programs to read.
@@ -131,7 +131,7 @@ pub(crate) struct ReleaseArguments {
     /// Folder for the node's certificates, keys and unit file; made (0711) if it is missing.
     #[arg(long, value_name = "DIR")]
     pub out: PathBuf,
-    /// The systemd unit that shall run the node: NAME.service. It is written to /etc/systemd/system,
+    /// The systemd unit that will run the node: NAME.service. It is written to /etc/systemd/system,
     /// enabled and started. Without it, the command says how to start the node.
     #[arg(long, value_name = "UNIT", requires = "agent_unit")]
     pub unit: Option<String>,
@@ -139,7 +139,7 @@ pub(crate) struct ReleaseArguments {
     /// says when to stop the agent.
     #[arg(long, value_name = "UNIT")]
     pub agent_unit: Option<String>,
-    /// Seconds after which a wait for members, or for a person, is given up.
+    /// Seconds to wait for members or for a person before giving up.
     #[arg(long, value_name = "SECONDS", default_value_t = DEFAULT_PATIENCE)]
     pub patience: u64,
     /// Print JSON for programs to read.

@@ -88,7 +88,8 @@ pub(crate) struct BackupRetentionArguments {
         value_parser = clap::value_parser!(u32).range(1..=10_000)
     )]
     pub backup_keep: Option<u32>,
-    /// Age from which a backup is deleted although it is among those: 30d (default: none).
+    /// Age above which a backup is deleted even if --backup-keep would keep it: 30d (default:
+    /// none).
     #[arg(long, value_name = "TIME", env = "MUSTER_BACKUP_KEEP_FOR", value_parser = parse_interval)]
     pub backup_keep_for: Option<Duration>,
     /// Agent that saves: the leader's, or this host's.

@@ -102,7 +102,7 @@ pub(crate) enum AgentCommand {
             back again, on one host after the other: muster-agent release --help"
     )]
     Adopt(AdoptCommand),
-    /// Give this host's member back: its node goes on without an agent.
+    /// End the agent's management of this host's member; its node continues without an agent.
     #[command(after_long_help = "\
 EXAMPLES\n  \
   Under systemd. Writes the unit etcd-plain.service with its files, and lets it run the node:\n    \
@@ -156,7 +156,7 @@ EXAMPLES\n  \
     Address(AddressCommand),
     /// Show and change the cluster's members.
     Member(MemberCommand),
-    /// Show and end the replacement policies in the cluster's own store, without discovery.
+    /// List and revoke the replacement policies in the cluster's own store, without discovery.
     #[command(after_help = "\
 EXAMPLES\n  \
   List the policies, and the replacements that were begun by them:\n    \
@@ -227,8 +227,8 @@ pub(crate) struct RunArguments {
 
     /// If the cluster has its members already, wait instead of ending with exit code 3. Once the
     /// bundle file holds a join ticket (token create --kind join), go on with it. Discovery shows
-    /// this host as asking meanwhile (cluster show). Also wait for a bundle file that is not there
-    /// yet, or holds no whole bundle.
+    /// this host as waiting for a ticket meanwhile (cluster show). Also wait for a bundle file that
+    /// is not there yet, or holds no whole bundle.
     #[arg(long)]
     pub wait_for_ticket: bool,
 
@@ -328,8 +328,9 @@ pub(crate) struct RunArguments {
     #[arg(long, value_enum, env = "MUSTER_LOG_FORMAT", default_value_t)]
     pub log_format: AgentLogFormat,
 
-    /// Check the set-up and end: data directory, state, bundle, node, addresses, discovery, clock.
-    /// Nothing is started, redeemed or changed. Exit code 0 if a start would work, 1 if not.
+    /// Check the set-up, then exit. The checks cover the data directory, state, bundle, node,
+    /// addresses, discovery and clock. Nothing is started, redeemed or changed. Exit code 0 if a
+    /// start would work, 1 if not.
     #[arg(long)]
     pub check: bool,
 
@@ -379,7 +380,7 @@ pub(crate) struct ResetArguments {
 /// The subcommands of `muster-agent context`.
 #[derive(Debug, Subcommand)]
 pub(crate) enum ContextCommand {
-    /// Take the URLs and keys of the service from what an owner has signed; works while the agent
+    /// Take the URLs and keys of the service from a signed service statement. Works while the agent
     /// runs.
     Set(ContextSetArguments),
 }
@@ -402,9 +403,9 @@ pub(crate) struct ContextSetArguments {
 /// The subcommands of `muster-agent address`.
 #[derive(Debug, Subcommand)]
 pub(crate) enum AddressCommand {
-    /// Print where this host's member is, signed, as one line of JSON.
+    /// Print this host's member's address as one signed line of JSON.
     Show(AddressShowArguments),
-    /// Let this host's node look for other members where these files say.
+    /// Give this host's node the other members' addresses from these files.
     Add(AddressAddArguments),
 }
 
@@ -419,7 +420,7 @@ pub(crate) struct AddressShowArguments {
 /// Arguments of `address add`.
 #[derive(Args, Debug)]
 pub(crate) struct AddressAddArguments {
-    /// Files with what muster-agent address show has printed on other hosts.
+    /// Files with the output of `muster-agent address show` on other hosts.
     #[arg(value_name = "FILE", required = true)]
     pub files: Vec<PathBuf>,
     /// Option for the data directory.

@@ -55,8 +55,7 @@ away, and run `cluster restate --all`. `key restore` makes a file of it again.")
             required_unless_present = "recovery"
         )]
         role: Vec<Role>,
-        /// Make an owner's key for the day when the other owners' keys are lost, and print it for
-        /// paper
+        /// Make a recovery key with the role of owner, and print it to be kept on paper
         #[arg(long, conflicts_with_all = ["public_key", "role", "replace"])]
         recovery: bool,
         /// Change the name or the roles of an existing admin's key

@@ -57,7 +57,7 @@ members. Later members join through etcd itself: etcdctl member add.")]
         /// The token's id, as `etcd-token list` prints it
         id: GrantId,
     },
-    /// Revoke a token: nobody registers with it any more
+    /// Revoke a token: no further member can register with it
     #[command(after_help = "\
 An etcd that waits for further members is told nothing more, and has to be stopped. A cluster whose
 members have all registered isn't changed.")]
@@ -77,7 +77,7 @@ struct EtcdTokenCreateArgs {
     /// Number of members that form the cluster, from 1 to 9
     #[arg(long, value_name = "N")]
     size: u8,
-    /// Allow an even size, which tolerates no more failures than one less
+    /// Allow an even size (N members tolerate no more failures than N-1)
     #[arg(long)]
     allow_even: bool,
     /// Protocol that the members speak: v2 (etcd 3.4 to 3.6) or v3 (etcd 3.6 and newer)

@@ -142,7 +142,7 @@ enum DiscoveryCommand {
     EtcdToken(etcd_token::EtcdTokenArgs),
     /// Order membership changes of a running cluster, and see their outcome
     Intent(intent::IntentArgs),
-    /// Tell running clusters' agents where the service is and by which keys they know it
+    /// Announce the service's URLs and TLS keys to the agents of running clusters
     Service(service::ServiceArgs),
     /// Make a member's certificates without the discovery service
     Ca(ca::CaArgs),

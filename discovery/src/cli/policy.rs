@@ -61,7 +61,7 @@ comes from an address in --cidr, gets a place in the cluster the next time that 
         /// The policy's id, as `policy list` prints it
         id: GrantId,
     },
-    /// Revoke a replacement policy: it replaces nobody any more, and members stay
+    /// Revoke a replacement policy: it replaces no more members, and members that joined stay
     #[command(after_help = "\
 The cluster's agents learn of it within seconds and end the policy in the cluster's own store, for
 ever. If they don't reach this service, run `muster-agent policy revoke ID` on one of their hosts.")]

@@ -22,7 +22,7 @@ pub(super) struct ProcessArgs {
 enum ProcessCommand {
     /// List the processes that use, or used, the database
     List,
-    /// Declare that a process won't come back, so that its ledger isn't waited for
+    /// Declare that a process won't come back, so that the service stops waiting for its ledger
     #[command(after_help = "\
 Example:
   muster-discovery process forget 01a1fe71-a005-71eb-9397-f0632e0d7b61 --yes

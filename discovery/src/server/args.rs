@@ -222,7 +222,7 @@ pub(crate) struct RotateKeysArgs {
     /// Make another TLS key, in a copy of the key directory
     #[arg(long, requires = "out")]
     pub tls: bool,
-    /// New folder for that copy
+    /// New folder for the copy with the new TLS key
     #[arg(long, value_name = "DIR", requires = "tls")]
     pub out: Option<PathBuf>,
 }
@@ -292,7 +292,8 @@ pub(crate) struct TimeArgs {
     /// How long an answer waits for a client that doesn't read it; then the connection ends
     #[arg(long, value_name = "TIME", default_value = "20s", value_parser = parse_duration)]
     pub unread: Duration,
-    /// How long a connection may take for its first byte, then for its turn, then for its handshake
+    /// Time limit for each step of a new connection: first byte, start of the TLS handshake, end of
+    /// the handshake
     #[arg(long, value_name = "TIME", default_value = "3s", value_parser = parse_duration)]
     pub handshake: Duration,
     /// How long running requests get after SIGTERM

@@ -175,7 +175,7 @@ its id (`cluster list --all`); it comes back under its name with a part of its i
         /// Name or id of the cluster
         cluster: String,
     },
-    /// Let a cluster form after all whose deadline passed within the last week
+    /// Reopen a cluster that expired within the last week, so that it can still form
     #[command(after_help = "\
 Example:
   muster-discovery cluster reopen demo
@@ -272,7 +272,7 @@ struct CreateArgs {
     /// and later members keep to it
     #[arg(long, value_name = "zone")]
     spread: Option<Spread>,
-    /// Let no host be a founder before an issuer has approved its key: cluster approve
+    /// Require an issuer's approval of each founder's key (cluster approve)
     #[arg(long)]
     approve: bool,
     /// Time that the cluster may take to form

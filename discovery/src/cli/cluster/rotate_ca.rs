@@ -27,7 +27,7 @@ pub(super) struct RotateCaArgs {
     /// Time to wait for the members to be ready for the step
     #[arg(long, value_name = "TIME", value_parser = crate::server::parse_duration, default_value = "5m")]
     timeout: Duration,
-    /// Take the step even if members are not ready. They can't connect until they have followed
+    /// Take the step even if members are not ready. Such members can't connect until they follow
     #[arg(long)]
     force: bool,
     /// Skip the confirmation prompt

@@ -61,7 +61,7 @@ pub(in crate::cli) struct HostFilesArgs {
 }
 
 impl HostFilesArgs {
-    /// Returns the form of the text that has the bundle in it.
+    /// Returns the form of the text that contains the bundle.
     pub(super) fn form(self) -> HostFiles {
         match (self.print_cloud_init, self.print_ignition) {
             (true, _) => HostFiles::CloudInit,

@@ -23,7 +23,7 @@ use crate::cli::session::AdminSession;
 /// Flags that say how the bundle is handed out.
 #[derive(Clone, Debug, Default, clap::Args)]
 pub(in crate::cli) struct DeliveryArgs {
-    /// Write what has the bundle in it to a new file (mode 0600) instead of stdout
+    /// Write the text that contains the bundle to a new file (mode 0600) instead of stdout
     #[arg(long, value_name = "FILE")]
     pub out: Option<PathBuf>,
     #[command(flatten)]
