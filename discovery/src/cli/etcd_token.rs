@@ -59,8 +59,8 @@ members. Later members join through etcd itself: etcdctl member add.")]
     },
     /// Revoke a token: no further member can register with it
     #[command(after_help = "\
-An etcd that waits for further members is told nothing more, and has to be stopped. A cluster whose
-members have all registered isn't changed.")]
+An etcd that waits for further members exits with an error. A cluster whose members have all
+registered isn't changed.")]
     Revoke {
         /// The token's id, as `etcd-token list` prints it
         id: GrantId,

@@ -82,7 +82,7 @@ struct PolicyCreateArgs {
     /// Replace members that nobody can reach
     #[arg(long, required = true)]
     replace_dead: bool,
-    /// Time for which nobody can have reached a member before it is replaced
+    /// Time for which a member must have been unreachable before it is replaced
     #[arg(long, value_name = "TIME", value_parser = parse_duration, default_value = "10m")]
     after: Duration,
     /// Largest number of replacements that may begin within --per

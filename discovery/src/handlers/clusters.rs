@@ -89,7 +89,7 @@ pub(crate) async fn make_cas(
     Ok(Json(app.make_other_cas(*path).await?))
 }
 
-/// Shows how far the members are with the replacement of their cluster's CAs.
+/// Shows the progress of the members in the replacement of their cluster's CAs.
 #[utoipa::path(get, path = "/v1/clusters/{id}/cas", tag = "clusters",
     params(("id" = Uuid, Path,)),
     responses((status = 200, body = RotationView), (status = "default", body = Problem)))]
@@ -102,7 +102,7 @@ pub(crate) async fn rotation(
     Ok(Json(app.rotation(*path).await?))
 }
 
-/// Puts a draft's first statement, which opens the cluster, or a cluster's next one.
+/// Stores a draft's first statement, which opens the cluster, or a cluster's next statement.
 #[utoipa::path(put, path = "/v1/clusters/{id}/statement", tag = "clusters",
     params(("id" = Uuid, Path,)), request_body = SignedBody,
     responses((status = 200, body = ClusterSummary), (status = "default", body = Problem)))]
@@ -320,8 +320,8 @@ pub(crate) async fn statements(
     Ok(Json(StatementList { statements: chain.jws(), service }))
 }
 
-/// Takes statements that this database has lost, as after a restore, from a member's agent. An owner has
-/// signed each.
+/// Accepts from a member's agent owner-signed statements that this database has lost, for example
+/// after a restore.
 #[utoipa::path(post, path = "/v1/clusters/{id}/statements", tag = "clusters",
     params(("id" = Uuid, Path,)), request_body = StatementsRequest,
     responses((status = 200, body = StatementList), (status = "default", body = Problem)))]
@@ -370,7 +370,7 @@ pub(crate) async fn addresses(
     Ok(Json(AddressesResponse { addresses }))
 }
 
-/// Explains what a cluster waits for, who holds it up, and what to do.
+/// Explains what a cluster waits for, which hosts delay it, and what to do.
 #[utoipa::path(get, path = "/v1/clusters/{id}/explain", tag = "clusters",
     params(("id" = Uuid, Path,)),
     responses((status = 200, body = ExplainResponse), (status = "default", body = Problem)))]

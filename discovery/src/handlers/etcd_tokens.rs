@@ -26,7 +26,7 @@ use crate::store::{ListPosition, StoreError};
 /// Largest number of etcd tokens that have not expired.
 const MAX_LIVE_TOKENS: i64 = 10_000;
 
-/// Stores an etcd token, of whose secret the service gets the hash alone.
+/// Stores an etcd token. The service gets only the hash of its secret.
 #[utoipa::path(put, path = "/v1/etcd-tokens", tag = "etcd-tokens", request_body = EtcdTokenRequest,
     responses((status = 200, body = EtcdTokenResponse), (status = "default", body = Problem)))]
 pub(crate) async fn put(
@@ -116,7 +116,8 @@ pub(crate) async fn show(
     find(&app, *path).await.map(Json)
 }
 
-/// Revokes an etcd token: nobody registers with it any more, and waiting members end.
+/// Revokes an etcd token: no member can register with it any more, and etcds that wait exit with an
+/// error.
 #[utoipa::path(post, path = "/v1/etcd-tokens/{id}/revoke", tag = "etcd-tokens",
     params(("id" = String, Path,)),
     responses((status = 200, body = EtcdTokenView), (status = "default", body = Problem)))]

@@ -229,8 +229,8 @@ pub(crate) async fn recoveries(
     Ok(Json(app.follow_recoveries(*path, &caller.key, &body.recoveries).await?))
 }
 
-/// Stores where an owner says that this service is, for the agents of a running cluster. Sending the
-/// stored statement again changes nothing.
+/// Stores an owner's statement of this service's URLs and keys, for the agents of a running
+/// cluster. Sending the stored statement again changes nothing.
 #[utoipa::path(put, path = "/v1/clusters/{id}/service", tag = "clusters",
     params(("id" = Uuid, Path,)), request_body = SignedBody,
     responses((status = 200, body = StatementList), (status = "default", body = Problem)))]

@@ -174,8 +174,8 @@ pub struct Grant {
     /// When a member may be replaced, and how often; only in replacement policies.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub replacement: Option<ReplacementLimits>,
-    /// Requirements of which the host must fulfil one: its cloud signs which virtual machine it is. An
-    /// empty list requires nothing. The service alone checks them, at the first redeem of a key.
+    /// Requirements on the host's virtual machine, of which it must fulfil one. An empty list
+    /// requires nothing. The service alone checks them, at the first redeem of a key.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub require: Vec<Requirement>,
 }
@@ -184,11 +184,11 @@ pub struct Grant {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct ReplacementLimits {
-    /// Time for which nobody can have reached a member before it is replaced, in seconds.
+    /// Time in seconds for which a member must have been unreachable before it is replaced.
     pub after_seconds: u64,
     /// Largest number of replacements that may begin within `per_seconds`.
     pub at_most: u8,
-    /// Length of the time in which `at_most` counts, in seconds.
+    /// Length of the window, in seconds, to which `at_most` applies.
     pub per_seconds: u64,
 }
 

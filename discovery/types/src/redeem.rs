@@ -33,8 +33,7 @@ pub struct Redeem {
     pub nonce: Nonce,
     /// Highest epoch that the agent has signed or released, 0 if none.
     pub highest_epoch: u64,
-    /// Document by which the host's cloud says which virtual machine it is, if the agent was told to
-    /// get one.
+    /// Identity document of the host's cloud, if the agent is configured to request one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub identity: Option<IdentityDocument>,
 }

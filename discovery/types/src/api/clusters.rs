@@ -134,7 +134,7 @@ pub struct AddressesResponse {
     pub addresses: Vec<SignedMemberAddress>,
 }
 
-/// Answer of `GET /v1/clusters/{id}/cas`: how far the members are with the replacement of the
+/// Answer of `GET /v1/clusters/{id}/cas`: progress of the members in the replacement of the
 /// cluster's CAs.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct RotationView {
@@ -142,7 +142,7 @@ pub struct RotationView {
     pub members: Vec<MemberRotation>,
 }
 
-/// How far a present member is with the replacement of its cluster's CAs.
+/// Progress of a present member in the replacement of its cluster's CAs.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct MemberRotation {
     /// Id of the member in the Raft cluster.
@@ -353,8 +353,8 @@ pub struct MemberView {
     /// that time: the service was down, its database was, or the database's clock was set.
     #[serde(default)]
     pub is_awaited: bool,
-    /// Whether the member's agent has said that it runs the node no more. Such a member is neither
-    /// silent nor awaited.
+    /// Whether the member's agent has reported that it no longer runs the node. Such a member is
+    /// neither silent nor awaited.
     #[serde(default)]
     pub is_released: bool,
     /// How the members that this member's agent reports differ from the confirmed members.
@@ -548,7 +548,7 @@ pub struct ClusterView {
 pub struct StatementList {
     /// Signed statements, in order.
     pub statements: Vec<Jws>,
-    /// The newest service statement that the service holds: where owners say that it is.
+    /// Newest service statement that the service holds: its URLs and TLS keys, signed by an owner.
     #[serde(default)]
     pub service: Option<Jws>,
 }

@@ -65,7 +65,7 @@ impl EtcdTokenState {
 pub struct EtcdMember {
     /// Id of the member in its cluster.
     pub id: MemberId,
-    /// Name of the member, as it says.
+    /// Name that the member registered.
     pub name: String,
     /// Peer URLs that the member advertises.
     pub peer_urls: Vec<String>,

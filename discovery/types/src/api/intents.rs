@@ -124,8 +124,8 @@ pub enum Outcome {
         member: MemberId,
         /// Members that the newcomer starts with, itself among them.
         initial_cluster: Vec<InitialMember>,
-        /// Member that the cluster's agents let the newcomer replace by a replacement policy. None if
-        /// a ticket says it.
+        /// Member that the cluster's agents let the newcomer replace by a replacement policy. None
+        /// if the join ticket names the member.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         replaces: Option<MemberId>,
     },
@@ -263,7 +263,7 @@ pub struct IntentList {
     /// Hash of the cluster's newest statement. An agent that doesn't know this statement must first
     /// read the statement chain.
     pub statement: Digest,
-    /// The newest service statement that the service holds: where owners say that it is.
+    /// Newest service statement that the service holds: its URLs and TLS keys, signed by an owner.
     #[serde(default)]
     pub service: Option<Jws>,
     /// Intents on which an agent must act, oldest first. With `all`, the list also holds the other
