@@ -28,12 +28,12 @@ const EMPTY: u8 = 5;
 
 #[derive(Debug, Subcommand)]
 pub(super) enum DataCommand {
-    /// Show whose data a directory holds, where its log ends, and what is wrong with it.
+    /// Show the cluster and member of a data directory, where its log ends, and its problems.
     #[command(
-        long_about = "Shows whose data a directory holds, where its log ends, and what is wrong with it. \
-            Nothing is written, not even a lock's file; while the command runs, no member can start \
-            there. The newest revision and the members are those with the whole log applied, as \
-            --force-new-cluster would make them.",
+        long_about = "Shows the cluster and member of a data directory, where its log ends, and \
+            its problems. Nothing is written, not even a lock's file; while the command runs, no \
+            member can start there. The newest revision and the members are those with the whole \
+            log applied, as --force-new-cluster would make them.",
         after_long_help = "EXIT CODES\n  \
             0  a member's data, whole (or a half-made new cluster, which the next start finishes)\n  \
             1  the directory can't be read    2  wrong usage\n  \

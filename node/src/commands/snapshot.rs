@@ -79,16 +79,16 @@ pub(super) struct RestoreArgs {
     /// Accept a file without a hash, such as an etcd's own member/snap/db, or with a wrong one.
     #[arg(long, num_args = 0..=1, default_value_t = false, default_missing_value = "true", require_equals = true)]
     skip_hash_check: bool,
-    /// Declare the file to be an etcd's. The flag has no effect, since the format is the same.
+    /// Has no effect: etcd's snapshots have the same format.
     #[arg(long)]
     from_etcd: bool,
     /// Leave out users and roles: every client that reaches the new cluster may do everything.
     #[arg(long)]
     drop_auth: bool,
-    /// Refused flag of etcdutl: the log lies in the data directory.
+    /// Not supported: the log is in the data directory.
     #[arg(long, hide = true)]
     wal_dir: Option<PathBuf>,
-    /// Flag of etcdutl without effect: no memory is mapped.
+    /// Has no effect: this program maps no memory.
     #[arg(long, hide = true)]
     initial_memory_map_size: Option<u64>,
 }

@@ -12,7 +12,7 @@ use super::{
 pub fn help() -> String {
     let mut out = String::from(
         "Usage:\n\n  muster-node [flags]\n    Start a member of a replicated key-value store that speaks etcd's v3 API.\n\n\
-         \x20 muster-node data status DIR [--json]\n    Show whose data a directory holds, where its log ends, and what is wrong with it.\n\n\
+         \x20 muster-node data status DIR [--json]\n    Show the cluster and member of a data directory, where its log ends, and its problems.\n\n\
          \x20 muster-node snapshot save|status|restore FILE [flags]\n    Save, examine and restore snapshots, in etcd's format: see muster-node snapshot --help.\n\n\
          \x20 muster-node --version\n    Show the version.\n\n\
          A first member, alone:\n\n\
