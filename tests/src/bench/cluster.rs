@@ -306,6 +306,11 @@ impl BenchCluster {
         self.members.iter().map(|member| member.server.cpu()).sum()
     }
 
+    /// Returns the number of context switches of all members' threads so far.
+    pub(super) fn context_switches(&self) -> Result<u64> {
+        self.members.iter().map(|member| member.server.context_switches()).sum()
+    }
+
     /// Returns the resident memory of each member, largest first.
     pub(super) fn resident_bytes(&self) -> Result<Vec<u64>> {
         let mut all = self

@@ -1,29 +1,59 @@
-//! The load: a number of clients, each with one put in flight.
+//! The load: a number of clients, each with one request in flight.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
+use node_proto::etcdserverpb::RangeRequest;
 
 use super::cluster::BenchCluster;
 use crate::client::EtcdClient;
 
-/// Time limit of one put; a run with a slower one fails.
-const PUT_TIME: Duration = Duration::from_secs(10);
+/// Time limit of one request; a run with a slower one fails.
+const REQUEST_TIME: Duration = Duration::from_secs(10);
 /// Maximum number of connections that the clients of one load share.
 const CONNECTIONS: usize = 32;
 /// Number of different keys that the puts write.
 const KEYS: u64 = 100_000;
+/// Number of keys that exist before ranges are measured. Each range reads one of them.
+const RANGE_KEYS: u64 = 1_000;
 /// Duration of an unmeasured load, which opens connections and fills caches.
 const WARM_UP: Duration = Duration::from_millis(500);
+
+/// Request that the clients of a load repeat.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Work {
+    /// A put of one key.
+    Put,
+    /// A serializable range of one key.
+    SerializableRange,
+    /// A linearizable range of one key.
+    LinearizableRange,
+}
+
+impl Work {
+    /// All kinds of work, with their names in tables and on the command line.
+    pub const NAMES: [(&str, Self); 3] = [
+        ("put", Self::Put),
+        ("serializable", Self::SerializableRange),
+        ("linearizable", Self::LinearizableRange),
+    ];
+
+    /// Returns the name of the work.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        Self::NAMES.iter().find(|(_, work)| *work == self).map_or("", |(name, _)| name)
+    }
+}
 
 /// Parameters of one load.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Load {
+    pub work: Work,
     pub clients: usize,
     pub time: Duration,
-    pub puts: u64,
+    pub requests: u64,
     pub value_bytes: usize,
     pub spread: bool,
     pub seed: u64,
@@ -34,13 +64,19 @@ pub(super) struct Load {
 pub(super) struct LoadResult {
     pub took: Duration,
     pub cpu: Duration,
-    /// Latency of each put in microseconds, sorted.
+    /// Number of context switches of the servers' threads.
+    pub switches: u64,
+    /// Latency of each request in microseconds, sorted.
     pub micros: Vec<u32>,
 }
 
 impl LoadResult {
-    pub(super) fn puts_per_second(&self) -> f64 {
+    pub(super) fn per_second(&self) -> f64 {
         self.micros.len() as f64 / self.took.as_secs_f64()
+    }
+
+    pub(super) fn switches_per_request(&self) -> f64 {
+        self.switches as f64 / self.micros.len() as f64
     }
 
     pub(super) fn cpu_seconds_per_100k(&self) -> f64 {
@@ -61,19 +97,36 @@ pub(super) async fn run(cluster: &BenchCluster, load: &Load) -> Result<LoadResul
     let clients = (0..connections)
         .map(|n| cluster.client(if load.spread { n % cluster.len() } else { leader }))
         .collect::<Result<Vec<_>>>()?;
+    if load.work != Work::Put {
+        write_range_keys(&clients[0], load.value_bytes).await?;
+    }
     drive(&clients, &Load { time: WARM_UP, ..*load }).await?;
-    let before = cluster.cpu()?;
+    let (cpu, switches) = (cluster.cpu()?, cluster.context_switches()?);
     let (took, mut micros) = drive(&clients, load).await?;
-    let cpu = cluster.cpu()?.checked_sub(before).context("CPU time only grows")?;
+    let cpu = cluster.cpu()?.checked_sub(cpu).context("CPU time only grows")?;
+    let switches = cluster.context_switches()?.saturating_sub(switches);
     if micros.is_empty() {
-        bail!("not one put was acknowledged");
+        bail!("not one request was answered");
     }
     micros.sort_unstable();
-    Ok(LoadResult { took, cpu, micros })
+    Ok(LoadResult { took, cpu, switches, micros })
+}
+
+fn range_key(number: u64) -> Vec<u8> {
+    format!("/bench/range-{:08}", number % RANGE_KEYS).into_bytes()
+}
+
+async fn write_range_keys(client: &EtcdClient, value_bytes: usize) -> Result<()> {
+    let value = vec![b'v'; value_bytes];
+    let mut client = client.clone();
+    for number in 0..RANGE_KEYS {
+        client.put(&range_key(number), &value, REQUEST_TIME).await?;
+    }
+    Ok(())
 }
 
 async fn drive(connections: &[EtcdClient], load: &Load) -> Result<(Duration, Vec<u32>)> {
-    let left = Arc::new(AtomicU64::new(load.puts));
+    let left = Arc::new(AtomicU64::new(load.requests));
     let start = Instant::now();
     let end = start + load.time;
     let mut tasks = tokio::task::JoinSet::new();
@@ -103,9 +156,21 @@ async fn run_client(
         && left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, take).is_ok()
     {
         random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(number | 1);
-        let key = format!("/bench/key-{:08}", (random >> 33) % KEYS);
+        let number = random >> 33;
         let started = Instant::now();
-        client.put(key.as_bytes(), &value, PUT_TIME).await?;
+        match load.work {
+            Work::Put => {
+                let key = format!("/bench/key-{:08}", number % KEYS);
+                client.put(key.as_bytes(), &value, REQUEST_TIME).await?;
+            }
+            Work::SerializableRange | Work::LinearizableRange => {
+                let serializable = load.work == Work::SerializableRange;
+                let key = range_key(number).into();
+                let request = RangeRequest { key, serializable, ..RangeRequest::default() };
+                let answer = client.range(request, REQUEST_TIME).await?;
+                ensure!(answer.kvs.len() == 1, "a range found {} keys", answer.kvs.len());
+            }
+        }
         micros.push(u32::try_from(started.elapsed().as_micros()).unwrap_or(u32::MAX));
     }
     Ok(micros)
@@ -120,9 +185,10 @@ mod tests {
         let round = LoadResult {
             took: Duration::from_secs(2),
             cpu: Duration::from_secs(1),
+            switches: 3_000,
             micros: (1..=1000).map(|n| n * 1000).collect(),
         };
-        assert_eq!(round.puts_per_second(), 500.0);
+        assert_eq!((round.per_second(), round.switches_per_request()), (500.0, 3.0));
         assert_eq!(round.cpu_seconds_per_100k(), 100.0);
         assert_eq!((round.percentile(50), round.percentile(99)), (501.0, 991.0));
     }

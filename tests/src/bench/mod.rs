@@ -25,6 +25,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 
+pub use self::load::Work;
 pub use self::reconfigure::ReconfigureParameters;
 pub use self::report::{BenchReport, ChangeFigures, LoadFigures, Outages, Replacement, Resize};
 pub use self::services::{ServiceFigure, ServicesParameters};
@@ -46,14 +47,16 @@ pub struct BenchPlan {
     pub work: PathBuf,
     /// Name of the only program to measure; `None` measures both.
     pub only: Option<String>,
+    /// Requests that are measured, each with each number of clients.
+    pub requests: Vec<Work>,
     /// Numbers of clients. The load is measured with each of these numbers in turn.
     pub clients: Vec<usize>,
     /// Number of rounds of each load.
     pub rounds: usize,
     /// Duration of one load.
     pub time: Duration,
-    /// Maximum number of puts of one load.
-    pub puts: u64,
+    /// Maximum number of requests of one load.
+    pub max_requests: u64,
     /// Size of each value in bytes.
     pub value_bytes: usize,
     /// Transport modes to measure: plain, mutual TLS, or both.
@@ -128,8 +131,10 @@ pub async fn run(plan: &BenchPlan, say: &dyn Fn(&str)) -> Result<BenchReport> {
                 BenchCluster::start(program, &dir, MEMBERS, credentials.as_ref(), &[]).await?;
             clusters.push(cluster);
         }
-        for &clients in &plan.clients {
-            measure(plan, *mode, clients, &clusters, &mut report, say).await?;
+        for &work in &plan.requests {
+            for &clients in &plan.clients {
+                measure(plan, *mode, (work, clients), &clusters, &mut report, say).await?;
+            }
         }
         if *mode == TransportMode::Plain {
             for cluster in &mut clusters {
@@ -165,7 +170,7 @@ async fn programs(plan: &BenchPlan, say: &dyn Fn(&str)) -> Result<Vec<ServerProg
 async fn measure(
     plan: &BenchPlan,
     mode: TransportMode,
-    clients: usize,
+    (work, clients): (Work, usize),
     clusters: &[BenchCluster],
     report: &mut BenchReport,
     say: &dyn Fn(&str),
@@ -174,27 +179,36 @@ async fn measure(
     for round in 0..plan.rounds {
         for (cluster, results) in clusters.iter().zip(&mut rounds) {
             let load = Load {
+                work,
                 clients,
                 time: plan.time,
-                puts: plan.puts,
+                requests: plan.max_requests,
                 value_bytes: plan.value_bytes,
                 spread: plan.spread,
                 seed: (round as u64) << 32 | clients as u64,
             };
             let result = load::run(cluster, &load).await?;
             say(&format!(
-                "{:>12} {:>5} {clients:>4} clients, round {}: {:.0} puts/s",
+                "{:>12} {:>5} {:<12} {clients:>4} clients, round {}: {:.0}/s",
                 cluster.name(),
                 mode.label(),
+                work.name(),
                 round + 1,
-                result.puts_per_second()
+                result.per_second()
             ));
             results.push(result);
         }
     }
     for (cluster, rounds) in clusters.iter().zip(&rounds) {
         let rss = cluster.resident_bytes()?;
-        report.figures.push(LoadFigures::from_rounds(cluster.name(), mode, clients, rounds, rss));
+        report.figures.push(LoadFigures::from_rounds(
+            cluster.name(),
+            mode,
+            work,
+            clients,
+            rounds,
+            rss,
+        ));
     }
     Ok(())
 }

@@ -80,6 +80,17 @@ impl ServerProcess {
         cpu_of(&stat).context("the kernel's /proc/PID/stat")
     }
 
+    /// Returns the number of context switches of all threads that run now, voluntary and forced.
+    pub(super) fn context_switches(&self) -> Result<u64> {
+        let mut switches = 0;
+        for thread in fs_err::read_dir(format!("/proc/{}/task", self.child.id()))? {
+            // A thread may end meanwhile; its switches are left out.
+            let status = fs_err::read_to_string(thread?.path().join("status")).unwrap_or_default();
+            switches += switches_of(&status);
+        }
+        Ok(switches)
+    }
+
     /// Returns the current resident memory in bytes.
     pub(crate) fn resident_bytes(&self) -> Result<u64> {
         let status = fs_err::read_to_string(format!("/proc/{}/status", self.child.id()))?;
@@ -120,6 +131,12 @@ fn sum_of_ticks(stat: &str, fields_to_add: [usize; 2]) -> Option<Duration> {
     Some(Duration::from_secs_f64((ticks(first)? + ticks(second)?) / TICKS_PER_SECOND))
 }
 
+/// Returns the number of context switches of a thread, given its `/proc/PID/task/TID/status`.
+fn switches_of(status: &str) -> u64 {
+    let lines = status.lines().filter(|line| line.contains("voluntary_ctxt_switches:"));
+    lines.filter_map(|line| line.split_whitespace().nth(1)?.parse::<u64>().ok()).sum()
+}
+
 fn bytes_of(status: &str, field: &str) -> Option<u64> {
     let line = status.lines().find(|line| line.starts_with(field))?;
     line.split_whitespace().nth(1)?.parse::<u64>().ok().map(|kib| kib * 1024)
@@ -134,6 +151,12 @@ mod tests {
         let stat = "42 (a) b) S 1 42 42 0 -1 4194560 1 0 0 0 150 50 0 0 20 0 3 0 9 1 1";
         assert_eq!(cpu_of(stat), Some(Duration::from_secs(2)));
         assert_eq!(cpu_of_ended_children(stat), Some(Duration::ZERO));
+    }
+
+    #[test]
+    fn voluntary_and_forced_context_switches_are_added() {
+        let status = "Name:\tx\nvoluntary_ctxt_switches:\t7\nnonvoluntary_ctxt_switches:\t3\n";
+        assert_eq!(switches_of(status), 10);
     }
 
     #[test]

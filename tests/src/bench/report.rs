@@ -6,7 +6,7 @@ use std::time::Duration;
 use serde::Serialize;
 
 use super::{
-    TransportMode, cluster::ServerProgram, load::LoadResult, services::ServiceFigure,
+    TransportMode, Work, cluster::ServerProgram, load::LoadResult, services::ServiceFigure,
     writer::WriteMeasurement,
 };
 
@@ -36,16 +36,20 @@ pub struct LoadFigures {
     pub program: String,
     /// Transport mode: `plain` or `mTLS`.
     pub mode: &'static str,
-    /// Number of clients, each with one put in flight.
+    /// Request that the clients repeat: `put`, `serializable` or `linearizable` (ranges).
+    pub work: &'static str,
+    /// Number of clients, each with one request in flight.
     pub clients: usize,
-    /// Number of acknowledged puts per second.
-    pub puts_per_second: f64,
+    /// Number of answered requests per second.
+    pub requests_per_second: f64,
     /// Median latency in milliseconds.
     pub p50_ms: f64,
     /// 99th percentile of the latency in milliseconds.
     pub p99_ms: f64,
-    /// CPU time of the three servers together for 100,000 puts, in seconds.
+    /// CPU time of the three servers together for 100,000 requests, in seconds.
     pub cpu_seconds_per_100k: f64,
+    /// Number of context switches of the three servers together for one request.
+    pub switches_per_request: f64,
     /// Resident memory after the load, of the largest and the smallest of the three servers.
     pub resident_mib: (f64, f64),
 }
@@ -54,6 +58,7 @@ impl LoadFigures {
     pub(super) fn from_rounds(
         program: &str,
         mode: TransportMode,
+        work: Work,
         clients: usize,
         rounds: &[LoadResult],
         resident: Vec<u64>,
@@ -64,11 +69,13 @@ impl LoadFigures {
         Self {
             program: program.to_owned(),
             mode: mode.label(),
+            work: work.name(),
             clients,
-            puts_per_second: over(&LoadResult::puts_per_second),
+            requests_per_second: over(&LoadResult::per_second),
             p50_ms: over(&|round| round.percentile(50)),
             p99_ms: over(&|round| round.percentile(99)),
             cpu_seconds_per_100k: over(&LoadResult::cpu_seconds_per_100k),
+            switches_per_request: over(&LoadResult::switches_per_request),
             resident_mib: (mib(resident.first()), mib(resident.last())),
         }
     }
@@ -210,27 +217,31 @@ impl BenchReport {
         }
         let _ = writeln!(
             out,
-            "\n{:<6}{:>8}  {:<12}{:>10}{:>10}{:>10}{:>14}{:>16}",
+            "\n{:<6}{:<14}{:>8}  {:<12}{:>10}{:>10}{:>10}{:>12}{:>12}{:>16}",
             "mode",
+            "work",
             "clients",
             "program",
-            "puts/s",
+            "requests/s",
             "p50 ms",
             "p99 ms",
             "CPU s/100k",
+            "switches",
             "RSS MiB max/min"
         );
         for f in &self.figures {
             let _ = writeln!(
                 out,
-                "{:<6}{:>8}  {:<12}{:>10.0}{:>10.2}{:>10.2}{:>14.2}{:>10.0}/{:<5.0}",
+                "{:<6}{:<14}{:>8}  {:<12}{:>10.0}{:>10.2}{:>10.2}{:>12.2}{:>12.2}{:>10.0}/{:<5.0}",
                 f.mode,
+                f.work,
                 f.clients,
                 f.program,
-                f.puts_per_second,
+                f.requests_per_second,
                 f.p50_ms,
                 f.p99_ms,
                 f.cpu_seconds_per_100k,
+                f.switches_per_request,
                 f.resident_mib.0,
                 f.resident_mib.1
             );

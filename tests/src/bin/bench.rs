@@ -8,9 +8,11 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use clap::Parser;
 use muster_tests::bench::{
-    BenchPlan, ReconfigureParameters, ServicesParameters, TransportMode, run,
+    BenchPlan, ReconfigureParameters, ServicesParameters, TransportMode, Work, run,
 };
 
+/// Values of `--work`.
+const WORK: [&str; 3] = [Work::NAMES[0].0, Work::NAMES[1].0, Work::NAMES[2].0];
 /// Parts of `--mode services`.
 const SERVICE_PARTS: [&str; 5] = ["users", "watchers", "watches", "leases", "keys"];
 
@@ -19,7 +21,10 @@ const SERVICE_PARTS: [&str; 5] = ["users", "watchers", "watches", "leases", "key
 #[derive(Debug, Parser)]
 #[command(name = "bench")]
 struct Args {
-    /// Numbers of clients, each with one put in flight.
+    /// Requests to measure: puts, serializable and linearizable ranges of one key.
+    #[arg(long, value_delimiter = ',', default_values = WORK, value_parser = WORK)]
+    work: Vec<String>,
+    /// Numbers of clients, each with one request in flight.
     #[arg(long, value_delimiter = ',', default_values_t = [1, 64, 256])]
     clients: Vec<usize>,
     /// Rounds of each load; figures are their medians.
@@ -28,9 +33,9 @@ struct Args {
     /// Seconds that one load lasts.
     #[arg(long, default_value_t = 4.0)]
     seconds: f64,
-    /// Puts that one load makes at most.
+    /// Maximum number of requests in one load.
     #[arg(long, default_value_t = 200_000)]
-    puts: u64,
+    requests: u64,
     /// Bytes of each value.
     #[arg(long, default_value_t = 256)]
     value_bytes: usize,
@@ -98,7 +103,12 @@ fn bench(args: &Args) -> Result<()> {
         clients: args.clients.clone(),
         rounds: args.rounds.max(1),
         time: Duration::from_secs_f64(args.seconds),
-        puts: args.puts,
+        max_requests: args.requests,
+        requests: Work::NAMES
+            .into_iter()
+            .filter(|(name, _)| args.work.iter().any(|wanted| wanted == name))
+            .map(|(_, work)| work)
+            .collect(),
         value_bytes: args.value_bytes,
         modes: match args.mode.as_deref() {
             Some("plain") => vec![TransportMode::Plain],

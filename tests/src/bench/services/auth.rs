@@ -14,7 +14,7 @@ use tonic::transport::Channel;
 
 use super::FigureRecorder;
 use crate::bench::cluster::BenchCluster;
-use crate::bench::load::{self, Load};
+use crate::bench::load::{self, Load, Work};
 use crate::bench::report::median;
 
 const ROOT: &str = "root";
@@ -23,7 +23,8 @@ const PASSWORD: &str = "p";
 const LOAD: Load = Load {
     clients: 64,
     time: Duration::from_secs(4),
-    puts: 200_000,
+    requests: 200_000,
+    work: Work::Put,
     value_bytes: 256,
     spread: false,
     seed: 1,
