@@ -19,9 +19,18 @@ pub(super) trait CoreInbox: Debug + Send + Sync {
     fn snapshot(&self, snapshot: IncomingSnapshot) -> Receiver<bool>;
 }
 
+/// Queued inputs, and whether the core waits for one.
+#[derive(Debug, Default)]
+struct Inputs {
+    mail: Mail,
+    /// Whether the core waits and nobody has woken it yet. A wake-up costs a system call even if
+    /// nobody waits, so only the first input after the wait began makes one.
+    is_core_waiting: bool,
+}
+
 #[derive(Debug, Default)]
 pub(super) struct Mailbox {
-    mail: Mutex<Mail>,
+    inputs: Mutex<Inputs>,
     arrived: Condvar,
     /// Channels that report whether a received snapshot was installed or discarded, by the
     /// snapshot's file. Each peer has at most one, because the transport receives one snapshot of a
@@ -30,26 +39,34 @@ pub(super) struct Mailbox {
 }
 
 impl Mailbox {
-    fn lock(&self) -> MutexGuard<'_, Mail> {
+    fn lock(&self) -> MutexGuard<'_, Inputs> {
         // A poisoned lock is safe to use: nothing under it can panic half-way through a change.
-        self.mail.lock().unwrap_or_else(PoisonError::into_inner)
+        self.inputs.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Adds inputs, and wakes the core if it waits for them.
+    fn add<T>(&self, add: impl FnOnce(&mut Mail) -> T) -> T {
+        let mut inputs = self.lock();
+        let result = add(&mut inputs.mail);
+        let wakes_core = std::mem::take(&mut inputs.is_core_waiting);
+        // The core needs the lock to take the inputs, so it is free before the core wakes up.
+        drop(inputs);
+        if wakes_core {
+            self.arrived.notify_one();
+        }
+        result
     }
 
     pub(super) fn propose(&self, proposal: ClientProposal) -> Result<(), QueueError> {
-        self.lock().propose(proposal)?;
-        self.arrived.notify_one();
-        Ok(())
+        self.add(|mail| mail.propose(proposal))
     }
 
     pub(super) fn read(&self, token: ReadToken) -> Result<(), QueueError> {
-        self.lock().read(token)?;
-        self.arrived.notify_one();
-        Ok(())
+        self.add(|mail| mail.read(token))
     }
 
     pub(super) fn stop(&self) {
-        self.lock().stop = true;
-        self.arrived.notify_one();
+        self.add(|mail| mail.stop = true);
         // Dropping the senders tells the waiting receivers that no result will follow.
         self.lock_snapshots().clear();
     }
@@ -68,41 +85,40 @@ impl Mailbox {
 
     /// Takes all queued inputs. If there are none, waits for one until `deadline`.
     pub(super) fn take(&self, deadline: Instant) -> Mail {
-        let mut mail = self.lock();
-        while mail.is_empty() {
+        let mut inputs = self.lock();
+        while inputs.mail.is_empty() {
             let left = deadline.saturating_duration_since(Instant::now());
             if left == Duration::ZERO {
                 break;
             }
-            let waited = self.arrived.wait_timeout(mail, left);
-            mail = waited.unwrap_or_else(PoisonError::into_inner).0;
+            inputs.is_core_waiting = true;
+            let waited = self.arrived.wait_timeout(inputs, left);
+            inputs = waited.unwrap_or_else(PoisonError::into_inner).0;
         }
-        mail.take()
+        inputs.is_core_waiting = false;
+        inputs.mail.take()
     }
 }
 
 impl CoreInbox for Mailbox {
     fn message(&self, message: Message) -> Result<(), InboxFull> {
-        self.lock().message(message).map_err(|_| InboxFull)?;
-        self.arrived.notify_one();
-        Ok(())
+        self.add(|mail| mail.message(message)).map_err(|_| InboxFull)
     }
 
     fn notice(&self, notice: Notice) {
-        self.lock().notice(notice);
-        self.arrived.notify_one();
+        self.add(|mail| mail.notice(notice));
     }
 
     fn snapshot(&self, snapshot: IncomingSnapshot) -> Receiver<bool> {
         let (sender, receiver) = sync_channel(1);
-        let mut mail = self.lock();
-        // The mail's lock is held throughout, so that a stop happens before or after these steps,
-        // never between.
-        if !mail.stop {
-            self.lock_snapshots().insert(snapshot.body.clone(), sender);
-            mail.notice(Notice::Snapshot(snapshot));
-            self.arrived.notify_one();
-        }
+        // The lock of the inputs is held throughout, so that a stop happens before or after these
+        // steps, never between.
+        self.add(|mail| {
+            if !mail.stop {
+                self.lock_snapshots().insert(snapshot.body.clone(), sender);
+                mail.notice(Notice::Snapshot(snapshot));
+            }
+        });
         receiver
     }
 }
