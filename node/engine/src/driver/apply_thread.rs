@@ -10,10 +10,10 @@ use node_state::state_machine::{RequestId, StateMachine};
 
 use super::applier::{Applier, ApplierError, ApplyBatch, ApplyJob, ApplySink};
 use super::fatal::{exit_on_snapshot_failure, exit_on_store_failure};
-use super::handle::Waiters;
 use super::mail::Notice;
 use super::mailbox::{CoreInbox as _, Mailbox};
 use super::snapshot_store::{SnapshotFiles, SnapshotStore};
+use super::waiters::Waiters;
 
 /// Maximum time between applying an entry and making the store durable.
 const CHECKPOINT_INTERVAL: Duration = Duration::from_secs(30);
@@ -55,7 +55,7 @@ impl<M: StateMachine> ApplySink<M> for ApplyThreadSink<M> {
     }
 
     fn answer(&mut self, outcomes: Vec<(RequestId, M::Outcome)>) {
-        self.waiters.answer(outcomes.into_iter().map(|(id, outcome)| (id, Ok(outcome))));
+        self.waiters.proposals.answer(outcomes.into_iter().map(|(id, outcome)| (id, Ok(outcome))));
     }
 
     fn build(&mut self, snapshot: M::Snapshot) -> bool {

@@ -1,93 +1,21 @@
 //! Access of the node's other parts to the driver: proposals, read barriers and the status.
 
-use std::collections::HashMap;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
 use bytes::Bytes;
 use node_consensus::{EntryKind, Position};
 use node_state::state_machine::RequestId;
-use tokio::sync::{oneshot, watch};
+use tokio::sync::watch;
 
-use super::mail::{ClientProposal, Notice, QueueError, ReadToken};
+use super::mail::{ClientProposal, Notice, QueueError};
 use super::mailbox::{CoreInbox as _, Mailbox};
+use super::waiters::Waiters;
 use super::{
     DriverMetrics, MAX_PROPOSAL_BYTES, MemberOptions, NodeStatus, ProposeError, ReadBarrierError,
     TransferError,
 };
-
-/// Requests that wait for their outcomes. API calls add requests; the apply and core threads remove
-/// them.
-#[derive(Debug)]
-pub(super) struct Waiters<O> {
-    proposals: Mutex<HashMap<RequestId, oneshot::Sender<Result<O, ProposeError>>>>,
-    reads: Mutex<HashMap<ReadToken, oneshot::Sender<Result<Position, ReadBarrierError>>>>,
-}
-
-impl<O> Default for Waiters<O> {
-    fn default() -> Self {
-        Self { proposals: Mutex::default(), reads: Mutex::default() }
-    }
-}
-
-impl<O> Waiters<O> {
-    pub(super) fn answer(
-        &self,
-        outcomes: impl IntoIterator<Item = (RequestId, Result<O, ProposeError>)>,
-    ) {
-        let mut waiting = self.proposals.lock().unwrap_or_else(PoisonError::into_inner);
-        for (id, outcome) in outcomes {
-            if let Some(sender) = waiting.remove(&id) {
-                // The send fails only if the caller no longer waits, so the error is ignored.
-                let _ = sender.send(outcome);
-            }
-        }
-    }
-
-    pub(super) fn answer_reads(
-        &self,
-        answers: impl IntoIterator<Item = (ReadToken, Result<Position, ReadBarrierError>)>,
-    ) {
-        let mut waiting = self.reads.lock().unwrap_or_else(PoisonError::into_inner);
-        for (token, answer) in answers {
-            if let Some(sender) = waiting.remove(&token) {
-                let _ = sender.send(answer);
-            }
-        }
-    }
-
-    /// Ends all waiting requests without an outcome.
-    pub(super) fn stop(&self) {
-        self.proposals.lock().unwrap_or_else(PoisonError::into_inner).clear();
-        self.reads.lock().unwrap_or_else(PoisonError::into_inner).clear();
-    }
-}
-
-/// Guard that removes a waiting request when the request's future is dropped or completes.
-struct ProposalWaiterGuard<'a, O> {
-    waiters: &'a Waiters<O>,
-    id: RequestId,
-}
-
-impl<O> Drop for ProposalWaiterGuard<'_, O> {
-    fn drop(&mut self) {
-        let proposals = &self.waiters.proposals;
-        proposals.lock().unwrap_or_else(PoisonError::into_inner).remove(&self.id);
-    }
-}
-
-struct ReadWaiterGuard<'a, O> {
-    waiters: &'a Waiters<O>,
-    token: ReadToken,
-}
-
-impl<O> Drop for ReadWaiterGuard<'_, O> {
-    fn drop(&mut self) {
-        let reads = &self.waiters.reads;
-        reads.lock().unwrap_or_else(PoisonError::into_inner).remove(&self.token);
-    }
-}
 
 /// Access of the node's other parts to its consensus. Cheap to clone.
 #[derive(Debug)]
@@ -141,15 +69,7 @@ impl<O: Send + 'static> Handle<O> {
             return Err(ProposeError::TooLarge);
         }
         let started = Instant::now();
-        let (sender, receiver) = oneshot::channel();
-        let previous = self
-            .waiters
-            .proposals
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .insert(id, sender);
-        assert!(previous.is_none(), "a request id is used once");
-        let _waiting = ProposalWaiterGuard { waiters: &self.waiters, id };
+        let (_waiting, receiver) = self.waiters.proposals.add(id);
         let proposal = ClientProposal { id, kind, data: payload };
         self.mailbox.propose(proposal).map_err(|refused| match refused {
             QueueError::Full => ProposeError::TooManyRequests,
@@ -181,9 +101,7 @@ impl<O: Send + 'static> Handle<O> {
 
     async fn wait_for_confirmation(&self) -> Result<Position, ReadBarrierError> {
         let token = self.next_read.fetch_add(1, Ordering::Relaxed);
-        let (sender, receiver) = oneshot::channel();
-        self.waiters.reads.lock().unwrap_or_else(PoisonError::into_inner).insert(token, sender);
-        let _waiting = ReadWaiterGuard { waiters: &self.waiters, token };
+        let (_waiting, receiver) = self.waiters.reads.add(token);
         self.mailbox.read(token).map_err(|refused| match refused {
             QueueError::Full => ReadBarrierError::TooManyRequests,
             QueueError::Stopped => ReadBarrierError::Stopped,

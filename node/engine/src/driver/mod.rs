@@ -39,6 +39,7 @@ mod read_queue;
 mod round_runner;
 mod running_driver;
 mod snapshot_store;
+mod waiters;
 
 #[cfg(test)]
 mod tests;

@@ -15,7 +15,7 @@ use super::apply_thread::{ApplyThreadSink, apply};
 use super::back_threads::{QUEUED_FETCHES, QUEUED_SNAPSHOTS, fetch, write_snapshots};
 use super::driver_core::{DriverCore, DriverOptions};
 use super::fatal::spawn;
-use super::handle::{Handle, Waiters};
+use super::handle::Handle;
 use super::log_thread::WalThread;
 use super::mail::{Mail, Notice, ReadToken};
 use super::mailbox::{CoreInbox as _, Mailbox};
@@ -23,6 +23,7 @@ use super::node_status::{NodeStatus, Observations};
 use super::peers::{OutgoingSnapshot, PeerInbox, PeerSender, SendError};
 use super::round_runner::{EffectSink, RoundRunner};
 use super::snapshot_store::{SnapshotFiles, SnapshotStore};
+use super::waiters::Waiters;
 use super::{
     Applier, ApplyJob, CheckpointPolicy, DriverMetrics, LogJob, LogWriter, MemberOptions,
     ProposeError, QUEUED_JOBS, ReadBarrierError, StartError, recover_initial_state,
@@ -302,21 +303,21 @@ impl<M: StateMachine> EffectSink for CoreThreadSink<M> {
 
     fn refuse_proposals(&mut self, proposals: Vec<RequestId>) {
         let refused = proposals.into_iter();
-        self.waiters.answer(refused.map(|id| (id, Err(ProposeError::TooManyRequests))));
+        self.waiters.proposals.answer(refused.map(|id| (id, Err(ProposeError::TooManyRequests))));
     }
 
     fn lose_proposals(&mut self, proposals: Vec<RequestId>) {
         let lost = proposals.into_iter();
-        self.waiters.answer(lost.map(|id| (id, Err(ProposeError::TimeoutLeaderFailed))));
+        self.waiters.proposals.answer(lost.map(|id| (id, Err(ProposeError::TimeoutLeaderFailed))));
     }
 
     fn release_reads(&mut self, reads: Vec<(ReadToken, Position)>) {
-        self.waiters.answer_reads(reads.into_iter().map(|(token, at)| (token, Ok(at))));
+        self.waiters.reads.answer(reads.into_iter().map(|(token, at)| (token, Ok(at))));
     }
 
     fn refuse_reads(&mut self, reads: Vec<ReadToken>) {
         let refused =
             reads.into_iter().map(|token| (token, Err(ReadBarrierError::TooManyRequests)));
-        self.waiters.answer_reads(refused);
+        self.waiters.reads.answer(refused);
     }
 }
