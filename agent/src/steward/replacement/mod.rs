@@ -40,8 +40,8 @@ use tokio::sync::watch;
 use tokio::time::Instant;
 
 use self::decide::{
-    Candidate, Continuation, DeadMemberState, PolicyDecision, PolicyFacts, PolicyStanding,
-    PolicyReplacementFacts, VoterFacts, continuation,
+    Candidate, Continuation, DeadMemberState, PolicyDecision, PolicyFacts, PolicyReplacementFacts,
+    PolicyStanding, VoterFacts, continuation,
 };
 use self::observations::Observations;
 pub(crate) use self::observations::VoterObserver;
