@@ -37,8 +37,9 @@ pub enum Error {
     /// A file or folder in our data folder belongs to another user.
     #[error(
         "{} belongs to user {owner}, and this program runs as user {us}: another user may have \
-         prepared it. Look at what it is; if it is this program's data, chown it to user {us}, \
-         else move it away", path.display()
+         prepared it. Look at what it is; if it is this program's data, run this command as its \
+         owner, or chown it to user {us} if all of the data is to be theirs; else move it away",
+        path.display()
     )]
     ForeignEntry {
         /// Path that was checked.
