@@ -144,8 +144,10 @@ Restart or upgrade the cluster member by member. Each step fails if going on wou
 so that the steps can stand in a script with set -e:
 
   muster-agent member move-leader --from db-1     # refused if the cluster can't spare db-1 now
-  (on db-1)   replace the program, restart it     # an agent: run it again with --node-binary
-  muster-agent member wait                        # all answer, in sync, for five seconds";
+  (on db-1)   replace the program; stop the agent, and start it again
+  muster-agent member wait                        # all answer, in sync, for five seconds
+
+A restart of the agent's unit (systemctl restart) isn't enough: it keeps the node that runs.";
 
 /// Option of every subcommand that changes members.
 #[derive(Args, Clone, Debug)]
