@@ -24,8 +24,8 @@ pub(super) fn restore(args: &RestoreArgs, printer: &mut Printer) -> Result<(), C
     show(printer, &list)?;
     printer.note("next: start the service on these folders, with the key directory of then.");
     printer.note(
-        "It serves the clusters that had committed, and forms no other one before an owner runs: \
-         muster-discovery db accept --yes",
+        "It serves the clusters that had committed. Unless it keeps its present ledger, it forms no \
+         other one before an owner runs: muster-discovery db accept --yes",
     );
     Ok(())
 }
