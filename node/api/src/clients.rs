@@ -5,10 +5,12 @@
 //! other core.
 
 mod decompression;
+mod direct_calls;
 mod unfinished_requests;
 mod unread_answers;
 
 use std::{
+    convert::Infallible,
     io,
     net::{SocketAddr, TcpListener as StdListener},
     sync::{Arc, mpsc},
@@ -16,7 +18,7 @@ use std::{
 };
 
 use axum::Router;
-use http::Request;
+use http::{Request, Response};
 use hyper::{body::Incoming, service::service_fn};
 use hyper_util::{
     rt::{TokioExecutor, TokioIo, TokioTimer},
@@ -38,9 +40,9 @@ use tokio_rustls::TlsAcceptor;
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use tower::ServiceExt as _;
 
-use self::decompression::DecompressedCharge;
+use self::direct_calls::ReplayedBody;
 use self::unfinished_requests::{BodyKind, ConnectionAccount, Counted, RequestAccounting};
-use self::unread_answers::AnswerAccounting;
+use self::unread_answers::{AnswerAccounting, AnswerBody};
 use crate::{
     gateway,
     http::{AuthorityRewriter, is_grpc},
@@ -90,6 +92,9 @@ pub struct ClientListener {
     pub tls: Option<Arc<ClientListenerTls>>,
     /// Router that answers requests.
     pub router: Router,
+    /// Methods whose ordinary calls are answered without the router; `None` if the listener serves
+    /// no gRPC.
+    pub direct: Option<rpc::DirectKv>,
 }
 
 /// HTTP/2 settings from the command line.
@@ -148,11 +153,13 @@ impl ServingThreads {
         for n in 0..threads {
             let mut tasks = Vec::new();
             for listener in listeners {
-                tasks.push((
-                    listener.socket.try_clone()?,
-                    listener.tls.clone(),
-                    listener.router.clone(),
-                ));
+                let socket = listener.socket.try_clone()?;
+                tasks.push(ClientListener {
+                    socket,
+                    tls: listener.tls.clone(),
+                    router: listener.router.clone(),
+                    direct: listener.direct.clone(),
+                });
             }
             let runtime = runtime::Builder::new_current_thread().enable_all().build()?;
             let (stop, places) = (stopping.clone(), places.clone());
@@ -268,14 +275,14 @@ fn max_connections() -> usize {
 }
 
 async fn run(
-    listeners: Vec<(StdListener, Option<Arc<ClientListenerTls>>, Router)>,
+    listeners: Vec<ClientListener>,
     limits: ClientLimits,
     places: ConnectionLimits,
     stopping: CancellationToken,
 ) {
     let connections = TaskTracker::new();
     let builder = Arc::new(builder(limits));
-    for (socket, tls, router) in listeners {
+    for ClientListener { socket, tls, router, direct } in listeners {
         let front = ClientServer {
             builder: Arc::clone(&builder),
             limits: places.clone(),
@@ -283,6 +290,7 @@ async fn run(
             stopping: stopping.clone(),
             tls,
             router,
+            direct,
         };
         connections.spawn(front.accept(socket));
     }
@@ -318,6 +326,7 @@ struct ClientServer {
     stopping: CancellationToken,
     tls: Option<Arc<ClientListenerTls>>,
     router: Router,
+    direct: Option<rpc::DirectKv>,
 }
 
 impl ClientServer {
@@ -398,17 +407,15 @@ impl ClientServer {
         let bytes = &self.limits.bytes;
         let sender = self.limits.request_accounting.open(remote.ip());
         let answers = AnswerAccounting::open(&self.limits.answers, remote.ip(), Arc::clone(bytes));
-        let (router, leaving) = (self.router.clone(), Arc::clone(&answers));
-        let service = service_fn(move |request: Request<Incoming>| {
-            let (request, unanswered) = prepare_request(request, &who, &sender, &leaving);
-            let answered = router.clone().oneshot(request);
-            let leaving = Arc::clone(&leaving);
-            async move {
-                let answer = answered.await;
-                drop(unanswered);
-                answer.map(|response| leaving.count(response))
-            }
-        });
+        let requests = RequestServer {
+            router: self.router.clone(),
+            direct: self.direct.clone(),
+            who,
+            sender,
+            answers: Arc::clone(&answers),
+        };
+        let requests = Arc::new(requests);
+        let service = service_fn(move |request| Arc::clone(&requests).answer(request));
         let connection = self
             .builder
             .serve_connection_with_upgrades(TokioIo::new(AuthorityRewriter::new(io)), service);
@@ -424,42 +431,78 @@ impl ClientServer {
     }
 }
 
-/// Prepares a request: attaches its origin and the memory account for its answer, and wraps its
-/// body so that it is charged. The second value of the pair is the charge for the decompressed
-/// message of a unary call. That charge ends when the value is dropped.
-fn prepare_request(
-    mut request: Request<Incoming>,
-    who: &ClientConnection,
-    sender: &ConnectionAccount,
-    answers: &AnswerAccounting,
-) -> (Request<Counted<Incoming>>, Option<DecompressedCharge>) {
-    if let Some(user) = &who.user {
-        request.extensions_mut().insert(user.clone());
+/// Answers the requests of one connection.
+struct RequestServer {
+    router: Router,
+    direct: Option<rpc::DirectKv>,
+    who: ClientConnection,
+    sender: ConnectionAccount,
+    answers: Arc<AnswerAccounting>,
+}
+
+impl RequestServer {
+    async fn answer(
+        self: Arc<Self>,
+        request: Request<Incoming>,
+    ) -> Result<Response<AnswerBody>, Infallible> {
+        let request = match &self.direct {
+            Some(direct) if direct_calls::is_direct(&request) => {
+                let request = request.map(|body| Counted::new(body, &self.sender, BodyKind::Unary));
+                match direct_calls::answer(direct, request, &self.who, &self.answers).await {
+                    Ok(response) => return Ok(response),
+                    Err(request) => request,
+                }
+            }
+            _ => return self.route(request).await,
+        };
+        self.call_router(request).await
     }
-    request.extensions_mut().insert(who.clone());
-    request.extensions_mut().insert(Arc::clone(&answers.account));
-    let kind = match is_grpc(request.headers()) {
-        false if gateway::takes_values(request.uri().path()) => BodyKind::Values,
-        false => BodyKind::Plain,
-        true if [rpc::WATCH_PATH, rpc::KEEP_ALIVE_PATH].contains(&request.uri().path()) => {
-            BodyKind::Stream
+
+    /// Answers a request with the router. The decompressed message of a unary call stays charged
+    /// until then. A stream's messages are served one after the other.
+    async fn route(
+        &self,
+        mut request: Request<Incoming>,
+    ) -> Result<Response<AnswerBody>, Infallible> {
+        let path = request.uri().path();
+        let kind = match is_grpc(request.headers()) {
+            false if gateway::takes_values(path) => BodyKind::Values,
+            false => BodyKind::Plain,
+            true if [rpc::WATCH_PATH, rpc::KEEP_ALIVE_PATH].contains(&path) => BodyKind::Stream,
+            true => BodyKind::Unary,
+        };
+        let is_grpc = matches!(kind, BodyKind::Unary | BodyKind::Stream);
+        let folded = is_grpc && decompression::take_gzip_encoding(request.headers_mut());
+        let unanswered =
+            (folded && kind == BodyKind::Unary).then(|| self.sender.decompressed_charge());
+        let request = request.map(|body| {
+            let body = Counted::new(body, &self.sender, kind);
+            let body = if folded { body.with_decompression(&self.sender) } else { body };
+            ReplayedBody::unread(match &unanswered {
+                Some(unanswered) => body.with_decompressed_charge(unanswered.clone()),
+                None => body,
+            })
+        });
+        let response = self.call_router(request).await;
+        drop(unanswered);
+        response
+    }
+
+    /// Calls the router. The request's extensions get its origin and the memory account for its
+    /// answer.
+    async fn call_router(
+        &self,
+        mut request: Request<ReplayedBody<Counted<Incoming>>>,
+    ) -> Result<Response<AnswerBody>, Infallible> {
+        let extensions = request.extensions_mut();
+        if let Some(user) = &self.who.user {
+            extensions.insert(user.clone());
         }
-        true => BodyKind::Unary,
-    };
-    let is_grpc = matches!(kind, BodyKind::Unary | BodyKind::Stream);
-    let folded = is_grpc && decompression::take_gzip_encoding(request.headers_mut());
-    // Only the decompressed message of a unary call stays charged until the answer. A stream's
-    // messages are served one after the other.
-    let unanswered = (folded && kind == BodyKind::Unary).then(|| sender.decompressed_charge());
-    let request = request.map(|body| {
-        let body = Counted::new(body, sender, kind);
-        let body = if folded { body.with_decompression(sender) } else { body };
-        match &unanswered {
-            Some(unanswered) => body.with_decompressed_charge(unanswered.clone()),
-            None => body,
-        }
-    });
-    (request, unanswered)
+        extensions.insert(self.who.clone());
+        extensions.insert(Arc::clone(&self.answers.account));
+        let response = self.router.clone().oneshot(request).await?;
+        Ok(self.answers.count(response))
+    }
 }
 
 #[cfg(test)]

@@ -378,27 +378,27 @@ fn start_fronts(
     routes: &http::Routes,
     bytes: Arc<rpc::ClientBytes>,
 ) -> Result<ServingThreads, ServerError> {
-    let listener = |(socket, https): (std::net::TcpListener, bool), router: axum::Router| {
-        let tls = https.then(|| {
+    let listener = |(socket, https), router, direct| {
+        let tls = bool::then(https, || {
             Arc::clone(tls.expect("https without a certificate is refused with the flags"))
         });
-        ClientListener { socket, tls, router }
+        ClientListener { socket, tls, router, direct }
     };
     let together = sockets.http.is_empty();
     let clients = |https| if together { routes.all(https) } else { routes.calls() };
     let mut listeners = Vec::new();
     for socket in sockets.clients {
         let router = clients(socket.1);
-        listeners.push(listener(socket, router));
+        listeners.push(listener(socket, router, Some(routes.direct_calls())));
     }
     for socket in sockets.http {
         let router = routes.pages(socket.1);
-        listeners.push(listener(socket, router));
+        listeners.push(listener(socket, router, None));
     }
     for socket in sockets.metrics {
         // As in etcd, these pages accept requests for any host name, because they contain no data.
         let router = health_only(routes.pages(true));
-        listeners.push(listener(socket, router));
+        listeners.push(listener(socket, router, None));
     }
     let limits = ClientLimits {
         max_concurrent_streams: config.max_concurrent_streams,

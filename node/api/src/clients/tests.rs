@@ -34,7 +34,7 @@ fn start(
         keepalive_timeout: Duration::ZERO,
         largest_request: 2 << 20,
     };
-    let listener = ClientListener { socket, tls, router };
+    let listener = ClientListener { socket, tls, router, direct: None };
     let waits = IdleTimeouts { handshake_step: FOR_EVER, unread: UNREAD };
     let places = ConnectionLimits::new(connections, limits.largest_request, waits, Arc::default());
     (ServingThreads::start_bounded(1, &[listener], limits, &places).unwrap(), address)

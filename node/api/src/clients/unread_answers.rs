@@ -26,6 +26,7 @@ use hyper::body::{Body, Frame, SizeHint};
 use muster_shares::memory::{BudgetShare, MemoryAccount, MemoryBounds, MemoryBudget, MemoryCharge};
 use tokio::time::{Instant, Sleep, sleep};
 
+use super::direct_calls::MessageBody;
 use crate::http::is_grpc;
 use crate::rpc::{ClientBytes, part_for_answer};
 
@@ -110,7 +111,7 @@ impl AnswerAccounting {
 
     /// Wraps `response` so that its memory is charged until it is sent. The API's charge is used if
     /// the response has one. Otherwise the response's length is charged, if that is known.
-    pub(super) fn count(self: &Arc<Self>, mut response: Response) -> Response<ChargedAnswerBody> {
+    pub(super) fn count(self: &Arc<Self>, mut response: Response) -> Response<AnswerBody> {
         let bytes = response.body().size_hint().exact().and_then(|n| usize::try_from(n).ok());
         let mut charge = response.extensions_mut().remove::<Arc<MemoryCharge>>();
         if charge.is_none()
@@ -123,17 +124,58 @@ impl AnswerAccounting {
             charge = Some(Arc::new(new));
         }
         let whole = charge.map(|charge| CompleteAnswerGuard::new(self, charge));
-        let answers = Arc::clone(self);
-        let rest = Bytes::new();
         let grpc = is_grpc(response.headers());
-        response.map(|inner| ChargedAnswerBody {
-            inner,
-            answers,
-            grpc,
-            complete_guard: whole,
-            rest,
-            retry_timer: None,
-        })
+        response.map(|inner| AnswerBody::Any(ChargedAnswerBody::new(inner, self, grpc, whole)))
+    }
+
+    /// Makes the body of a successful gRPC answer with one message. `charge` lasts until the
+    /// message is sent.
+    pub(super) fn count_message(
+        self: &Arc<Self>,
+        message: Bytes,
+        charge: MemoryCharge,
+    ) -> AnswerBody {
+        let whole = CompleteAnswerGuard::new(self, Arc::new(charge));
+        let body = MessageBody::new(message);
+        AnswerBody::Message(ChargedAnswerBody::new(body, self, true, Some(whole)))
+    }
+}
+
+/// Body of any answer to a client.
+#[derive(Debug)]
+pub(super) enum AnswerBody {
+    /// Body of an answer that the router has made.
+    Any(ChargedAnswerBody<axum::body::Body>),
+    /// Body of an answer to a direct call.
+    Message(ChargedAnswerBody<MessageBody>),
+}
+
+impl Body for AnswerBody {
+    type Data = Bytes;
+    type Error = axum::Error;
+
+    fn poll_frame(
+        self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
+        match self.get_mut() {
+            Self::Any(body) => Pin::new(body).poll_frame(context),
+            Self::Message(body) => Pin::new(body).poll_frame(context),
+        }
+    }
+
+    fn is_end_stream(&self) -> bool {
+        match self {
+            Self::Any(body) => body.is_end_stream(),
+            Self::Message(body) => body.is_end_stream(),
+        }
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        match self {
+            Self::Any(body) => body.size_hint(),
+            Self::Message(body) => body.size_hint(),
+        }
     }
 }
 
@@ -195,8 +237,8 @@ fn attach_guard<K: Send + 'static>(bytes: Bytes, kept: K) -> Bytes {
 
 /// Body of an answer, charged until it is sent.
 #[derive(Debug)]
-pub(super) struct ChargedAnswerBody {
-    inner: axum::body::Body,
+pub(super) struct ChargedAnswerBody<B> {
+    inner: B,
     answers: Arc<AnswerAccounting>,
     grpc: bool,
     /// Guard of an answer that is charged as a whole; `None` if the answer is charged piece by
@@ -208,7 +250,17 @@ pub(super) struct ChargedAnswerBody {
     retry_timer: Option<Pin<Box<Sleep>>>,
 }
 
-impl ChargedAnswerBody {
+impl<B> ChargedAnswerBody<B> {
+    fn new(
+        inner: B,
+        answers: &Arc<AnswerAccounting>,
+        grpc: bool,
+        complete_guard: Option<Arc<CompleteAnswerGuard>>,
+    ) -> Self {
+        let (answers, rest) = (Arc::clone(answers), Bytes::new());
+        Self { inner, answers, grpc, complete_guard, rest, retry_timer: None }
+    }
+
     /// Waits until there is room for the next piece. If no piece of the connection waits to be
     /// sent, there is always room.
     fn reserve(&mut self, context: &mut Context<'_>) -> Poll<MemoryCharge> {
@@ -237,7 +289,7 @@ impl ChargedAnswerBody {
     }
 }
 
-impl Body for ChargedAnswerBody {
+impl<B: Body<Data = Bytes, Error = axum::Error> + Unpin> Body for ChargedAnswerBody<B> {
     type Data = Bytes;
     type Error = axum::Error;
 

@@ -24,11 +24,12 @@ pub(crate) use grpc_calls::is_grpc;
 use node_state::CLUSTER_VERSION;
 
 use crate::gateway;
-use crate::rpc::ApiContext;
+use crate::rpc::{ApiContext, DirectKv};
 
 /// Routers for the client ports, which dispatch by path.
 pub struct Routes {
     calls: Router,
+    direct: DirectKv,
     pages: Router,
     browsers: BrowserRules,
 }
@@ -43,6 +44,7 @@ impl Routes {
         browsers: BrowserRules,
     ) -> Self {
         let calls = grpc.clone().route_layer(from_fn(grpc_calls::calls_only));
+        let direct = DirectKv::new(Arc::clone(&context));
         let mut pages = router(context);
         if let Some(largest_request) = gateway {
             pages = pages.merge(gateway::router(grpc, largest_request));
@@ -50,12 +52,18 @@ impl Routes {
         // The fallback gets CORS headers too: without them, a page of another origin couldn't read
         // "not found".
         let pages = browsers.add_cors_headers(pages.fallback(not_found));
-        Self { calls, pages, browsers }
+        Self { calls, direct, pages, browsers }
     }
 
     /// Returns a router with the gRPC methods alone.
     pub fn calls(&self) -> Router {
         self.calls.clone().fallback(not_found)
+    }
+
+    /// Returns the methods whose ordinary calls need no router. Only a port that serves gRPC may
+    /// use them.
+    pub fn direct_calls(&self) -> DirectKv {
+        self.direct.clone()
     }
 
     /// Returns a router with everything except gRPC, for a port with or without TLS.

@@ -13,6 +13,7 @@ use node_state::lease::LeaseTable;
 use node_state::mvcc::{Store, View};
 use tokio::time::{Instant, MissedTickBehavior, interval};
 use tonic::Request;
+use tonic::metadata::MetadataMap;
 use zeroize::Zeroizing;
 
 use super::error::Error;
@@ -59,7 +60,13 @@ impl PresentedToken {
 impl Credentials {
     /// Takes the token and the certificate's name from a client's request.
     pub(crate) fn of<Q>(request: &Request<Q>) -> Self {
-        let shown = TOKEN_METADATA.iter().find_map(|name| request.metadata().get(*name));
+        Self::new(request.metadata(), request.extensions().get())
+    }
+
+    /// Takes the token from the metadata of a client's request. `user` is the name in the client's
+    /// certificate, if it has one.
+    pub(super) fn new(metadata: &MetadataMap, user: Option<&CertificateUser>) -> Self {
+        let shown = TOKEN_METADATA.iter().find_map(|name| metadata.get(*name));
         let token = shown.map(|value| {
             // A value that isn't text can't be a token that this cluster issued.
             let text = value.to_str().unwrap_or_default();
@@ -67,8 +74,7 @@ impl Credentials {
         });
         // grpc-gateway makes calls for other clients with its own certificate, and marks these
         // calls. The certificate of such a call doesn't identify the caller.
-        let by_gateway = request.metadata().contains_key(GATEWAY_METADATA);
-        let name = request.extensions().get::<CertificateUser>().filter(|_| !by_gateway);
+        let name = user.filter(|_| !metadata.contains_key(GATEWAY_METADATA));
         let name = name.map(|CertificateUser(name)| name.clone());
         Self::Client { token, name }
     }

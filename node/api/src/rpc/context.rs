@@ -25,7 +25,7 @@ use tokio::sync::{Semaphore, watch};
 use tokio::time::{Instant, timeout_at};
 use tokio_util::sync::CancellationToken;
 use tonic::metadata::MetadataMap;
-use tonic::{Request, Status};
+use tonic::{Extensions, Request, Status};
 
 use super::access::{Authoriser, Credentials};
 use super::error::Error;
@@ -135,8 +135,12 @@ impl CallContext {
     /// Creates the context of a request. No bytes are charged to the connection's memory account
     /// yet.
     pub(super) fn new<Q>(request: &Request<Q>) -> Self {
-        let who = Credentials::of(request);
-        match request.extensions().get::<Arc<MemoryAccount>>() {
+        Self::from_parts(request.metadata(), request.extensions())
+    }
+
+    fn from_parts(metadata: &MetadataMap, extensions: &Extensions) -> Self {
+        let who = Credentials::new(metadata, extensions.get());
+        match extensions.get::<Arc<MemoryAccount>>() {
             Some(account) => Self::of(account, who),
             None => Self {
                 charge: MemoryCharge::new(&MemoryAccount::unbounded()),
@@ -300,19 +304,36 @@ impl ApiContext {
         if self.is_corrupt() { Err(Error::Corrupt) } else { Ok(()) }
     }
 
-    /// Runs a unary call: counts it, checks it, does `work`, and completes the answer's header. The
-    /// memory of the answer stays charged until the answer is sent.
+    /// Runs a unary call that tonic has received. The memory of the answer stays charged until the
+    /// answer is sent.
     pub(crate) async fn call<Q: CheckedRequest, T: Answer, E: From<Error> + Into<Status>>(
         &self,
         method: Method,
         request: Request<Q>,
         work: impl AsyncFnOnce(Q, &mut CallContext) -> Result<T, E>,
     ) -> Result<tonic::Response<T>, Status> {
+        let (metadata, extensions, asked) = request.into_parts();
+        let held = CallContext::from_parts(&metadata, &extensions);
+        let (answer, charge) = self.run_call(method, &metadata, held, asked, work).await?;
+        let mut answer = tonic::Response::new(answer);
+        answer.extensions_mut().insert(Arc::new(charge));
+        Ok(answer)
+    }
+
+    /// Runs a unary call: counts it, checks it, does `work`, and completes the answer's header.
+    /// Returns the answer with the charge for its memory, which must last until the answer is sent.
+    pub(super) async fn run_call<Q: CheckedRequest, T: Answer, E: From<Error> + Into<Status>>(
+        &self,
+        method: Method,
+        metadata: &MetadataMap,
+        mut held: CallContext,
+        asked: Q,
+        work: impl AsyncFnOnce(Q, &mut CallContext) -> Result<T, E>,
+    ) -> Result<(T, MemoryCharge), Status> {
         let call = self.metrics.start(method);
-        self.count_client(request.metadata(), false);
-        let mut held = CallContext::new(&request);
-        let result = match self.begin::<Q, E>(&request, &mut held).await {
-            Ok(()) => work(request.into_inner(), &mut held).await.map_err(Into::into),
+        self.count_client(metadata, false);
+        let result = match self.begin::<Q, E>(metadata, &asked, &mut held).await {
+            Ok(()) => work(asked, &mut held).await.map_err(Into::into),
             Err(status) => Err(status),
         };
         call.end(result.as_ref().err());
@@ -320,19 +341,17 @@ impl ApiContext {
         if let Some(header) = answer.header() {
             *header = self.header(header.revision);
         }
-        let mut answer = tonic::Response::new(answer);
-        answer.extensions_mut().insert(Arc::new(held.charge));
-        Ok(answer)
+        Ok((answer, held.charge))
     }
 
     /// Makes all checks that can refuse a call before its work begins.
     pub(super) async fn begin<Q: CheckedRequest, E: From<Error> + Into<Status>>(
         &self,
-        request: &Request<Q>,
+        metadata: &MetadataMap,
+        asked: &Q,
         held: &mut CallContext,
     ) -> Result<(), Status> {
-        let asked = request.get_ref();
-        self.admit(request.metadata(), asked.is_for_learners())?;
+        self.admit(metadata, asked.is_for_learners())?;
         if asked.is_about_data() {
             self.ensure_not_corrupt()?;
         }

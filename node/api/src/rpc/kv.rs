@@ -4,6 +4,8 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 
+use bytes::{BufMut as _, Bytes, BytesMut};
+use muster_shares::memory::{MemoryAccount, MemoryCharge};
 use node_proto::etcdserverpb::kv_server;
 use node_proto::etcdserverpb::{
     CompactionRequest, CompactionResponse, DeleteRangeRequest, DeleteRangeResponse, PutRequest,
@@ -12,9 +14,12 @@ use node_proto::etcdserverpb::{
 use node_state::apply::{ReadTxn, is_read_only, is_serializable};
 use node_state::auth::RequestedAccess;
 use node_state::mvcc::{AnswerBudget, RangeStep, ReadError};
+use prost::Message as _;
 use tonic::codegen::BoxStream;
+use tonic::metadata::MetadataMap;
 use tonic::{Request, Status};
 
+use super::access::{CertificateUser, Credentials};
 use super::context::{ApiContext, CallContext};
 use super::error::Error;
 use super::metrics::Method;
@@ -149,6 +154,103 @@ impl KvService {
         }
         Ok(response)
     }
+}
+
+/// Path of the KV service, before the name of a method.
+const SERVICE_PATH: &str = "/etcdserverpb.KV/";
+
+/// Request of a KV method that [`DirectKv`] answers.
+pub(crate) enum DirectRequest {
+    Range(RangeRequest),
+    Put(PutRequest),
+    DeleteRange(DeleteRangeRequest),
+    Txn(TxnRequest),
+}
+
+/// The KV methods that carry most of the load, for a server that needs neither tonic nor a router
+/// to call them.
+#[derive(Clone)]
+pub struct DirectKv(Arc<ApiContext>);
+
+impl DirectKv {
+    /// Makes the methods that use `context`.
+    #[must_use]
+    pub fn new(context: Arc<ApiContext>) -> Self {
+        Self(context)
+    }
+
+    /// Whether a call to `path` is answered here.
+    pub(crate) fn has(path: &str) -> bool {
+        let method = path.strip_prefix(SERVICE_PATH);
+        matches!(method, Some("Range" | "Put" | "DeleteRange" | "Txn"))
+    }
+
+    /// Decodes the request of a call to `path`. Returns `None` if it is malformed, or if the call
+    /// isn't answered here.
+    pub(crate) fn decode(path: &str, message: Bytes) -> Option<DirectRequest> {
+        Some(match path.strip_prefix(SERVICE_PATH)? {
+            "Range" => DirectRequest::Range(RangeRequest::decode(message).ok()?),
+            "Put" => DirectRequest::Put(PutRequest::decode(message).ok()?),
+            "DeleteRange" => DirectRequest::DeleteRange(DeleteRangeRequest::decode(message).ok()?),
+            "Txn" => DirectRequest::Txn(TxnRequest::decode(message).ok()?),
+            _ => return None,
+        })
+    }
+
+    /// Returns the maximum length of a request in bytes.
+    pub(crate) fn max_request_bytes(&self) -> usize {
+        super::largest_message(self.0.limits.max_request_bytes)
+    }
+
+    /// Answers a request. The result is the encoded answer as a gRPC message, and the charge for
+    /// its memory, which must last until the answer is sent.
+    pub(crate) async fn answer(
+        &self,
+        request: DirectRequest,
+        metadata: &MetadataMap,
+        user: Option<&CertificateUser>,
+        account: &Arc<MemoryAccount>,
+    ) -> Result<(Bytes, MemoryCharge), Status> {
+        let held = CallContext::of(account, Credentials::new(metadata, user));
+        let (kv, api) = (KvService(self.0.clone()), &self.0);
+        match request {
+            DirectRequest::Range(request) => {
+                let work = async |request, held: &mut CallContext| kv.range(&request, held).await;
+                framed(api.run_call(Method::Range, metadata, held, request, work).await)
+            }
+            DirectRequest::Put(request) => {
+                let work = async |request, held: &mut CallContext| kv.put(request, held).await;
+                framed(api.run_call(Method::Put, metadata, held, request, work).await)
+            }
+            DirectRequest::DeleteRange(request) => {
+                let work = async |request, held: &mut CallContext| kv.delete(request, held).await;
+                framed(api.run_call(Method::DeleteRange, metadata, held, request, work).await)
+            }
+            DirectRequest::Txn(request) => {
+                let work = async |request, held: &mut CallContext| kv.txn(request, held).await;
+                framed(api.run_call(Method::Txn, metadata, held, request, work).await)
+            }
+        }
+    }
+}
+
+/// Length of a gRPC message's header: the flag for compression, and the message's length.
+const MESSAGE_HEADER_BYTES: usize = 5;
+
+/// Encodes an answer as an uncompressed gRPC message.
+fn framed<T: prost::Message>(
+    result: Result<(T, MemoryCharge), Status>,
+) -> Result<(Bytes, MemoryCharge), Status> {
+    let (answer, charge) = result?;
+    let length = answer.encoded_len();
+    let Ok(stated) = u32::try_from(length) else {
+        return Err(Status::resource_exhausted("the answer is longer than 4 GiB"));
+    };
+    let mut message = BytesMut::with_capacity(MESSAGE_HEADER_BYTES + length);
+    message.put_u8(0);
+    message.put_u32(stated);
+    answer.encode_raw(&mut message);
+    Ok((message.freeze(), charge))
 }
 
 #[tonic::async_trait]

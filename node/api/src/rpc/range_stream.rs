@@ -90,7 +90,7 @@ async fn begin(
     let asked = request.get_ref();
     asked.check(&context.limits)?;
     check(asked)?;
-    context.begin::<_, Error>(request, held).await?;
+    context.begin::<_, Error>(request.metadata(), asked, held).await?;
     Ok(context.barrier(asked.serializable).await?)
 }
 

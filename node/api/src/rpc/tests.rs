@@ -36,6 +36,7 @@ use crate::clients::{ClientLimits, ClientListener, ServingThreads, bind};
 
 mod auth;
 mod corruption;
+mod direct;
 mod gateway;
 mod gzip;
 mod lease_clock;
@@ -62,6 +63,8 @@ impl PeerSender for UnconnectedSender {
 /// A member that is the only one of its cluster.
 struct ApiTestNode {
     address: SocketAddr,
+    /// Address of a listener without direct calls: its router answers every request.
+    routed_address: SocketAddr,
     channel: Channel,
     leader: tokio::sync::watch::Receiver<u64>,
     context: Arc<ApiContext>,
@@ -134,20 +137,26 @@ impl ApiTestNode {
         let browsers = crate::http::BrowserRules::default();
         let routes = crate::http::Routes::new(grpc, context.clone(), Some(2 << 20), browsers);
         let router = routes.all(false);
-        let socket = bind("127.0.0.1:0".parse().unwrap()).unwrap();
+        let bind = || bind("127.0.0.1:0".parse().unwrap()).unwrap();
+        let (socket, routed) = (bind(), bind());
         let address = socket.local_addr().unwrap();
+        let routed_address = routed.local_addr().unwrap();
         let limits = ClientLimits {
             max_concurrent_streams: 1_000,
             keepalive_interval: Duration::ZERO,
             keepalive_timeout: Duration::ZERO,
             largest_request: 2 << 20,
         };
-        let listener = ClientListener { socket, tls: None, router };
-        let fronts = ServingThreads::start(1, &[listener], limits, Arc::default()).unwrap();
+        let direct = Some(routes.direct_calls());
+        let listeners = [
+            ClientListener { socket, tls: None, router: router.clone(), direct },
+            ClientListener { socket: routed, tls: None, router, direct: None },
+        ];
+        let fronts = ServingThreads::start(1, &listeners, limits, Arc::default()).unwrap();
         let endpoint = Channel::from_shared(format!("http://{address}")).unwrap();
         let channel = endpoint.connect().await.unwrap();
         let (_fronts, _running, _dir) = (fronts, running, dir);
-        Self { address, channel, leader, context, _fronts, _running, stop, _dir }
+        Self { address, routed_address, channel, leader, context, _fronts, _running, stop, _dir }
     }
 
     fn kv(&self) -> KvClient<Channel> {

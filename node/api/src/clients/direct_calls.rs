@@ -1,0 +1,229 @@
+//! Answers the KV calls that carry most of the load directly, without a router and without tonic.
+//!
+//! A call takes this path if it is an ordinary one: gRPC over HTTP/2, a method of [`DirectKv`], and
+//! one whole, uncompressed message that can be decoded. Any other request goes to the router, with
+//! the bytes that were read already in front of its body. So all errors for unusual requests are
+//! made in one place, by the router's services.
+
+use std::collections::VecDeque;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+use axum::BoxError;
+use bytes::{BufMut as _, Bytes, BytesMut};
+use http::header::CONTENT_TYPE;
+use http::{HeaderMap, HeaderValue, Method, Request, Response, Version};
+use hyper::body::{Body, Frame, SizeHint};
+use tonic::metadata::MetadataMap;
+
+use super::ClientConnection;
+use super::unfinished_requests::HEADER_BYTES;
+use super::unread_answers::{AnswerAccounting, AnswerBody};
+use crate::http::is_grpc;
+use crate::rpc::{Deadline, DirectKv};
+
+/// Media type of an answer.
+const GRPC: HeaderValue = HeaderValue::from_static("application/grpc");
+
+/// Whether the head of a request is that of an ordinary call to a method of [`DirectKv`].
+pub(super) fn is_direct<B>(request: &Request<B>) -> bool {
+    let headers = request.headers();
+    request.version() == Version::HTTP_2
+        && request.method() == Method::POST
+        && DirectKv::has(request.uri().path())
+        && is_grpc(headers)
+        && headers.get("grpc-encoding").is_none_or(|encoding| encoding == "identity")
+}
+
+/// Answers an ordinary call. Returns the request for the router if the call isn't an ordinary one.
+pub(super) async fn answer<B>(
+    kv: &DirectKv,
+    request: Request<B>,
+    client: &ClientConnection,
+    answers: &Arc<AnswerAccounting>,
+) -> Result<Response<AnswerBody>, Request<ReplayedBody<B>>>
+where
+    B: Body<Data = Bytes, Error = BoxError> + Unpin,
+{
+    let (mut head, body) = request.into_parts();
+    let Ok(deadline) = Deadline::of(&head.headers) else {
+        return Err(Request::from_parts(head, ReplayedBody::unread(body)));
+    };
+    let mut body = ReplayedBody::unread(body);
+    let work = async {
+        let message = body.read_message(kv.max_request_bytes()).await?;
+        let Some(request) = DirectKv::decode(head.uri.path(), message.slice(HEADER_BYTES..)) else {
+            body.read.push_back(Ok(Frame::data(message)));
+            return None;
+        };
+        let metadata = MetadataMap::from_headers(std::mem::take(&mut head.headers));
+        Some(kv.answer(request, &metadata, client.user.as_ref(), &answers.account).await)
+    };
+    match deadline.bound(work).await {
+        Ok(Some(Ok((message, charge)))) => {
+            let mut response = Response::new(answers.count_message(message, charge));
+            response.headers_mut().insert(CONTENT_TYPE, GRPC);
+            Ok(response)
+        }
+        Ok(None) => Err(Request::from_parts(head, body)),
+        Ok(Some(Err(status))) | Err(status) => Ok(answers.count(status.into_http())),
+    }
+}
+
+/// Body of a request, of which a part was read already and is returned again.
+#[derive(Debug)]
+pub(super) struct ReplayedBody<B> {
+    /// Frames that were read, in order; the last one is possibly an error.
+    read: VecDeque<Result<Frame<Bytes>, BoxError>>,
+    rest: B,
+}
+
+impl<B> ReplayedBody<B> {
+    /// Wraps a body of which nothing was read.
+    pub(super) fn unread(body: B) -> Self {
+        Self { read: VecDeque::new(), rest: body }
+    }
+}
+
+impl<B> ReplayedBody<B>
+where
+    B: Body<Data = Bytes, Error = BoxError> + Unpin,
+{
+    /// Reads the body up to its end. Returns its only message, with the header, if that is whole,
+    /// uncompressed and at most `max_bytes` long. Otherwise [`Body::poll_frame`] returns the bytes
+    /// again that were read.
+    async fn read_message(&mut self, max_bytes: usize) -> Option<Bytes> {
+        let mut received = Received::default();
+        loop {
+            let rest = &mut self.rest;
+            let frame = std::future::poll_fn(|context| Pin::new(&mut *rest).poll_frame(context));
+            let failed = match frame.await {
+                None => None,
+                Some(Err(error)) => Some(error),
+                Some(Ok(frame)) => {
+                    // tonic would add trailers to the metadata. No client of etcd sends any.
+                    received.add(frame.into_data().unwrap_or_default());
+                    match received.left(max_bytes) {
+                        Some(_) if !self.rest.is_end_stream() => continue,
+                        _ => None,
+                    }
+                }
+            };
+            let is_whole = failed.is_none() && received.left(max_bytes) == Some(0);
+            let message = received.into_bytes();
+            if is_whole {
+                return Some(message);
+            }
+            self.read.push_back(Ok(Frame::data(message)));
+            self.read.extend(failed.map(Err));
+            return None;
+        }
+    }
+}
+
+/// Bytes of a message that were received so far. A message in one frame isn't copied.
+#[derive(Debug, Default)]
+struct Received {
+    first: Bytes,
+    /// All bytes, if there was more than one frame.
+    all: BytesMut,
+}
+
+impl Received {
+    fn add(&mut self, data: Bytes) {
+        if self.first.is_empty() {
+            self.first = data;
+        } else if !data.is_empty() {
+            if self.all.is_empty() {
+                self.all.put_slice(&self.first);
+            }
+            self.all.put_slice(&data);
+        }
+    }
+
+    fn bytes(&self) -> &[u8] {
+        if self.all.is_empty() { &self.first } else { &self.all }
+    }
+
+    /// Returns the number of bytes that are missing at the message's end, as far as that is known.
+    /// Returns `None` if the bytes aren't the beginning of one uncompressed message of at most
+    /// `max_bytes`.
+    fn left(&self, max_bytes: usize) -> Option<usize> {
+        let Some((&[flag, ref length @ ..], message)) =
+            self.bytes().split_first_chunk::<HEADER_BYTES>()
+        else {
+            return Some(HEADER_BYTES - self.bytes().len());
+        };
+        let length = u32::from_be_bytes(*length) as usize;
+        if flag != 0 || length > max_bytes { None } else { length.checked_sub(message.len()) }
+    }
+
+    fn into_bytes(self) -> Bytes {
+        if self.all.is_empty() { self.first } else { self.all.freeze() }
+    }
+}
+
+impl<B> Body for ReplayedBody<B>
+where
+    B: Body<Data = Bytes, Error = BoxError> + Unpin,
+{
+    type Data = Bytes;
+    type Error = BoxError;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
+        match self.read.pop_front() {
+            Some(frame) => Poll::Ready(Some(frame)),
+            None => Pin::new(&mut self.rest).poll_frame(context),
+        }
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.read.is_empty() && self.rest.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        if self.read.is_empty() { self.rest.size_hint() } else { SizeHint::default() }
+    }
+}
+
+/// Body of a successful answer: one message, then the status "ok".
+#[derive(Debug)]
+pub(super) struct MessageBody {
+    message: Option<Bytes>,
+    trailers: Option<HeaderMap>,
+}
+
+impl MessageBody {
+    /// Makes the body of an answer. `message` includes the header of a gRPC message.
+    pub(super) fn new(message: Bytes) -> Self {
+        let mut trailers = HeaderMap::with_capacity(1);
+        trailers.insert("grpc-status", HeaderValue::from_static("0"));
+        Self { message: Some(message), trailers: Some(trailers) }
+    }
+}
+
+impl Body for MessageBody {
+    type Data = Bytes;
+    type Error = axum::Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        _: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
+        if let Some(message) = self.message.take() {
+            return Poll::Ready(Some(Ok(Frame::data(message))));
+        }
+        Poll::Ready(self.trailers.take().map(|trailers| Ok(Frame::trailers(trailers))))
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.trailers.is_none()
+    }
+}
+
+#[cfg(test)]
+mod tests;
