@@ -4,6 +4,7 @@
 //! current-thread runtime. So a request is served on the thread of its connection, and wakes no
 //! other core.
 
+mod coalesced_writes;
 mod decompression;
 mod direct_calls;
 mod unfinished_requests;
@@ -11,6 +12,7 @@ mod unread_answers;
 
 use std::{
     convert::Infallible,
+    future::poll_fn,
     io,
     net::{SocketAddr, TcpListener as StdListener},
     sync::{Arc, mpsc},
@@ -416,18 +418,19 @@ impl ClientServer {
         };
         let requests = Arc::new(requests);
         let service = service_fn(move |request| Arc::clone(&requests).answer(request));
+        let (io, writes) = coalesced_writes::collect(io);
         let connection = self
             .builder
             .serve_connection_with_upgrades(TokioIo::new(AuthorityRewriter::new(io)), service);
         let mut connection = std::pin::pin!(connection);
         // The connection's result is ignored, since clients may end connections in any way.
         tokio::select! {
-            _ = connection.as_mut() => return,
+            () = poll_fn(|context| writes.poll(connection.as_mut(), context)) => return,
             () = answers.wait_until_stalled(self.limits.unread_timeout) => return self.limits.log_stalled(remote),
             () = self.stopping.cancelled() => {}
         }
         connection.as_mut().graceful_shutdown();
-        let _ = connection.await;
+        poll_fn(|context| writes.poll(connection.as_mut(), context)).await;
     }
 }
 

@@ -1,0 +1,172 @@
+//! Collects what a connection writes, so that a request and its answer cost one system call.
+//!
+//! The HTTP library flushes after each group of frames. It would write the acknowledgement of a
+//! ping, which Go's clients send with each request, then the answer's headers and message, and then
+//! its trailers. Here these bytes are collected in a buffer, which is written once the connection's
+//! task has nothing more to do.
+//!
+//! A request is answered by a task of its own, which runs after the connection's turn. So if the
+//! connection has just received bytes, the buffer is only written two turns later. In the first of
+//! them the tasks of all connections that have received bytes run, and a write would delay them.
+
+use std::future::Future;
+use std::io::{self, IoSlice};
+use std::pin::Pin;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Poll, ready};
+
+use bytes::{Buf as _, BytesMut};
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+
+/// Number of collected bytes at which a connection writes them at once. So many bytes of each
+/// connection are in memory in addition to those that its answers are charged for.
+const MAX_COLLECTED_BYTES: usize = 64 << 10;
+/// Length from which a write isn't collected, because the copy would cost more than a system call.
+const LARGE_WRITE_BYTES: usize = 16 << 10;
+
+/// Number of turns for which collected bytes wait after bytes were received. A client that never
+/// stops sending can't postpone them for longer.
+const POSTPONED_TURNS: u8 = 2;
+
+/// A connection's stream, with the bytes that were not written to it yet.
+#[derive(Debug)]
+struct Shared<S> {
+    stream: S,
+    collected: BytesMut,
+    /// Whether bytes were received since the end of the connection's last turn.
+    has_received: bool,
+    /// Number of turns for which the collected bytes were left for the next turn.
+    postponed: u8,
+}
+
+impl<S: AsyncRead + AsyncWrite + Unpin> Shared<S> {
+    fn poll_write_collected(&mut self, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        while !self.collected.is_empty() {
+            let stream = Pin::new(&mut self.stream);
+            let written = ready!(stream.poll_write(context, &self.collected))?;
+            if written == 0 {
+                return Poll::Ready(Err(io::ErrorKind::WriteZero.into()));
+            }
+            self.collected.advance(written);
+        }
+        Poll::Ready(Ok(()))
+    }
+
+    fn poll_flush_all(&mut self, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        ready!(self.poll_write_collected(context))?;
+        Pin::new(&mut self.stream).poll_flush(context)
+    }
+}
+
+/// Access of a connection's task to the bytes that its stream has collected.
+#[derive(Debug)]
+pub(super) struct CollectedWrites<S>(Arc<Mutex<Shared<S>>>);
+
+/// Stream whose writes are collected. [`CollectedWrites::poll`] writes them.
+#[derive(Debug)]
+pub(super) struct CollectingStream<S>(Arc<Mutex<Shared<S>>>);
+
+/// Wraps `stream`. Only the task that owns both results uses them, so their lock is always free.
+pub(super) fn collect<S>(stream: S) -> (CollectingStream<S>, CollectedWrites<S>) {
+    let collected = BytesMut::new();
+    let shared = Shared { stream, collected, has_received: false, postponed: 0 };
+    let shared = Arc::new(Mutex::new(shared));
+    (CollectingStream(Arc::clone(&shared)), CollectedWrites(shared))
+}
+
+fn lock<S>(shared: &Mutex<Shared<S>>) -> MutexGuard<'_, Shared<S>> {
+    shared.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl<S: AsyncRead + AsyncWrite + Unpin> CollectedWrites<S> {
+    /// Gives `connection` a turn, and then writes what it has collected. Also ends if the bytes
+    /// can't be written.
+    pub(super) fn poll<F: Future>(
+        &self,
+        connection: Pin<&mut F>,
+        context: &mut Context<'_>,
+    ) -> Poll<()> {
+        if connection.poll(context).is_ready() {
+            return Poll::Ready(());
+        }
+        let mut shared = lock(&self.0);
+        let has_received = std::mem::take(&mut shared.has_received);
+        if shared.collected.is_empty() {
+            shared.postponed = 0;
+            return Poll::Pending;
+        }
+        let is_postponed = shared.postponed > 0;
+        if (has_received || is_postponed) && shared.postponed < POSTPONED_TURNS {
+            shared.postponed += 1;
+            context.waker().wake_by_ref();
+            return Poll::Pending;
+        }
+        shared.postponed = 0;
+        match shared.poll_flush_all(context) {
+            Poll::Ready(Err(_)) => Poll::Ready(()),
+            Poll::Ready(Ok(())) | Poll::Pending => Poll::Pending,
+        }
+    }
+}
+
+impl<S: AsyncRead + Unpin> AsyncRead for CollectingStream<S> {
+    fn poll_read(
+        self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        let mut shared = lock(&self.0);
+        let before = buffer.filled().len();
+        ready!(Pin::new(&mut shared.stream).poll_read(context, buffer))?;
+        shared.has_received |= buffer.filled().len() > before;
+        Poll::Ready(Ok(()))
+    }
+}
+
+impl<S: AsyncRead + AsyncWrite + Unpin> AsyncWrite for CollectingStream<S> {
+    fn poll_write(
+        self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        data: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        self.poll_write_vectored(context, &[IoSlice::new(data)])
+    }
+
+    fn poll_write_vectored(
+        self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        slices: &[IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        let mut shared = lock(&self.0);
+        let length: usize = slices.iter().map(|slice| slice.len()).sum();
+        let is_large = length >= LARGE_WRITE_BYTES;
+        if is_large || shared.collected.len() + length > MAX_COLLECTED_BYTES {
+            ready!(shared.poll_write_collected(context))?;
+        }
+        if is_large {
+            return Pin::new(&mut shared.stream).poll_write_vectored(context, slices);
+        }
+        for slice in slices {
+            shared.collected.extend_from_slice(slice);
+        }
+        Poll::Ready(Ok(length))
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        true
+    }
+
+    /// Returns at once: [`CollectedWrites::poll`] flushes.
+    fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let mut shared = lock(&self.0);
+        ready!(shared.poll_flush_all(context))?;
+        Pin::new(&mut shared.stream).poll_shutdown(context)
+    }
+}
+
+#[cfg(test)]
+mod tests;
