@@ -47,7 +47,7 @@ pub(crate) struct RequestLabels {
 /// Label for a kind of event.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 pub(crate) struct KindLabels {
-    /// Name of the kind, such as "rate_limited".
+    /// Kind of the event, such as "rate_limited".
     pub kind: String,
 }
 
@@ -90,7 +90,7 @@ impl DatabaseUse {
 /// Label for a use of the database.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 pub(crate) struct DatabaseLabels {
-    /// Name of the kind: "statements" or "transaction".
+    /// Kind of use: "statements" or "transaction".
     pub kind: &'static str,
 }
 

@@ -46,12 +46,13 @@ pub struct MemoryBudget {
 #[derive(Debug, Default)]
 struct Networks {
     held: BTreeMap<IpAddr, usize>,
-    /// Number of networks that hold more than `MemoryBounds::guaranteed`.
+    /// Number of networks that hold more than `MemoryBounds::guaranteed`, and share the total.
     sharers: usize,
 }
 
 impl Networks {
-    /// Sets the number of bytes that `network` holds. A network with more than `least` is a sharer.
+    /// Sets the number of bytes that `network` holds. A network that holds more than `least` bytes
+    /// is counted as a sharer of the total.
     fn set(&mut self, network: IpAddr, bytes: usize, least: usize) {
         let before = match bytes {
             0 => self.held.remove(&network),

@@ -119,8 +119,8 @@ fn first_literal(source: &str, start: usize) -> Option<&str> {
     None
 }
 
-/// Converts a literal to the chapter's notation: `…` replaces each value, and backticks are left
-/// out.
+/// Converts a string literal to the notation of the manual's error chapter: `…` replaces each
+/// value, and backticks are left out.
 fn as_in_chapter(literal: &str) -> String {
     let mut lines = literal.split("\\\n");
     let mut whole = lines.next().unwrap_or_default().to_owned();

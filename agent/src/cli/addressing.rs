@@ -20,7 +20,7 @@ const CLIENT_PORT: u16 = 2379;
 /// The address flags of this start; absent flags are `None`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct AddressFlags {
-    /// Host or address for both URLs; derived from the route to discovery if absent.
+    /// Host or address for both URLs. If absent, it is the source address of packets to discovery.
     pub advertise: Option<String>,
     /// Port on which the other members are served.
     pub peer_port: Option<u16>,
@@ -65,8 +65,8 @@ impl AddressFlags {
         Ok(addressing)
     }
 
-    /// Returns whether both URLs follow from the flags, so that the route to discovery isn't
-    /// needed.
+    /// Returns whether the flags give both the peer URL and the client URL. If so, it doesn't
+    /// matter from which address packets to discovery leave.
     pub(crate) fn is_complete(&self) -> bool {
         self.advertise.is_some() || (self.peer_url.is_some() && self.client_url.is_some())
     }

@@ -1,8 +1,8 @@
 //! Members that have moved: how they find each other, and how their cluster learns of it.
 //!
-//! A member that has moved connects to the others itself, and one connection serves both
-//! directions. So as long as there is a leader, the agent only asks the cluster to record its
-//! member's new peer URL (`MemberUpdate`). It replaces only URLs that this member had before. Any
+//! A member that has moved dials the other members, and each connection serves both directions. So
+//! as long as there is a leader, the agent only asks the cluster to record its member's new peer
+//! URL (`MemberUpdate`). The agent replaces only URLs that this member had before, because any
 //! other URL was set by an operator.
 //!
 //! Each agent whose member has ever moved posts a signed statement of the member's address to
@@ -12,10 +12,10 @@
 //! If so many members have moved that there is no leader, the member table is outdated and can't be
 //! changed. Then the agents exchange these statements through discovery. Each statement is signed
 //! by an agent, proves that this agent belongs to a member, and contains the member's node key. The
-//! agent gives the addresses to its node ([`peer_addresses`]). The node accepts a peer there only
-//! if the peer proves the key that the member table binds. So discovery can withhold addresses, but
-//! not put another node in a member's place. Stock etcd reads no such file: a majority of its
-//! members can't move at once.
+//! agent writes the addresses to a file that its node reads ([`peer_addresses`]). The node accepts
+//! a peer at such an address only if the peer proves the key that the member table has for it. So
+//! discovery can withhold addresses, but not put another node in a member's place. Stock etcd
+//! doesn't read this file, so a majority of its members can't move at once.
 
 use std::collections::BTreeMap;
 use std::convert::Infallible;
@@ -103,9 +103,9 @@ pub(crate) struct Relocation {
 struct Progress {
     /// Whether the cluster has recorded this member's address, or another one that an operator set.
     is_recorded: bool,
-    /// When the node was first seen without a leader.
+    /// Time since which the node has had no leader; `None` while it has one.
     leaderless_since: Option<Instant>,
-    /// When the node was first seen with a leader, without a break since.
+    /// Time since which the node has always had a leader; `None` while it has none.
     led_since: Option<Instant>,
     next_exchange: Option<Instant>,
     /// When this member's address is sent to discovery again.

@@ -91,7 +91,7 @@ pub(crate) struct ServiceFinder {
     /// The longest statement chain that this agent knows.
     statements: watch::Receiver<Vec<Jws>>,
     chain: StatementChain,
-    /// The service statement that discovery showed last.
+    /// The service statement (discovery's URLs and TLS keys) that discovery sent last.
     announced: watch::Receiver<Option<Jws>>,
     board: StatusHandle,
     known: Option<VerifiedService>,
@@ -112,7 +112,7 @@ pub(crate) struct FinderStart {
     pub join: Join,
     /// The longest statement chain that this agent knows.
     pub statements: watch::Receiver<Vec<Jws>>,
-    /// The service statement that discovery showed last.
+    /// The service statement (discovery's URLs and TLS keys) that discovery sent last.
     pub announced: watch::Receiver<Option<Jws>>,
     /// The status that shows where discovery is.
     pub board: StatusHandle,

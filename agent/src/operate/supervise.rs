@@ -164,7 +164,7 @@ struct SharedFacts {
     hint: Arc<Notify>,
     /// The longest statement chain.
     statements: watch::Sender<Vec<Jws>>,
-    /// The service statement that discovery showed last.
+    /// The service statement (discovery's URLs and TLS keys) that discovery sent last.
     announced: watch::Sender<Option<Jws>>,
     /// The client of discovery, which all tasks share. `None` if none can be built.
     client: Option<Arc<DiscoveryClient>>,

@@ -70,7 +70,8 @@ pub(crate) struct Steward {
     pub node: ClusterApiClient,
     /// The statement chain, which says who may sign what.
     pub statements: Statements,
-    /// The service statement that discovery showed last, for the task that follows it.
+    /// The service statement (discovery's URLs and TLS keys) that discovery sent last. The task
+    /// that finds discovery uses it.
     pub announced: watch::Sender<Option<Jws>>,
     /// Changes when the client of discovery gets other URLs.
     service_moves: watch::Receiver<u64>,
@@ -111,7 +112,8 @@ struct IntentObservations {
 pub(crate) struct StewardParts {
     /// The statement chain, which says who may sign what.
     pub statements: Statements,
-    /// The service statement that discovery showed last, for the task that follows it.
+    /// The service statement (discovery's URLs and TLS keys) that discovery sent last. The task
+    /// that finds discovery uses it.
     pub announced: watch::Sender<Option<Jws>>,
     /// Notified when the members have probably changed.
     pub hint: Arc<Notify>,

@@ -96,7 +96,7 @@ pub fn check_zone<'a>(
 /// Checks whether a list of this cluster can contain `record`.
 ///
 /// # Errors
-/// The first reason why it can't.
+/// The first reason why the list can't contain `record`.
 pub fn check_record(record: &AgentRecord, permissions: Permissions) -> Result<(), RecordFault> {
     for (what, urls) in [("peer", &record.peer_urls), ("client", &record.client_urls)] {
         if urls.is_empty() {
@@ -138,7 +138,7 @@ fn check_url(url: &str, permissions: Permissions) -> Result<(), RecordFault> {
 /// Checks whether one list may contain both `one` and `other`.
 ///
 /// # Errors
-/// The first value that the two records share, although no two records of a list may.
+/// The first value that both records have, although it must be unique in a list.
 pub fn check_pair(
     one: &AgentRecord,
     other: &AgentRecord,

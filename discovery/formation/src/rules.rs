@@ -140,7 +140,7 @@ pub struct Rules {
 }
 
 impl Rules {
-    /// Every rule on: the only value that the programs can have.
+    /// The set in which every rule is on. In a production build, no other value exists.
     pub const ALL: Rules = Rules { off: 0 };
 
     /// Whether `rule` is on.

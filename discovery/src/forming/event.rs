@@ -39,7 +39,7 @@ const MAX_ACK_BYTES: usize = 1_024;
 /// A request. Handlers have opened its envelope; the rest is verified here.
 #[derive(Debug)]
 pub(crate) enum ClusterRequest {
-    /// Time has passed: lets the machine do what is due.
+    /// Time has passed. The state machine takes every step that is due.
     Tick,
     /// An opened redeem of a boot token.
     Redeem(Box<RedeemRequest>),
@@ -57,8 +57,8 @@ pub(crate) enum ClusterRequest {
     Report { key: PublicKey, session: Session, h: Digest, raft_cluster: u64 },
     /// A member's report of why its node finds no leader.
     Trouble { key: PublicKey, session: Session, h: Digest, text: String },
-    /// The next statement: a new one of an owner, or one that this database has lost and a member's agent
-    /// knows.
+    /// The next statement of the chain. If `is_new`, an owner has just signed it. Otherwise a
+    /// member's agent has sent it, because this database has lost it.
     Restate { jws: Jws, is_new: bool },
     /// Revocation of a grant by the admin `by`, who may also free the seats that it gave.
     RevokeGrant { id: GrantId, by: String, frees_seats: bool },
@@ -78,7 +78,7 @@ pub(crate) enum ClusterRequest {
     DatabaseAccepted { by: String },
 }
 
-/// An event for the machine, and the data to store with it.
+/// An event for the state machine, and the data to store with it.
 pub(super) struct PreparedEvent {
     pub(super) event: ClusterEvent,
     /// Statement to append to the chain, unless the event is refused.
@@ -89,7 +89,8 @@ pub(super) struct PreparedEvent {
     pub(super) session_event: Option<ClusterEvent>,
     /// Revocation to store, unless the event is refused.
     pub(super) revocation: Option<Revocation>,
-    /// Virtual machine of an agent that is new to its token, if the token requires an identity document.
+    /// Virtual machine of an agent that is new to its token, if the token requires an identity
+    /// document.
     pub(super) instance: Option<String>,
 }
 
@@ -262,8 +263,8 @@ impl App {
     }
 }
 
-/// Appends the next statement. A new statement may not name CAs whose keys this service lacks. A
-/// statement that the database has lost may.
+/// Appends the next statement. A new statement may name only CAs whose keys this service has. This
+/// restriction does not apply to a statement that the database has lost.
 async fn restate(
     transaction: &mut ClusterTransaction,
     jws: &Jws,
@@ -354,8 +355,8 @@ async fn prepare_redeem(
     Ok(PreparedEvent { instance, ..event.into() })
 }
 
-/// Checks the identity document of a new agent's host, if its token requires one. Returns the name of
-/// the host's virtual machine.
+/// Checks the identity document of a new agent's host, if its token requires one. Returns the name
+/// of the host's virtual machine.
 async fn check_machine(
     app: &App,
     transaction: &mut ClusterTransaction,

@@ -60,11 +60,11 @@ impl<T: DeserializeOwned + 'static> FromRequest for FormBody<T> {
     }
 }
 
-/// Longest word of a request that an error repeats, in bytes. A UUID has 36; keys and secrets of
-/// tokens have 43 and more.
+/// Maximum length in bytes of a word that an error repeats from a request. A UUID has 36 bytes.
+/// Keys, and the secrets of tokens, have 43 or more.
 const MAX_SHOWN_WORD: usize = 40;
 
-/// Error for a request that can't be parsed. It repeats no word as long as a secret.
+/// Error for a request that can't be parsed. Long words are hidden, because they may be secrets.
 pub(crate) fn unreadable_request(error: &impl ToString) -> ApiError {
     let next = "Correct the request; /openapi.json says what is expected.";
     let text: String = error.to_string().chars().filter(|c| !c.is_control()).collect();
@@ -72,8 +72,8 @@ pub(crate) fn unreadable_request(error: &impl ToString) -> ApiError {
     ApiError::new(Code::InvalidRequest, detail, next)
 }
 
-/// Replaces each word that is as long as a secret: a parser's error repeats what it can't use, and
-/// clients log errors.
+/// Replaces each word longer than [`MAX_SHOWN_WORD`] by `…`, because it may be a secret. A parser's
+/// error repeats the text that it can't parse, and clients log errors.
 fn hide_long_words(text: &str) -> String {
     let is_part = |c: char| c.is_ascii_alphanumeric() || "_-+/=.".contains(c);
     let mut shown = String::with_capacity(text.len());

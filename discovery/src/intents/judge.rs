@@ -182,7 +182,8 @@ pub(super) fn view(
     }
 }
 
-/// Returns the id of the policy under which the newcomer wants a place.
+/// Returns the id of the replacement policy under which the newcomer asks to join. `None` for an
+/// intent without a policy. A policy is a grant.
 fn policy_id(known: &StoredIntent) -> Option<GrantId> {
     let grant: Grant = standby::policy_of(known)?.claims_unverified(JwsType::Grant).ok()?;
     Some(grant.id)

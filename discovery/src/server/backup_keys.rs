@@ -27,9 +27,9 @@ use crate::keydir::{KeyDirectory, KeyDirectoryError, KeyFiles, read_key_files};
 const VERSION: u32 = 1;
 /// Maximum size of a backup, in bytes, encrypted or not. One rotation of a key adds 100 bytes.
 const MAX_BACKUP: u64 = 1 << 20;
-/// How an age file begins: in binary form, and as text.
+/// First bytes of an age file: in binary form, and as text.
 const AGE_STARTS: [&[u8]; 2] = [b"age-encryption.org/", b"-----BEGIN AGE ENCRYPTED FILE-----"];
-/// Lengths of a GPG key's fingerprint in hexadecimal digits: version 4 and later ones.
+/// Lengths of a GPG key's fingerprint in hexadecimal digits: of version 4, and of later versions.
 const FINGERPRINTS: [usize; 2] = [40, 64];
 
 /// Contents of a backup of the key directory, as far as they are public.

@@ -33,7 +33,7 @@ impl Store {
         Ok(())
     }
 
-    /// Returns the newest statement of each of these agents.
+    /// Returns the newest address statement of each agent in `agents`, as far as there is one.
     pub(crate) async fn member_addresses(
         &self,
         cluster: Uuid,

@@ -112,8 +112,9 @@ async fn an_address_over_its_rate_limit_is_refused_before_any_signature_check() 
         content-type: application/json\r\n\r\njunk";
     let mut refusal = None;
     for _ in 0..MANY_REQUESTS {
-        // Every response has the service's time in its `Date` header. Clients correct their clocks
-        // by it. The service sets this clock again each time that it reads its admins.
+        // Every response has the service's time in its `Date` header, by which clients correct
+        // their clocks. Set the service's clock before each request, because the service sets it to
+        // the database's time whenever it reads the list of admins.
         service.app().clock.set(784_111_777_000_000);
         connection.write_all(request).await.unwrap();
         let Some(answer) = read_answer(&mut connection, true).await else {

@@ -51,7 +51,8 @@ pub enum BboltWriteError {
     /// An entry was added before any bucket was begun.
     #[error("an entry has to be in a bucket")]
     NoBucket,
-    /// The entries differ from those that the file was measured with.
+    /// The second pass, which writes the file, got other entries than the first pass, which
+    /// computed the file's layout.
     #[error("what was to be written has changed since it was measured")]
     LayoutMismatch,
 }

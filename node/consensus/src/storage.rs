@@ -354,7 +354,8 @@ mod tests {
             view.append(&[entry_to_raft(&entry_in_large_buffer(index).0)]);
             view.evict(index);
         }
-        // Memory of an empty entry, with the least that an allocator adds.
+        // Each entry needs memory for itself, for its 16 bytes of data, and 64 bytes for the
+        // allocator.
         assert!(view.cache.len() * (size_of::<RaftEntry>() + 16 + 64) <= 100_000);
         assert!(view.cache.len() > 100);
     }

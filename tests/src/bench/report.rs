@@ -81,18 +81,18 @@ impl LoadFigures {
     }
 }
 
-/// Times without writes after processes were killed.
+/// Times without a successful write after processes were killed.
 #[derive(Clone, Debug, Serialize)]
 pub struct Outages {
     /// Name of the program.
     pub program: String,
-    /// Event after which no write succeeded, in words for the table.
+    /// Description of the event that interrupted the writes, for the table.
     pub event: &'static str,
     /// Number of times that the event was caused.
     pub runs: usize,
-    /// Median time without writes.
+    /// Median time without a successful write.
     pub median_ms: f64,
-    /// Longest time without writes.
+    /// Longest time without a successful write.
     pub max_ms: f64,
 }
 
@@ -114,7 +114,7 @@ impl Outages {
 pub struct ChangeFigures {
     /// Name of the program.
     pub program: String,
-    /// Kind of change, in words for the table.
+    /// Description of the change, for the table.
     pub change: &'static str,
     /// Number of times that the change was made.
     pub runs: usize,

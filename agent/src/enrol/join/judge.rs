@@ -48,8 +48,8 @@ pub(super) fn join_state(view: &IntentView) -> JoinState {
     }
 }
 
-/// Checks that the intent was made from the record that this host holds. A ticket that was redeemed
-/// with another name or address stays bound to those.
+/// Checks that the intent contains this host's present record. A ticket stays bound to the name and
+/// the addresses of its first redeem.
 pub(super) fn check_own_record(view: &IntentView, own: &Record) -> Result<(), ExitError> {
     let refused = |why: String| Err(ExitError::DoNotRestart(why));
     let redeem = view.intent.redeem.as_ref();

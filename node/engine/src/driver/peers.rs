@@ -86,7 +86,7 @@ impl PeerInbox {
         self.core_inbox.message(message)
     }
 
-    /// Returns all promises that this member has made to others so far.
+    /// Returns everything that this member has promised to its peers by votes and acknowledgements.
     pub fn promised(&self) -> Promise {
         self.status.borrow().promised
     }

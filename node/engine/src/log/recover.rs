@@ -89,7 +89,7 @@ pub(super) fn recover(
 enum SegmentEnd {
     /// The last record says that the log continues in the next segment.
     Rolled,
-    /// The bytes at the current offset are no valid record.
+    /// The valid records end here, and the last one doesn't say that the log continues.
     Open,
 }
 

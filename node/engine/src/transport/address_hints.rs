@@ -6,8 +6,8 @@
 //! addresses once it has a majority again.
 //!
 //! The file needs no protection beyond that of the data directory: it names public keys, and a peer
-//! that is dialled at such an address has to prove its key by its certificate. A wrong address costs
-//! a failed attempt. A peer without a key in the member table, or without TLS, has no hints.
+//! that is dialled at such an address has to prove its key by its certificate. A wrong address
+//! costs a failed attempt. A peer without a key in the member table, or without TLS, has no hints.
 //!
 //! The first line of the file is [`HEADER`]. Each other line is the SHA-256 of a peer's public key
 //! (SubjectPublicKeyInfo) in hexadecimal, then URLs, separated by spaces. Other lines are ignored.
@@ -39,7 +39,8 @@ const READ_TIMEOUT: Duration = Duration::from_secs(1);
 
 type Hints = HashMap<NodeKey, Vec<PeerUrl>>;
 
-/// The file of further addresses, read again whenever it has changed.
+/// The file of peer addresses that are not in the member table. It is read again whenever it has
+/// changed.
 #[derive(Clone, Debug, Default)]
 pub(super) struct AddressHints(Option<Arc<HintsFile>>);
 
@@ -57,13 +58,13 @@ struct State {
 }
 
 impl AddressHints {
-    /// Without a path there are no hints.
+    /// Creates the hints of the file at `path`. Without a path there are no hints.
     pub(super) fn new(path: Option<PathBuf>) -> Self {
         Self(path.map(|path| Arc::new(HintsFile { path, state: Mutex::default() })))
     }
 
-    /// Returns the URLs to dial for a peer. Those of the file come first: it is written only after
-    /// peers have moved. If the disk hangs, uses the hints that were read last.
+    /// Returns the URLs to dial for a peer. The file's URLs come first, because the file is written
+    /// only after peers have moved. If the disk hangs, uses the hints that were read last.
     pub(super) async fn candidates(&self, record: &PeerRecord) -> Vec<PeerUrl> {
         let (Some(file), Some(key)) = (&self.0, record.node_key) else {
             return record.urls.clone();
@@ -92,7 +93,8 @@ impl HintsFile {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Returns the hints in the file. If it can't be read, there are none until it changes again.
+    /// Returns the hints in the file. If the file can't be read, there are no hints until it
+    /// changes again.
     fn read_if_changed(&self) -> Arc<Hints> {
         let path = &self.path;
         let stamp = std::fs::metadata(path)

@@ -24,9 +24,9 @@ use super::{
     wire::stream::{self, PeerStream},
 };
 
-/// Time after which a lost stream had lasted: the peer is then dialled again without a delay, to
-/// learn at once whether its process has ended. A peer that accepts streams and ends them soon is
-/// dialled with growing delays.
+/// Minimum life of a stream after whose loss the peer is dialled again without a delay. The dial
+/// shows at once whether the peer's process has ended. A peer that accepts streams and ends them
+/// sooner is dialled with growing delays.
 const LASTING_STREAM: Duration = Duration::from_secs(1);
 /// Time limit for finding out whether a peer's other URLs refuse connections too.
 const REFUSAL_TIMEOUT: Duration = Duration::from_millis(200);

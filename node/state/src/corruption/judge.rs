@@ -33,8 +33,8 @@ pub fn judge_claims(voters: &BTreeSet<u64>, said: &BTreeMap<u64, Vec<Claim>>) ->
     let mut settled = BTreeSet::new();
     // Sets of members that were found equal at a newer revision of their data.
     let mut equal: Vec<BTreeSet<u64>> = Vec::new();
-    // Order of the comparison: progress, then data from the newest revision on, then entries.
-    // Claims about an entry come last because few members make one about the same entry.
+    // Order of the comparison: first progress, then data from the newest revision to the oldest,
+    // then entries. Entries come last because few members make a claim about the same entry.
     let rank = |subject: &ClaimSubject| match *subject {
         ClaimSubject::Progress(_) => (0, None),
         ClaimSubject::Data { revision, compacted: before }

@@ -376,7 +376,7 @@ impl DataDir {
         }
     }
 
-    /// Replaces the marker durably by another incarnation.
+    /// Durably writes another incarnation to the marker.
     ///
     /// # Errors
     /// Fails if the marker can't be written.

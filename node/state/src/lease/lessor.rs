@@ -78,7 +78,7 @@ pub struct Lessor {
     /// Time by which each lease is extended when this member begins to count lease times. An
     /// election may have taken this long, and no client could renew a lease during the election.
     election_timeout: Duration,
-    /// Term in which this member counts lease times; `None` if it does not.
+    /// Term in which this member counts lease times; `None` if it doesn't count them.
     term: Option<u64>,
     timers: BTreeMap<i64, LeaseTimer>,
     deadlines: BTreeSet<(Duration, i64)>,
@@ -111,7 +111,8 @@ impl Lessor {
         }
     }
 
-    /// Returns the term in which the clock counts, or `None` if it does not.
+    /// Returns the term in which this member counts lease times, or `None` if it doesn't count
+    /// them.
     #[must_use]
     pub fn term(&self) -> Option<u64> {
         self.term

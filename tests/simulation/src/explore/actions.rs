@@ -695,7 +695,7 @@ fn add_database_actions(
     }
 }
 
-/// Adds what a connected process does by itself, and the faults of its ledger.
+/// Adds the steps that a connected process takes by itself, and the faults of its ledger.
 fn add_process_actions(
     system: &SystemState,
     config: &ExplorationConfig,

@@ -15,7 +15,7 @@ pub struct ExplorationConfig {
     pub hosts: usize,
     /// Highest epoch that is explored. States of a higher epoch are counted but not followed.
     pub epochs: u64,
-    /// Rules that the two state machines follow.
+    /// Rules of formation that the state machines of service and agent follow.
     pub rules: Rules,
     /// Guarantees that the environment gives.
     pub environment: Environment,
@@ -59,8 +59,8 @@ pub struct ExplorationConfig {
     pub reduced: bool,
 }
 
-/// Guarantees from outside the two state machines. Each can be switched off to show that it is
-/// needed.
+/// Guarantees that the state machines of service and agent need from outside. Each can be switched
+/// off to show that it is needed.
 #[derive(Clone, Copy, Debug)]
 pub struct Environment {
     /// A transaction locks the cluster's row first.
@@ -156,7 +156,7 @@ pub struct FaultCounts {
 }
 
 impl FaultCounts {
-    /// Limits each kind of fault to `together`.
+    /// Returns these counts, each lowered to at most `together`.
     #[must_use]
     pub fn at_most(self, together: u8) -> FaultCounts {
         FaultCounts {

@@ -232,8 +232,9 @@ fn close(system: &mut SystemState, config: &ExplorationConfig, cause: EndCause) 
     database.decisions.push(LedgerEntry::End(cause));
 }
 
-/// Returns whether the serving process may make this decision. A process must not freeze, commit or
-/// end anything while its ledger is behind or contradicts the decision.
+/// Returns whether the serving process may make this decision: to freeze a list, to commit one, or
+/// to end the cluster. It must not while its ledger is behind the database or contradicts the
+/// decision.
 #[must_use]
 pub(super) fn may_decide(
     system: &SystemState,

@@ -24,11 +24,12 @@ use crate::explore::identities::{epoch_of, hash_of, incarnation, members_of};
 use crate::explore::processes::RestoreMethod;
 use crate::explore::state::{AgentMode, HostState, NOW, SystemState, normalise};
 
-/// Clears those fields of the row that nothing reads any more.
+/// Clears the fields of the cluster's row that no later step reads.
 ///
-/// - Only the freeze reads `floor` and `highest_epoch`, and it takes an epoch of at least `epoch`.
-///   The row's epoch never falls, so lower values of the two make no difference.
-/// - A stored release only raises those two fields. Agents learn of releases from `SentMessages`.
+/// - Values of `floor` and `highest_epoch` below the row's `epoch` make no difference. A list is
+///   frozen at `epoch` or above, and `epoch` never falls.
+/// - A stored release has already raised these two fields, and nothing else reads it. Agents learn
+///   of releases from `SentMessages`.
 /// - From the commit or the end on, only the row's list and its seated members are read. Numbers of
 ///   failed lists, standbys and acks are never read again.
 /// - Only a list's time-out reads which hosts have reached each other, also in the fault-free run

@@ -16,9 +16,9 @@ use crate::explore::processes::{inspect_database, may_decide};
 use crate::explore::properties::{self, PropertyViolation};
 use crate::explore::state::{DAY, NOW, PASSED_DEADLINE, SystemState, normalise};
 
-/// Runs one transaction of the serving process. The process freezes, commits or ends nothing while
-/// its ledger is behind the database or contradicts the decision. In that case the process examines
-/// the database again, and retries once.
+/// Runs one transaction of the serving process. The transaction must not freeze a list, commit one
+/// or end the cluster if the process's ledger is behind the database or contradicts this decision.
+/// In that case the process examines the database again, and retries once.
 pub(super) fn serve(
     system: &mut SystemState,
     config: &ExplorationConfig,

@@ -76,7 +76,7 @@ impl Scene {
         .decide()
     }
 
-    /// Changes the scene, and returns the decision then.
+    /// Changes the scene, and returns the decision about the changed scene.
     fn with(mut self, change: impl FnOnce(&mut Self)) -> PolicyDecision {
         change(&mut self);
         self.decide()
@@ -99,7 +99,7 @@ impl Scene {
         }
     }
 
-    /// Adds a use that has ended.
+    /// Adds an ended use of the policy: one replacement of a member.
     fn add_ended_use(&mut self, number: u8, began_at: u64, left_vacancy: bool) {
         let new = self.use_of(number, began_at);
         self.uses.begin(new, began_at).unwrap();

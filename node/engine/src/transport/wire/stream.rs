@@ -27,7 +27,8 @@ pub(in crate::transport) struct PeerStream {
     pub key: Option<NodeKey>,
 }
 
-/// Connects to `url`. If a key is bound, the other end must hold that key.
+/// Connects to `url`. If the URL is https and `bound` is given, the other end's certificate must be
+/// for that key.
 pub(in crate::transport) async fn dial(
     url: &PeerUrl,
     tls: Option<&Arc<PeerTls>>,
