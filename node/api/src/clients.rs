@@ -451,7 +451,9 @@ impl RequestServer {
         let request = match &self.direct {
             Some(direct) if direct_calls::is_direct(&request) => {
                 let request = request.map(|body| Counted::new(body, &self.sender, BodyKind::Unary));
-                match direct_calls::answer(direct, request, &self.who, &self.answers).await {
+                // Boxed, so that the task of a watch doesn't hold the memory of a direct call.
+                let answer = direct_calls::answer(direct, request, &self.who, &self.answers);
+                match Box::pin(answer).await {
                     Ok(response) => return Ok(response),
                     Err(request) => request,
                 }

@@ -15,14 +15,15 @@ use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, ready};
 
-use bytes::{Buf as _, BytesMut};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 /// Number of collected bytes at which a connection writes them at once. So many bytes of each
 /// connection are in memory in addition to those that its answers are charged for.
-const MAX_COLLECTED_BYTES: usize = 64 << 10;
+const MAX_COLLECTED_BYTES: usize = 16 << 10;
 /// Length from which a write isn't collected, because the copy would cost more than a system call.
-const LARGE_WRITE_BYTES: usize = 16 << 10;
+const LARGE_WRITE_BYTES: usize = 8 << 10;
+/// Capacity up to which an empty buffer is kept for the next turn.
+const KEPT_CAPACITY: usize = 4 << 10;
 
 /// Number of turns for which collected bytes wait after bytes were received. A client that never
 /// stops sending can't postpone them for longer.
@@ -32,7 +33,9 @@ const POSTPONED_TURNS: u8 = 2;
 #[derive(Debug)]
 struct Shared<S> {
     stream: S,
-    collected: BytesMut,
+    collected: Vec<u8>,
+    /// Number of collected bytes that are written already.
+    written: usize,
     /// Whether bytes were received since the end of the connection's last turn.
     has_received: bool,
     /// Number of turns for which the collected bytes were left for the next turn.
@@ -41,14 +44,16 @@ struct Shared<S> {
 
 impl<S: AsyncRead + AsyncWrite + Unpin> Shared<S> {
     fn poll_write_collected(&mut self, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        while !self.collected.is_empty() {
+        while self.written < self.collected.len() {
             let stream = Pin::new(&mut self.stream);
-            let written = ready!(stream.poll_write(context, &self.collected))?;
-            if written == 0 {
-                return Poll::Ready(Err(io::ErrorKind::WriteZero.into()));
+            match ready!(stream.poll_write(context, &self.collected[self.written..]))? {
+                0 => return Poll::Ready(Err(io::ErrorKind::WriteZero.into())),
+                written => self.written += written,
             }
-            self.collected.advance(written);
         }
+        self.collected.clear();
+        self.collected.shrink_to(KEPT_CAPACITY);
+        self.written = 0;
         Poll::Ready(Ok(()))
     }
 
@@ -68,8 +73,8 @@ pub(super) struct CollectingStream<S>(Arc<Mutex<Shared<S>>>);
 
 /// Wraps `stream`. Only the task that owns both results uses them, so their lock is always free.
 pub(super) fn collect<S>(stream: S) -> (CollectingStream<S>, CollectedWrites<S>) {
-    let collected = BytesMut::new();
-    let shared = Shared { stream, collected, has_received: false, postponed: 0 };
+    let collected = Vec::new();
+    let shared = Shared { stream, collected, written: 0, has_received: false, postponed: 0 };
     let shared = Arc::new(Mutex::new(shared));
     (CollectingStream(Arc::clone(&shared)), CollectedWrites(shared))
 }
@@ -79,29 +84,30 @@ fn lock<S>(shared: &Mutex<Shared<S>>) -> MutexGuard<'_, Shared<S>> {
 }
 
 impl<S: AsyncRead + AsyncWrite + Unpin> CollectedWrites<S> {
-    /// Gives `connection` a turn, and then writes what it has collected. Also ends if the bytes
-    /// can't be written.
+    /// Gives `connection` a turn, and then writes what it has collected. Ends with the connection,
+    /// once its last bytes are written, or if its bytes can't be written.
     pub(super) fn poll<F: Future>(
         &self,
         connection: Pin<&mut F>,
         context: &mut Context<'_>,
     ) -> Poll<()> {
         if connection.poll(context).is_ready() {
+            // A connection is not shut down if it ends with an error, or after a request to use
+            // another protocol. One attempt to write is enough: the socket nearly always has room.
+            let _ = lock(&self.0).poll_flush_all(context);
             return Poll::Ready(());
         }
         let mut shared = lock(&self.0);
         let has_received = std::mem::take(&mut shared.has_received);
-        if shared.collected.is_empty() {
-            shared.postponed = 0;
-            return Poll::Pending;
-        }
-        let is_postponed = shared.postponed > 0;
-        if (has_received || is_postponed) && shared.postponed < POSTPONED_TURNS {
+        let may_postpone = !shared.collected.is_empty() && shared.postponed < POSTPONED_TURNS;
+        if may_postpone && (has_received || shared.postponed > 0) {
             shared.postponed += 1;
             context.waker().wake_by_ref();
             return Poll::Pending;
         }
         shared.postponed = 0;
+        // The stream is flushed even if nothing is collected: TLS accepts bytes that the socket
+        // doesn't take yet, and sends them only when it is flushed.
         match shared.poll_flush_all(context) {
             Poll::Ready(Err(_)) => Poll::Ready(()),
             Poll::Ready(Ok(())) | Poll::Pending => Poll::Pending,

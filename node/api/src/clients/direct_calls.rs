@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use axum::BoxError;
-use bytes::{BufMut as _, Bytes, BytesMut};
+use bytes::Bytes;
 use http::header::CONTENT_TYPE;
 use http::{HeaderMap, HeaderValue, Method, Request, Response, Version};
 use hyper::body::{Body, Frame, SizeHint};
@@ -21,7 +21,7 @@ use super::ClientConnection;
 use super::unfinished_requests::HEADER_BYTES;
 use super::unread_answers::{AnswerAccounting, AnswerBody};
 use crate::http::is_grpc;
-use crate::rpc::{Deadline, DirectKv};
+use crate::rpc::{Deadline, DirectKv, DirectRequest};
 
 /// Media type of an answer.
 const GRPC: HeaderValue = HeaderValue::from_static("application/grpc");
@@ -50,13 +50,9 @@ where
     let Ok(deadline) = Deadline::of(&head.headers) else {
         return Err(Request::from_parts(head, ReplayedBody::unread(body)));
     };
-    let mut body = ReplayedBody::unread(body);
+    let mut body = Some(ReplayedBody::unread(body));
     let work = async {
-        let message = body.read_message(kv.max_request_bytes()).await?;
-        let Some(request) = DirectKv::decode(head.uri.path(), message.slice(HEADER_BYTES..)) else {
-            body.read.push_back(Ok(Frame::data(message)));
-            return None;
-        };
+        let request = take_request(&mut body, head.uri.path(), kv.max_request_bytes()).await?;
         let metadata = MetadataMap::from_headers(std::mem::take(&mut head.headers));
         Some(kv.answer(request, &metadata, client.user.as_ref(), &answers.account).await)
     };
@@ -66,9 +62,33 @@ where
             response.headers_mut().insert(CONTENT_TYPE, GRPC);
             Ok(response)
         }
-        Ok(None) => Err(Request::from_parts(head, body)),
+        Ok(None) => {
+            let body = body.expect("only the body of a request that is answered is dropped");
+            Err(Request::from_parts(head, body))
+        }
         Ok(Some(Err(status))) | Err(status) => Ok(answers.count(status.into_http())),
     }
+}
+
+/// Reads and decodes the request of an ordinary call, and drops its body. The charge for an
+/// unfinished request ends with the body, so it doesn't last until the answer. Returns `None` and
+/// keeps the body if the call isn't an ordinary one.
+async fn take_request<B>(
+    unread: &mut Option<ReplayedBody<B>>,
+    path: &str,
+    max_bytes: usize,
+) -> Option<DirectRequest>
+where
+    B: Body<Data = Bytes, Error = BoxError> + Unpin,
+{
+    let body = unread.as_mut()?;
+    let message = body.read_message(max_bytes).await?;
+    let Some(request) = DirectKv::decode(path, message.slice(HEADER_BYTES..)) else {
+        body.read.push_back(Ok(Frame::data(message)));
+        return None;
+    };
+    *unread = None;
+    Some(request)
 }
 
 /// Body of a request, of which a part was read already and is returned again.
@@ -98,25 +118,25 @@ where
         loop {
             let rest = &mut self.rest;
             let frame = std::future::poll_fn(|context| Pin::new(&mut *rest).poll_frame(context));
-            let failed = match frame.await {
+            let last = match frame.await {
                 None => None,
-                Some(Err(error)) => Some(error),
-                Some(Ok(frame)) => {
-                    // tonic would add trailers to the metadata. No client of etcd sends any.
-                    received.add(frame.into_data().unwrap_or_default());
+                Some(Ok(frame)) if frame.is_data() => {
+                    received.add(frame.into_data().unwrap_or_default(), max_bytes);
                     match received.left(max_bytes) {
                         Some(_) if !self.rest.is_end_stream() => continue,
                         _ => None,
                     }
                 }
+                // An error, or trailers, which tonic adds to the metadata. Both are for the router.
+                Some(other) => Some(other),
             };
-            let is_whole = failed.is_none() && received.left(max_bytes) == Some(0);
+            let is_whole = last.is_none() && received.left(max_bytes) == Some(0);
             let message = received.into_bytes();
             if is_whole {
                 return Some(message);
             }
             self.read.push_back(Ok(Frame::data(message)));
-            self.read.extend(failed.map(Err));
+            self.read.extend(last);
             return None;
         }
     }
@@ -127,18 +147,23 @@ where
 struct Received {
     first: Bytes,
     /// All bytes, if there was more than one frame.
-    all: BytesMut,
+    all: Vec<u8>,
 }
 
 impl Received {
-    fn add(&mut self, data: Bytes) {
-        if self.first.is_empty() {
+    /// Adds the bytes of a frame. Once the message's length is known, its memory is reserved
+    /// exactly, as the accounting of unfinished requests assumes.
+    fn add(&mut self, data: Bytes, max_bytes: usize) {
+        if self.bytes().is_empty() {
             self.first = data;
         } else if !data.is_empty() {
+            let left = self.left(max_bytes).unwrap_or(data.len());
             if self.all.is_empty() {
-                self.all.put_slice(&self.first);
+                self.all.reserve_exact(self.first.len() + left.max(data.len()));
+                self.all.extend_from_slice(&std::mem::take(&mut self.first));
             }
-            self.all.put_slice(&data);
+            self.all.reserve_exact(left.max(data.len()));
+            self.all.extend_from_slice(&data);
         }
     }
 
@@ -160,7 +185,7 @@ impl Received {
     }
 
     fn into_bytes(self) -> Bytes {
-        if self.all.is_empty() { self.first } else { self.all.freeze() }
+        if self.all.is_empty() { self.first } else { self.all.into() }
     }
 }
 

@@ -67,6 +67,17 @@ fn a_request_has_the_address_of_its_client() {
 }
 
 #[test]
+fn a_request_to_upgrade_is_answered_although_the_connection_closes() {
+    let (_fronts, address) = start_front(Router::new().route("/", get(|| async { "x" })));
+    let mut stream = std::net::TcpStream::connect(address).unwrap();
+    let head = "GET / HTTP/1.1\r\nHost: h\r\nUpgrade: h2c\r\nConnection: close, Upgrade\r\n\r\n";
+    stream.write_all(head.as_bytes()).unwrap();
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).unwrap();
+    assert!(answer.starts_with("HTTP/1.1 200") && answer.ends_with('x'), "{answer:?}");
+}
+
+#[test]
 fn connections_above_the_limit_are_closed_until_others_end() {
     let (fronts, address) =
         start_with_max_connections(Router::new().route("/", get(|| async { "x" })), 2);
@@ -398,4 +409,32 @@ async fn a_client_with_a_zero_window_is_disconnected() {
     client.write(0, 1, 1, &[]).await;
     let closed = async { while client.stream.read_u8().await.is_ok() {} };
     tokio::time::timeout(PATIENCE, closed).await.expect("it is closed");
+}
+
+/// TLS accepts bytes that the socket doesn't take yet. They must be sent although the connection
+/// has nothing more to write.
+#[tokio::test]
+async fn a_slow_reader_gets_all_of_each_large_answer_over_tls() {
+    let (tls, connector) = secure();
+    let large = |axum::extract::Path(n): axum::extract::Path<usize>| async move { "x".repeat(n) };
+    let (_fronts, address) = start(Router::new().route("/{n}", get(large)), Some(tls), 64);
+    for step in 0..16 {
+        let bytes = (4 << 20) + step * (64 << 10);
+        let socket = tokio::net::TcpSocket::new_v4().unwrap();
+        socket.set_recv_buffer_size(8 << 10).unwrap();
+        let tcp = socket.connect(address).await.unwrap();
+        let name = ServerName::try_from("127.0.0.1").unwrap();
+        let mut stream = connector.connect(name, tcp).await.unwrap();
+        // The connection stays open, so it isn't flushed by its end.
+        let request = format!("GET /{bytes} HTTP/1.1\r\nHost: h\r\n\r\n");
+        stream.write_all(request.as_bytes()).await.unwrap();
+        tokio::time::sleep(Duration::from_millis(50)).await;
+        let mut head = Vec::new();
+        while !head.ends_with(b"\r\n\r\n") {
+            head.push(stream.read_u8().await.unwrap());
+        }
+        let mut body = vec![0; bytes];
+        let read = tokio::time::timeout(PATIENCE, stream.read_exact(&mut body));
+        read.await.expect("all of it comes").unwrap();
+    }
 }

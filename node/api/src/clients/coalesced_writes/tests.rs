@@ -1,8 +1,12 @@
 use std::future::poll_fn;
 
+use bytes::{Buf as _, BytesMut};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _, DuplexStream, duplex};
 
 use super::*;
+
+/// Time limit after which a test fails. It is much longer than any step takes.
+const PATIENCE: std::time::Duration = std::time::Duration::from_secs(60);
 
 /// Gives the connection turns until it has nothing to do, and returns what the other end received.
 async fn run<F: Future>(
@@ -126,4 +130,102 @@ async fn a_client_that_never_stops_sending_gets_its_answers() {
         () = turns => panic!("the connection doesn't end"),
         () = client => {}
     }
+}
+
+/// Stream that accepts more bytes than its socket does, as TLS streams do, and sends the rest when
+/// it is flushed.
+struct BufferingStream {
+    inner: DuplexStream,
+    bytes: BytesMut,
+}
+
+impl BufferingStream {
+    fn poll_send(&mut self, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        while !self.bytes.is_empty() {
+            let sent = ready!(Pin::new(&mut self.inner).poll_write(context, &self.bytes))?;
+            self.bytes.advance(sent);
+        }
+        Poll::Ready(Ok(()))
+    }
+}
+
+impl AsyncRead for BufferingStream {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.inner).poll_read(context, buffer)
+    }
+}
+
+impl AsyncWrite for BufferingStream {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        data: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        self.bytes.extend_from_slice(data);
+        match self.poll_send(context) {
+            Poll::Ready(Err(error)) => Poll::Ready(Err(error)),
+            Poll::Ready(Ok(())) | Poll::Pending => Poll::Ready(Ok(data.len())),
+        }
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        self.poll_send(context)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        ready!(self.poll_send(context))?;
+        Pin::new(&mut self.inner).poll_shutdown(context)
+    }
+}
+
+#[tokio::test]
+async fn bytes_that_the_stream_itself_buffers_are_sent_once_the_reader_continues() {
+    for length in [LARGE_WRITE_BYTES - 1, LARGE_WRITE_BYTES] {
+        let (inner, mut other) = duplex(1_000);
+        let (mut stream, writes) = collect(BufferingStream { inner, bytes: BytesMut::new() });
+        let mut connection = std::pin::pin!(async {
+            stream.write_all(&vec![7; length]).await.unwrap();
+            stream.flush().await.unwrap();
+            std::future::pending::<()>().await;
+        });
+        let turns = poll_fn(|context| writes.poll(connection.as_mut(), context));
+        let mut received = vec![0; length];
+        tokio::select! {
+            () = turns => panic!("the connection doesn't end"),
+            read = tokio::time::timeout(PATIENCE, other.read_exact(&mut received)) => {
+                read.expect("all bytes come").unwrap();
+            }
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_connection_that_ends_without_a_shutdown_sends_its_last_bytes() {
+    let (stream, mut other) = duplex(1_000);
+    let (mut stream, writes) = collect(stream);
+    let mut connection = std::pin::pin!(async { stream.write_all(b"last").await.unwrap() });
+    poll_fn(|context| writes.poll(connection.as_mut(), context)).await;
+    let mut received = [0; 4];
+    tokio::time::timeout(PATIENCE, other.read_exact(&mut received)).await.unwrap().unwrap();
+    assert_eq!(&received, b"last");
+}
+
+#[tokio::test]
+async fn a_connection_keeps_little_memory_after_its_writes() {
+    let (stream, _other) = duplex(1 << 20);
+    let (mut stream, writes) = collect(stream);
+    let mut connection = std::pin::pin!(async {
+        for _ in 0..3 {
+            stream.write_all(&[7; LARGE_WRITE_BYTES - 1]).await.unwrap();
+        }
+        std::future::pending::<()>().await;
+    });
+    let turn = poll_fn(|context| Poll::Ready(writes.poll(connection.as_mut(), context))).await;
+    let shared = lock(&writes.0);
+    assert!(turn.is_pending() && shared.collected.is_empty());
+    assert!(shared.collected.capacity() <= KEPT_CAPACITY, "{}", shared.collected.capacity());
 }

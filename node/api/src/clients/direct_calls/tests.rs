@@ -73,3 +73,28 @@ async fn another_body_is_returned_again_from_its_first_byte() {
         assert_eq!(rest(read).await, (bytes, parts.contains(&None)), "{parts:?}");
     }
 }
+
+#[tokio::test]
+async fn the_body_of_a_decoded_request_is_dropped_before_the_call_is_answered() {
+    let path = "/etcdserverpb.KV/Range";
+    let mut whole = Some(body(&[Some(&[0; 5]), Some(&[])]));
+    assert!(take_request(&mut whole, path, MAX).await.is_some());
+    assert!(whole.is_none(), "its charge has ended");
+    let malformed: &[u8] = &[0, 0, 0, 0, 1, 0xff];
+    let mut kept = Some(body(&[Some(malformed)]));
+    assert!(take_request(&mut kept, path, MAX).await.is_none());
+    assert_eq!(rest(kept.unwrap()).await, (malformed.to_vec(), false));
+}
+
+#[test]
+fn a_message_in_many_frames_takes_no_more_memory_than_its_length() {
+    const LENGTH: usize = 100_000;
+    let mut received = Received::default();
+    let header = [&[0], &u32::try_from(LENGTH).unwrap().to_be_bytes()[..]].concat();
+    received.add(header.into(), LENGTH);
+    for _ in 0..LENGTH / 10 {
+        received.add(Bytes::from_static(&[7; 10]), LENGTH);
+    }
+    assert_eq!((received.left(LENGTH), received.all.len()), (Some(0), LENGTH + HEADER_BYTES));
+    assert!(received.all.capacity() <= LENGTH + 2 * HEADER_BYTES, "{}", received.all.capacity());
+}
