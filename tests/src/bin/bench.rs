@@ -11,7 +11,6 @@ use muster_tests::bench::{
     BenchPlan, ReconfigureParameters, ServicesParameters, TransportMode, Work, run,
 };
 
-/// Values of `--work`.
 const WORK: [&str; 3] = [Work::NAMES[0].0, Work::NAMES[1].0, Work::NAMES[2].0];
 /// Parts of `--mode services`.
 const SERVICE_PARTS: [&str; 5] = ["users", "watchers", "watches", "leases", "keys"];

@@ -47,6 +47,9 @@ struct Waiter<T> {
     runtime: runtime::Handle,
 }
 
+/// Outcomes, each with the channel to its request.
+type Batch<T> = Vec<(oneshot::Sender<T>, T)>;
+
 /// Waiting requests of one kind, by their id.
 #[derive(Debug)]
 pub(super) struct Waiting<K, T>(Mutex<HashMap<K, Waiter<T>>>);
@@ -79,7 +82,7 @@ impl<K: Copy + Eq + Hash, T> Waiting<K, T> {
 impl<K: Copy + Eq + Hash, T: Send + 'static> Waiting<K, T> {
     /// Delivers outcomes to the requests that still wait for them.
     pub(super) fn answer(&self, outcomes: impl IntoIterator<Item = (K, T)>) {
-        let mut batches: Vec<(runtime::Handle, Vec<(oneshot::Sender<T>, T)>)> = Vec::new();
+        let mut batches: Vec<(runtime::Handle, Batch<T>)> = Vec::new();
         {
             let mut waiting = self.lock();
             for (id, outcome) in outcomes {
@@ -101,7 +104,7 @@ impl<K: Copy + Eq + Hash, T: Send + 'static> Waiting<K, T> {
     }
 }
 
-fn deliver<T>(batch: Vec<(oneshot::Sender<T>, T)>) {
+fn deliver<T>(batch: Batch<T>) {
     for (sender, outcome) in batch {
         // The send fails only if the caller no longer waits, so the error is ignored.
         let _ = sender.send(outcome);
