@@ -94,8 +94,7 @@ impl Node {
         log_starting(config, local, first_start, &machine);
         let (store, hub) = (machine.store(), machine.hub());
         check_record(&store, &local, peer_tls.as_deref());
-        let outbound = Arc::new(PeerMessageSender::default());
-        let marks = open_marks(&dir)?;
+        let (outbound, marks) = (Arc::new(PeerMessageSender::default()), open_marks(&dir)?);
         let options = driver_options(config, &recovered, &dir, first_start);
         let snapshot_dir = options.snapshot_dir.clone();
         let (boot, own_urls) = (recovered.boot, config.advertised_peers());
