@@ -60,6 +60,22 @@ impl PeerSender for UnconnectedSender {
     fn send_snapshot(&self, _: OutgoingSnapshot) {}
 }
 
+/// Starts two listeners for clients, of which only the first has direct calls.
+fn start_fronts(routes: &crate::http::Routes) -> (ServingThreads, [SocketAddr; 2]) {
+    let limits = ClientLimits {
+        max_concurrent_streams: 1_000,
+        keepalive_interval: Duration::ZERO,
+        keepalive_timeout: Duration::ZERO,
+        largest_request: 2 << 20,
+    };
+    let listeners = [Some(routes.direct_calls()), None].map(|direct| {
+        let socket = bind("127.0.0.1:0".parse().unwrap()).unwrap();
+        ClientListener { socket, tls: None, router: routes.all(false), direct }
+    });
+    let addresses = listeners.each_ref().map(|one| one.socket.local_addr().unwrap());
+    (ServingThreads::start(1, &listeners, limits, Arc::default()).unwrap(), addresses)
+}
+
 /// A member that is the only one of its cluster.
 struct ApiTestNode {
     address: SocketAddr,
@@ -136,23 +152,7 @@ impl ApiTestNode {
         let (grpc, context) = router(services, &TaskTracker::new(), &stop);
         let browsers = crate::http::BrowserRules::default();
         let routes = crate::http::Routes::new(grpc, context.clone(), Some(2 << 20), browsers);
-        let router = routes.all(false);
-        let bind = || bind("127.0.0.1:0".parse().unwrap()).unwrap();
-        let (socket, routed) = (bind(), bind());
-        let address = socket.local_addr().unwrap();
-        let routed_address = routed.local_addr().unwrap();
-        let limits = ClientLimits {
-            max_concurrent_streams: 1_000,
-            keepalive_interval: Duration::ZERO,
-            keepalive_timeout: Duration::ZERO,
-            largest_request: 2 << 20,
-        };
-        let direct = Some(routes.direct_calls());
-        let listeners = [
-            ClientListener { socket, tls: None, router: router.clone(), direct },
-            ClientListener { socket: routed, tls: None, router, direct: None },
-        ];
-        let fronts = ServingThreads::start(1, &listeners, limits, Arc::default()).unwrap();
+        let (fronts, [address, routed_address]) = start_fronts(&routes);
         let endpoint = Channel::from_shared(format!("http://{address}")).unwrap();
         let channel = endpoint.connect().await.unwrap();
         let (_fronts, _running, _dir) = (fronts, running, dir);
