@@ -415,8 +415,12 @@ pub(crate) fn start_three_led_by_first(root: &Path) -> Vec<TestMember> {
 /// Starts `members` without election timeouts, so that the first one becomes the leader and stays
 /// it.
 pub(crate) fn start_led_by_first(mut members: Vec<TestMember>) -> Vec<TestMember> {
-    for member in &mut members {
+    for (n, member) in members.iter_mut().enumerate() {
         member.args.push(NO_ELECTIONS.to_owned());
+        if n > 0 {
+            // Starting members campaign in the order of their ids, which may begin with another one.
+            member.args.push("--initial-election-tick-advance=false".to_owned());
+        }
         member.start();
     }
     members.iter_mut().for_each(TestMember::wait_ready);
