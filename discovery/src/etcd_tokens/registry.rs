@@ -161,8 +161,8 @@ impl EtcdRegistry {
         listed
     }
 
-    /// Whether a client that waits for changes from the index `from` on has read an outdated list.
-    /// That is so if a member has lost its place at this index or a later one.
+    /// Whether a client that waits for changes from the index `from` on has read an outdated list:
+    /// a member has lost its place at this index or a later one.
     pub(crate) fn is_stale(&self, from: u64) -> bool {
         from <= self.lapse_index
     }

@@ -418,7 +418,7 @@ pub(crate) fn start_led_by_first(mut members: Vec<TestMember>) -> Vec<TestMember
     for (n, member) in members.iter_mut().enumerate() {
         member.args.push(NO_ELECTIONS.to_owned());
         if n > 0 {
-            // Starting members campaign in the order of their ids, which may begin with another one.
+            // Starting members campaign in the order of their ids; the first one's id may be high.
             member.args.push("--initial-election-tick-advance=false".to_owned());
         }
         member.start();

@@ -18,8 +18,7 @@ use http::HeaderMap;
 use muster_shares::memory::{BudgetShare, MemoryAccount, MemoryCharge};
 use tonic::Status;
 
-use super::unfinished_requests::HEADER_BYTES;
-use crate::rpc;
+use crate::rpc::{self, MESSAGE_HEADER_BYTES};
 
 /// Header that names the compression of a call's messages.
 const ENCODING: &str = "grpc-encoding";
@@ -59,7 +58,7 @@ impl DecompressedCharge {
     ) -> Result<Bytes, Status> {
         let mut charge = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let before = charge.bytes();
-        if !charge.try_set(before + HEADER_BYTES + largest, BudgetShare::WHOLE) {
+        if !charge.try_set(before + MESSAGE_HEADER_BYTES + largest, BudgetShare::WHOLE) {
             return Err(rpc::Error::TooManyRequests.into());
         }
         let unfolded = unfold();
@@ -85,14 +84,14 @@ pub(super) struct Decompressor {
 #[derive(Debug)]
 enum DecompressorState {
     /// A message's header (flag and length), and the number of its bytes that have arrived.
-    Header([u8; HEADER_BYTES], usize),
+    Header([u8; MESSAGE_HEADER_BYTES], usize),
     /// Plain message: the number of its bytes that are missing.
     Plain(usize),
     /// Compressed message: the bytes that have arrived, and the number of missing ones.
     Compressed(BytesMut, usize),
 }
 
-const START_STATE: DecompressorState = DecompressorState::Header([0; HEADER_BYTES], 0);
+const START_STATE: DecompressorState = DecompressorState::Header([0; MESSAGE_HEADER_BYTES], 0);
 
 impl Decompressor {
     pub(super) fn new(largest: usize) -> Self {
@@ -113,7 +112,9 @@ impl Decompressor {
     /// Returns the full length of a compressed message that is incomplete; 0 if there is none.
     pub(super) fn incomplete_bytes(&self) -> usize {
         match &self.state {
-            DecompressorState::Compressed(message, left) => HEADER_BYTES + message.len() + left,
+            DecompressorState::Compressed(message, left) => {
+                MESSAGE_HEADER_BYTES + message.len() + left
+            }
             DecompressorState::Header(_, seen) => *seen,
             DecompressorState::Plain(_) => 0,
         }
@@ -133,10 +134,11 @@ impl Decompressor {
         while !self.rest.is_empty() {
             match &mut self.state {
                 DecompressorState::Header(header, seen) => {
-                    let part = self.rest.split_to(self.rest.len().min(HEADER_BYTES - *seen));
+                    let part =
+                        self.rest.split_to(self.rest.len().min(MESSAGE_HEADER_BYTES - *seen));
                     header[*seen..][..part.len()].copy_from_slice(&part);
                     *seen += part.len();
-                    if *seen < HEADER_BYTES {
+                    if *seen < MESSAGE_HEADER_BYTES {
                         return Ok(None);
                     }
                     let header = *header;
@@ -168,7 +170,7 @@ impl Decompressor {
     }
 
     /// Begins a message after its header. Returns the bytes that can be passed on at once.
-    fn begin(&mut self, header: [u8; HEADER_BYTES]) -> Result<Option<Bytes>, Status> {
+    fn begin(&mut self, header: [u8; MESSAGE_HEADER_BYTES]) -> Result<Option<Bytes>, Status> {
         let [flag, a, b, c, d] = header;
         let length = u32::from_be_bytes([a, b, c, d]) as usize;
         if flag != COMPRESSED_FLAG {
@@ -197,12 +199,12 @@ impl Decompressor {
 /// Decompresses a message of at most `largest` bytes, and returns it with a header. At most one
 /// byte beyond the limit is decompressed.
 fn decompress(message: &[u8], largest: usize) -> Result<Bytes, Status> {
-    let mut unfolded = vec![0; HEADER_BYTES];
+    let mut unfolded = vec![0; MESSAGE_HEADER_BYTES];
     let (mut rest, mut members, mut begun) = (message, 0, false);
-    while members == 0 || (!rest.is_empty() && unfolded.len() - HEADER_BYTES <= largest) {
+    while members == 0 || (!rest.is_empty() && unfolded.len() - MESSAGE_HEADER_BYTES <= largest) {
         let mut member = GzDecoder::new(rest);
         begun |= member.header().is_some();
-        let room = HEADER_BYTES + largest + 1 - unfolded.len();
+        let room = MESSAGE_HEADER_BYTES + largest + 1 - unfolded.len();
         let read = member.by_ref().take(room as u64).read_to_end(&mut unfolded);
         members += 1;
         let why = match read {
@@ -216,13 +218,13 @@ fn decompress(message: &[u8], largest: usize) -> Result<Bytes, Status> {
         let what = if begun { "read decompressed data" } else { "decompress the message" };
         return Err(Status::internal(format!("grpc: failed to {what}: {why}")));
     }
-    let length = unfolded.len() - HEADER_BYTES;
+    let length = unfolded.len() - MESSAGE_HEADER_BYTES;
     let header = u32::try_from(length).ok().filter(|_| length <= largest);
     let Some(header) = header else {
         let text = format!("grpc: received message after decompression larger than max {largest}");
         return Err(Status::resource_exhausted(text));
     };
-    unfolded[1..HEADER_BYTES].copy_from_slice(&header.to_be_bytes());
+    unfolded[1..MESSAGE_HEADER_BYTES].copy_from_slice(&header.to_be_bytes());
     Ok(unfolded.into())
 }
 

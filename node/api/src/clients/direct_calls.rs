@@ -18,10 +18,9 @@ use hyper::body::{Body, Frame, SizeHint};
 use tonic::metadata::MetadataMap;
 
 use super::ClientConnection;
-use super::unfinished_requests::HEADER_BYTES;
 use super::unread_answers::{AnswerAccounting, AnswerBody};
 use crate::http::is_grpc;
-use crate::rpc::{Deadline, DirectKv, DirectRequest};
+use crate::rpc::{Deadline, DirectKv, DirectRequest, MESSAGE_HEADER_BYTES};
 
 /// Media type of an answer.
 const GRPC: HeaderValue = HeaderValue::from_static("application/grpc");
@@ -83,7 +82,7 @@ where
 {
     let body = unread.as_mut()?;
     let message = body.read_message(max_bytes).await?;
-    let Some(request) = DirectKv::decode(path, message.slice(HEADER_BYTES..)) else {
+    let Some(request) = DirectKv::decode(path, message.slice(MESSAGE_HEADER_BYTES..)) else {
         body.read.push_back(Ok(Frame::data(message)));
         return None;
     };
@@ -176,9 +175,9 @@ impl Received {
     /// `max_bytes`.
     fn left(&self, max_bytes: usize) -> Option<usize> {
         let Some((&[flag, ref length @ ..], message)) =
-            self.bytes().split_first_chunk::<HEADER_BYTES>()
+            self.bytes().split_first_chunk::<MESSAGE_HEADER_BYTES>()
         else {
-            return Some(HEADER_BYTES - self.bytes().len());
+            return Some(MESSAGE_HEADER_BYTES - self.bytes().len());
         };
         let length = u32::from_be_bytes(*length) as usize;
         if flag != 0 || length > max_bytes { None } else { length.checked_sub(message.len()) }

@@ -26,7 +26,7 @@ use tonic::Status;
 
 use super::decompression::{DecompressedCharge, Decompressor};
 use crate::gateway;
-use crate::rpc;
+use crate::rpc::{self, MESSAGE_HEADER_BYTES};
 
 /// Maximum bytes of unfinished requests of one connection.
 const CONNECTION_BYTES: usize = 32 << 20;
@@ -42,8 +42,6 @@ const SMALL_BYTES: usize = 4 << 10;
 /// tonic's own message limit, which applies where we set none. A message longer than the applicable
 /// limit is refused by tonic before it allocates memory.
 const TONIC_MAX_MESSAGE_BYTES: usize = 4 << 20;
-/// Length of a gRPC message's header: flag and length.
-pub(super) const HEADER_BYTES: usize = 5;
 
 /// tonic's error text for a message that ends too early. It is used here for compressed messages.
 const TRUNCATED_MESSAGE: &str = "Unexpected EOF decoding stream.";
@@ -63,7 +61,7 @@ impl RequestAccounting {
     pub(super) fn new(largest_request: usize) -> Self {
         let most = largest_request.max(TONIC_MAX_MESSAGE_BYTES);
         // Memory held by the largest request that isn't refused because of its length.
-        let least = STREAM_BYTES + HEADER_BYTES + most;
+        let least = STREAM_BYTES + MESSAGE_HEADER_BYTES + most;
         let bounds =
             MemoryBounds { per_connection: CONNECTION_BYTES, total: ALL_BYTES, guaranteed: least };
         Self {
@@ -137,7 +135,7 @@ struct MessageTracker {
     kind: BodyKind,
     /// Maximum message length for which tonic would allocate memory.
     max_allocated_bytes: usize,
-    header: [u8; HEADER_BYTES],
+    header: [u8; MESSAGE_HEADER_BYTES],
     header_seen: usize,
     left: usize,
     /// Length of the current or last message with its header. For a unary request, the length of
@@ -160,7 +158,7 @@ impl MessageTracker {
             BodyKind::Unary | BodyKind::Stream => {}
         }
         while let Some(first) = data.first() {
-            if self.header_seen < HEADER_BYTES {
+            if self.header_seen < MESSAGE_HEADER_BYTES {
                 if self.header_seen == 0 && self.kind == BodyKind::Stream {
                     self.held = 0;
                 }
@@ -168,7 +166,7 @@ impl MessageTracker {
                 self.header_seen += 1;
                 self.held += 1;
                 data = &data[1..];
-                if self.header_seen == HEADER_BYTES {
+                if self.header_seen == MESSAGE_HEADER_BYTES {
                     let [_, a, b, c, d] = self.header;
                     self.left = u32::from_be_bytes([a, b, c, d]) as usize;
                     self.held += if self.left <= self.max_allocated_bytes { self.left } else { 0 };
@@ -178,7 +176,7 @@ impl MessageTracker {
                 self.left -= part;
                 data = &data[part..];
             }
-            if self.header_seen == HEADER_BYTES && self.left == 0 {
+            if self.header_seen == MESSAGE_HEADER_BYTES && self.left == 0 {
                 self.header_seen = 0;
             }
             self.largest = self.largest.max(self.held);
@@ -203,7 +201,7 @@ impl<B> Counted<B> {
         let messages = MessageTracker {
             kind,
             max_allocated_bytes: sender.max_allocated_bytes,
-            header: [0; HEADER_BYTES],
+            header: [0; MESSAGE_HEADER_BYTES],
             header_seen: 0,
             left: 0,
             held: 0,

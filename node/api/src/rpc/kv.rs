@@ -235,7 +235,7 @@ impl DirectKv {
 }
 
 /// Length of a gRPC message's header: the flag for compression, and the message's length.
-const MESSAGE_HEADER_BYTES: usize = 5;
+pub(crate) const MESSAGE_HEADER_BYTES: usize = 5;
 
 /// Encodes an answer as an uncompressed gRPC message.
 fn framed<T: prost::Message>(

@@ -62,7 +62,7 @@ pub use corruption::COMPARISON_INTERVAL as COMPARE_EVERY;
 pub(crate) use deadline::{Deadline, MalformedTimeout, deadline_exceeded};
 pub(crate) use error::Error;
 pub use kv::DirectKv;
-pub(crate) use kv::DirectRequest;
+pub(crate) use kv::{DirectRequest, MESSAGE_HEADER_BYTES};
 pub(crate) use lease::KEEP_ALIVE_PATH;
 pub use member_requests::answer_member;
 pub use metrics::ApiMetrics;

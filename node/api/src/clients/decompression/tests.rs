@@ -31,7 +31,7 @@ fn read<'a>(
     for piece in pieces {
         unfolder.add(Bytes::copy_from_slice(piece));
         while let Some(ready) = unfolder.next()? {
-            assert!(ready.len() <= HEADER_BYTES + LARGEST);
+            assert!(ready.len() <= MESSAGE_HEADER_BYTES + LARGEST);
             all.extend(ready);
         }
     }
@@ -62,7 +62,10 @@ fn one_message_is_decompressed_at_a_time() {
     unfolder.add(one.repeat(9).into());
     for left in (0..9).rev() {
         let ready = unfolder.next().unwrap().unwrap();
-        assert_eq!((ready.len(), unfolder.rest.len()), (HEADER_BYTES + LARGEST, left * one.len()));
+        assert_eq!(
+            (ready.len(), unfolder.rest.len()),
+            (MESSAGE_HEADER_BYTES + LARGEST, left * one.len())
+        );
         assert_eq!(unfolder.is_empty(), left == 0);
     }
     assert!(unfolder.next().unwrap().is_none());
@@ -130,7 +133,7 @@ fn decompressed_messages_are_charged_until_the_call_is_answered() {
 }
 
 fn wire_length() -> usize {
-    HEADER_BYTES + LARGEST
+    MESSAGE_HEADER_BYTES + LARGEST
 }
 
 #[test]

@@ -95,6 +95,13 @@ fn a_message_in_many_frames_takes_no_more_memory_than_its_length() {
     for _ in 0..LENGTH / 10 {
         received.add(Bytes::from_static(&[7; 10]), LENGTH);
     }
-    assert_eq!((received.left(LENGTH), received.all.len()), (Some(0), LENGTH + HEADER_BYTES));
-    assert!(received.all.capacity() <= LENGTH + 2 * HEADER_BYTES, "{}", received.all.capacity());
+    assert_eq!(
+        (received.left(LENGTH), received.all.len()),
+        (Some(0), LENGTH + MESSAGE_HEADER_BYTES)
+    );
+    assert!(
+        received.all.capacity() <= LENGTH + 2 * MESSAGE_HEADER_BYTES,
+        "{}",
+        received.all.capacity()
+    );
 }

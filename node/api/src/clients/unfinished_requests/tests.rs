@@ -13,8 +13,8 @@ fn ip(last: u16) -> IpAddr {
 }
 
 fn message(bytes: usize) -> Vec<u8> {
-    let mut message = vec![0; HEADER_BYTES + bytes];
-    message[1..HEADER_BYTES].copy_from_slice(&u32::try_from(bytes).unwrap().to_be_bytes());
+    let mut message = vec![0; MESSAGE_HEADER_BYTES + bytes];
+    message[1..MESSAGE_HEADER_BYTES].copy_from_slice(&u32::try_from(bytes).unwrap().to_be_bytes());
     message
 }
 
@@ -79,15 +79,19 @@ fn held(all: &RequestAccounting) -> usize {
 #[test]
 fn an_unfinished_request_is_charged_with_its_stated_length() {
     let all = RequestAccounting::new(REQUEST);
-    for (came, cost) in
-        [(0, 0), (1, 1), (4, 4), (5, HEADER_BYTES + REQUEST), (4_000, HEADER_BYTES + REQUEST)]
-    {
+    for (came, cost) in [
+        (0, 0),
+        (1, 1),
+        (4, 4),
+        (5, MESSAGE_HEADER_BYTES + REQUEST),
+        (4_000, MESSAGE_HEADER_BYTES + REQUEST),
+    ] {
         let sender = all.open(ip(1));
         let mut bodies: Vec<_> = (0..4096).map(|_| body(&sender, BodyKind::Unary)).collect();
         let taken =
             bodies.iter_mut().filter_map(|b| b.sends(&message(REQUEST)[..came]).then_some(()));
         assert_eq!(taken.count(), CONNECTION_BYTES / (STREAM_BYTES + cost), "{came} bytes came");
-        assert!(held(&all) > CONNECTION_BYTES - STREAM_BYTES - HEADER_BYTES - REQUEST);
+        assert!(held(&all) > CONNECTION_BYTES - STREAM_BYTES - MESSAGE_HEADER_BYTES - REQUEST);
         drop(bodies);
         assert_eq!((held(&all), sender.account.held()), (0, 0));
         assert!(body(&sender, BodyKind::Unary).sends(&message(REQUEST)[..came]));
@@ -121,7 +125,7 @@ fn no_network_gets_more_than_an_equal_share() {
     let others = (2..=8).flat_map(|other| [other; 3]);
     let mut bodies: Vec<_> =
         others.map(|other| body(&all.open(ip(other)), BodyKind::Unary)).collect();
-    assert!(bodies.iter_mut().all(|body| body.sends(&message(REQUEST)[..HEADER_BYTES])));
+    assert!(bodies.iter_mut().all(|body| body.sends(&message(REQUEST)[..MESSAGE_HEADER_BYTES])));
     let others = held(&all);
     // All connections of one network together get an eighth, whatever their number.
     for _ in 0..200 {
@@ -129,7 +133,7 @@ fn no_network_gets_more_than_an_equal_share() {
         large.sends(&message(REQUEST)[..REQUEST - 1]);
         bodies.push(large);
     }
-    let one = STREAM_BYTES + HEADER_BYTES + REQUEST;
+    let one = STREAM_BYTES + MESSAGE_HEADER_BYTES + REQUEST;
     assert_eq!((held(&all) - others) / one, ALL_BYTES / 8 / one);
 }
 
@@ -205,14 +209,14 @@ fn a_stream_is_charged_for_an_unfinished_message_and_for_its_largest_one() {
     assert_eq!(held(&all), STREAM_BYTES, "nothing came yet");
     let small = message(1_000);
     assert!(body.sends(&small[..500]));
-    assert_eq!(held(&all), STREAM_BYTES + HEADER_BYTES + 1_000);
+    assert_eq!(held(&all), STREAM_BYTES + MESSAGE_HEADER_BYTES + 1_000);
     assert!(body.sends(&small[500..]));
     assert_eq!(held(&all), 0, "a small one is its watch's affair");
     let wire = [message(10_000), message(5)].concat();
     for piece in wire.chunks(3) {
         assert!(body.sends(piece));
     }
-    assert_eq!(held(&all), 10_000 + HEADER_BYTES, "the buffer stays");
+    assert_eq!(held(&all), 10_000 + MESSAGE_HEADER_BYTES, "the buffer stays");
 }
 
 #[test]
@@ -220,7 +224,7 @@ fn a_stated_length_above_the_limit_is_not_charged() {
     let all = RequestAccounting::new(REQUEST);
     let mut body = body(&all.open(ip(1)), BodyKind::Unary);
     assert!(body.sends(&[0, 0xff, 0xff, 0xff, 0xff]));
-    assert_eq!(held(&all), STREAM_BYTES + HEADER_BYTES);
+    assert_eq!(held(&all), STREAM_BYTES + MESSAGE_HEADER_BYTES);
 }
 
 #[test]
@@ -254,7 +258,7 @@ fn folded(bytes: &[u8]) -> Vec<u8> {
     let gzip = gzip(bytes);
     let mut wire = message(gzip.len());
     wire[0] = 1;
-    wire[HEADER_BYTES..].copy_from_slice(&gzip);
+    wire[MESSAGE_HEADER_BYTES..].copy_from_slice(&gzip);
     wire
 }
 
@@ -264,16 +268,16 @@ fn a_complete_compressed_request_is_charged_with_its_decompressed_length() {
     let sender = all.open(ip(1));
     let mut one = body(&sender, BodyKind::Unary).with_decompression(&sender);
     let wire = folded(&[0; REQUEST]);
-    assert!(one.sends(&wire[..HEADER_BYTES]));
+    assert!(one.sends(&wire[..MESSAGE_HEADER_BYTES]));
     assert_eq!(held(&all), STREAM_BYTES + wire.len());
-    assert!(one.sends(&wire[HEADER_BYTES..]));
-    assert_eq!(held(&all), STREAM_BYTES + HEADER_BYTES + REQUEST);
+    assert!(one.sends(&wire[MESSAGE_HEADER_BYTES..]));
+    assert_eq!(held(&all), STREAM_BYTES + MESSAGE_HEADER_BYTES + REQUEST);
     drop(one);
     // Each has two kilobytes, but decompressed they count as two megabytes each.
     let mut bodies: Vec<_> =
         (0..20).map(|_| body(&sender, BodyKind::Unary).with_decompression(&sender)).collect();
     let taken = bodies.iter_mut().filter_map(|body| body.sends(&wire).then_some(()));
-    assert_eq!(taken.count(), CONNECTION_BYTES / (STREAM_BYTES + HEADER_BYTES + REQUEST));
+    assert_eq!(taken.count(), CONNECTION_BYTES / (STREAM_BYTES + MESSAGE_HEADER_BYTES + REQUEST));
     drop(bodies);
     assert_eq!(held(&all), 0);
 }
@@ -292,14 +296,14 @@ fn a_stream_of_small_compressed_messages_costs_nothing_between_them() {
     }
     // tonic keeps a buffer as large as the largest message.
     assert!(body.sends(&folded(&[1; REQUEST])));
-    assert_eq!(held(&all), HEADER_BYTES + REQUEST);
+    assert_eq!(held(&all), MESSAGE_HEADER_BYTES + REQUEST);
 }
 
 #[test]
 fn a_truncated_compressed_request_is_refused() {
     let all = RequestAccounting::new(REQUEST);
     let sender = all.open(ip(1));
-    for (came, broken) in [(0, false), (3, true), (HEADER_BYTES, true), (20, true)] {
+    for (came, broken) in [(0, false), (3, true), (MESSAGE_HEADER_BYTES, true), (20, true)] {
         let mut body = body(&sender, BodyKind::Unary).with_decompression(&sender);
         body.inner.ended = true;
         assert!(body.is_end_stream(), "nothing came");
