@@ -70,19 +70,21 @@ fn message(kind: MessageKind, ids: &Ids) -> Message {
 /// a malicious third member.
 async fn two_of_three(root: &std::path::Path) -> (Vec<TestMember>, usize, String, Ids) {
     let mut members = three_members(root);
-    members.truncate(2);
+    let third_url = peer_url(&members.split_off(2)[0]);
     members.iter_mut().for_each(TestMember::start);
     members.iter_mut().for_each(TestMember::wait_ready);
     let leader = wait_settled(&[&members[0], &members[1]]).await;
     let header = members[leader].status().await.unwrap().header.unwrap();
     let list = members[0].members().await.unwrap();
-    // The third member never ran, so it has published no client URLs.
-    let third = list.iter().find(|member| member.client_ur_ls.is_empty()).unwrap();
+    let third = list.iter().find(|member| member.peer_ur_ls.contains(&third_url)).unwrap();
     let ids = Ids { cluster: header.cluster_id, from: third.id, to: header.member_id };
-    let flag = "--listen-peer-urls=http://";
-    let address = members[leader].args.iter().find_map(|arg| arg.strip_prefix(flag)).unwrap();
-    let address = address.to_owned();
+    let address = peer_url(&members[leader]).trim_start_matches("http://").to_owned();
     (members, leader, address, ids)
+}
+
+fn peer_url(member: &TestMember) -> String {
+    let flag = "--listen-peer-urls=";
+    member.args.iter().find_map(|arg| arg.strip_prefix(flag)).unwrap().to_owned()
 }
 
 async fn both_serve(members: &[TestMember]) {
@@ -115,7 +117,7 @@ async fn proposals_that_no_member_could_apply_are_refused_from_a_peer() {
         send_frame(&mut stream, 2, &encoded(&propose));
     }
     // The leader's log shows when all of these proposals have been rejected.
-    let looked = || members[leader].log().matches("cannot be used").count() >= 3;
+    let looked = || members[leader].log().matches("a peer sent an invalid message").count() >= 3;
     common::eventually("they are refused", looked);
     tokio::time::sleep(Duration::from_millis(300)).await;
     both_serve(&members).await;
