@@ -31,8 +31,9 @@ use crate::{
 };
 
 /// Exclusive upper bound of the election time-outs that the library draws. It is so large that a
-/// drawn time-out never equals one of ours, so each drawn one is noticed and replaced. Hence a run
-/// depends on its seed alone.
+/// time-out drawn by the library practically never equals one drawn from our seed. So
+/// `replace_drawn_timeout` notices and replaces each time-out of the library, and a run depends on
+/// its seed alone.
 const LIBRARY_MAX_ELECTION_TICKS: usize = 1 << 40;
 
 /// Maximum number of times a proposal is forwarded before it is dropped.
@@ -553,7 +554,7 @@ impl Consensus {
             || learns
             || ready.persist.snapshot.is_some()
             || !ready.persist.entries.is_empty();
-        // There is no further output before this round is durable: see `awaits_durability`.
+        // Nothing else is output until this round is durable: see `awaits_durability`.
         if changes || learns || (new_vote && self.raw.raft.state == StateRole::Leader) {
             self.awaited_ready = Some(ready.number);
             self.withheld_entries = mem::take(&mut ready.committed);

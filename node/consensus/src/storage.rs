@@ -54,8 +54,8 @@ fn cost(entry: &RaftEntry) -> usize {
     entry.data.len() + entry.context.len() + size_of::<RaftEntry>() + ALLOCATION_BYTES
 }
 
-/// Returns a copy of `entry` for the cache. Small data is copied, so that the cache doesn't keep
-/// the buffer in memory that the data came in.
+/// Returns a copy of `entry` for the cache. Small data is copied, because a slice would keep its
+/// whole message or record in memory.
 fn copy_for_cache(entry: &RaftEntry) -> RaftEntry {
     let mut kept = entry.clone();
     for part in [&mut kept.data, &mut kept.context] {

@@ -35,7 +35,8 @@ async fn report_removed_keys(
 ) {
     let mut newest = members.borrow_and_update().removed_keys();
     refuse(newest.clone());
-    // One entry for each change of the removed keys within the delay, which is a few at most.
+    // Sets of removed keys that are not refused yet, with the time at which they will be. Members
+    // are removed rarely, so there are few such sets at a time.
     let mut pending: VecDeque<(Instant, HashSet<NodeKey>)> = VecDeque::new();
     loop {
         let due = pending.front().map_or_else(Instant::now, |(due, _)| *due);

@@ -5,9 +5,10 @@
 //! its trailers. Here these bytes are collected in a buffer, which is written once the connection's
 //! task has nothing more to do.
 //!
-//! A request is answered by a task of its own, which runs after the connection's turn. So if the
-//! connection has just received bytes, the buffer is only written two turns later. In the first of
-//! them the tasks of all connections that have received bytes run, and a write would delay them.
+//! A request is answered by a task of its own, which runs after the connection's turn. So if a
+//! connection has received bytes in a turn, it writes its buffer two turns later. During the first
+//! of these two turns, the thread runs the tasks of all connections that have received bytes. A
+//! write at that time would delay those tasks.
 
 use std::future::Future;
 use std::io::{self, IoSlice};
@@ -17,8 +18,9 @@ use std::task::{Context, Poll, ready};
 
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
-/// Number of collected bytes at which a connection writes them at once. So many bytes of each
-/// connection are in memory in addition to those that its answers are charged for.
+/// Maximum number of collected bytes of a connection. Before a write that would exceed it, the
+/// collected bytes are written out. This memory is not part of the charge for the connection's
+/// answers.
 const MAX_COLLECTED_BYTES: usize = 16 << 10;
 /// Length from which a write isn't collected, because the copy would cost more than a system call.
 const LARGE_WRITE_BYTES: usize = 8 << 10;
@@ -38,7 +40,7 @@ struct Shared<S> {
     written: usize,
     /// Whether bytes were received since the end of the connection's last turn.
     has_received: bool,
-    /// Number of turns for which the collected bytes were left for the next turn.
+    /// Number of successive turns after which the collected bytes were not written.
     postponed: u8,
 }
 
@@ -63,7 +65,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Shared<S> {
     }
 }
 
-/// Access of a connection's task to the bytes that its stream has collected.
+/// Handle with which a connection's task writes the bytes that its stream has collected.
 #[derive(Debug)]
 pub(super) struct CollectedWrites<S>(Arc<Mutex<Shared<S>>>);
 

@@ -90,7 +90,7 @@ where
     Some(request)
 }
 
-/// Body of a request, of which a part was read already and is returned again.
+/// Body of a request that returns the frames again that were read before, and then the rest.
 #[derive(Debug)]
 pub(super) struct ReplayedBody<B> {
     /// Frames that were read, in order; the last one is possibly an error.
@@ -99,7 +99,7 @@ pub(super) struct ReplayedBody<B> {
 }
 
 impl<B> ReplayedBody<B> {
-    /// Wraps a body of which nothing was read.
+    /// Wraps a body that nobody has read from yet.
     pub(super) fn unread(body: B) -> Self {
         Self { read: VecDeque::new(), rest: body }
     }
@@ -110,8 +110,8 @@ where
     B: Body<Data = Bytes, Error = BoxError> + Unpin,
 {
     /// Reads the body up to its end. Returns its only message, with the header, if that is whole,
-    /// uncompressed and at most `max_bytes` long. Otherwise [`Body::poll_frame`] returns the bytes
-    /// again that were read.
+    /// uncompressed and at most `max_bytes` long. Otherwise [`Body::poll_frame`] will return all
+    /// bytes of the body, including those read here.
     async fn read_message(&mut self, max_bytes: usize) -> Option<Bytes> {
         let mut received = Received::default();
         loop {

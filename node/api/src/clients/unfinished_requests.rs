@@ -35,9 +35,9 @@ const CONNECTION_BYTES: usize = 32 << 20;
 const ALL_BYTES: usize = 128 << 20;
 /// Bytes of a stream besides its message: headers, tonic's first buffer, its task.
 const STREAM_BYTES: usize = 16 << 10;
-/// Maximum length of messages after which a message stream is charged nothing between two messages.
-/// A stream that has had a longer message stays charged for it, because tonic's buffer keeps the
-/// size of the longest message.
+/// Message length up to which a message stream costs nothing while it waits for its next message.
+/// If the stream has had a longer message, it stays charged for that length, because tonic's buffer
+/// keeps the size of the longest message.
 const SMALL_BYTES: usize = 4 << 10;
 /// tonic's own message limit, which applies where we set none. A message longer than the applicable
 /// limit is refused by tonic before it allocates memory.

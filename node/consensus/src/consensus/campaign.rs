@@ -53,7 +53,8 @@ pub(super) struct Succession {
     wait: usize,
     /// Ticks between two turns of this member.
     period: usize,
-    /// Ticks after which only the election time-out counts again.
+    /// Ticks until the turns end. After that, only the election time-out makes this member
+    /// campaign.
     left: usize,
 }
 

@@ -8,8 +8,8 @@ use super::Consensus;
 use crate::{Message, MessageKind};
 
 /// Maximum number of terms that a message may be ahead of this member. No member falls further
-/// behind, even with an election a second for a century. Members never forget a term, so one near
-/// the maximum would leave no term for another election.
+/// behind, even with an election a second for a century. Members never forget a term. So a term
+/// near the largest possible number would leave no terms for later elections.
 const MAX_TERM_AHEAD: u64 = 1 << 32;
 
 /// Reason why a message was refused. A refused message has no effect.

@@ -1,9 +1,9 @@
 //! Requests that wait for their outcomes.
 //!
 //! A request is served on the thread of its connection, and its outcome comes from the core or the
-//! apply thread. A wake-up of another thread costs a system call. So all outcomes of one batch that
-//! belong to one tokio runtime are delivered by one task of that runtime: the task wakes the
-//! requests from within.
+//! apply thread. A wake-up of another thread costs a system call. So one task of each tokio runtime
+//! delivers all outcomes of a batch to the requests on that runtime. Only this task is woken from
+//! another thread.
 
 use std::collections::HashMap;
 use std::hash::Hash;

@@ -24,9 +24,9 @@ use super::{
     wire::stream::{self, PeerStream},
 };
 
-/// Minimum life of a stream after whose loss the peer is dialled again without a delay. The dial
-/// shows at once whether the peer's process has ended. A peer that accepts streams and ends them
-/// sooner is dialled with growing delays.
+/// Minimum life of a lasting stream. If a lasting stream is lost, the peer is dialled again at
+/// once, which shows whether the peer's process has ended. If the peer ends its streams sooner, it
+/// is dialled with growing delays.
 const LASTING_STREAM: Duration = Duration::from_secs(1);
 /// Time limit for finding out whether a peer's other URLs refuse connections too.
 const REFUSAL_TIMEOUT: Duration = Duration::from_millis(200);

@@ -59,8 +59,8 @@ pub(super) struct Links {
     /// Start of the current period in which at least one stream can send; `None` while no stream
     /// can.
     connected_since: Option<Instant>,
-    /// For each [`Opener`]: start of the current period in which the peer can be sent to, but that
-    /// side has no open stream.
+    /// For each [`Opener`]: start of the current period in which this member can send to the peer,
+    /// but that side has no open stream. `None` if there is no such period now.
     missing_since: [Option<Instant>; 2],
     /// Reachability of the peer, as last reported.
     is_reachable: bool,
@@ -168,7 +168,8 @@ impl Links {
         self.links.values().any(|link| link.opener == opener)
     }
 
-    /// Returns since when the side `opener` has had no stream, while the peer could be sent to.
+    /// Returns the start of the current period in which this member can send to the peer, but the
+    /// side `opener` has no open stream.
     pub(super) fn missing_since(&self, opener: Opener) -> Option<Instant> {
         self.missing_since[opener as usize]
     }

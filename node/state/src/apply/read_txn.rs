@@ -18,13 +18,13 @@ const ITEMS_PER_STEP: usize = 16;
 /// Number of bytes of answers after which a step ends early.
 const BYTES_PER_STEP: usize = 1 << 20;
 
-/// A transaction that [`is_read_only`](super::is_read_only), and the progress of reading it.
+/// Read-only transaction ([`is_read_only`](super::is_read_only)) and the state of its read.
 pub struct ReadTxn<'t> {
     /// Stack of the transactions being read, from the outermost to the innermost.
     levels: Vec<TxnLevel<'t>>,
 }
 
-/// One transaction of the stack, and the progress of reading it.
+/// One transaction of the stack, and the state of its read.
 struct TxnLevel<'t> {
     txn: &'t TxnRequest,
     compares: Iter<'t, Compare>,

@@ -24,9 +24,9 @@ use crate::state_machine::Position;
 const ETCD_3_4: &[u8] = include_bytes!("fixtures/etcd-3.4.db");
 const ETCD_3_6: &[u8] = include_bytes!("fixtures/etcd-3.6.db");
 const ETCD_3_7: &[u8] = include_bytes!("fixtures/etcd-3.7.db");
-/// File of etcd 3.7.3 after the same requests and some more. Two leases were granted and three keys
-/// attached to them. One of these keys was then put again without a lease. Authentication is
-/// enabled, with one user and two roles.
+/// File of etcd 3.7.3 after the requests that the module's documentation lists, and some more. Two
+/// leases were granted and three keys attached to them. One of these keys was then put again
+/// without a lease. Authentication is enabled, with one user and two roles.
 const WITH_AUTH: &[u8] = include_bytes!("fixtures/etcd-3.7-auth-and-leases.db");
 
 const CHECKSUMS: [(i64, u32); 9] = [

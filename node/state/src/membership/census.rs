@@ -1,7 +1,7 @@
 //! Other members' views of the members (censuses), for a member that was unreachable.
 //!
-//! A member that was unreachable knows only its own table, which can be outdated. Meanwhile another
-//! member has joined and become the leader, for example, or a member has moved. A leader can't
+//! A member that was unreachable knows only its own table, which can be outdated. For example,
+//! another member may have joined and become the leader, or a member may have moved. A leader can't
 //! bring the unreachable member up to date if that member refuses the leader's connection, or does
 //! not know its new address. So each member sends the other members a census of its applied table.
 //!

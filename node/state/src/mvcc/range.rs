@@ -276,8 +276,9 @@ impl RangeRead {
         if self.request.revision > 0 { ReadError::Compacted } else { ReadError::Superseded }
     }
 
-    /// Returns the pairs gathered so far; later calls return the rest. Don't call this for a
-    /// request that sorts or filters. Returns nothing once all wanted pairs are gathered.
+    /// Takes the pairs that were gathered since the last call. Returns no pairs once the request's
+    /// limit is reached: the answer of [`RangeStep::Done`] then has the remaining pairs. Must not
+    /// be called for a request that sorts or filters.
     pub fn take(&mut self) -> Vec<KeyValue> {
         if self.is_full() {
             return Vec::new();

@@ -39,7 +39,6 @@ fn stream(answers: &Arc<AnswerAccounting>, pieces: usize) -> AnswerBody {
     answers.count(Response::new(axum::body::Body::new(ChunkBody(pieces)))).into_body()
 }
 
-/// Returns the next part that the client could read, if there is one.
 /// Returns the bytes that were written and not passed to the HTTP library yet.
 fn rest(body: &AnswerBody) -> &Bytes {
     match body {
@@ -48,6 +47,7 @@ fn rest(body: &AnswerBody) -> &Bytes {
     }
 }
 
+/// Returns the next part that the client could read, if there is one.
 fn next(body: &mut AnswerBody) -> Option<Bytes> {
     let mut context = Context::from_waker(Waker::noop());
     match Pin::new(body).poll_frame(&mut context) {

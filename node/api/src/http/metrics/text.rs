@@ -1,7 +1,8 @@
 //! Conversion of the library's OpenMetrics to Prometheus' text format.
 //!
-//! The two formats name the family of a counter differently. This format is always sent, also to
-//! scrapers that ask for OpenMetrics. They accept it, and etcd does the same.
+//! In Prometheus' format the family of a counter has the suffix `_total` of its samples; in
+//! OpenMetrics it has no suffix. The node always sends Prometheus' format, as etcd does. Scrapers
+//! that ask for OpenMetrics accept it too.
 
 use std::fmt::Write as _;
 
