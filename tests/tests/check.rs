@@ -13,7 +13,8 @@ use muster_tests::harness::testbed::{TestbedOptions, path_text};
 use muster_tests::harness::{Network, Testbed};
 use serde_json::Value;
 
-/// Outcome of a check: the exit code, and the results with their texts by the names of the parts.
+/// Outcome of a check: the exit code, the results of each part, and the whole output. A result is a
+/// pair of its name, such as `fail`, and its text.
 struct Checked {
     code: i32,
     parts: BTreeMap<String, Vec<(String, String)>>,

@@ -5,8 +5,9 @@
 
 use muster_tests::explore::{Property, RegressionCase, find_case};
 
-/// With the rule on, the search must be complete and find nothing. With it off, it must find the
-/// failure. Prints both, so that `--nocapture` shows a transcript.
+/// Explores a case twice. With the rule on, the search must be complete and find nothing. With the
+/// rule off, the search must find the failure. Prints the path to the failure, which `--nocapture`
+/// shows.
 fn is_stopped_by_its_rule(name: &str) {
     let case = find_case(name);
     let on = case.with_rule();

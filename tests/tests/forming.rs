@@ -283,7 +283,8 @@ fn a_restarted_agent_adopts_the_running_node() -> Result<()> {
     agents[0].start()?;
     agents[0].wait_for_output("adopt", FORMATION_LIMIT)?;
     ensure!(agents[0].node_pid() == Some(node), "the agent replaced a running node");
-    // As systemd restarts the unit of an agent.
+    // For a restart of the agent's unit, systemd sends this signal. It ends the agent and not the
+    // node.
     send_signal(agents[0].process_id().context("the agent runs")?, Signal::USR1);
     let code = agents[0].exit_code(FORMATION_LIMIT)?;
     ensure!(code == 0 && is_alive(node), "the agent ended with {code}");

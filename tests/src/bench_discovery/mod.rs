@@ -353,9 +353,9 @@ async fn seated_agents(
     Ok((agents, last_agents))
 }
 
-/// Fills the last seat of some clusters, one after the other, while polls of each cluster's other
-/// agents wait. Returns the time from each of these requests to the end of each poll that it ends.
-/// `woken` holds the times at which polls have ended.
+/// Fills the last seat of some clusters, one after the other. In each cluster the other agents wait
+/// in polls, which end when the last seat is filled. Returns the time from the request that fills
+/// the seat to the end of each such poll. The tasks that poll add the ends of polls to `woken`.
 async fn fill_last_seats(
     last_agents: &[BenchAgent],
     woken: &RefCell<Vec<Instant>>,

@@ -316,8 +316,9 @@ impl ServerPair {
     /// answers. Every call that needn't wait must have been answered. Returns the revision of that
     /// state.
     async fn settle_queues(&mut self, call: &EtcdCall) -> Result<i64> {
-        // The keys show which callers have an answer. But they don't show what an observer will
-        // still be sent, nor whether a call has arrived that shares the key of another call.
+        // The keys show which callers have an answer. But they don't show whether an observer will
+        // still get an answer. They don't show either whether a new call has arrived, if it shares
+        // the key of another call.
         let hidden = self.queues.has_observers() || matches!(call, EtcdCall::Begin(..));
         let started = Instant::now();
         let mut last = None;

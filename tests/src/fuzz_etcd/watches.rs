@@ -37,7 +37,8 @@ struct ReceivedEvents {
     /// Watches that asked for previous values.
     previous: BTreeSet<i64>,
     /// Create requests without an answer yet, in order. The value tells whether the request asked
-    /// for previous values. It is `None` for a request that is sent only to be answered.
+    /// for previous values. It is `None` for a request whose answer only shows that the server has
+    /// read all earlier requests.
     unanswered_creates: std::collections::VecDeque<Option<bool>>,
 }
 

@@ -56,8 +56,8 @@ fn say(step: &str) {
 /// A cluster on hosts, each of which runs the older version or this one.
 struct Upgrade {
     old: PathBuf,
-    /// Declared before the test bed and so dropped before it, because an agent's files say which
-    /// node to kill.
+    /// Declared before `testbed`, so that agents are dropped first. An agent finds the node to kill
+    /// by a file in the test bed's folder.
     agents: Vec<AgentProcess>,
     testbed: Testbed,
     etcdctl: Etcdctl,

@@ -23,7 +23,7 @@ const PEER_PORT: u16 = 2380;
 const TIME_LIMIT: Duration = Duration::from_secs(120);
 /// Time limit of one attempt to get an answer from an address.
 const PROBE_LIMIT: Duration = Duration::from_millis(500);
-/// Number of consecutive looks at which a process must be idle to have nothing more to do.
+/// Number of consecutive checks that must find a process idle before it counts as idle.
 const IDLE_LOOKS: u32 = 5;
 const PAUSE: Duration = Duration::from_millis(20);
 /// HTTP request that shows whether a program answers at an address.
@@ -203,8 +203,8 @@ impl ChildGuard {
     }
 }
 
-/// Whether all threads of a process wait for something, which isn't a processor or a disk. A
-/// process that has ended is idle.
+/// Whether no thread of a process runs, waits for a processor, or waits for a disk. A process that
+/// has ended is idle.
 fn is_idle(pid: u32) -> bool {
     let Ok(threads) = fs_err::read_dir(format!("/proc/{pid}/task")) else { return true };
     threads.flatten().all(|thread| {

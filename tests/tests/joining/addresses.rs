@@ -15,8 +15,9 @@ use serde_json::{Value, json};
 
 use crate::running_cluster::{FormedCluster, peer_url};
 
-/// Time limit for members to find each other at other addresses. The agents wait for some seconds
-/// whether an address comes back, and as long again before they look for their peers.
+/// Time limit for members to find each other at other addresses. Agents first wait for some
+/// seconds, because an address may come back. They wait as long again before they look for their
+/// peers.
 const LIMIT: Duration = Duration::from_secs(120);
 /// Time after which members that have not found each other count as lost. A successful search is
 /// quicker.

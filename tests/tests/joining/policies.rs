@@ -319,8 +319,8 @@ fn a_policy_that_was_revoked_at_discovery_ends_in_the_cluster_for_ever() -> Resu
     Ok(())
 }
 
-/// The agent beside the leader dies after each step of a replacement. The next agent must continue,
-/// and count the use only once.
+/// The agent beside the leader dies after each step of a replacement. The next agent must continue
+/// the same replacement, which counts as one use of the policy.
 #[test]
 fn a_replacement_completes_though_the_leaders_agent_dies_after_each_step() -> Result<()> {
     for step in ["policy-used", "changed"] {

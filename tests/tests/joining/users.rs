@@ -95,8 +95,8 @@ fn agents_change_members_as_the_users_whom_their_certificates_name() -> Result<(
         running.agents.iter().map(|agent| make_user(&etcdctl, agent)).collect();
     let users = users?;
     ensure!(users.iter().eq(["muster:1", "muster:2", "muster:3"]), "{users:?}");
-    // The newcomer will also ask at the removed founder's address, but must show another member's
-    // answer.
+    // The newcomer will also ask at the address of this removed founder. It must nevertheless show
+    // the answer of a present member.
     running.run_member_json(first, &["remove", &running.name(&running.agents[2])?])?;
     // The leader's agent carries out the join. Before the newcomer starts its node, it reads one of
     // Muster's own keys, and needs a user for that.

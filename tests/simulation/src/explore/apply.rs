@@ -31,8 +31,8 @@ pub fn apply(
     }
     if reductions::are_hosts_independent(system, config) {
         next.followed_host = action.host().and_then(|at| u8::try_from(at).ok());
-        // None of these faults can happen any more, so the numbers that are left make no
-        // difference.
+        // These faults can't happen any more. Their numbers are set to 0, so that states which
+        // differ in nothing else are merged.
         let left = &mut next.faults_left;
         (left.pauses, left.timeouts, left.cluster_ends, left.accepts) = (0, 0, 0, 0);
         (left.links, left.clock_jumps, next.is_ahead) = (0, 0, false);
@@ -151,7 +151,7 @@ fn apply_in_place(
     Ok(())
 }
 
-/// Applies what ends the cluster or undoes its end, within the bounds.
+/// Applies an action that ends the cluster or undoes its end, within the bounds.
 fn apply_end(
     system: &mut SystemState,
     config: &ExplorationConfig,

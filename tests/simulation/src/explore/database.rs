@@ -137,8 +137,9 @@ impl DatabaseState {
     }
 
     /// Returns what process `at`, which remembers `summary`, sees on a new connection. If
-    /// `environment` has no database identity, all databases look like the same one. A counter
-    /// (sweeps, ledger entries) that `environment` doesn't have looks as `summary` remembers it.
+    /// `environment` has no database identity, all databases look like the same one. If
+    /// `environment` lacks a counter (sweeps, ledger entries), the result has the value that
+    /// `summary` remembers.
     #[must_use]
     pub fn observe(
         &self,

@@ -59,8 +59,8 @@ pub struct SystemState {
     pub faults_left: FaultCounts,
     /// Number of faults of all kinds that may still happen; 255 means no limit.
     pub total_faults_left: u8,
-    /// The only host that is still followed, once the service can change nothing any more
-    /// (`reductions`).
+    /// The only host whose steps are still explored, once hosts can't affect each other or the
+    /// service any more (`reductions::are_hosts_independent`). `None` while all hosts are explored.
     pub followed_host: Option<u8>,
 }
 

@@ -64,8 +64,9 @@ pub(super) fn take_step(
     }
     counters.steps += 1;
     let next = FingerprintedState::new(system, search);
-    // A fault that had no effect is not followed. The state before it still has the fault left, so
-    // all that can follow is explored from there.
+    // The state after a fault without effect is not explored. The state before the fault differs
+    // only in that the fault can still happen. So everything that can follow is explored from
+    // there.
     let idle = search.config.reduced
         && next.fingerprint.without_faults == state.fingerprint.without_faults;
     if idle || !search.visited.insert(next.fingerprint.whole) {

@@ -47,9 +47,10 @@ const KEYS_PER_LEASE: u64 = 4;
 enum Task {
     #[default]
     Nothing,
-    /// Request for a page of the list of the copy with this index.
+    /// Request for the next page of a list. The value is the index of the copy that needs the list.
     Page(usize),
-    /// Request for the store's newest revision, made for a reader of the copy with this index.
+    /// Request for the store's newest revision. The value is the index of the copy whose reader
+    /// needs it.
     Newest(usize),
     Grant(i64),
     Change {
@@ -315,8 +316,8 @@ fn decode(
 }
 
 impl Simulation {
-    /// Returns the index of the API server that this client is. Returns `None` if it is another
-    /// kind of client.
+    /// Returns the index in `servers` of the API server with this client number. Returns `None` for
+    /// a client of another kind.
     pub(super) fn api_server_index(&self, client: usize) -> Option<usize> {
         client.checked_sub(self.plan.clients)
     }

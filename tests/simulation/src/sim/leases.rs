@@ -1,6 +1,7 @@
 //! Leases in the simulation. At each tick a member consults the production code's lease clock, and
 //! clients keep leases alive. As in the API, a client learns of a renewal only from a member that
-//! still leads in the same term. That member must first have set the lease's clock back.
+//! still leads in the same term. Before that, the member must have reset the lease's timer to the
+//! whole TTL.
 
 use std::time::Duration;
 
@@ -26,16 +27,17 @@ pub(super) struct PendingCheckpoint {
     until: u64,
 }
 
-/// Renewal of a lease whose clock a leader has set back, while the client has no answer yet.
+/// Renewal of a lease that isn't acknowledged yet. A leader has reset the lease's timer to the
+/// whole TTL.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct PendingRenewal {
     /// Index of the entry that granted the lease.
     pub granted: u64,
     pub lease: i64,
     pub term: u64,
-    /// Virtual time at which the leader set the clock back.
+    /// Virtual time at which the leader reset the lease's timer.
     pub at: u64,
-    /// Time on the leader's own clock at which the leader set the lease's clock back.
+    /// The time of `at` on the leader's own clock.
     pub at_local: Duration,
 }
 

@@ -49,8 +49,8 @@ pub(super) struct OperatorChange {
     operator: Option<usize>,
     number: u64,
     request: ChangeRequest,
-    /// Virtual time until which the change can wait on the leader for a quorum to know of the
-    /// previous change.
+    /// Virtual time until which the leader keeps the change while no quorum knows of the previous
+    /// change. After that, the leader refuses the change.
     until: u64,
 }
 
@@ -271,7 +271,8 @@ impl Simulation {
         };
         let is_stale = matches!(outcome, Some(Err(ApplyError::Members(ChangeError::Stale { .. }))));
         if is_stale {
-            // Another change was made before, so this change is judged again.
+            // Another change was applied since this change was judged, so this change is judged
+            // again.
             self.handle_change_as_leader(id, generation, pending.change)?;
         } else {
             self.schedule_answer(&pending.change);

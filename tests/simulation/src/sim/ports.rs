@@ -121,7 +121,7 @@ pub(super) struct RoundOutput {
     pub changes: Vec<Entry>,
     /// Whether a step of a snapshot's installation begins.
     pub installs: bool,
-    /// Number of full queues that were met.
+    /// Number of messages and fetches that were refused because a queue was full.
     pub full: u64,
     /// Number of snapshots that could not be sent because their body was missing.
     pub missing_bodies: u64,

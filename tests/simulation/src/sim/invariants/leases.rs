@@ -17,9 +17,10 @@ const SLACK: u64 = 300_000;
 #[derive(Debug)]
 struct LeaseTimes {
     lease: Lease,
-    /// Virtual time of the newest answer that assured a client of the lease's whole TTL.
+    /// Virtual time of the grant, or of the newest acknowledged renewal: the time at which a leader
+    /// reset the lease's timer, before the client got the answer.
     renewal_confirmed_at: u64,
-    /// Latest virtual time at which a leader may have set the lease's clock back.
+    /// Latest virtual time at which a leader has reset the lease's timer to the whole TTL.
     clock_set_back_at: u64,
 }
 
@@ -72,7 +73,8 @@ impl Leases {
         Ok(())
     }
 
-    /// Records that a leader has set a lease's clock back, before the client has an answer.
+    /// Records that a leader has reset a lease's timer to the whole TTL. The client has no answer
+    /// yet.
     pub fn record_clock_set_back(&mut self, granted: u64, at: u64) {
         if let Some(times) = self.times_by_grant.get_mut(&granted) {
             times.clock_set_back_at = times.clock_set_back_at.max(at);
