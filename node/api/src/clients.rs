@@ -464,7 +464,8 @@ impl RequestServer {
     }
 
     /// Answers a request with the router. The decompressed message of a unary call stays charged
-    /// until then. A stream's messages are served one after the other.
+    /// until the router has answered. The messages of a stream need no such charge, because they
+    /// are served one after the other.
     async fn route(
         &self,
         mut request: Request<Incoming>,

@@ -64,9 +64,9 @@ impl SteadyWriter {
         Ok(Self { stop, acknowledged, task })
     }
 
-    /// Keeps writing until a write is acknowledged that began at least `MARGIN` after this call,
-    /// then stops. This way a gap in the acknowledgements that outlasts the measured change is
-    /// measured completely.
+    /// Keeps writing for `MARGIN`, and then until one more write has begun and is acknowledged. So
+    /// a gap in the acknowledgements is measured to its end, even if it outlasts the measured
+    /// change.
     pub(super) async fn finish(mut self) -> Result<WriteMeasurement> {
         tokio::time::sleep(MARGIN).await;
         let now = Instant::now();

@@ -70,8 +70,8 @@ impl PostgresServer {
                     // The shortest TTL that Patroni accepts, with the longest retry timeout that
                     // this TTL allows.
                     "ttl": 20, "loop_wait": 2, "retry_timeout": 8,
-                    // A row is acknowledged only when both servers have it. If only one server may
-                    // lead, that server is enough.
+                    // A row is acknowledged only when both servers have it. If the standby is lost,
+                    // the leader acknowledges rows alone, and no other server may lead.
                     "synchronous_mode": true,
                     "postgresql": { "use_pg_rewind": true },
                 },

@@ -339,9 +339,9 @@ fn a_replacement_completes_though_the_leaders_agent_dies_after_each_step() -> Re
     Ok(())
 }
 
-/// A use is counted, then the leader's agent and the newcomer die, and discovery forgets the
-/// newcomer. The next agent must finish the replacement from the cluster's own store. Otherwise the
-/// use would never end, and would block all others.
+/// A use of the policy is counted. Then the leader's agent and the newcomer die, and discovery
+/// forgets the newcomer. The next agent must finish the replacement from the cluster's own store.
+/// Otherwise the use would never end, and would block all others.
 #[test]
 fn a_replacement_that_discovery_has_forgotten_comes_to_an_end() -> Result<()> {
     let (mut running, bundle, _) = form(5, "2")?;

@@ -86,8 +86,8 @@ fn lock<S>(shared: &Mutex<Shared<S>>) -> MutexGuard<'_, Shared<S>> {
 }
 
 impl<S: AsyncRead + AsyncWrite + Unpin> CollectedWrites<S> {
-    /// Gives `connection` a turn, and then writes what it has collected. Ends with the connection,
-    /// once its last bytes are written, or if its bytes can't be written.
+    /// Gives `connection` a turn, and then writes what it has collected. Ends when `connection` has
+    /// ended, after one attempt to write its last bytes, or when bytes can't be written.
     pub(super) fn poll<F: Future>(
         &self,
         connection: Pin<&mut F>,

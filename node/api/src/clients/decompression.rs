@@ -109,7 +109,8 @@ impl Decompressor {
         self.rest = data;
     }
 
-    /// Returns the full length of a compressed message that is incomplete; 0 if there is none.
+    /// Returns the full length of a compressed message that is incomplete, or the received length
+    /// of an incomplete header; otherwise 0.
     pub(super) fn incomplete_bytes(&self) -> usize {
         match &self.state {
             DecompressorState::Compressed(message, left) => {

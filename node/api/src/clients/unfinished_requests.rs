@@ -185,7 +185,7 @@ impl MessageTracker {
     }
 
     /// Returns the number of bytes to charge while the rest of the request is awaited. `folded` is
-    /// the full length of a compressed message that is incomplete, or 0.
+    /// the result of [`Decompressor::incomplete_bytes`], or 0 without a decompresser.
     fn cost(&self, folded: usize) -> usize {
         let between = self.header_seen == 0 && self.largest > 0 && folded == 0;
         if self.kind == BodyKind::Stream && between {

@@ -167,8 +167,8 @@ mod tests {
     #[test]
     fn periodic_compaction_begins_after_a_period_and_repeats_at_least_hourly() {
         let minutes = |of: u32| AutoCompaction::Periodic(of * MINUTE);
-        // As in etcd, each later compaction uses the revision that was sampled a tenth of a period
-        // before the compaction preceding it.
+        // As in etcd, the first compaction uses the sample from one period ago. Each later
+        // compaction uses the sample from one period and one sample interval ago.
         let ten = compactions(minutes(10), 31, |_| true);
         assert_eq!(ten, [(10, 1), (20, 9 * 60 + 1), (30, 19 * 60 + 1)]);
         let day = compactions(minutes(24 * 60), 26 * 60 + 1, |_| true);

@@ -41,7 +41,7 @@ use super::settings::{ApiLimits, ServerIdentity, Telemetry};
 const SMALL_ANSWER_BYTES: usize = 16 << 10;
 
 /// Returns the share of a client's memory bounds that an answer of `bytes` bytes may fill. A large
-/// answer may not fill all of it, so that room for the client's writes is left.
+/// answer may fill only a part of them, so that room for the client's writes is left.
 pub(crate) const fn part_for_answer(bytes: usize) -> BudgetShare {
     if bytes > SMALL_ANSWER_BYTES { BudgetShare(7) } else { BudgetShare::WHOLE }
 }

@@ -13,8 +13,8 @@
 //! 40 incarnation       16
 //! 56 boot counter       8
 //! 64 run                8   random per process: distinguishes a copy from a reconnect
-//! 72 term               8   term, vote and last index are those on the disk when
-//!                           the process began
+//! 72 term               8   state of the disk when the process began: term, vote
+//!                           and last index
 //! 80 vote               8
 //! 88 last index         8
 //! ```
