@@ -81,7 +81,8 @@ impl Consensus {
 
     /// Handles the report that the process of the member `leader` has ended. If this member follows
     /// that leader, it forgets the leader, and campaigns at its turns until a new leader is known.
-    /// After an election time-out its turns end. Returns whether this member followed that leader.
+    /// After an election time-out its turns end. While a snapshot is being installed, the report is
+    /// ignored. Returns whether this member has forgotten the leader.
     pub fn forget_leader(&mut self, leader: u64, turn: Turn) -> bool {
         let raft = &self.raw.raft;
         let follows = raft.state == StateRole::Follower && raft.leader_id == leader;
