@@ -136,7 +136,7 @@ pub struct HostIdentity {
     pub tenant: Option<String>,
     /// Region of the host; unknown for Azure.
     pub region: Option<String>,
-    /// Virtual machine: an id that is unique in its cloud.
+    /// Id of the virtual machine, unique in its cloud.
     pub instance: String,
     /// Time at which the virtual machine was made or last started; unknown for Azure.
     pub started_at: Option<u64>,

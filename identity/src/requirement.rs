@@ -59,7 +59,7 @@ pub enum InvalidRequirement {
     /// The age is 0, or given for Azure, whose JWTs don't say when the machine was made.
     #[error("a requirement's age is at least 1 s, and none is given for Azure")]
     Age,
-    /// A name is empty or too long, or has characters that a command line could take for its own.
+    /// A name is empty or too long, or has characters with a meaning on a command line.
     #[error(
         "a name in a requirement has 1 to {MAX_NAME} characters of A-Z, a-z, 0-9 and . _ : / @ -"
     )]
