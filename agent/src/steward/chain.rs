@@ -68,8 +68,8 @@ impl Statements {
             return Ok(());
         }
         if self.chain.position(newest).is_some() {
-            // The service's database is from before the last statements. An owner who signed others
-            // in their place would split the chain.
+            // The service's database has lost the last statements. Send them: an owner who doesn't
+            // see them could sign others with the same numbers, which would split the chain.
             let shown = client.show_statements(cluster, &self.chain.jws()).await;
             shown.map_err(|error| causes(&error))?;
             tracing::info!("discovery had lost the newest statements, and has them again");

@@ -253,7 +253,7 @@ impl IntentFacts<'_> {
         self.unless_expired(|| StewardAction::Change(change, IntentStep::Update))
     }
 
-    /// Returns the action of `act`. If this is not the intent's time, waits instead. If the intent
+    /// Returns the action of `act`. If the intent must not begin now, waits instead. If the intent
     /// was planned for another configuration, refuses it.
     fn unless_expired(&self, act: impl FnOnce() -> StewardAction) -> StewardAction {
         match (self.untimely, self.intent.planned_at, self.members.configuration) {

@@ -259,7 +259,7 @@ impl Steward {
     }
 
     /// Examines the pending intents once. The leader's agent carries them out; other agents watch
-    /// that agent's sign of life.
+    /// that agent's heartbeat.
     async fn process_intents(
         &mut self,
         intents: &[IntentView],
@@ -336,7 +336,7 @@ impl Steward {
                 }
             }
         }
-        // An agent that can't read the chain or an intent writes no sign of life, so that another
+        // An agent that can't read the chain or an intent writes no heartbeat, so that another
         // agent takes over.
         if leads && reads_all {
             self.write_heartbeat_if_due(leader).await;
@@ -358,7 +358,7 @@ impl Steward {
                 self.report_wait(intent, &why).await;
                 continue;
             }
-            // A step may take seconds if a member doesn't answer. Renew this agent's sign of life
+            // A step may take seconds if a member doesn't answer. Renew this agent's heartbeat
             // before each step, so that the other agents don't take over.
             if leads && reads_all {
                 self.write_heartbeat_if_due(leader).await;

@@ -1,17 +1,17 @@
 //! Takes over the leadership if the leader's agent is silent.
 //!
-//! The leader's agent carries out intents. While intents are pending, it writes a sign of life to
-//! the cluster's own store every few seconds. Each other voter's agent times the sign by its own
-//! monotonic clock, so neither another host's clock nor discovery can move the leadership. After
-//! [`TAKEOVER_TIMEOUT`] without a new sign, the first of these agents asks the leader's node to
-//! hand the leadership over to the agent's own node. That agent then carries out the intents. If it
-//! is silent too, the next one follows after another [`TAKEOVER_TIMEOUT`].
+//! The leader's agent carries out intents. While intents are pending, it writes a heartbeat to the
+//! cluster's own store every few seconds. Each other voter's agent measures the time since the last
+//! heartbeat by its own monotonic clock, so neither another host's clock nor discovery can move the
+//! leadership. After [`TAKEOVER_TIMEOUT`] without a new heartbeat, the first of these agents asks
+//! the leader's node to hand the leadership over to the agent's own node. That agent then carries
+//! out the intents. If it is silent too, the next one follows after another [`TAKEOVER_TIMEOUT`].
 //!
-//! The leadership must not move if another leader's agent could do no more than this one's. So an
-//! agent takes over under three conditions:
+//! The leadership must not move to a node whose agent could do no more than the present leader's
+//! agent. So an agent takes over under three conditions:
 //! - There is an intent on which it could act at once.
 //! - It has tried fewer than [`MAX_TAKEOVERS`] times for that intent.
-//! - It has written a sign of its own, which proves that others will see it alive.
+//! - It has written a heartbeat of its own, which proves that other agents will see its heartbeats.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -28,16 +28,16 @@ use super::{IntentObservations, Steward};
 use crate::cluster::{ClusterMember, MemberId, MemberList, NodeStatus, StoredValue};
 use crate::exit::error_chain as causes;
 
-/// Key of the sign of life that the leader's agent writes.
+/// Key of the heartbeat that the leader's agent writes.
 const HEARTBEAT_KEY: &str = "muster/v1/steward";
-/// How often the leader's agent writes its sign while intents are pending.
+/// How often the leader's agent writes its heartbeat while intents are pending.
 const HEARTBEAT_INTERVAL: Duration = Duration::from_secs(5);
-/// How long the leader's agent may write no sign before the next agent takes over.
+/// How long the leader's agent may write no heartbeat before the next agent takes over.
 const TAKEOVER_TIMEOUT: Duration = Duration::from_secs(15);
 /// Maximum number of times that one agent tries to take over for one intent.
 const MAX_TAKEOVERS: u32 = 3;
 
-/// The sign of life of the leader's agent.
+/// Heartbeat of the leader's agent, or of an agent that takes over.
 #[derive(Debug, Serialize, Deserialize)]
 struct Heartbeat {
     version: u32,
@@ -53,7 +53,7 @@ impl Heartbeat {
         serde_json::to_vec(&Self { version: 1, member, at }).expect("texts always serialise")
     }
 
-    /// Returns the revision of the stored sign of life, if `leader`'s agent wrote it.
+    /// Returns the revision of the stored heartbeat, if `leader`'s agent wrote it.
     fn revision(stored: &StoredValue, leader: MemberId) -> Option<i64> {
         let sign: Heartbeat = serde_json::from_slice(stored.value.as_ref()?).ok()?;
         (sign.member.parse() == Ok(leader)).then_some(stored.revision())
@@ -63,21 +63,23 @@ impl Heartbeat {
 /// Observations of the leader's agent, and this agent's attempts to take over.
 #[derive(Debug, Default)]
 pub(super) struct LeaderWatch {
-    /// The leader, the revision of its agent's newest sign, and when that was first seen.
+    /// The leader, the revision of its agent's newest heartbeat, and when that heartbeat was first
+    /// seen.
     last: Option<(MemberId, Option<i64>, Instant)>,
-    /// When this agent last wrote its own sign.
+    /// When this agent last wrote its own heartbeat.
     heartbeat_written: Option<Instant>,
     /// Number of attempts to take over, by intent.
     takeovers: BTreeMap<OperationId, u32>,
 }
 
 impl LeaderWatch {
-    /// Forgets everything. Called while no intent is pending, when no sign is written.
+    /// Forgets everything. Called while no intent is pending, because nobody writes a heartbeat
+    /// then.
     pub(super) fn reset(&mut self) {
         *self = Self::default();
     }
 
-    /// Notes the newest sign of `leader`'s agent. Returns for how long no newer one was seen.
+    /// Notes the newest heartbeat of `leader`'s agent. Returns for how long no newer one was seen.
     fn record_heartbeat(
         &mut self,
         leader: MemberId,
@@ -119,7 +121,7 @@ fn takeover_delay(members: &MemberList, leader: MemberId, own: MemberId) -> Opti
 }
 
 impl Steward {
-    /// Writes this agent's sign of life, unless the last one is recent.
+    /// Writes this agent's heartbeat, unless the last one is recent.
     pub(super) async fn write_heartbeat_if_due(&mut self, own: MemberId) {
         if self
             .leader_watch
@@ -149,8 +151,8 @@ impl Steward {
         }
     }
 
-    /// Takes over the leadership under two conditions. The agent of `leader` has been silent for
-    /// long enough, and this agent could act on one of `intents` at once.
+    /// Takes the leadership over if the agent of `leader` has been silent for long enough, and this
+    /// agent could act on one of `intents` at once.
     pub(super) async fn watch_leader(
         &mut self,
         intents: &[IntentView],

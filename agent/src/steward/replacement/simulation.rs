@@ -71,7 +71,7 @@ enum Guard {
     Revocation,
     /// A replacement is given up when its member comes back.
     Continuation,
-    /// A vacant place is filled only if there is a voter less.
+    /// A vacant place is filled only if the cluster lacks a voter.
     Vacancy,
 }
 
@@ -163,7 +163,8 @@ struct Simulation {
     cut: BTreeSet<(MemberId, MemberId)>,
     paths: BTreeMap<(MemberId, MemberId), TruePath>,
     members: MemberList,
-    /// Number of changes of members. `muster-node` refuses a step that was planned at another one.
+    /// Number of changes of members so far. `muster-node` refuses a step that was planned at
+    /// another configuration.
     configuration: u64,
     started: BTreeSet<MemberId>,
     leader: Option<MemberId>,
@@ -626,7 +627,7 @@ impl Simulation {
             if saw < voters.len() / 2 + 1 {
                 faults.push(format!("{saw} of {} voters have missed the member", voters.len()));
             }
-            // The leader's host must have missed the member for that time, too.
+            // The leader's own connection to the member must have been cut for that time, too.
             if !self.was_cut_for_long(own, dead) {
                 faults.push("the leader has not missed the member".to_owned());
             }
