@@ -43,7 +43,7 @@ pub(crate) enum ExamineError {
     /// The snapshot can't be opened.
     #[error(transparent)]
     Snapshot(#[from] InspectError),
-    /// The snapshot is another one than the manifest describes.
+    /// The snapshot is not the one that the manifest describes.
     #[error(
         "the snapshot is not the one that its manifest describes: {found:?} in place of {expected:?}"
     )]

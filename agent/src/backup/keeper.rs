@@ -133,7 +133,8 @@ impl BackupKeeper {
         let store = BackupStore::open(&self.settings.store).await?;
         self.look(&store).await?;
         let Some(node) = node.filter(|_| is_responsible && Timestamp::now() >= self.due_at) else {
-            // The store can be read. The failures still count while the failed backup is due.
+            // The store can be read again. But while a backup is due, the failures to save it still
+            // count.
             if !is_due {
                 self.failures = 0;
             }

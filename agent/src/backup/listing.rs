@@ -25,7 +25,8 @@ pub(crate) struct BackupListing {
 }
 
 impl BackupListing {
-    /// Sorts the files of a cluster's folder by their names. Leaves out files of other programs.
+    /// Groups the files of a cluster's folder into backups, by their names. Leaves out files of
+    /// other programs.
     pub(crate) fn of(files: impl IntoIterator<Item = String>) -> Self {
         let (mut manifests, mut data) = (Vec::new(), BTreeMap::<BackupName, Vec<String>>::new());
         let mut listing = Self::default();

@@ -11,8 +11,8 @@ use super::schedule::is_in_future;
 /// Maximum number of backups, and of leftover files, that one round deletes. The rest follows in
 /// later rounds.
 const MAX_DELETIONS: usize = 16;
-/// Age above which a leftover file is deleted. A round takes less, so no round still writes the
-/// file.
+/// Age above which a leftover file is deleted. A round takes less time, so no round is still
+/// writing such an old file.
 pub(super) const LEFTOVER_AGE: SignedDuration = SignedDuration::from_hours(24);
 
 /// How many backups are kept, and how long.

@@ -179,7 +179,8 @@ impl ClusterApiClient {
         Err(ClusterError::Unavailable { text })
     }
 
-    /// Makes `to` the leader. The request is sent to `leader`, since only the leader can hand over.
+    /// Makes `to` the leader. The request is sent to `leader`, since only the leader can transfer
+    /// the leadership.
     pub(crate) async fn move_leader(
         &self,
         leader: &ClusterMember,

@@ -191,7 +191,7 @@ fn running_node_pid(layout: &Layout) -> Result<Option<i32>, StateError> {
     }
     let text = state::read(&layout.pid_file())?.unwrap_or_default();
     let identity = ProcessIdentity::from_text(&String::from_utf8_lossy(&text));
-    // The lock is held, so the file is of this boot.
+    // A running node holds the lock, so the pid file was written in this boot.
     Ok(identity.filter(|node| matches!(node.has_start_ticks(), Ok(true))).map(|node| node.pid))
 }
 
@@ -206,7 +206,7 @@ fn format_text(report: &StatusReport) -> String {
     line("agent", Some(agent_line(report)));
     let reason = status.and_then(|s| s.reason.as_deref());
     line("doing", status.map(|s| format_phase(s.phase.as_str(), first_line(reason))));
-    // Lines that the reason quotes from the node's log are shown on lines of their own.
+    // The reason may quote lines of the node's log. Print each of them on a line of its own.
     for quoted in reason.into_iter().flat_map(|reason| reason.lines().skip(1)) {
         line("", Some(quoted.trim().to_owned()));
     }

@@ -20,7 +20,7 @@ use serde::Deserialize;
 
 use crate::exit::error_chain;
 
-/// Address of the metadata service, which is the same link-local one in all three clouds.
+/// Link-local address of the metadata service. All three clouds use this address.
 pub(crate) const METADATA_URL: &str = "http://169.254.169.254";
 /// Time limit of one request. The service is on the host's own machine.
 const REQUEST_LIMIT: Duration = Duration::from_secs(2);
@@ -30,7 +30,7 @@ const TRIES: u32 = 5;
 const PAUSE: Duration = Duration::from_secs(2);
 /// Longest answer that is read, in bytes. Azure's description of a machine has some kilobytes.
 const MAX_ANSWER: usize = 64 * 1024;
-/// Lifetime of the session token that AWS asks for, in seconds.
+/// Lifetime of the session token that AWS requires (IMDSv2), in seconds.
 const SESSION_SECONDS: &str = "60";
 
 /// Why a request to the metadata service failed.
@@ -39,7 +39,7 @@ pub(crate) enum MetadataError {
     /// The metadata service doesn't answer, or refuses.
     #[error("the cloud's metadata service doesn't answer")]
     Request(#[from] reqwest::Error),
-    /// The answer is longer than it can be.
+    /// The answer is longer than [`MAX_ANSWER`].
     #[error("the cloud's metadata service answers more than {MAX_ANSWER} bytes")]
     TooLong,
     /// The answer isn't of the expected form.
@@ -48,7 +48,7 @@ pub(crate) enum MetadataError {
     /// The answer is no identity document.
     #[error("the cloud's metadata service gives no identity document")]
     NoIdentity,
-    /// The zone's name breaks the rules for names.
+    /// The zone's name is no valid name at discovery.
     #[error("the cloud's zone `{zone}` can't be used")]
     BadName {
         /// Zone as the cloud calls it.
@@ -68,8 +68,8 @@ struct AzureCompute {
     zone: String,
 }
 
-/// Returns the zone of this host, as the metadata service at `url` says it. Tries again for a
-/// while.
+/// Returns the zone of this host according to the metadata service at `url`. Makes up to [`TRIES`]
+/// requests if they fail.
 pub(crate) async fn zone(cloud: Cloud, url: &str) -> Result<Name, MetadataError> {
     let mut failed = 0;
     loop {

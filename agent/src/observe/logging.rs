@@ -113,8 +113,8 @@ fn node_text(line: &Map<String, Value>) -> String {
     text
 }
 
-/// Returns the last line of a `run` that logs JSON: why the agent ended, in the form of the lines
-/// before it.
+/// Returns the last line that `run` logs as JSON: the reason why the agent ended, in the form of
+/// all other log lines.
 pub(crate) fn exit_error_object(end: &ExitError) -> Value {
     let mut object = Map::new();
     object.insert("timestamp".into(), jiff::Timestamp::now().to_string().into());

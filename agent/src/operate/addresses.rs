@@ -214,9 +214,9 @@ impl HostAddressWatch {
         }
     }
 
-    /// At a start, waits until the host has the member's addresses again, or has had others for
-    /// [`SETTLE_TIME`]. Returns the others, or `None`. A host gets its addresses some time after it
-    /// has booted.
+    /// At a start, waits until the host has the member's addresses again, or has had other
+    /// addresses for [`SETTLE_TIME`]. In the second case, returns these. A host gets its addresses
+    /// some time after it has booted.
     pub(crate) async fn wait_for_addresses(&self, board: &StatusHandle) -> Option<Addresses> {
         let lost = self.lost();
         if lost.is_empty() {
@@ -238,7 +238,8 @@ impl HostAddressWatch {
         }
     }
 
-    /// Returns a text that a start waits for the address `lost`, with what ends the wait.
+    /// Returns the status text of a start that waits for the address `lost`. The text says how the
+    /// wait can end.
     fn waiting_text(&self, lost: &str) -> String {
         if !node_dir::has_log(&self.node_dir) {
             return format!(

@@ -41,10 +41,10 @@ pub(crate) struct OwnCas {
 /// Facts about this member's CAs. The numbers are positions in the statement chain.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct CaFacts {
-    /// Number of the first statement from which on the CAs in this member's files are trusted.
+    /// Number of the earliest statement since which the CAs in this member's files are trusted.
     written: u64,
-    /// Number of the first statement from which on the CAs of the newest statement issue
-    /// certificates.
+    /// Number of the earliest statement since which the CAs that issue certificates now have issued
+    /// them.
     issuing: u64,
     /// The value of `written` when the node's process was started; `None` if that isn't known.
     at_start: Option<u64>,
@@ -62,8 +62,8 @@ struct StartFile {
 }
 
 impl OwnCas {
-    /// Begins with the statements and certificates with which the node is started. The files are
-    /// written already.
+    /// Begins with the statements and certificates with which the node is started. The caller has
+    /// written the files of certificates already.
     pub(crate) fn new(
         layout: &Layout,
         kind: NodeKind,
@@ -108,8 +108,8 @@ impl OwnCas {
         self.facts.send_modify(|facts| facts.are_certificates_new = are_certificates_new);
     }
 
-    /// Returns the statement since which the CAs in the files are trusted, for
-    /// [`OwnCas::note_start`].
+    /// Returns the number of the earliest statement since which the CAs in the files are trusted,
+    /// for [`OwnCas::note_start`].
     pub(crate) fn written(&self) -> u64 {
         self.facts.borrow().written
     }
@@ -161,7 +161,8 @@ impl OwnCas {
         }
     }
 
-    /// Returns the statement whose CAs the node's process trusts.
+    /// Returns the number of the earliest statement since which the CAs of the node's process are
+    /// trusted; 0 if it isn't known.
     fn trusted(&self, facts: &CaFacts) -> u64 {
         match self.kind {
             NodeKind::Muster => facts.written,

@@ -1,8 +1,9 @@
 //! Checks that discovery doesn't rewrite its history of this cluster.
 //!
 //! The agent keeps the last checkpoint that discovery signed, and the next one has to continue it.
-//! Otherwise discovery's database was set back or rewritten. The agent then only reports the fault,
-//! and keeps both checkpoints as evidence until a person removes that file.
+//! Otherwise discovery's database was set back to an older state, or rewritten. The agent then only
+//! reports the fault, and keeps both checkpoints in a file as evidence until a person removes that
+//! file.
 
 use std::cell::Cell;
 use std::path::PathBuf;

@@ -193,7 +193,8 @@ impl ServiceFinder {
     fn consider(&mut self, jws: &Jws, source: ServiceSource) -> Option<ServiceOrder> {
         let found = match VerifiedService::verify(jws, &self.chain) {
             Ok(found) => found,
-            // The known statement stays after the removal of its owner, until there is another one.
+            // An owner who has been removed since may have signed the known statement. The agent
+            // still follows it until there is another one.
             Err(_) if self.known.as_ref().is_some_and(|known| known.jws() == jws) => {
                 return Some(ServiceOrder::Same);
             }
@@ -259,8 +260,8 @@ impl ServiceFinder {
         let is_replaced = match order {
             Some(ServiceOrder::Older) => true,
             Some(ServiceOrder::Same | ServiceOrder::Newer | ServiceOrder::Conflict) => false,
-            // An owner whom only a longer statement chain names may have signed the stored
-            // statement. An agent that knows such a chain keeps it in the store.
+            // The signer of the stored statement may be an owner whom only a longer statement chain
+            // names. An agent that knows such a chain keeps the chain in the store.
             None => {
                 let statements = self.node.read_key(STATEMENTS).await?;
                 chain_length(&statements) <= self.chain.jws().len()

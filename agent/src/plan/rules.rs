@@ -1,4 +1,5 @@
-//! The reasons for which the cluster refuses a single change, as far as they show from outside.
+//! The reasons for which the cluster refuses a single change, as far as an agent can predict them
+//! from the members' observed states.
 
 use member_rules::{DEFAULT_MAX_LEARNERS, QuorumObjection};
 

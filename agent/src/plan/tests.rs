@@ -302,7 +302,7 @@ fn a_silent_member_is_removed_first_only_if_the_cluster_refuses_the_new_one() {
     for (members, refused, expected) in [
         ("VVv", false, ReplacementStep::Add),
         ("VVv", true, removal),
-        // Older releases of etcd refuse an addition while any voter is away.
+        // Older releases of etcd refuse an addition while any voter is unreachable.
         ("VVvVV", true, removal),
         // No early removal if the old member answers, or if too few would answer after its removal.
         ("VvV", true, ReplacementStep::Add),

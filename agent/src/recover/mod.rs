@@ -44,9 +44,9 @@ pub(crate) struct DirectoryReport {
     pub name: Option<String>,
     /// The end of the log, if there is one.
     pub log: Option<LogReport>,
-    /// The store's state with the whole log applied.
+    /// State of the store, if there is one.
     pub store: Option<StoreReport>,
-    /// The new cluster that was made in this directory, if one was.
+    /// The single-member cluster that a recovery made in this directory, if there was one.
     pub forced: Option<ForcedCluster>,
 }
 
@@ -58,7 +58,7 @@ impl DirectoryReport {
     }
 }
 
-/// A new cluster of one member that was made from a directory.
+/// A new cluster of one member, which a recovery made from the data in a node's directory.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct ForcedCluster {
     /// The member that the data belonged to.
@@ -87,12 +87,13 @@ pub(crate) struct LogReport {
 /// State of a member's store.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct StoreReport {
-    /// Index of the last applied entry. For stock etcd, the store shows nothing of later entries.
-    /// For muster-node, the rest of the log is shown as applied as well.
+    /// Index of the last entry that the store on disk has applied.
     pub applied: u64,
-    /// Newest revision of the store.
+    /// Newest revision: for muster-node, with the whole log applied; for stock etcd, that of the
+    /// store on disk.
     pub revision: i64,
-    /// The cluster's members according to the store.
+    /// The cluster's members: for muster-node, with the whole log applied; for stock etcd, those in
+    /// the store on disk.
     pub members: Vec<StoredMember>,
 }
 

@@ -56,7 +56,7 @@ pub struct AdoptedNode {
     pub program: PathBuf,
     /// Value of `--data-dir`, as an absolute path.
     pub directory: PathBuf,
-    /// Value of `--name`, which may hold characters that no name at discovery has.
+    /// Value of `--name`. It may contain characters that discovery doesn't allow in names.
     pub etcd_name: String,
     /// Value of the flag `--listen-peer-urls`.
     pub listen_peer_urls: String,
@@ -66,7 +66,7 @@ pub struct AdoptedNode {
     pub client_cert_auth: bool,
     /// Value of the flag `--peer-client-cert-auth`.
     pub peer_client_cert_auth: bool,
-    /// The other flags, as they are passed on.
+    /// The other flags, as the agent passes them to the etcd.
     pub flags: Vec<String>,
     pub certificates: CertificateFiles,
     /// The systemd unit that ran the etcd; `None` if it ran otherwise.

@@ -74,7 +74,7 @@ impl DirectoryStore {
         let part = folder.join(BackupFile::unfinished(file));
         let written = self.write(&part, &folder.join(file), source).await;
         if written.is_err() {
-            // A later round removes the file if this doesn't.
+            // If this fails, a later round removes the file.
             let _ = tokio::fs::remove_file(&part).await;
         }
         written
@@ -121,8 +121,8 @@ impl DirectoryStore {
         .await
     }
 
-    /// Writes a file into the directory, and deletes it. Of a missing directory, checks only where
-    /// it would be made.
+    /// Writes a file into the directory, and deletes it. If the directory is missing, checks only
+    /// that it could be made.
     pub(super) async fn probe(&self, file: &str) -> Result<(), BackupStoreError> {
         let (root, path) = (self.root.clone(), self.root.join(file));
         blocking(move || {

@@ -50,7 +50,7 @@ pub(crate) struct S3Store {
 
 impl fmt::Debug for S3Store {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // The bucket's own form shows more of its settings than a log should have.
+        // The bucket's own `Debug` form shows settings that don't belong in a log.
         f.debug_tuple("S3Store").field(&self.place).finish()
     }
 }

@@ -97,8 +97,8 @@ pub(super) async fn run(
     found.print(typed, true, printer)
 }
 
-/// Refuses to enrol as another user than the one that owns the etcd's data: the agent's node runs
-/// as the agent's user.
+/// Refuses to enrol if this process doesn't run as the owner of the etcd's data: the agent runs its
+/// node as its own user.
 fn check_owner(directory: &Path) -> Result<(), ExitError> {
     let found = std::fs::metadata(directory).map_err(|error| {
         ExitError::Failed(format!("can't look at {}: {error}", directory.display()))

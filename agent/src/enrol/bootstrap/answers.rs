@@ -275,8 +275,8 @@ impl Bootstrap<'_> {
         });
     }
 
-    /// Refuses a proposal that can't be verified (rule S1 of the formation, `agent/sign.rs`),
-    /// before the state machine sees it. The proposal's signatures don't confirm its content.
+    /// Sends a nack for a proposal whose signatures can't be verified (rule S1 of the formation,
+    /// `agent/sign.rs`). The state machine never sees such a proposal.
     fn refuse_unverified(
         &mut self,
         epoch: u64,

@@ -104,7 +104,8 @@ impl RunningEtcd {
 }
 
 impl EtcdTarget {
-    /// Asks the etcd for its ids. Returns the answer in the place of its agent, without a release.
+    /// Asks the etcd for its ids. If they are right, returns the answer that a probe of the
+    /// member's agent would get, without a release.
     pub(super) async fn probe(
         &self,
         target: &ProbeTarget,

@@ -363,7 +363,8 @@ impl<'a> Bootstrap<'a> {
 
     /// Repeats the redeem or poll after a pause, and shows what it waits for and why it failed.
     fn retry_later(&mut self, awaited: &str, text: String) {
-        // The next answer has to be a whole one, because the status shows this failure until then.
+        // Ask for a full answer next: the status shows this failure until an answer arrives, so an
+        // empty answer is not enough.
         self.contact.revision = None;
         let pause = self.contact.retry.next_pause();
         self.contact.pause = pause;

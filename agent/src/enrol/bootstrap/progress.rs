@@ -245,7 +245,7 @@ pub(super) mod tests {
         assert!(progress.due_explanations(at(1.95)).is_empty());
         progress.waits = vec![waits("acks_missing", "0 of 3 have signed")];
         assert!(progress.due_explanations(at(2.1)).is_empty());
-        // The text changes, but the wait is still the same.
+        // Only the text changes. The code is unchanged, so this is still the same wait.
         progress.waits = vec![waits("acks_missing", "1 of 3 have signed")];
         assert_eq!(progress.due_explanations(at(4.2)), ["1 of 3 have signed"]);
         assert!(progress.due_explanations(at(9.0)).is_empty());
