@@ -5,7 +5,7 @@
 //! row.
 //!
 //! Elements that this process has once acted on are in its ledger and are read first. A database
-//! that was set back therefore can't restore a role that an owner has revoked.
+//! that was set back to an older state therefore can't restore a role that an owner has revoked.
 
 use std::collections::BTreeSet;
 use std::sync::{Arc, PoisonError, RwLock};

@@ -1,4 +1,5 @@
-//! Limits the time of work on clusters, and prevents such work on a database that was set back.
+//! Limits the time of work on clusters, and prevents such work on a database that was set back to
+//! an older state.
 
 use std::time::Duration;
 
@@ -25,7 +26,8 @@ pub(crate) async fn with_timeout<T>(
 }
 
 impl App {
-    /// Returns an error if the database of a transaction that has just begun was set back.
+    /// Returns an error if the database was set back to an older state. `transaction` has just
+    /// begun.
     pub(crate) async fn check_not_set_back(
         &self,
         transaction: ClusterTransaction,

@@ -2,9 +2,9 @@
 //!
 //! 1. The envelope is signed by the connection's key and meant for this service
 //!    ([`RedeemRequest::open`]).
-//! 2. The cluster exists, and its database wasn't set back. The callers check this when they lock
-//!    and load the cluster. For a boot token, they also check that the agent's member wasn't
-//!    removed.
+//! 2. The cluster exists, and the database wasn't set back to an older state. The callers check
+//!    this when they lock and load the cluster. For a boot token, they also check that the agent's
+//!    member wasn't removed.
 //! 3. [`RedeemRequest::verify`]: the record names the cluster, the bundle's statement is in the
 //!    cluster's chain, and the grant is stored here. An issuer signed the grant, which is of the
 //!    right kind. The agent's key and the token's key signed the record, and the record fits the
@@ -234,8 +234,9 @@ pub(crate) fn unsettled_error(detail: &str) -> ApiError {
     ApiError::new(Code::DatabaseChanged, detail, next)
 }
 
-/// Whether a token was issued before the database was last set back or accepted. The database can
-/// have lost the token's revocation, so such a token admits no new key any more.
+/// Whether a token was issued before the last change of the database, or before an owner last
+/// accepted the database. The database can have lost the token's revocation, so such a token admits
+/// no new key any more.
 ///
 /// A token is void if its time of issue or its time of storage is too early. The time of issue
 /// alone isn't enough: it is in whole seconds, and the issuer's clock can be ahead. The time of

@@ -142,7 +142,8 @@ pub struct ProcessRow {
     pub sweeps: u64,
 }
 
-/// Evidence that a database is not the one that a process has worked with, or was set back.
+/// Evidence that a database is not the one that a process has worked with, or was set back to an
+/// older state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DatabaseDifference {
     /// The database is empty, but this process has worked with one that wasn't.
@@ -237,7 +238,7 @@ pub enum CopyScope {
     /// have to be compared with the database ([`plan_restore`]).
     NewHistory,
     /// All decisions, because the ledger holds less than the database recorded of it: the ledger
-    /// was set back. An operator must be informed.
+    /// was set back to an older state. An operator must be informed.
     IncompleteLedger,
 }
 

@@ -150,7 +150,8 @@ fn keep_owner(session: &mut AdminSession, admin: &Admin) -> Result<(), CliError>
     Ok(())
 }
 
-/// Makes an owner's key that is kept on paper alone, and names its owner.
+/// Makes a key that is kept on paper alone, prints it, and adds it to the admin chain with the role
+/// of owner.
 async fn add_recovery(
     session: &mut AdminSession,
     chain: &mut AdminChain,

@@ -59,7 +59,7 @@ impl Printer {
         }
     }
 
-    /// Prints lines that have their form already, such as JSON lines.
+    /// Prints lines that are formatted already, such as JSON lines.
     pub(super) fn print_lines(&mut self, lines: &str) -> Result<(), CliError> {
         match self.out.write_all(lines.as_bytes()).and_then(|()| self.out.flush()) {
             // The reader has closed the pipe (`| head`), which is no error.
@@ -224,7 +224,7 @@ pub(super) fn time_of_seconds(seconds: u64) -> String {
     time(i64::try_from(seconds).unwrap_or(i64::MAX).saturating_mul(1000))
 }
 
-/// Formats seconds in the form of arguments: `24h`, `90m`, `45s`.
+/// Formats a time in seconds as the command line accepts it: `24h`, `90m`, `45s`.
 pub(super) fn duration(seconds: u64) -> String {
     match seconds {
         s if s > 0 && s.is_multiple_of(3_600) => format!("{}h", s / 3_600),

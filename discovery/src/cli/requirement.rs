@@ -20,7 +20,7 @@ const FIELDS: &str = "aws:account=ID[,region=NAME][,max-age=TIME], \
                       gcp:project=ID[,region=NAME][,max-age=TIME] or \
                       azure:subscription=ID,tenant=ID,audience=URI";
 
-/// Parses a requirement: a cloud, and fields of which account and region may be repeated.
+/// Parses a requirement: a cloud and its fields. The fields for account and region may be repeated.
 fn parse(text: &str) -> Result<Requirement, String> {
     let (cloud, fields) = text.split_once(':').unwrap_or((text, ""));
     let cloud: Cloud = cloud.parse().map_err(|error| format!("{error}: {FIELDS}"))?;
@@ -63,7 +63,8 @@ pub(super) fn checked(args: &RequireArgs) -> Result<Vec<Requirement>, CliError> 
     }
 }
 
-/// Returns the grant's requirements as they are typed, or a dash.
+/// Returns the grant's requirements in the form that `--require` takes, or a dash if there are
+/// none.
 pub(super) fn typed(grant: &Grant) -> String {
     let typed: Vec<String> = grant.require.iter().map(ToString::to_string).collect();
     if typed.is_empty() { "-".to_owned() } else { typed.join(" or ") }

@@ -1,9 +1,9 @@
 //! The console: read-only pages in a browser, on a listener of its own.
 //!
-//! - **Sign-in.** An admin's key authorises a link (`POST /v1/console/links`, in `handlers`). The link
-//!   shows a button, and the button exchanges the link's code for a session's cookie. Both are random
-//!   secrets of which only hashes are stored. A preview of the link by a mail or chat program shows the
-//!   page and uses nothing up.
+//! - **Sign-in.** An admin's key authorises a link (`POST /v1/console/links`, in `handlers`). The
+//!   link shows a button, and the button exchanges the link's code for a session's cookie. Both are
+//!   random secrets of which only hashes are stored. If a mail or chat program previews the link,
+//!   it only loads the page and doesn't use the link up.
 //! - **Rights.** Each request looks the session and its admin up, and checks the role by `auth`, with
 //!   the actions of the API. So a revoked admin reads nothing more, and a page shows what the API shows.
 //! - **Reading.** Pages call the functions with which `handlers` answer, and the store. Only the

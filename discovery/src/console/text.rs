@@ -60,7 +60,7 @@ fn distance(ms: i64, now_ms: i64) -> String {
     if ms <= now_ms { format!("{text} ago") } else { format!("in {text}") }
 }
 
-/// Formats seconds as arguments are written: `2d`, `5h`, `90m`, `45s`.
+/// Formats a time in seconds with its largest whole unit: `2d`, `5h`, `90m`, `45s`.
 pub(super) fn duration(seconds: u64) -> String {
     match seconds {
         s if s > 0 && s.is_multiple_of(86_400) => format!("{}d", s / 86_400),

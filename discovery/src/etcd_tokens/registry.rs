@@ -18,8 +18,7 @@ use crate::store::UnixMicros;
 
 /// Maximum number of changes of one list. It limits hosts that repeatedly come and go.
 pub(crate) const MAX_CHANGES: u64 = 256;
-/// Index of the list before the first member registers. The key with the size has the index before
-/// this one.
+/// Index of the list before the first member registers. The key `_config/size` has index 1.
 pub(crate) const FIRST_INDEX: u64 = 2;
 
 /// The members that have registered with one etcd token.

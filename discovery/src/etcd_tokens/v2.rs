@@ -38,7 +38,7 @@ pub(crate) const V2_PREFIX: &str = "/v2/";
 const INDEX_HEADER: &str = "X-Etcd-Index";
 /// Beginning of the keys in answers. etcd reads only their last part.
 const KEY_PREFIX: &str = "/_etcd/registry";
-/// Index of the key with the size, and of the directory.
+/// Index of the key `_config/size` and of the cluster's directory.
 const CONFIG_INDEX: u64 = 1;
 /// Time for which a registration is retried while the database doesn't answer. etcd waits 5 s, and
 /// doesn't register twice.

@@ -45,11 +45,11 @@ use listener::EtcdClientAddress;
 
 /// Beginning of all keys.
 const REGISTRY: &str = "/_etcd/registry/";
-/// Key with the size, below the cluster's key.
+/// Key of the cluster's size, below the cluster's key.
 const SIZE_KEY: &str = "_config/size";
 /// Key of the members, below the cluster's key.
 const MEMBERS_KEY: &str = "members";
-/// Revision of the key with the size.
+/// Revision that a client sees for the key [`SIZE_KEY`].
 const CONFIG_REVISION: i64 = 1;
 /// Header in which a client sends the token that Authenticate returned.
 const AUTH_HEADER: &str = "token";

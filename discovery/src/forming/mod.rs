@@ -154,8 +154,8 @@ impl App {
         Ok(ClusterReply { cluster, chain, now, answer, document: delivery, grants, redeemed_grant })
     }
 
-    /// Locks a cluster and loads it. Returns an error if the database was set back.
-    /// `requested_grant` is the id of the grant that the request redeems.
+    /// Locks a cluster and loads it. Returns an error if the database was set back to an older
+    /// state. `requested_grant` is the id of the grant that the request redeems.
     async fn begin(
         &self,
         cluster: Uuid,
@@ -296,7 +296,7 @@ impl App {
 
     /// Returns the reason why this process may not make `decisions`, if there is one. A process
     /// must have copied all decisions of other processes first. The database can also have been set
-    /// back while this connection was open.
+    /// back to an older state while this connection was open.
     async fn find_decision_blocker(
         &self,
         transaction: &mut ClusterTransaction,

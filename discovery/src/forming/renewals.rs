@@ -67,7 +67,8 @@ impl App {
         self.settled_generation() == Some(generation)
     }
 
-    /// Generation of the database, if it is known and settled.
+    /// Generation of the database, if this process knows it. `None` also while the database is
+    /// unsettled, which means that no list may be frozen or committed in it.
     pub(crate) fn settled_generation(&self) -> Option<i64> {
         let known = self.store.watch().generation.borrow();
         known.as_ref().filter(|known| known.settled).map(|known| known.number)

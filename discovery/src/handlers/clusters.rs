@@ -216,7 +216,7 @@ pub(crate) async fn cluster_list(app: &App, query: &ClusterQuery) -> Result<Clus
         phases: &phases,
         created_from_us,
         after: &after,
-        // One more than asked for tells whether there is another page.
+        // Read one item more than the page holds: it shows whether there is another page.
         limit: i64::from(limit) + 1,
     };
     let mut rows = app.store.clusters(&filter).await?;

@@ -1,4 +1,5 @@
-//! Handlers for a database that was set back or restored, and for the processes that share it.
+//! Handlers for a database that was replaced or set back to an older state, and for the processes
+//! that share it.
 
 use actix_web::HttpRequest;
 use actix_web::web::{Data, Json, Path};

@@ -92,7 +92,7 @@ pub(crate) async fn list(
     authorise(&request, &app, Action::ReadEtcdTokens, None).await?;
     let limit = page_limit(query.limit)?;
     let position = parse_position::<GrantId>(query.after.as_deref(), ListPosition::start(""))?;
-    // One more than asked for tells whether there is another page.
+    // Read one item more than the page holds: it shows whether there is another page.
     let mut rows = app.store.etcd_tokens(&position, i64::from(limit) + 1).await?;
     let more = has_next_page(&mut rows, limit);
     let next = rows

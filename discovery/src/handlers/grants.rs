@@ -139,7 +139,7 @@ pub(crate) async fn grant_list(
 ) -> Result<GrantList, ApiError> {
     let limit = page_limit(query.limit)?;
     let position = parse_position::<GrantId>(query.after.as_deref(), ListPosition::start(""))?;
-    // One more than asked for tells whether there is another page.
+    // Read one item more than the page holds: it shows whether there is another page.
     let only_policies = query.policies.unwrap_or(false);
     let mut rows =
         app.store.grants((cluster, only_policies), &position, i64::from(limit) + 1).await?;

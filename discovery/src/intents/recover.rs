@@ -1,4 +1,5 @@
-//! Follows a recovery: an operator has made a new Raft cluster of what was left of a lost one.
+//! Follows a recovery: an operator has made a new Raft cluster from the data of a lost one's
+//! survivor.
 //!
 //! The agent on the survivor's host shows the signed statements. From then on the directory, the
 //! roster, certificates and intents are those of the recovered cluster. The lost cluster's members

@@ -330,8 +330,8 @@ impl Index {
             }
         }
         self.close_gaps();
-        // Filling a ledger that was set back starts at the first decision again. The mark of the
-        // last copied decision must not go back with it.
+        // Filling a ledger that was set back to an older state starts at the first decision again.
+        // The mark of the last copied decision must not become lower meanwhile.
         if let Some(hash) = hash(&copied.hash)
             && same
             && copied.to > self.copied.number

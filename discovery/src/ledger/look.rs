@@ -148,8 +148,8 @@ async fn look_once(
     if counts || fill != CopyScope::NewDecisions {
         // `update_own_row` has written the sweep count to the process's row; now the ledger stores
         // the same count. So if a later look finds that the row's count is lower than the ledger's,
-        // the database was set back. If the row's is higher by one, the process was killed between
-        // the two writes.
+        // the database was set back to an older state. If the row's is higher by one, the process
+        // was killed between the two writes.
         ledger.record_position(seen).await.map_err(failed)?;
     }
     watch.has_stored_run_id.store(true, Ordering::Relaxed);
@@ -381,8 +381,8 @@ impl DatabaseLook<'_> {
     }
 
     /// Returns what the ledger holds now that `row` was read. Another connection can have added
-    /// commits or sweeps to the ledger and to this process's row since the look began. A ledger
-    /// that was set back still holds less than the row says.
+    /// commits or sweeps to the ledger and to this process's row since the look began. If the
+    /// ledger was set back to an older state, it still holds less than the row says.
     fn memory_after(&self, row: &DatabaseRow) -> LedgerSummary {
         let now = self.ledger.memory();
         let mut memory = LedgerSummary { entries: now.entries, ..self.memory };

@@ -1,5 +1,6 @@
 //! The ledger: a record, kept outside Postgres, of the commits that this process has sent out and
-//! of the decisions that it has seen. It protects against a database that was set back.
+//! of the decisions that it has seen. It protects against a database that was set back to an older
+//! state.
 //!
 //! A database can go back in time: when somebody loads a dump or puts back a copy of its files, or
 //! when an old primary still answers. Such a database would let a second cluster form under an
@@ -50,10 +51,10 @@
 //!
 //! # What it does not do
 //!
-//! Suppose that a database is set back by copying its files, so that Postgres can't notice it, and
-//! every ledger is set back with it. The processes then report that the ledgers are copies, but
-//! nothing waits for a person. Only the hosts of the clusters that have formed since the copy was
-//! made hold the missing decisions. A machine's snapshot sets a file system back as a whole and
+//! Suppose that an older copy replaces the database's files, which Postgres can't notice, and that
+//! older copies replace all ledgers, too. The processes then report that the ledgers are copies,
+//! but nothing waits for a person. Only the hosts of the clusters that have formed since the copy
+//! was made hold the missing decisions. A machine's snapshot sets a file system back as a whole and
 //! keeps its files' birth times. The ledgers on it then don't even look like copies.
 
 mod agree;
@@ -316,7 +317,8 @@ impl LedgerFacts {
 /// Position of the last copied decision in a generation from which nothing was copied yet.
 const UNCOPIED: HistoryPosition = HistoryPosition::START;
 
-/// Body of the thread that writes the file. Ends with the last handle, or when the disk fails.
+/// Body of the thread that writes the file. Ends when the last handle is dropped, or when the disk
+/// fails.
 fn run_writer(
     mut file: file::LedgerFile,
     mut queue: mpsc::Receiver<Append>,

@@ -1,6 +1,6 @@
-//! The position file beside the ledger stores how far the database had come. It is replaced at each
-//! sweep, because a ledger with such entries would grow without end. A database that is behind the
-//! stored position was set back.
+//! The position file beside the ledger stores the last known position of the database's history. It
+//! is replaced at each sweep, because a ledger with such entries would grow without end. A database
+//! that is behind the stored position was set back to an older state.
 //!
 //! The file also holds the inodes and birth times of itself and the ledger, which no copy keeps. A
 //! ledger can be old because it was restored from a backup, or came with a cloned machine. A

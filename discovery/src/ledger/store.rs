@@ -77,7 +77,8 @@ impl Store {
 
     /// Writes a commit to the ledger, then the number of the ledger's commits to the process's row.
     /// By that number an owner decides whether a process may be forgotten. A ledger that holds
-    /// fewer commits than the row says was set back. The commit is durable when this returns.
+    /// fewer commits than the row says was set back to an older state. The commit is durable when
+    /// this returns.
     pub(crate) async fn record_commit(&self, commit: Commit) -> Result<(), LedgerError> {
         self.ledger().ensure_commit(commit).await?;
         if let Err(error) = self.count_entries().await {

@@ -167,7 +167,7 @@ pub(crate) struct CopyProgress {
 }
 
 impl CopyProgress {
-    /// Sets the number of decisions in the database.
+    /// Sets the number of the newest decision in the database.
     pub(super) fn set_newest(&self, newest: u64) {
         self.newest.store(newest, Ordering::Relaxed);
     }
@@ -177,7 +177,8 @@ impl CopyProgress {
         self.copied.store(to, Ordering::Relaxed);
     }
 
-    /// Returns the numbers of the last copied and of the newest decision.
+    /// Returns the number of the last copied decision, and that of the newest decision in the
+    /// database.
     pub(crate) fn copied_and_newest(&self) -> (u64, u64) {
         (self.copied.load(Ordering::Relaxed), self.newest.load(Ordering::Relaxed))
     }

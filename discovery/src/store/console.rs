@@ -68,8 +68,8 @@ impl Store {
         Ok(expires_us)
     }
 
-    /// Removes a link. Returns the key of its admin, unless the link has expired. Of several processes
-    /// and requests, one alone gets the key.
+    /// Removes a link. Returns the key of its admin, unless the link has expired. If several
+    /// requests use one link at once, even at several processes, only one of them gets the key.
     pub(crate) async fn take_console_link(
         &self,
         code: &Digest,

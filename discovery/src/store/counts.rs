@@ -9,8 +9,8 @@ use discovery_types::api::ClusterState;
 
 use super::{Store, StoreError};
 
-/// Limit on the count of one state. A number below it is exact. A larger one is an estimate, and at
-/// least this.
+/// Maximum number of clusters of one state that are counted. A result below this limit is exact.
+/// Any other result is an estimate, which is never lower than the limit.
 pub(crate) const MAX_COUNTED: i64 = 500;
 
 /// The numbers of clusters.
@@ -42,7 +42,8 @@ impl Store {
     }
 }
 
-/// Returns the number of clusters in a state: the counted one, or a larger one by the statistics.
+/// Returns the number of clusters in a state: the counted number, or the estimate from Postgres'
+/// statistics if the count reached its limit and the estimate is higher.
 fn number(state: ClusterState, counted: &[(String, i64)], estimated: &[(String, i64)]) -> i64 {
     let find = |numbers: &[(String, i64)]| {
         let found = numbers.iter().find(|(phase, _)| phase == state.as_str());

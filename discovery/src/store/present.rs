@@ -7,8 +7,8 @@ use uuid::Uuid;
 
 use super::{Store, StoreError, UnixMicros};
 
-/// Maximum number of hosts per cluster that are stored as asking for a seat. Those that asked last
-/// are kept.
+/// Maximum number of hosts per cluster that are stored as asking for a seat. Those with the newest
+/// requests are kept.
 pub(crate) const MAX_ASKING: i64 = 16;
 
 /// Reason why a member's node has no leader, as the member's agent reported it last.
@@ -83,7 +83,7 @@ impl Store {
     }
 
     /// Counts a request of a host that gets no seat. Returns `true` for the host's first request.
-    /// Keeps only the [`MAX_ASKING`] hosts that asked last.
+    /// Keeps only the [`MAX_ASKING`] hosts with the newest requests.
     pub(crate) async fn note_asking_host(
         &self,
         cluster: Uuid,

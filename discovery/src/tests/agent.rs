@@ -139,7 +139,8 @@ impl TestAgent {
         self.client.poll(self.record.cluster, &self.poll_request(after)).await
     }
 
-    /// Polls as an agent does that prefers no answer to one without news.
+    /// Polls with the preference for an answer without a body if nothing has changed. Returns
+    /// `None` in that case.
     pub(super) async fn poll_for_changes(
         &self,
         after: Option<u64>,

@@ -84,8 +84,8 @@ async fn refused_requests_are_events_of_the_service() {
     service.stop().await;
 }
 
-/// The checkpoints of one service continue each other. After the database was set back, a
-/// checkpoint shows it, even when the chain has become as long again.
+/// The checkpoints of one service continue each other. If the database was set back to an older
+/// state, a later checkpoint shows that, even when the chain has become as long again.
 #[tokio::test]
 async fn checkpoints_continue_each_other_unless_the_database_was_set_back() {
     let world = TestInstallation::new().await;

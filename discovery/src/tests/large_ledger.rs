@@ -70,7 +70,7 @@ async fn a_service_with_a_new_ledger_starts_at_once_and_fills_it_afterwards() {
     decide_many(&world.database, MANY_DECISIONS).await;
 
     // The service answers while it fills the ledger, and its decisions wait until the ledger is
-    // complete. A busy database may not answer the first question in time.
+    // complete. A busy database may not answer the first request in time.
     let two = start(world.args("ledger-2")).await.unwrap();
     wait_until("the service answers", async || get(&world, &two, "/readyz").await.0 == 200).await;
     wait_until_ready(&world, &two).await;

@@ -92,7 +92,7 @@ async fn a_poll_without_news_renews_the_lease_and_gets_an_empty_answer() {
     let mut expected = before.clone();
     expected.agents.get_mut(&key).unwrap().lease_until = after.agents[&key].lease_until;
     assert_eq!(after, expected);
-    // An agent that doesn't prefer an empty answer gets a whole one.
+    // An agent that doesn't prefer an empty answer gets a full one.
     let whole = agent.poll(Some(before.rev)).await.unwrap();
     assert_eq!((whole.rev, whole.standing), (before.rev, Standing::Seated(1)));
     waiting.service.stop().await;

@@ -1,4 +1,4 @@
-//! Tests of databases that are set back, moved, or changed by hand.
+//! Tests of databases that are set back to an older state, moved, or changed by hand.
 
 use discovery_types::api::{AcceptRequest, ClusterQuery, ClusterState};
 use discovery_types::client::DiscoveryClient;

@@ -188,8 +188,8 @@ impl RightsWorld {
         }
     }
 
-    /// Sends a request, and again on another connection while the service is overloaded or closes
-    /// the connection, as both happen on a slow machine.
+    /// Sends a request. Repeats it while the service is overloaded, or on another connection if the
+    /// service closes this one. Both happen on a slow machine.
     async fn answer(
         &self,
         connection: &mut Connection,

@@ -1,4 +1,5 @@
-//! Tests of a database that is set back under a running service, and of its repair from the ledger.
+//! Tests of a database that is set back to an older state while a service runs, and of its repair
+//! from the ledger.
 
 use std::sync::Arc;
 use std::time::Duration;

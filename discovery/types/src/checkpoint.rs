@@ -3,7 +3,7 @@
 //! Each agent remembers the last checkpoint and names its event to the service. The next checkpoint
 //! repeats that event's hash. So a service can show only one history to an agent. Two signed
 //! checkpoints that contradict each other prove that the service's history was changed, or that its
-//! database was set back.
+//! database was set back to an older state.
 
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;

@@ -320,7 +320,8 @@ impl VerifiedIntent {
 
     /// Returns the reason why the intent must not be begun now, if there is one. `service` is the
     /// service's time and `own` this host's time, in seconds since 1970. This host's time also
-    /// counts, because a service with a clock set back could otherwise revive an old intent.
+    /// counts, because a service whose clock was set back could otherwise make an expired intent
+    /// valid again.
     pub fn time_error(&self, service: u64, own: u64) -> Option<IntentTimeError> {
         let ends = self.intent.expires_at;
         if self.issued_at > service.saturating_add(ISSUER_SKEW_SECONDS) {

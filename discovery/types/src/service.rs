@@ -26,8 +26,8 @@ use crate::url::ServiceUrl;
 
 /// First word of a line that holds a service statement.
 pub const SERVICE_WORD: &str = "muster-service1";
-/// Longest file of service statements that is read, in bytes. It has room for a line for each of
-/// some hundred clusters.
+/// Longest file of service statements that is read, in bytes. It has room for the lines of at least
+/// 250 clusters.
 pub const MAX_SERVICE_FILE: u64 = 1024 * 1024;
 /// Highest sequence number of a service statement.
 pub const MAX_SEQUENCE: u64 = i64::MAX as u64;

@@ -30,7 +30,7 @@ pub(super) struct CredentialsArguments<'a> {
     /// Networks in which the members should be. If empty, each member should be in the networks
     /// that its token is bound to.
     pub(super) expected: &'a [IpNet],
-    /// Whether members at unexpected addresses need no confirmation.
+    /// Whether to skip the confirmation if a member is at an unexpected address.
     pub(super) yes: bool,
 }
 

@@ -29,8 +29,8 @@ pub(super) async fn list(
     printer: &mut Printer,
 ) -> Result<(), CliError> {
     if args.newer_than.or(args.older_than).is_some() {
-        // The answer sets the client's estimate of the service's time, to which the ages are
-        // relative.
+        // The ages count back from the service's time. The answer to this request tells the client
+        // that time.
         session.client.context().await?;
     }
     let now = session.client.service_now_ms().unsigned_abs();

@@ -10,11 +10,11 @@ use crate::cli::CliError;
 use crate::cli::printer::{Printer, duration};
 use crate::cli::session::AdminSession;
 
-/// Pause between two questions to the service.
+/// Pause between two requests to the service.
 const INTERVAL: Duration = Duration::from_secs(1);
 
-/// Waits until the cluster has formed. Fails if it ends before, or after `limit`. A service that can't be
-/// reached for a while is asked again.
+/// Waits until the cluster has formed. Fails if the cluster ends first, or if `limit` has passed.
+/// Asks again after an error that may be temporary.
 pub(super) async fn wait(
     session: &AdminSession,
     cluster: &str,

@@ -33,7 +33,7 @@ WatchdogSec=60
 WantedBy=multi-user.target
 ";
 
-/// Form of what `token create` prints for a host.
+/// Format in which `token create` prints a bundle for a host.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum HostFiles {
     /// The bundle alone, one line.
@@ -61,7 +61,7 @@ pub(in crate::cli) struct HostFilesArgs {
 }
 
 impl HostFilesArgs {
-    /// Returns the form of the text that contains the bundle.
+    /// Returns the format in which the bundle is printed.
     pub(super) fn form(self) -> HostFiles {
         match (self.print_cloud_init, self.print_ignition) {
             (true, _) => HostFiles::CloudInit,

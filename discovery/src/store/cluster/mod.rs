@@ -320,7 +320,7 @@ impl ClusterTransaction {
     }
 
     /// Ends this connection, so that the pool can't hand it out again. Called if the connected
-    /// database was set back.
+    /// database was set back to an older state.
     pub(crate) async fn terminate_connection(mut self) {
         let end = sqlx::query("SELECT pg_terminate_backend(pg_backend_pid())");
         if let Err(error) = end.execute(&mut *self.transaction).await {

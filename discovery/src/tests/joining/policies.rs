@@ -140,7 +140,7 @@ async fn a_silent_standby_is_hidden_until_it_asks_again() {
     assert_eq!(listed().await.1, 1);
     assert!(listed().await.0 > rev, "agents that poll learn of it");
 
-    // A standby that asked last more than a day ago is deleted when the next host becomes a
+    // A standby whose last request is more than a day old is deleted when the next host becomes a
     // standby.
     cluster.age_standbys(86_401).await;
     cluster.standby(&token, 10).join().await.unwrap();
