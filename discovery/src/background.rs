@@ -1,6 +1,6 @@
 //! Background tasks of a process: listen for other processes' notifications, sweep the clusters,
-//! fill the ledger, and put its commits back into the database. Each task retries after an error,
-//! with a growing pause.
+//! fill the ledger, and restore its commits in a database that has lost them. Each task retries
+//! after an error, with a growing pause.
 
 use std::time::{Duration, Instant};
 
@@ -211,7 +211,7 @@ async fn log_progress_until_done<T>(app: &App, work: impl Future<Output = T>) ->
     }
 }
 
-/// Writes the ledger's commits back into the database as soon as the database is found to have
+/// Restores the ledger's commits in the database as soon as a check finds that the database has
 /// changed.
 async fn put_back_when_changed(app: App) {
     let mut pause = FIRST_PAUSE;

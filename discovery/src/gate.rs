@@ -42,7 +42,8 @@ impl App {
     }
 
     /// Checks the database again, as is done for each new connection, and returns the error for the
-    /// caller. If the database has changed, this process starts to put its ledger back.
+    /// caller. If the database has changed, this process starts to restore its ledger's entries
+    /// there.
     pub(crate) async fn report_database_change(&self, cluster: Uuid, why: &str) -> ApiError {
         tracing::error!(cluster.id = %cluster, why, "the database was set back");
         self.metrics.count_alarm("database_set_back");

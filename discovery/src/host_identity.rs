@@ -1,8 +1,8 @@
 //! Proof beyond a token: the identity document that a host's cloud has signed.
 //!
 //! A key that redeems a token for the first time must meet the token's requirements. Another host
-//! can show a document again if the document isn't bound to a key. So a virtual machine counts once
-//! in a cluster: while it is a member or waits to be one, no other key is accepted with it.
+//! can present a copy of a document that isn't bound to a key. So a virtual machine counts once in
+//! a cluster: while it is a member or waits to be one, no other key is accepted with it.
 
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, PoisonError, RwLock};
@@ -168,7 +168,8 @@ pub(crate) async fn check_free_for_member(
     Ok(())
 }
 
-/// Returns the other keys that have shown a document of this virtual machine in this cluster.
+/// Returns the other agents' keys that have presented a document of this virtual machine in this
+/// cluster.
 async fn keys_with(
     transaction: &mut ClusterTransaction,
     instance: &str,

@@ -22,11 +22,12 @@
 //!
 //! The process that finds a difference begins a new *generation*. Until the generation is settled,
 //! nothing is frozen or decided. Tokens from before the generation admit nobody. The generation is
-//! settled once every known process has put its ledger back, or an owner has accepted the database.
-//! Ledgers are **complete**: each holds every decision that any process has published, at least as
-//! a cluster's id and the decided list's hash. So a single remaining process knows which clusters
-//! must not form again. [`check_ledger`] ensures that: before a process freezes, decides or ends
-//! anything, it copies all earlier decisions that its transaction can see.
+//! settled once every known process has restored its ledger's entries in the database, or an owner
+//! has accepted the database. Ledgers are **complete**: each holds every decision that any process
+//! has published, at least as a cluster's id and the decided list's hash. So a single remaining
+//! process knows which clusters must not form again. [`check_ledger`] ensures that: before a
+//! process freezes, decides or ends anything, it copies all earlier decisions that its transaction
+//! can see.
 //!
 //! A ledger may be set back to an older state, too. The database records how many entries each
 //! ledger had, and how often its process has swept. A ledger that holds less than that is filled
@@ -424,7 +425,7 @@ pub struct ClusterInDatabase {
     pub is_split: bool,
 }
 
-/// Action that puts one entry of a ledger back into the database, before the database is settled.
+/// Action that restores one entry of a ledger in the database, before the database is settled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum RestoreAction {
     /// No action: the database can't contradict the entry.
@@ -439,10 +440,10 @@ pub enum RestoreAction {
     End(EndCause),
 }
 
-/// Decides how to put `entry` back if the database could otherwise contradict it. `stands` is the
-/// cluster's state in the database; `None` if the database lacks the cluster. `refused` says that
-/// an earlier attempt to put the entry back was refused. Such an entry is tried again only if the
-/// cluster could still form.
+/// Decides how to restore `entry` in the database if the database could otherwise contradict it.
+/// `stands` is the cluster's state in the database; `None` if the database lacks the cluster.
+/// `refused` says that the database refused the entry at an earlier attempt. Such an entry is tried
+/// again only if the cluster could still form.
 #[must_use]
 pub fn plan_restore(
     entry: LedgerEntry,

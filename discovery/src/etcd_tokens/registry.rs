@@ -16,7 +16,8 @@ use discovery_types::etcd_token::{EtcdPeers, EtcdProtocol};
 
 use crate::store::UnixMicros;
 
-/// Maximum number of changes of one list. It limits hosts that repeatedly come and go.
+/// Index of a list from which on no member gets a place any more. It limits hosts that repeatedly
+/// come and go.
 pub(crate) const MAX_CHANGES: u64 = 256;
 /// Index of the list before the first member registers. The key `_config/size` has index 1.
 pub(crate) const FIRST_INDEX: u64 = 2;
@@ -127,7 +128,7 @@ pub(crate) enum RegistrationRefusal {
     /// All places are taken.
     #[error("the cluster is full: {0} members have registered")]
     Full(u8),
-    /// The list was changed too often.
+    /// The list has reached the index [`MAX_CHANGES`].
     #[error("members came and went more than {MAX_CHANGES} times: make a new etcd token")]
     TooManyChanges,
 }

@@ -385,8 +385,9 @@ impl App {
             let id = roster.member(key)?.id;
             let followed = roster.lineage.raft_cluster();
             // A recovery makes another Raft cluster, in which every member has a new id. A list of
-            // the old cluster would therefore remove every member of the new one. The agent learns
-            // which cluster is followed, and then shows the recovery statements.
+            // the old cluster would therefore remove every member of the new one. The answer tells
+            // the agent which cluster is followed, and the agent then sends the recovery
+            // statements.
             if raft_cluster != followed {
                 return Ok(Some(followed));
             }

@@ -1,9 +1,9 @@
 //! Follows a recovery: an operator has made a new Raft cluster from the data of a lost one's
 //! survivor.
 //!
-//! The agent on the survivor's host shows the signed statements. From then on the directory, the
+//! The agent on the survivor's host sends the signed statements. From then on the directory, the
 //! roster, certificates and intents are those of the recovered cluster. The lost cluster's members
-//! are refused, and its unfinished intents are ended. Showing the statements again changes nothing.
+//! are refused, and its unfinished intents are ended. Sending the statements again changes nothing.
 //! A chain that competes with the one that discovery follows raises an alarm.
 
 use discovery_formation::service::Cluster;
@@ -29,7 +29,7 @@ use crate::store::cluster::ClusterTransaction;
 use crate::store::intents::{self, IntentResult, NewRecovery};
 
 impl App {
-    /// Handles the recovery statements that the survivor's agent shows.
+    /// Handles the recovery statements that the survivor's agent has sent.
     pub(crate) async fn follow_recoveries(
         &self,
         cluster: Uuid,

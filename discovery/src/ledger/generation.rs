@@ -23,7 +23,8 @@ pub(crate) struct Generation {
     pub reason: String,
     /// When the generation began.
     pub changed_us: UnixMicros,
-    /// Known processes that haven't put their ledgers back into this generation.
+    /// Known processes that haven't restored their ledgers' entries in the database since this
+    /// generation began.
     pub missing: Vec<Uuid>,
 }
 
@@ -53,7 +54,7 @@ impl Generation {
 pub(crate) struct ProcessRow {
     /// Id of the process, from its ledger.
     pub id: Uuid,
-    /// The last generation into which the process put its ledger back.
+    /// The last generation in which the process restored its ledger's entries in the database.
     pub generation: i64,
     /// Number of commits in the process's ledger when the process was last seen. After a restore
     /// the ledger can hold more.
@@ -99,7 +100,7 @@ pub(super) async fn begin_generation(
         .execute(&mut *connection)
         .await?;
     }
-    // A process that joins with an empty ledger has nothing to put back, so don't wait for it.
+    // A process that joins with an empty ledger has nothing to restore, so don't wait for it.
     let joins = is_known && ledger.entries(None, 1).is_empty();
     let put_back = if joins { number } else { 0 };
     sqlx::query(

@@ -214,8 +214,8 @@ impl LookFindings<'_> {
     }
 
     /// Begins a generation, because the database could make a decision on `cluster` that
-    /// contradicts the ledger. Does nothing if another process has meanwhile begun a generation or
-    /// put the cluster back.
+    /// contradicts the ledger. Does nothing if another process has meanwhile begun a generation, or
+    /// has restored the cluster in the database.
     async fn begin_after_contradiction(
         &self,
         connection: &mut PgConnection,

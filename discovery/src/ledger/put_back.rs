@@ -1,5 +1,5 @@
-//! Puts this process's ledger back into a database that has changed, and lets an owner accept such
-//! a database.
+//! Restores the entries of this process's ledger in a database that has changed, and lets an owner
+//! accept such a database.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -96,8 +96,9 @@ impl ClusterStateRow {
 }
 
 impl App {
-    /// Puts the ledger back, if the database is unsettled and this process is missing from its
-    /// generation. Returns the number of commits put back. Every step can be repeated.
+    /// Restores the ledger's entries in the database, if the database is unsettled and this process
+    /// is missing from its generation. Returns the number of restored commits. Every step can be
+    /// repeated.
     pub(crate) async fn put_ledger_back(&self) -> Result<u64, ApiError> {
         let generation = self.store.refresh_generation().await?;
         let own = self.store.ledger().process();
@@ -147,9 +148,9 @@ impl App {
         }
     }
 
-    /// Puts a commit back. Returns whether that was possible. If it will never be possible, the
-    /// commit is recorded as refused and isn't tried again. Its cluster is abandoned, so that it
-    /// can't form another list here.
+    /// Restores a commit in the database. Returns whether that was possible. If it will never be
+    /// possible, the commit is recorded as refused and isn't tried again. Its cluster is abandoned,
+    /// so that it can't form another list here.
     async fn put_commit_back(&self, cluster: Uuid) -> Result<bool, ApiError> {
         let Some(commit) = self.store.ledger().commit_with_document(cluster) else {
             return Ok(false);
@@ -162,7 +163,7 @@ impl App {
         }
         match put {
             Ok(()) => Ok(true),
-            // After an upgrade, a commit of a newer program can be put back.
+            // After an upgrade of this program, a commit of a newer program can be restored.
             Err(error) if error.problem().retryable || error.is_newer_data() => Err(error),
             Err(error) => {
                 self.metrics.count_alarm("ledger_entry_refused");
@@ -239,9 +240,9 @@ impl App {
         Ok(())
     }
 
-    /// Accepts the database as it is, on behalf of an owner. This ledger's entries are put back
-    /// first. Then every uncommitted cluster is abandoned, every token is revoked, and the
-    /// generation is settled.
+    /// Accepts the database as it is, on behalf of an owner. This ledger's entries are restored in
+    /// the database first. Then every uncommitted cluster is abandoned, every token is revoked, and
+    /// the generation is settled.
     pub(crate) async fn accept_database(
         &self,
         system_identifier: Option<&str>,

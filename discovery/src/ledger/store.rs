@@ -59,8 +59,8 @@ impl Store {
         Ok(generation)
     }
 
-    /// Records that this process has put its ledger back into `generation`. If no other process is
-    /// missing, the generation becomes settled. Returns whether it is settled now.
+    /// Records that this process has restored its ledger's entries in `generation`. If no other
+    /// process is missing, the generation becomes settled. Returns whether it is settled now.
     pub(super) async fn record_ledger_put_back(&self, generation: i64) -> Result<bool, StoreError> {
         let mut transaction = self.begin("BEGIN").await?;
         generation::lock_generation(&mut transaction).await?;

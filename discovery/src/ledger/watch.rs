@@ -15,7 +15,7 @@ use crate::metrics::ServiceMetrics;
 pub(crate) struct DatabaseWatch {
     /// The generation as last read. `None` before the first connection.
     pub generation: watch::Sender<Option<Generation>>,
-    /// Wakes the task that puts the ledger back.
+    /// Wakes the task that restores the ledger's entries in the database.
     pub put_back_needed: Notify,
     /// Wakes the task that fills the ledger. A check of the database (`look`) does so if the ledger
     /// lacks more than the check may read.
@@ -184,8 +184,8 @@ impl CopyProgress {
     }
 }
 
-/// Publishes the generation. If it is new and waits for this process, wakes the task that puts the
-/// ledger back.
+/// Publishes the generation. If it is new and waits for this process, wakes the task that restores
+/// the ledger's entries.
 pub(super) fn publish(watch: &DatabaseWatch, own: Uuid, generation: Generation) {
     let waited_for = !generation.settled && generation.missing.contains(&own);
     let news = watch.generation.send_if_modified(|known| {

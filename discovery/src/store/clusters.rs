@@ -542,7 +542,7 @@ impl Store {
         Ok(())
     }
 
-    /// Records that a commit from a ledger can't be put back into this database.
+    /// Records that a commit from a ledger can't be restored in this database.
     pub(crate) async fn note_refused_commit(
         &self,
         commit: &ledger::Commit,

@@ -122,7 +122,7 @@ async fn nothing_forms_until_every_known_process_has_put_its_ledger_back_or_is_f
     let ready = text_of(&world, &one, "/readyz").await;
     assert!(ready.contains("degraded") && ready.contains(&absent.to_string()), "{ready}");
 
-    // The answering process puts its own ledger back in the background.
+    // The answering process restores its own ledger's entries in the background.
     wait_until("the answering process has put its ledger back", async || {
         let listed = admin.list_processes().await.unwrap();
         assert!(!listed.settled && listed.explain.is_some());

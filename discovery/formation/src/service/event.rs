@@ -53,7 +53,7 @@ pub enum ClusterEvent {
     /// The database is not the one that the processes have worked with, or lacks an entry of a
     /// ledger.
     DatabaseChanged,
-    /// Every known process has put its ledger's commits back.
+    /// Every known process has restored its ledger's commits in the database.
     DatabaseSettled,
     /// An owner runs `db accept`. An uncommitted cluster is abandoned; any other cluster is served
     /// again.

@@ -136,8 +136,8 @@ pub(crate) struct NewCommit {
     pub h: formation::Hash,
     /// The signed commit document.
     pub document: Jws,
-    /// Whether an agent or a ledger has shown this document to the service. Otherwise, this service
-    /// has decided the list.
+    /// Whether the document came from an agent or a ledger. Otherwise, this service has decided the
+    /// list.
     pub adopted: bool,
     /// Peer and client certificate of each seat in DER, seat 1 first.
     pub leaves: Vec<LeafPair>,
