@@ -88,7 +88,7 @@ pub(crate) struct Relocation {
     pub former: Vec<NodeUrl>,
     /// Number of the statement of this member's addresses; 0 if it has not moved.
     pub number: u64,
-    /// The request that shows a service how this host joined. `None` for a founder.
+    /// The request that proves to a restored service how this host joined. `None` for a founder.
     pub readmit: Option<ReadmitRequest>,
     /// Number of the last address that the cluster has recorded. Each change makes the agent clear
     /// the journal's former URLs. So it doesn't replace an address that an operator sets later.
@@ -284,8 +284,8 @@ impl Relocation {
         self.give_to_node(progress);
     }
 
-    /// Shows the service how this host joined, since a restored database may have lost that.
-    /// Reports show it, too, but there are none without a leader.
+    /// Proves to the service how this host joined, since a restored database may have lost that.
+    /// The task that sends reports does the same, but sends none without a leader.
     async fn readmit(&self) {
         let Some(readmit) = &self.readmit else { return };
         match self.client.readmit(self.cluster, readmit).await {

@@ -63,10 +63,10 @@ pub(crate) struct NodeReporter {
     pub session: Session,
     /// Hash of the document that this agent holds.
     pub h: Digest,
-    /// The request that shows the commit to a service that has lost it.
+    /// The request that gives the commit document to a service that has lost it.
     pub adopt: AdoptRequest,
-    /// The request of an added member that shows a service how it joined. `None` for a founder, and
-    /// for a member whose agent didn't keep its ticket.
+    /// The request that proves to a restored service how this member joined. `None` for a founder,
+    /// and for a member whose agent didn't keep its ticket.
     pub readmit: Option<ReadmitRequest>,
     /// The recovery statements, for a service that still accepts reports of the lost cluster. Empty
     /// unless the last statement names this host's agent.
@@ -214,7 +214,8 @@ impl NodeReporter {
         self.readmit.is_some() && code == Code::Forbidden
     }
 
-    /// Shows the service what it has lost: the commit, or how this host joined after it.
+    /// Sends the service what it has lost: the commit document, or the proof of how this host
+    /// joined after the commit.
     async fn show_lost_facts(&self, code: Code) -> Result<(), ClientError> {
         self.mark_history_due();
         let Some(readmit) = &self.readmit else {

@@ -56,7 +56,7 @@ impl Statements {
     }
 
     /// Fetches discovery's chain if `newest`, the newest statement there, is not in the known
-    /// chain. Adopts the fetched chain if it is longer. If the known chain is longer, shows it to
+    /// chain. Adopts the fetched chain if it is longer. If the known chain is longer, sends it to
     /// discovery.
     pub(super) async fn fetch_newer(
         &mut self,

@@ -78,7 +78,7 @@ pub(crate) struct AgentContext {
     pub board: StatusHandle,
     /// Cancelled when the agent is told to stop.
     pub stop: CancellationToken,
-    /// Source of the identity documents that redeems show, if the agent was told of one.
+    /// Source of the identity documents that redeems contain, if `--identity-from` was given.
     pub identity: Option<IdentitySource>,
     /// This host's etcd, if it runs already and comes under management.
     pub etcd: Option<RunningEtcd>,

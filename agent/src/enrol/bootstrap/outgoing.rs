@@ -144,7 +144,7 @@ fn must_resend(error: &ClientError) -> bool {
     }
 }
 
-/// Redeems once, after `pause`. With a `source`, the redeem shows a new identity document.
+/// Redeems once, after `pause`. With a `source`, the redeem contains a new identity document.
 pub(super) async fn redeem(
     client: Arc<DiscoveryClient>,
     redeem: UnsignedRedeem,
