@@ -9,13 +9,12 @@ use governor::clock::{Clock, DefaultClock};
 use governor::{DefaultKeyedRateLimiter, Quota, RateLimiter};
 use muster_shares::network_of;
 
-/// Maximum number of addresses remembered at once. When the table is full, all new addresses share
-/// one bucket. So a flood from many addresses slows down new addresses, but doesn't use more
-/// memory.
+/// Maximum number of addresses remembered at once. While the table is full, all addresses share one
+/// bucket. So a flood from many addresses slows down all clients, but doesn't use more memory.
 const ADDRESSES_MAX: usize = 65_536;
 /// Minimum time between two cleanups of a full table.
 const TIDY_EVERY: Duration = Duration::from_secs(1);
-/// Key of the bucket that is shared by all addresses that found the table full.
+/// Key of the bucket that all addresses share while the table is full.
 const OVERFLOW: IpAddr = IpAddr::V6(Ipv6Addr::UNSPECIFIED);
 
 /// Token-bucket rate limit for each address.
