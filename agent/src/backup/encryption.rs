@@ -92,7 +92,7 @@ pub(crate) enum DecryptionError {
     /// The file is not encrypted for any of the identities.
     #[error("it isn't encrypted for this identity: name the file with its private key")]
     WrongIdentity,
-    /// The file is damaged, or none of age's.
+    /// The file is damaged, or isn't an age file.
     #[error("it can't be decrypted: it is damaged, or no file of age's")]
     Damaged(#[source] Box<dyn std::error::Error + Send + Sync>),
     /// Reading or writing a file failed.

@@ -127,7 +127,7 @@ pub struct Admission {
     pub client_urls: Vec<String>,
     /// The document with which the cluster was founded.
     pub document: Jws,
-    /// Grant of the ticket with which this host joined, which it shows to a restored service.
+    /// Grant of the ticket with which this host joined. The agent sends it to a restored service.
     /// Missing in journals of older agents.
     #[serde(default)]
     pub ticket: Option<Jws>,
