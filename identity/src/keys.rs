@@ -52,7 +52,7 @@ pub enum KeysError {
         #[source]
         source: std::io::Error,
     },
-    /// The file doesn't contain keys of its form.
+    /// The file has no keys in the form that its name promises: certificates in PEM, or a JWKS.
     #[error("{} has no usable keys: {fault}", path.display())]
     Content {
         /// File in the directory that was read.
