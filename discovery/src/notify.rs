@@ -18,7 +18,8 @@ pub(crate) struct ClusterNotifier {
     all: watch::Sender<u64>,
 }
 
-/// A subscription to one cluster's changes. The last one dropped removes the cluster's channel.
+/// A subscription to one cluster's changes. Dropping a cluster's last subscription removes the
+/// cluster's channel.
 #[derive(Debug)]
 pub(crate) struct Subscription {
     cluster: Uuid,

@@ -235,8 +235,8 @@ impl fmt::Display for DatabaseDifference {
 pub enum CopyScope {
     /// Decisions after [`RememberedDatabase::last_copied`], if there are any.
     NewDecisions,
-    /// All decisions, because the database's history is new to the ledger. The ledger's entries
-    /// have to be compared with the database ([`plan_restore`]).
+    /// All decisions, because the ledger has copied nothing of this history yet. The ledger's
+    /// entries also have to be compared with the database ([`plan_restore`]).
     NewHistory,
     /// All decisions, because the ledger holds less than the database recorded of it: the ledger
     /// was set back to an older state. An operator must be informed.

@@ -108,7 +108,7 @@ async fn announce(
     if let Some(out) = &args.out
         && out.exists()
     {
-        // Check this before any request.
+        // Refuse an existing file before the first request to the service.
         return Err(muster_files::Error::Exists(out.clone()).into());
     }
     warn_if_silent(&to, printer).await;

@@ -82,7 +82,7 @@ struct TokensPage {
 struct TokenPage {
     layout: PageFrame,
     token: TokenRow,
-    /// Key id of the issuer, whose signature the grant has.
+    /// Key id of the issuer who signed the grant.
     issuer: String,
     bound_to: Vec<(&'static str, String)>,
     hosts: Vec<HostRow>,

@@ -529,7 +529,7 @@ mod tests {
         let key = SigningKey::generate();
         let long = |typ, length: usize| {
             let jws = |text: usize| Jws::sign(typ, &key, &"x".repeat(text));
-            // Base64 has four characters for three bytes.
+            // Base64 encodes three bytes as four characters.
             jws(jws(0).as_str().len().abs_diff(length) * 3 / 4)
         };
         let (record, rest) = (long(JwsType::Record, 4_000), MAX_SEAT_BYTES - 4_000);

@@ -51,8 +51,8 @@ pub(crate) enum LedgerError {
         /// Offset in bytes of the damaged line.
         offset: u64,
     },
-    /// The ledger holds another commit of the same cluster: two clusters nearly had the same
-    /// identity.
+    /// The ledger holds another commit of the same cluster. With both commits, two clusters would
+    /// have the same identity.
     #[error("the ledger holds another commit of cluster {cluster_id}")]
     Contradiction {
         /// Id of the cluster with two commits.

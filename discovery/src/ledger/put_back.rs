@@ -218,8 +218,8 @@ impl App {
     }
 
     /// Restores elements of the admin chain that the ledger has and the database lacks. If the
-    /// database's rows contradict the ledger, nothing is restored: they stay as they are, and this
-    /// process ignores them.
+    /// database's rows contradict the ledger, nothing is restored. The rows stay as they are, and
+    /// this process ignores them.
     pub(crate) async fn put_admins_back(&self) -> Result<(), ApiError> {
         let known = self.store.ledger().admins();
         let there = self.store.admin_elements().await?;

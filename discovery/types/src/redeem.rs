@@ -133,7 +133,7 @@ mod tests {
         let jws = redeem.sign(&world.agents[0]);
         let rest = redeem.signed.record.as_str().len() + redeem.signed.endorsement.as_str().len();
         let longest = JwsType::Record.max_bytes() + JwsType::Endorsement.max_bytes();
-        // Base64 makes four bytes of three.
+        // Base64 encodes three bytes as four characters.
         let length = jws.as_str().len() + (longest - rest).div_ceil(3) * 4;
         assert!(length <= JwsType::Redeem.max_bytes(), "{length}");
         assert_eq!(jws.to_string().parse::<Jws>().unwrap(), jws);

@@ -51,7 +51,7 @@ impl Issuance {
         if let Some(out) = &delivery.out
             && out.exists()
         {
-            // Check this before any request.
+            // Refuse an existing file before the first request to the service.
             return Err(muster_files::Error::Exists(out.clone()).into());
         }
         let cluster = session.cluster(cluster).await?;

@@ -122,7 +122,7 @@ async fn a_session_has_few_streams_and_a_closed_page_frees_its_own() {
     let mut stream = EventStream::open(&other, "/live/all").await;
     stream.read_until(|text| text.contains("retry:")).await;
     drop((streams, stream));
-    // A change makes the service write to the streams, which notices the closed ones.
+    // The service notices a closed stream only when it writes to it. So announce a change.
     wait_until("closed pages free their streams", async || {
         world.service.app().notifier.wake_all();
         taken() == 0

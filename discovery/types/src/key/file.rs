@@ -48,7 +48,7 @@ impl SigningKey {
     /// Returns the key as PEM (`PRIVATE KEY`, PKCS#8).
     pub fn to_pem(&self) -> Zeroizing<String> {
         let body = Zeroizing::new(data_encoding::BASE64.encode(&self.pkcs8_der()));
-        // The DER has 48 bytes. Base64 makes 64 characters of them, which is exactly one line of
+        // The DER has 48 bytes. Base64 encodes them as 64 characters, which is exactly one line of
         // PEM.
         Zeroizing::new(format!(
             "-----BEGIN PRIVATE KEY-----\n{}\n-----END PRIVATE KEY-----\n",
