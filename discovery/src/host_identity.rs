@@ -138,8 +138,8 @@ pub(crate) async fn check_free_for_seat(
     }
 }
 
-/// Refuses a virtual machine that is a member already, or that another key shows while it waits to
-/// join. `is_waiting` tells whether an agent's join is open.
+/// Refuses a virtual machine that is a member already, or that waits to join with another key.
+/// `is_waiting` tells whether an agent's join is open.
 pub(crate) async fn check_free_for_member(
     transaction: &mut ClusterTransaction,
     instance: &str,

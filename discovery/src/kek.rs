@@ -24,7 +24,7 @@ const SEAL_PLAINTEXT: &[u8] = b"muster-database-1";
 /// Purpose of a wrapped key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum KeyPurpose {
-    /// Key of the CA for the certificates that members show each other.
+    /// Key of the CA for the certificates of connections between members.
     PeerCa,
     /// Key of the CA for members' and clients' certificates on the client port.
     ClientCa,

@@ -10,9 +10,9 @@
 //! | GCP | identity JWT (RFC 7519), `format=full` | RS256; Google's JWKS (RFC 7517) | by its audience |
 //! | Azure | access token of a managed identity, a JWT | RS256; Microsoft's JWKS | no, but it lasts a day at most |
 //!
-//! A document that isn't bound to a key can be shown again by another host. So a service also
-//! compares [`HostIdentity::instance`] with the instances of the cluster's other hosts, and a
-//! requirement can limit the age of the instance.
+//! Another host can send a copy of a document that isn't bound to a key. So a service also compares
+//! [`HostIdentity::instance`] with the instances of the cluster's other hosts, and a requirement
+//! can limit the age of the instance.
 
 mod aws;
 mod cms;

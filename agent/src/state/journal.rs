@@ -213,7 +213,7 @@ pub fn own_recovery<'a>(all: &'a RecoveryChain, own: &PublicKey) -> Option<&'a R
 }
 
 /// Generates the agent's private key and makes it durable, then writes the first journal. A key
-/// without a journal, left by a crash, was never shown to anybody and is replaced.
+/// without a journal, left by a crash, was never sent to anybody and is replaced.
 pub fn create(
     layout: &Layout,
     machine: formation::MachineIdentity,

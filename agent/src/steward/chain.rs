@@ -24,8 +24,8 @@ use crate::exit::error_chain as causes;
 pub(crate) const STATEMENTS: &str = "muster/v1/statements";
 /// Key of the document with which the cluster was founded.
 const DOCUMENT: &str = "muster/v1/document";
-/// Key of the recovery statements (how this cluster came from the founded one); read by joining
-/// hosts.
+/// Key of the recovery statements, which tell how this cluster descends from the founded one.
+/// Joining hosts read them.
 pub(crate) const RECOVERIES: &str = "muster/v1/recoveries";
 
 /// The longest statement chain that this agent knows, and the other signed texts that it keeps in
@@ -250,7 +250,7 @@ mod tests {
         assert_eq!(statements.chain().jws(), longer);
         assert!(journalled.has_changed().unwrap());
         assert_eq!(*journalled.borrow_and_update(), longer);
-        // A service that hides a removal shows an older chain; that changes nothing.
+        // A service that hides a removal sends an older chain, which changes nothing.
         assert_eq!(statements.adopt_if_longer(&texts(&first)), Ok(ChainOrder::Shorter));
         assert_eq!(statements.chain().jws(), longer);
         assert_eq!(statements.adopt_if_longer(&[]), Ok(ChainOrder::Shorter));

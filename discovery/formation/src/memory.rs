@@ -433,8 +433,8 @@ pub enum RestoreAction {
     /// The ledger's document goes back into the database.
     Adopt,
     /// The cluster ends as if by `db accept`, because it committed a list whose document isn't in
-    /// this ledger. It then forms no other list. It comes back as soon as somebody shows the
-    /// document.
+    /// this ledger. It then forms no other list. It comes back as soon as an agent or another
+    /// ledger supplies the document.
     Close,
     /// The cluster is ended again, for this reason.
     End(EndCause),

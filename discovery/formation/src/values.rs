@@ -248,7 +248,7 @@ pub struct CommitDocument {
 /// One run of one agent. It distinguishes two processes that use one agent key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct AgentSession {
-    /// Number of times that this agent has started; durable before it is shown.
+    /// Number of times that this agent has started; durable before it is sent.
     pub boot: u64,
     /// Random number, chosen at the start and never written down.
     pub nonce: u128,

@@ -33,7 +33,7 @@ struct ErrorPage {
 }
 
 impl ConsoleError {
-    /// Error for a browser that shows no session.
+    /// Error for a browser that sends no cookie of a session.
     pub(super) fn not_signed_in() -> Self {
         let detail = "This browser isn't signed in.";
         ConsoleError(ApiError::new(Code::TokenMissing, detail, "Sign in with a link."))

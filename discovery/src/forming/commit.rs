@@ -28,8 +28,8 @@ use crate::store::cluster::{
 };
 
 impl App {
-    /// Signs the commit document, or takes `shown`, the document that an agent or a ledger has
-    /// shown. Issues the members' certificates.
+    /// Signs the commit document, or takes `shown`, a document that an agent sent or a ledger
+    /// holds. Issues the members' certificates.
     pub(super) async fn build_commit(
         &self,
         transaction: &mut ClusterTransaction,

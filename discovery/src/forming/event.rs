@@ -64,7 +64,7 @@ pub(crate) enum ClusterRequest {
     RevokeGrant { id: GrantId, by: String, frees_seats: bool },
     /// An issuer's signed approval of an agent.
     Approve { jws: Jws },
-    /// A commit document that an agent or a ledger shows, with its statement chain.
+    /// A commit document that an agent sent or a ledger holds, with its statement chain.
     Adopt { document: Jws, statements: Vec<Jws> },
     /// An operator abandons the cluster.
     Abandon { by: String },
@@ -478,8 +478,8 @@ fn matrix_row(
         .collect()
 }
 
-/// Verifies a shown document: statement chain, records and acks. Stores the statements and grants
-/// that this database lacks.
+/// Verifies a commit document that an agent sent or a ledger holds: statement chain, records and
+/// acks. Stores the statements and grants that this database lacks.
 async fn prepare_adopt(
     transaction: &mut ClusterTransaction,
     document: &Jws,

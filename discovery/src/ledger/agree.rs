@@ -3,7 +3,8 @@
 //! Most of a ledger was copied from the database's chain of decisions. If the chain's hash still
 //! matches, those entries needn't be read again. Two kinds of entries have to be compared:
 //!
-//! * Commits that left this process and that no copy of the chain has shown yet (*unconfirmed*).
+//! * Commits that this process has sent out, and that no copied part of the chain contains yet
+//!   (*unconfirmed*).
 //! * Everything that the ledger held when the database's generation began. These entries are
 //!   compared once in each generation, and the ledger records that this was done.
 

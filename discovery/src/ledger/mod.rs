@@ -28,7 +28,7 @@
 //!    back (`put_back`). The generation is settled when the last one has done so. An owner can also
 //!    forget the missing processes or accept the database as it is. A commit of which only the hash
 //!    is known can't be put back. Its cluster is closed until a host, or the process that sent the
-//!    document out, shows the document.
+//!    document out, supplies the document.
 //! 5. **A ledger, like the database, can go back in time.** The database records how many commits
 //!    each ledger held and how often its process has swept. A ledger that holds less is filled from
 //!    the database, with an alarm. If the database went back too, database and ledger can agree. So

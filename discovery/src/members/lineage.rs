@@ -1,8 +1,8 @@
 //! Decides which Raft cluster discovery follows: the founded one, or the one that the last recovery
 //! made. These functions are pure.
 //!
-//! An operator's signature makes a recovery valid, whichever agent shows it. Discovery follows the
-//! first chain that it is shown, and a longer chain only if it extends that one. A chain that
+//! An operator's signature makes a recovery valid, whichever agent sends it. Discovery follows the
+//! first chain that it receives, and a longer chain only if it extends that one. A chain that
 //! branches off competes with it. Discovery can't know which of the two clusters the operators
 //! want, so it stays with the first, and a person has to decide.
 
@@ -19,19 +19,18 @@ pub(crate) struct Lineage {
     followed: RecoveryChain,
 }
 
-/// How a shown chain of recoveries relates to the chain that discovery follows.
+/// How a received chain of recoveries relates to the chain that discovery follows.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum LineageRelation {
-    /// The shown chain is the chain that discovery follows, or a prefix of it.
+    /// The received chain is the chain that discovery follows, or a prefix of it.
     Known,
-    /// The shown chain extends the chain that discovery follows.
+    /// The received chain extends the chain that discovery follows.
     Longer(Lineage),
-    /// The shown chain branches off from the chain that discovery follows at `number`, counted from
-    /// 1.
+    /// The received chain branches off from the chain that discovery follows.
     Competing {
-        /// Number of the first recovery that differs.
+        /// Number of the first recovery that differs, counted from 1.
         number: usize,
-        /// The statement with that number in the shown chain.
+        /// The statement with that number in the received chain.
         jws: Jws,
     },
 }
@@ -73,9 +72,10 @@ impl Lineage {
         self.followed.all().get(known..).unwrap_or_default()
     }
 
-    /// Verifies a shown chain and compares it with the chain that discovery follows. Nothing proves
-    /// when a statement was signed, so the signer of the last statement must be an operator or
-    /// owner now. That statement begins where the earlier ones lead, so it confirms them as well.
+    /// Verifies a received chain and compares it with the chain that discovery follows. Nothing
+    /// proves when a statement was signed, so the signer of the last statement must be an operator
+    /// or owner now. That statement begins where the earlier ones lead, so it confirms them as
+    /// well.
     pub(crate) fn compare(
         &self,
         shown: &[Jws],
@@ -92,8 +92,8 @@ impl Lineage {
         if same < known.len() {
             return Ok(LineageRelation::Competing { number: same + 1, jws: next.clone() });
         }
-        // Keep the first signature of each recovery, even if the shown chain has another signature
-        // of it.
+        // Keep the first signature of each recovery, even if the received chain has another
+        // signature of it.
         let kept = known.iter().chain(&shown.all()[same..]).map(|(jws, _)| jws.clone());
         let followed = RecoveryChain::verify(&kept.collect::<Vec<_>>(), chain, self.founded)?;
         Ok(LineageRelation::Longer(Self { founded: self.founded, followed }))

@@ -263,8 +263,8 @@ impl Roster {
         self.all().find(same).map(|member| member.id)
     }
 
-    /// Returns the present member, except the one with the id `replaces`, whose agent has one of these
-    /// keys.
+    /// Returns the present member whose agent has one of these keys. The member with the id
+    /// `replaces` is left out.
     pub(crate) fn present_member_of(
         &self,
         keys: &[PublicKey],

@@ -38,7 +38,7 @@ pub(super) struct TestAgent {
     /// Hash of the statement that the agent's join bundle pins.
     pub statement: Digest,
     pub service: Digest,
-    /// Identity document that the agent's redeems show.
+    /// Identity document in the agent's redeems.
     pub identity: Option<IdentityDocument>,
 }
 

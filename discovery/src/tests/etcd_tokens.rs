@@ -129,8 +129,8 @@ async fn the_protocol_v2_answers_as_etcd_does() {
     let listed = etcd.get("?recursive=true").await;
     assert_eq!(listed.body["node"]["nodes"], json!([node]));
 
-    // A wait returns the first member from its index on, whether that one registers later or has
-    // registered before.
+    // A wait returns the first registration whose index is at least `waitIndex`, whether it comes
+    // later or was made before.
     let waiting = etcd.get("?recursive=true&wait=true&waitIndex=4");
     let (woken, second) = tokio::join!(waiting, async {
         tokio::time::sleep(Duration::from_millis(300)).await;

@@ -1,4 +1,4 @@
-//! Readmissions: an added member shows a service that was restored from a backup how it joined.
+//! Readmissions: an added member proves how it joined to a service that was restored from a backup.
 //!
 //! The backup can be older than the join. The restored service then knows neither the member's
 //! ticket nor its agent's key. The member has three proofs. Only together do they show that this

@@ -55,7 +55,7 @@ pub enum RedeemError {
 /// Reason why a host doesn't fulfil what its token requires.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum HostIdentityError {
-    /// The host shows no identity document.
+    /// The redeem contains no identity document.
     #[error("the host shows no identity document of its cloud, which its token requires")]
     Missing,
     /// The identity document is refused.

@@ -45,7 +45,7 @@ enum PlacementError {
         /// Raft cluster id of the founded cluster, which follows from its commit document.
         founded: u64,
     },
-    /// The cluster shows recovery statements that are invalid or not signed by an operator.
+    /// The cluster's store has recovery statements that are invalid or not signed by an operator.
     #[error("the cluster at these addresses, {found:016x}, says that it is a recovered one")]
     Recovery {
         /// Id of the Raft cluster that answered.

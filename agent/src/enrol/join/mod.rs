@@ -8,7 +8,7 @@
 //! host. A cluster that was recovered counts as the founded one if recovery statements lead to it.
 //!
 //! Two steps are made durable:
-//! - the record, before the ticket is redeemed and so shown to anybody;
+//! - the record, before the ticket is redeemed, because the redeem sends the record;
 //! - the admission, before the node may start.
 //!
 //! A restart between them begins again at the redeem, which the same key may repeat.
@@ -101,7 +101,7 @@ impl<'a> Newcomer<'a> {
         let record: Record =
             signed.record.verify(JwsType::Record, &own).map_err(|error| not_valid(&error))?;
         let ours = convert::own_record(signed, &own).map_err(|error| not_valid(&error))?;
-        // The record must be durable before it is shown to anybody.
+        // The record must be durable before it is sent to anybody.
         protocol.step(AgentEvent::RecordReady(ours))?;
         let config = ClientConfig {
             urls: join.urls.clone(),

@@ -25,7 +25,7 @@ pub enum AgentEvent {
     ProposalReceived(Box<ExaminedProposal>),
     /// A probe of one peer for the proposal of `epoch` ended.
     ProbeEnded { epoch: Epoch, peer: AgentKey, result: Result<ProbeAnswer, String> },
-    /// The service showed another member's release, and its signature is valid. Releases in probe
+    /// The service sent another member's release, and its signature is valid. Releases in probe
     /// answers come with [`AgentEvent::ProbeEnded`] instead.
     ReleaseSeen { key: AgentKey, epoch: Epoch },
     /// The proposal of `epoch` has waited as long as
@@ -33,8 +33,8 @@ pub enum AgentEvent {
     /// missing (rule S6 of `sign.rs`), the agent refuses the proposal and names the missing
     /// members.
     ReleaseTimeout { epoch: Epoch },
-    /// A whole commit document was shown and verified. `machine` is the machine that the agent runs
-    /// on now.
+    /// A whole commit document was received and verified. `machine` is the machine that the agent
+    /// runs on now.
     DocumentReceived { document: Arc<CommitDocument>, machine: MachineIdentity },
     /// The running cluster lists this incarnation as a member. The I/O shell has asked the cluster
     /// itself, not the service.
@@ -63,7 +63,7 @@ pub struct ClusterStatus {
     pub wants_document: bool,
 }
 
-/// Proposal that the service shows, with the I/O shell's findings about it.
+/// Proposal that the service sent, with the I/O shell's findings about it.
 #[derive(Clone, Debug)]
 pub struct ExaminedProposal {
     pub proposal: ProposedList,

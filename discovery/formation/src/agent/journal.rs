@@ -11,7 +11,7 @@ use crate::values::{
 };
 
 /// Durable state of an agent. Each version is written to a temporary file, fsynced, renamed over
-/// the old one, and the folder is fsynced. Only then is anything that depends on it shown to
+/// the old one, and the folder is fsynced. Only then is anything that depends on it sent to
 /// anybody.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Journal {
@@ -112,8 +112,7 @@ impl Journal {
         }
     }
 
-    /// Returns the journal to persist at the next start, before the new session is shown to
-    /// anybody.
+    /// Returns the journal to persist at the next start, before the new session is sent to anybody.
     #[must_use]
     pub fn with_next_boot(mut self) -> Journal {
         self.boot += 1;

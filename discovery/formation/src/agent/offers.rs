@@ -37,7 +37,7 @@ impl Agent {
             return;
         }
         match self.pending_proposal.take() {
-            // The service shows the same list again, with newer releases: the results of earlier
+            // The service sent the same list again, with newer releases. The results of earlier
             // probes stay valid.
             Some(known) if known.offer.proposal_hash == offer.proposal_hash => {
                 self.pending_proposal = Some(PendingProposal { offer, ..known });

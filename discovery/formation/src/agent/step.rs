@@ -167,7 +167,7 @@ impl Agent {
         }
     }
 
-    /// Releases all epochs below `epoch`, the one that the service shows. A release is a promise
+    /// Releases all epochs below `epoch`, the epoch in the service's answer. A release is a promise
     /// never to sign a list of a released epoch, nor to hold its document. An agent that holds a
     /// document releases nothing, and an epoch above [`Journal::epoch_limit`] is ignored.
     pub(super) fn release_epochs_below(

@@ -1,4 +1,4 @@
-//! Adopts a whole document that an agent or a ledger shows.
+//! Adopts a whole commit document that an agent sent or a ledger holds.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

@@ -53,7 +53,7 @@ impl Phase {
             .find(|phase| phase.as_str() == text)
     }
 
-    /// Whether the cluster has ended. An end by `db accept` is undone if a host shows the commit
+    /// Whether the cluster has ended. An end by `db accept` is undone if a host sends the commit
     /// document. An owner can take a retirement back, and reopen an expired cluster.
     #[must_use]
     pub fn has_ended(self) -> bool {
@@ -93,7 +93,7 @@ pub struct Cluster {
     pub freed: BTreeSet<GrantId>,
     /// Reason for which the cluster ended; set in the last three phases.
     pub ended: Option<ClusterEnd>,
-    /// Second valid commit document, if one was shown. From then on only ticks, a retirement and
+    /// Second valid commit document, if one was received. From then on only ticks, a retirement and
     /// events of the database are applied.
     pub split: Option<Split>,
     /// Whether the database's generation has changed and the ledgers have not agreed yet. Nothing

@@ -40,7 +40,8 @@ pub enum ClusterEvent {
     /// A grant was revoked. If `frees_seats`, agents that came with it also lose their seats and
     /// places in the queue, and get none again with it.
     GrantRevoked { grant: GrantId, frees_seats: bool },
-    /// A whole document, shown by an agent or by a ledger. Chain, records and acks are verified.
+    /// A whole commit document that an agent sent or a ledger holds. Chain, records and acks are
+    /// verified.
     Adopt(CommitDocument),
     /// An operator abandons the cluster.
     Abandon { by: String },

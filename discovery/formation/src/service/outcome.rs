@@ -103,7 +103,7 @@ pub enum ClusterChange {
     Released { key: AgentKey, epoch: Epoch },
     /// The list is decided.
     Committed { epoch: Epoch, h: Hash },
-    /// The list was decided by a document that was shown.
+    /// A received commit document proves that the list is decided.
     Adopted { epoch: Epoch, h: Hash },
     /// A member reported its Raft cluster.
     Reported { key: AgentKey, raft_cluster: u64 },
@@ -126,7 +126,7 @@ pub enum ClusterChange {
     Unsettled,
     /// The ledgers agree with the database, or an owner accepted it.
     Settled,
-    /// A second valid document was shown.
+    /// A second valid document was received.
     Split { other: Hash },
     /// Two sessions have used one agent key.
     KeyElsewhere { key: AgentKey },

@@ -29,7 +29,7 @@ pub enum Refusal {
     /// Another session holds this key.
     #[error("another session holds the key {key} (boot counter {last}, this one sent {sent})")]
     KeyElsewhere { key: AgentKey, last: u64, sent: u64 },
-    /// Two valid commit documents were shown, so only ticks, a retirement and events of the
+    /// Two valid commit documents were received, so only ticks, a retirement and events of the
     /// database are applied.
     #[error("two valid documents of this cluster exist: {decided} and {other}")]
     Split { decided: Hash, other: Hash },

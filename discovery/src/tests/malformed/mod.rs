@@ -22,8 +22,8 @@ use super::support::{TestInstallation, WAIT_TIMEOUT};
 use crate::server::RunningService;
 use requests::RequestMaker;
 
-/// Number of requests. The environment variable `MALFORMED_REQUESTS` sets another one, and
-/// `MALFORMED_SEED` other requests.
+/// Number of requests. The environment variable `MALFORMED_REQUESTS` overrides it, and
+/// `MALFORMED_SEED` sets the seed from which the requests are made.
 const REQUESTS: u64 = 50_000;
 /// Number of connections of each kind of caller. More connections would take processor time from
 /// other tests.

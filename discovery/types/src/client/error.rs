@@ -17,7 +17,7 @@ pub enum ClientError {
     Pin {
         /// URL of the server.
         url: String,
-        /// Key that the server showed.
+        /// Key of the server's certificate.
         mismatch: PinMismatch,
     },
     /// No URL could be reached.

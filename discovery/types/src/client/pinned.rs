@@ -9,11 +9,11 @@ use crate::digest::Digest;
 use crate::key::SigningKey;
 use crate::tls::spki_hash;
 
-/// The server showed another key than the pinned ones.
+/// The server's certificate has another key than the pinned ones.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the server's key has the hash {found}, which is not pinned")]
 pub struct PinMismatch {
-    /// SHA-256 of the shown key (SPKI).
+    /// SHA-256 of the server's key (SPKI).
     pub found: Digest,
 }
 
