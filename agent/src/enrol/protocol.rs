@@ -25,8 +25,8 @@ pub(crate) struct Protocol {
     pub key: Arc<SigningKey>,
     /// The pure state machine of `discovery-formation`.
     pub agent: Agent,
-    /// Facts in the journal beside the state machine's own. Changes become durable by
-    /// [`Self::persist_extras`], or with the next step that writes the journal.
+    /// Facts in the journal that aren't part of the state machine's journal. Changes become durable
+    /// by [`Self::persist_extras`], or with the next step that writes the journal.
     pub extras: JournalExtras,
     /// The verified commit document: the one that this agent holds, or that of the cluster that
     /// added this host.

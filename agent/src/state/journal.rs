@@ -54,7 +54,7 @@ fn boot() -> TokenKind {
     TokenKind::Boot
 }
 
-/// Everything in the journal beside the state machine's own part: received texts, and choices of
+/// Everything in the journal except the state machine's own part: received texts, and choices of
 /// the first start.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct JournalExtras {

@@ -60,7 +60,7 @@ const WARNING_REPEAT_INTERVAL: Duration = Duration::from_secs(600);
 /// Maximum number of warnings that are remembered as logged. Further ones are logged each time.
 const MAX_REMEMBERED_WARNINGS: usize = 64;
 
-/// The task that carries out intents beside this host's node.
+/// The task that carries out intents while this host's node runs.
 pub(crate) struct Steward {
     /// Client of the discovery service.
     pub client: Arc<DiscoveryClient>,

@@ -93,9 +93,9 @@ fn peer_hosts(member: &RosterMember, changes: &MembershipChanges) -> Vec<String>
     hosts(&urls_to_strings(if listed.is_empty() { &member.record.peer_urls } else { &listed }))
 }
 
-/// Returns the hosts for the client certificate: those of the client URLs in the member's record
-/// and of its confirmed peer URLs. Client URLs that a node publishes are ignored. Otherwise the
-/// node could get a certificate for another host's name.
+/// Returns the hosts for the client certificate: the hosts of the client URLs in the member's
+/// record, and of the member's confirmed peer URLs. Client URLs that a node publishes are ignored.
+/// Otherwise the node could get a certificate for another host's name.
 fn client_hosts(member: &RosterMember, changes: &MembershipChanges) -> Vec<String> {
     hosts(&urls_to_strings(
         &[member.record.client_urls.clone(), confirmed_peer_urls(member, changes)].concat(),

@@ -2,7 +2,7 @@
 //! of the decisions that it has seen. It protects against a database that was set back to an older
 //! state.
 //!
-//! A database can go back in time: when somebody loads a dump or puts back a copy of its files, or
+//! A database can go back in time: when somebody loads a dump or restores a copy of its files, or
 //! when an old primary still answers. Such a database would let a second cluster form under an
 //! identity that hosts already run. Nothing in the database shows this, so each process keeps a
 //! ledger on a disk of its own. The decisions are pure and are in [`discovery_formation::memory`];
@@ -24,17 +24,18 @@
 //!    decision's number. A transaction that sees fewer decisions than the ledger, or more, may not
 //!    freeze, decide or end anything.
 //! 4. **A difference begins a generation**, which is unsettled at first (`generation`). Older
-//!    tokens become void, and no list is frozen or committed. Each known process puts its ledger
-//!    back (`put_back`). The generation is settled when the last one has done so. An owner can also
-//!    forget the missing processes or accept the database as it is. A commit of which only the hash
-//!    is known can't be put back. Its cluster is closed until a host, or the process that sent the
-//!    document out, supplies the document.
+//!    tokens become void, and no list is frozen or committed. Each known process restores the
+//!    entries of its ledger that the database lacks (`put_back`). The generation is settled when
+//!    the last one has done so. An owner can also forget the missing processes or accept the
+//!    database as it is. A commit of which the ledger has only the hash can't be restored. Its
+//!    cluster is closed until a host, or the process that sent the document out, supplies the
+//!    document.
 //! 5. **A ledger, like the database, can go back in time.** The database records how many commits
 //!    each ledger held and how often its process has swept. A ledger that holds less is filled from
-//!    the database, with an alarm. If the database went back too, database and ledger can agree. So
-//!    the file beside the ledger also identifies the place where it was written (`position`). A
-//!    copied ledger puts back what it holds, but its process stays missing. A database that differs
-//!    then waits for an owner.
+//!    the database, with an alarm. If both went back, they can agree. So the file beside the ledger
+//!    also identifies the place where it was written (`position`). A process with a copied ledger
+//!    restores what the ledger holds, but counts as missing. A database that differs then waits for
+//!    an owner.
 //! 6. **Two processes on copies of one ledger** write the same row, each with the id of its own
 //!    run. A process that finds the id of another run there at two consecutive sweeps stops and
 //!    reports why. If it knows that its ledger is a copy, it stops at the first such sweep.

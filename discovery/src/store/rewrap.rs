@@ -8,7 +8,7 @@ use super::StoreError;
 use super::cluster::append_event;
 use crate::kek::{Kek, KekError, KeyPurpose};
 
-/// Tables with CA keys: those of the CAs that issue, and of those that are trusted beside them.
+/// Tables with CA keys: one for the issuing CAs, and one for all other CAs.
 const TABLES: [&str; 2] = ["authorities", "other_authorities"];
 /// Number of CAs that are read and wrapped in one transaction.
 const PAGE: i64 = 500;

@@ -108,11 +108,11 @@ pub struct CaPair {
 /// CAs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RotationStep {
-    /// The new CAs are trusted beside those that issue.
+    /// The new CAs are trusted from now on, in addition to the issuing CAs.
     Begin,
-    /// The additional CAs issue from now on, and the former issuing CAs stay trusted.
+    /// The other trusted CAs issue from now on. The CAs that issued until now stay trusted.
     Switch,
-    /// Only the CAs that issue are trusted.
+    /// Only the issuing CAs are trusted from now on.
     End,
 }
 

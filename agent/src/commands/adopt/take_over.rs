@@ -58,7 +58,7 @@ struct TakeOver<'a> {
 }
 
 impl TakeOver<'_> {
-    /// Stops the etcd once all other members are well, and makes it the agent's node.
+    /// Stops the etcd once all other members are healthy, and makes it the agent's node.
     async fn stop_and_take(&self, host: &mut EnrolledHost) -> Result<(), ExitError> {
         let (cluster, json) = (host.cluster()?, self.typed.json);
         record::begin(&cluster, host.member, host.name.as_str()).await?;

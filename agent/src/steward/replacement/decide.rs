@@ -248,7 +248,8 @@ impl PolicyReplacementFacts<'_> {
         self.membership_conflict(dead).map(PolicyDecision::Refuse)
     }
 
-    /// Returns why the candidate's zone has no room beside the voters that stay.
+    /// Returns why the candidate may not join the remaining voters because of its zone. `None` if
+    /// it may.
     fn zone_conflict(&self, dead: Option<MemberId>) -> Option<String> {
         let zones = self.zones?;
         let others: Vec<Option<&str>> = self
@@ -292,7 +293,8 @@ impl PolicyReplacementFacts<'_> {
         )
     }
 
-    /// Returns why the candidate can't be a member beside those that stay.
+    /// Returns why the candidate can't join the remaining members: one of them has its name or one
+    /// of its URLs. `None` if it can.
     fn membership_conflict(&self, dead: Option<MemberId>) -> Option<String> {
         let Candidate { name, peer_urls, .. } = self.candidate;
         let others = || self.members.list.iter().filter(|member| Some(member.id) != dead);

@@ -51,7 +51,7 @@ impl StepState<'_> {
     }
 
     /// Takes a retirement back. The decided list, its document and its reports were kept, so the
-    /// cluster goes on as it was. Nothing is frozen or committed by this.
+    /// cluster continues as it was. This freezes and commits nothing.
     pub(super) fn unretire(&mut self, by: String) -> EventResult {
         match self.cluster.phase {
             Phase::Committed | Phase::Formed => Ok(None),

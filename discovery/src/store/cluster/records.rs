@@ -23,7 +23,7 @@ use super::load::Trust;
 /// Maximum size of the cached results of each kind, in bytes as [`cached_size`] estimates them. A
 /// full cache is emptied.
 const MAX_CACHED: usize = 32 << 20;
-/// Estimated size of one cached result beside its text, in bytes: its place in the map, its
+/// Estimated size of one cached result without its text, in bytes: its place in the map, its
 /// allocations, and the fields that have a fixed size.
 const FIXED_SIZE: usize = 1_024;
 

@@ -68,7 +68,8 @@ impl ForgottenMember {
         sent.map(|view| view.state)
     }
 
-    /// Reports by two of three founders that the cluster has these members beside the founders.
+    /// Reports by two of three founders that the cluster has these members in addition to the
+    /// founders.
     async fn confirm(&self, others: &[(u64, bool)], configuration: u64) {
         let founders = self.cluster.agents.iter().map(|agent| (self.cluster.id(agent), false));
         let others = others.iter().map(|(id, is_learner)| (MemberId::new(*id), *is_learner));
