@@ -42,7 +42,7 @@ pub enum SupervisionOutcome {
 pub trait Observer {
     /// A process of the node is about to be started.
     fn starting(&mut self) {}
-    /// The node runs, started or adopted.
+    /// The node runs: it was started, or an earlier agent's node was adopted.
     fn running(&mut self, node: &RunningNode);
     /// The node died and will be started again after `pause`.
     fn died(&mut self, reason: &str, pause: Duration);
