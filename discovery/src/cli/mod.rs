@@ -391,5 +391,14 @@ fn init(args: &InitArgs, printer: &mut Printer) -> Result<(), CliError> {
     Ok(())
 }
 
+/// Runs a command in a test of another module. Returns the error's text.
+#[cfg(test)]
+pub(crate) fn run_quietly(words: Vec<String>) -> Result<(), String> {
+    let words = std::iter::once("muster-discovery".to_owned()).chain(words);
+    let cli = DiscoveryCli::try_parse_from(words).map_err(|error| error.to_string())?;
+    let mut printer = Printer::new(false, Box::new(std::io::sink()), Box::new(std::io::sink()));
+    cli.command.run(&mut printer).map_err(|error| error.to_string())
+}
+
 #[cfg(test)]
 mod tests;

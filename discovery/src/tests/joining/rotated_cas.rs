@@ -2,13 +2,16 @@
 //! it issues by.
 
 use discovery_types::api::MemberCas;
+use discovery_types::context::Context;
 use discovery_types::csr::NodeKey;
 use discovery_types::leaves::Leaves;
-use discovery_types::statement::{CaPair, RotationStep};
+use discovery_types::statement::{CaPair, MAX_CHAIN, RotationStep};
 use rustls::pki_types::CertificateDer;
 use rustls::pki_types::pem::PemObject;
+use uuid::Uuid;
 
 use super::*;
+use crate::kek::KeyPurpose;
 
 impl CommittedCluster {
     /// Returns the statement for the next step. `new` are the CAs that the step `Begin` adds.
@@ -18,13 +21,11 @@ impl CommittedCluster {
         step: RotationStep,
         new: Option<&CaPair>,
     ) -> Statement {
-        let last = chain.newest();
-        let mut next =
-            Statement { seq: last.seq + 1, previous: Some(chain.newest_hash()), ..last.clone() };
+        let mut next = next(chain);
         match step {
             RotationStep::Begin => next.also_trusted = new.cloned(),
             RotationStep::Switch => {
-                let other = next.also_trusted.replace(last.issuing_cas()).unwrap();
+                let other = next.also_trusted.replace(chain.newest().issuing_cas()).unwrap();
                 (next.peer_ca, next.client_ca) = (other.peer, other.client);
             }
             RotationStep::End => next.also_trusted = None,
@@ -40,10 +41,52 @@ impl CommittedCluster {
         step: RotationStep,
         new: Option<&CaPair>,
     ) -> Result<(), ClientError> {
-        let next = self.stated(chain, step, new).sign(&self.world.owner);
+        let next = self.stated(chain, step, new);
+        self.state(chain, &next).await
+    }
+
+    /// Signs a statement, and sends it to the service.
+    async fn state(&self, chain: &mut StatementChain, next: &Statement) -> Result<(), ClientError> {
+        let next = next.sign(&self.world.owner);
         self.admin.put_statement(self.statement.cluster, &next).await?;
         chain.append(&next).unwrap();
         Ok(())
+    }
+
+    /// Sends statements that change nothing, until the newest one has the number `seq`.
+    async fn restate_until(&self, chain: &mut StatementChain, seq: u64) {
+        while chain.newest().seq < seq {
+            let again = next(chain);
+            self.state(chain, &again).await.unwrap();
+        }
+    }
+
+    /// Sends the report of an agent about its member's CAs.
+    async fn report_cas(&self, agent: &TestAgent, trusted: u64, certified: Option<u64>) {
+        let mut report = self.report_request(self.raft_cluster(), agent, None, 12, &[]);
+        report.membership = None;
+        report.cas = Some(MemberCas { trusted, certified });
+        agent.client.report(self.statement.cluster, &report).await.unwrap();
+    }
+
+    /// Returns the newest statement that the service has.
+    async fn newest(&self) -> Statement {
+        let list = self.admin.statements(self.statement.cluster).await.unwrap();
+        StatementChain::verify_links(&list.statements).unwrap().newest().clone()
+    }
+
+    /// Returns the CAs of any cluster in the database: table and purpose, certificate, and key.
+    async fn ca_rows(&self, cluster: Uuid) -> Vec<(String, Vec<u8>, Option<Vec<u8>>)> {
+        sqlx::query_as(
+            "SELECT 'issuing ' || purpose, certificate, wrapped_key FROM authorities
+             WHERE cluster_id = $1
+             UNION ALL SELECT 'other ' || purpose, certificate, wrapped_key FROM other_authorities
+             WHERE cluster_id = $1 ORDER BY 1",
+        )
+        .bind(cluster)
+        .fetch_all(&mut self.world.database.connect().await)
+        .await
+        .unwrap()
     }
 
     async fn renewed(&self, agent: &TestAgent) -> Result<Leaves, ClientError> {
@@ -62,6 +105,12 @@ impl CommittedCluster {
         };
         (count("authorities").await, count("other_authorities").await)
     }
+}
+
+/// Returns the next statement of a chain, which changes nothing.
+fn next(chain: &StatementChain) -> Statement {
+    let last = chain.newest();
+    Statement { seq: last.seq + 1, previous: Some(chain.newest_hash()), ..last.clone() }
 }
 
 fn der(pem: &str) -> Vec<u8> {
@@ -84,6 +133,8 @@ async fn the_service_issues_by_the_cas_of_the_newest_statement_and_deletes_the_o
 
     cluster.take(&mut chain, RotationStep::Begin, Some(&new)).await.unwrap();
     assert_eq!(code(cluster.admin.make_cas(id).await), Code::WrongState);
+    let explained = cluster.admin.explain(id).await.unwrap().explain;
+    assert!(explained.iter().any(|line| line.code == "cas_being_replaced"), "{explained:?}");
     let leaves = cluster.renewed(agent).await.unwrap();
     assert!(leaves.are_by_issuing_cas(&cluster.statement), "the old CAs issue still");
 
@@ -124,6 +175,15 @@ async fn a_statement_with_cas_whose_keys_the_service_lacks_is_refused() {
         let refused = cluster.take(&mut chain, RotationStep::Begin, Some(&foreign)).await;
         assert_eq!(code(refused), Code::StatementRefused, "{made}");
     }
+    // The service has to know both CAs of a pair.
+    let new = cluster.admin.make_cas(id).await.unwrap();
+    for mixed in [
+        CaPair { peer: foreign.peer.clone(), ..new.clone() },
+        CaPair { client: foreign.client.clone(), ..new },
+    ] {
+        let refused = cluster.take(&mut chain, RotationStep::Begin, Some(&mixed)).await;
+        assert_eq!(code(refused), Code::StatementRefused);
+    }
     // An intruder writes other CAs into the database. The service doesn't give them to an owner to
     // sign.
     for (purpose, pem) in [("peer", &foreign.peer), ("client", &foreign.client)] {
@@ -161,6 +221,7 @@ async fn after_the_loss_of_the_new_keys_the_cas_can_be_replaced_again() {
     assert_eq!(code(cluster.renewed(agent).await), Code::WrongState);
     let csr = NodeKey::generate().csr;
     assert_eq!(code(cluster.admin.issue_credentials(id, &csr).await), Code::WrongState);
+    assert_eq!(code(cluster.admin.export_cluster(id).await), Code::WrongState);
 
     cluster.take(&mut chain, RotationStep::End, None).await.unwrap();
     let newer = cluster.admin.make_cas(id).await.unwrap();
@@ -181,10 +242,7 @@ async fn members_are_shown_with_the_cas_that_they_trust() {
     let agent = &cluster.agents[0];
     let own = cluster.id(agent);
     let report = async |trusted, certified| {
-        let mut report = cluster.report_request(cluster.raft_cluster(), agent, None, 12, &[]);
-        report.membership = None;
-        report.cas = Some(MemberCas { trusted, certified });
-        agent.client.report(id, &report).await.unwrap();
+        cluster.report_cas(agent, trusted, certified).await;
         let members = cluster.admin.rotation(id).await.unwrap().members;
         assert_eq!(members.len(), 2);
         members.into_iter().find(|member| member.id == own).unwrap().cas
@@ -194,6 +252,10 @@ async fn members_are_shown_with_the_cas_that_they_trust() {
     assert_eq!(report(7, None).await, Some(expected), "there is no statement 7");
     let renewed = MemberCas { trusted: 1, certified: Some(1) };
     assert_eq!(report(1, Some(1)).await, Some(renewed));
+    assert_eq!(report(1, Some(7)).await, Some(renewed), "there is no statement 7");
+    // A member can fall behind: stock etcd is started with older files.
+    let behind = MemberCas { trusted: 0, certified: None };
+    assert_eq!(report(0, None).await, Some(behind));
     let others = cluster.admin.rotation(id).await.unwrap().members;
     assert!(others.iter().any(|member| member.id != own && member.cas.is_none()));
     cluster.service.stop().await;
@@ -207,4 +269,154 @@ async fn a_cluster_that_forms_keeps_its_cas() {
     let statement = world.cluster(&admin, "demo", 3).await;
     assert_eq!(code(admin.make_cas(statement.cluster).await), Code::WrongState);
     service.stop().await;
+}
+
+#[tokio::test]
+async fn new_cas_are_not_stored_if_an_owner_has_signed_a_statement_meanwhile() {
+    let cluster = CommittedCluster::of(1).await;
+    let (id, app) = (cluster.statement.cluster, cluster.service.app());
+    let make = |purpose| app.make_wrapped_ca(id, "demo", purpose, 1_700_000_000).unwrap();
+    let (peer, client) = (make(KeyPurpose::PeerCa), make(KeyPurpose::ClientCa));
+    for (newest, is_newest, keys) in [(1, false, 0), (0, true, 2)] {
+        let stored = app.store.put_other_authorities(id, newest, [&peer, &client]).await.unwrap();
+        assert_eq!(stored, is_newest);
+        assert_eq!(cluster.counts().await, (2, keys));
+    }
+    cluster.service.stop().await;
+}
+
+#[tokio::test]
+async fn the_replacement_of_one_clusters_cas_leaves_those_of_another_alone() {
+    let cluster = CommittedCluster::of(1).await;
+    let mut chain = cluster.chain();
+    let other = cluster.world.cluster(&cluster.admin, "other", 3).await.cluster;
+    sqlx::query(
+        "INSERT INTO other_authorities (cluster_id, purpose, certificate, wrapped_key)
+         SELECT cluster_id, purpose, decode('01', 'hex'), decode('02', 'hex') FROM authorities
+         WHERE cluster_id = $1",
+    )
+    .bind(other)
+    .execute(&mut cluster.world.database.connect().await)
+    .await
+    .unwrap();
+    let before = cluster.ca_rows(other).await;
+    assert_eq!(before.len(), 4);
+    let new = cluster.admin.make_cas(cluster.statement.cluster).await.unwrap();
+    for step in [RotationStep::Begin, RotationStep::Switch, RotationStep::End] {
+        cluster.take(&mut chain, step, Some(&new)).await.unwrap();
+        assert_eq!(cluster.ca_rows(other).await, before, "{step:?}");
+    }
+    cluster.service.stop().await;
+}
+
+/// A chain has 64 statements. A replacement that is undone after its switch takes four of them.
+#[tokio::test]
+async fn a_replacement_begins_only_if_the_statements_suffice_to_undo_and_end_it() {
+    let cluster = CommittedCluster::of(1).await;
+    let (id, mut chain) = (cluster.statement.cluster, cluster.chain());
+    cluster.restate_until(&mut chain, MAX_CHAIN as u64 - 5).await;
+    cluster.admin.make_cas(id).await.unwrap();
+    cluster.restate_until(&mut chain, MAX_CHAIN as u64 - 4).await;
+    assert_eq!(code(cluster.admin.make_cas(id).await), Code::WrongState);
+    cluster.service.stop().await;
+}
+
+#[tokio::test]
+async fn the_last_statement_of_a_chain_may_only_end_a_replacement() {
+    let cluster = CommittedCluster::of(1).await;
+    let (id, mut chain) = (cluster.statement.cluster, cluster.chain());
+    let new = cluster.admin.make_cas(id).await.unwrap();
+    cluster.take(&mut chain, RotationStep::Begin, Some(&new)).await.unwrap();
+    cluster.restate_until(&mut chain, MAX_CHAIN as u64 - 2).await;
+    let again = next(&chain);
+    assert_eq!(code(cluster.state(&mut chain, &again).await), Code::WrongState);
+    let switched = cluster.take(&mut chain, RotationStep::Switch, None).await;
+    assert_eq!(code(switched), Code::WrongState);
+    cluster.take(&mut chain, RotationStep::End, None).await.unwrap();
+    assert_eq!(chain.newest().seq, MAX_CHAIN as u64 - 1);
+    cluster.service.stop().await;
+}
+
+/// The admin's tool in the hands of an owner.
+struct OwnersTool {
+    home: String,
+    key: String,
+}
+
+impl OwnersTool {
+    async fn of(cluster: &CommittedCluster) -> Self {
+        let folder = cluster.world.folder.path();
+        let path = |name: &str| folder.join(name).to_str().unwrap().to_owned();
+        let tool = Self { home: path("admin"), key: path("owner.pem") };
+        cluster.world.owner.save(&folder.join("owner.pem")).unwrap();
+        let url = format!("https://{}", cluster.service.addresses[0]).parse().unwrap();
+        let context = Context { urls: vec![url], ..cluster.world.context.clone() };
+        let line = context.to_string();
+        let words = ["context", "add", line.as_str(), "--home", tool.home.as_str()];
+        crate::cli::run_quietly(words.map(str::to_owned).to_vec()).unwrap();
+        tool
+    }
+
+    /// Runs `cluster rotate-ca`, which waits for members for a moment only.
+    async fn rotate(&self, more: &[&str]) -> Result<(), String> {
+        let words = ["cluster", "rotate-ca", "demo", "--yes", "--timeout", "1ms"];
+        let session = ["--home", self.home.as_str(), "--key", self.key.as_str()];
+        let words = [&words[..], &session[..], more].concat();
+        let words: Vec<String> = words.into_iter().map(str::to_owned).collect();
+        tokio::task::spawn_blocking(move || crate::cli::run_quietly(words)).await.unwrap()
+    }
+
+    /// Expects that the next step waits for the member, for the given reason.
+    async fn expect_wait(&self, more: &[&str], why: &str) {
+        let refused = self.rotate(more).await.unwrap_err();
+        assert!(refused.contains(why), "{refused}");
+    }
+}
+
+#[tokio::test]
+async fn the_tool_takes_a_step_once_all_members_have_followed_the_last_one() {
+    let cluster = CommittedCluster::of(1).await;
+    let (tool, agent) = (OwnersTool::of(&cluster).await, &cluster.agents[0]);
+    tool.rotate(&[]).await.unwrap();
+    tool.expect_wait(&[], "not all members are ready").await;
+    cluster.report_cas(agent, 0, Some(0)).await;
+    tool.expect_wait(&[], "doesn't trust the new CAs").await;
+    let begun = cluster.newest().await;
+    assert_eq!(begun.seq, 1);
+    cluster.report_cas(agent, 1, Some(0)).await;
+    tool.rotate(&[]).await.unwrap();
+    let switched = cluster.newest().await;
+    assert_eq!(Some(switched.issuing_cas()), begun.also_trusted);
+
+    tool.expect_wait(&[], "has no certificates").await;
+    cluster.report_cas(agent, 1, Some(2)).await;
+    tool.rotate(&[]).await.unwrap();
+    let ended = cluster.newest().await;
+    assert_eq!((ended.seq, &ended.also_trusted), (3, &None));
+    assert_eq!(ended.issuing_cas(), switched.issuing_cas());
+    cluster.service.stop().await;
+}
+
+#[tokio::test]
+async fn the_tool_waits_for_certificates_of_the_old_cas_only_if_the_new_ones_have_issued() {
+    let cluster = CommittedCluster::of(1).await;
+    let (tool, agent) = (OwnersTool::of(&cluster).await, &cluster.agents[0]);
+    tool.rotate(&[]).await.unwrap();
+    cluster.report_cas(agent, 1, None).await;
+    tool.rotate(&["--cancel"]).await.unwrap();
+    let dropped = cluster.newest().await;
+    assert_eq!((dropped.seq, dropped.also_trusted), (2, None));
+
+    tool.rotate(&[]).await.unwrap();
+    cluster.report_cas(agent, 3, None).await;
+    tool.rotate(&[]).await.unwrap();
+    tool.rotate(&["--cancel"]).await.unwrap();
+    let back = cluster.newest().await;
+    assert_eq!((back.seq, back.issuing_cas()), (5, cluster.statement.issuing_cas()));
+    cluster.report_cas(agent, 3, Some(4)).await;
+    tool.expect_wait(&["--cancel"], "has no certificates").await;
+    cluster.report_cas(agent, 3, Some(5)).await;
+    tool.rotate(&["--cancel"]).await.unwrap();
+    assert_eq!(cluster.newest().await.seq, 6);
+    cluster.service.stop().await;
 }
