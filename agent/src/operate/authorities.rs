@@ -234,18 +234,32 @@ mod tests {
             OwnCas::new(&layout, kind, &self.chain, &self.world.leaves(0), &self.board)
         }
 
+        /// Appends a statement that differs from the newest one by its number and by `change`.
+        fn append(&mut self, change: impl FnOnce(&mut Statement)) {
+            let last = self.chain.newest();
+            let previous = Some(self.chain.newest_hash());
+            let mut next = Statement { seq: last.seq + 1, previous, ..last.clone() };
+            change(&mut next);
+            self.chain.append(&next.sign(&self.world.owner)).unwrap();
+        }
+
         /// Appends a statement that names new CAs as trusted, too.
         fn begin(&mut self) {
             let new = CaPair { peer: TestCa::new("p").pem, client: TestCa::new("c").pem };
-            let last = self.chain.newest();
-            let next = Statement {
-                version: 2,
-                seq: last.seq + 1,
-                previous: Some(self.chain.newest_hash()),
-                also_trusted: Some(new),
-                ..last.clone()
-            };
-            self.chain.append(&next.sign(&self.world.owner)).unwrap();
+            self.append(|next| (next.version, next.also_trusted) = (2, Some(new)));
+        }
+
+        /// Appends a statement that makes the additional CAs issue.
+        fn switch(&mut self) {
+            self.append(|next| {
+                let old = next.issuing_cas();
+                let other = next.also_trusted.replace(old).unwrap();
+                (next.peer_ca, next.client_ca) = (other.peer, other.client);
+            });
+        }
+
+        fn tls_file(&self, name: &str) -> String {
+            std::fs::read_to_string(self.dir.path().join("agent/tls").join(name)).unwrap()
         }
 
         fn follow(&self, cas: &OwnCas) {
@@ -275,8 +289,34 @@ mod tests {
         fixture.follow(&cas);
         assert_eq!(cas.report(), reported(1, Some(0)));
         assert!(!fixture.is_restart_wanted());
-        let bundle = std::fs::read_to_string(fixture.dir.path().join("agent/tls/peer-ca.crt"));
-        assert_eq!(bundle.unwrap(), fixture.chain.newest().peer_bundle());
+        assert_eq!(fixture.tls_file("peer-ca.crt"), fixture.chain.newest().peer_bundle());
+        assert_eq!(fixture.tls_file("client-ca.crt"), fixture.chain.newest().client_bundle());
+    }
+
+    #[test]
+    fn a_switch_is_followed_although_the_same_cas_stay_trusted() {
+        let mut fixture = CasFixture::new();
+        fixture.begin();
+        let cas = fixture.cas(NodeKind::Muster);
+        assert!(cas.is_following(&fixture.chain));
+        fixture.switch();
+        assert!(!cas.is_following(&fixture.chain));
+        fixture.follow(&cas);
+        assert!(cas.is_following(&fixture.chain));
+        assert_eq!(cas.report(), reported(1, None), "the old CAs signed the certificates");
+    }
+
+    #[test]
+    fn cas_that_can_not_be_written_are_not_reported_as_trusted() {
+        let mut fixture = CasFixture::new();
+        fixture.begin();
+        let cas = fixture.cas(NodeKind::Muster);
+        fixture.append(|next| (next.version, next.also_trusted) = (1, None));
+        fixture.begin();
+        std::fs::remove_dir_all(fixture.dir.path().join("agent/tls")).unwrap();
+        assert!(cas.follow(&fixture.chain, &fixture.world.leaves(0)).is_err());
+        assert!(!cas.is_following(&fixture.chain), "it is tried again");
+        assert_eq!(cas.report(), reported(1, Some(0)));
     }
 
     #[test]
@@ -314,6 +354,11 @@ mod tests {
         fixture.follow(&cas);
         cas.note_start(&process(7), before);
         assert_eq!(cas.report(), reported(0, Some(0)));
+        // The next agent reads from the file what this process trusts.
+        let cas = fixture.cas(ETCD);
+        cas.note_adopted(&process(7));
+        assert_eq!(cas.report(), reported(0, Some(0)));
+        assert!(fixture.is_restart_wanted());
     }
 
     #[tokio::test]

@@ -339,6 +339,10 @@ mod tests {
         assert_eq!(taken(), journalled, "another member's");
         put(&world.leaves_until(0, 2070));
         assert_eq!(taken(), journalled, "older ones");
+        let csr = &world.records[0].csr;
+        let (peer, client) = (TestCa::new("peers"), TestCa::new("clients"));
+        put(&Leaves { peer: peer.issue_until(csr, 2090), client: client.issue_until(csr, 2090) });
+        assert_eq!(taken(), journalled, "of CAs that nobody trusts any more");
         let longer = world.leaves_until(0, 2090);
         put(&longer);
         assert_eq!(taken(), longer);
