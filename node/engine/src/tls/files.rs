@@ -85,6 +85,13 @@ pub enum TlsError {
     Policy(#[source] rustls::Error),
 }
 
+impl TlsError {
+    /// Whether the system could not read a file. The next read of the same file may succeed.
+    fn is_of_system(&self) -> bool {
+        matches!(self, Self::File { source: pem::Error::Io(_), .. })
+    }
+}
+
 /// A value read from files. It is read again when the files change.
 pub(super) struct ReloadingValue<T> {
     paths: Vec<PathBuf>,
@@ -96,6 +103,8 @@ pub(super) struct ReloadingValue<T> {
 struct LastCheck {
     at: Instant,
     stamps: Vec<Option<(SystemTime, u64)>>,
+    /// Whether the system failed to read the files of these stamps.
+    is_unread: bool,
 }
 
 impl<T> fmt::Debug for ReloadingValue<T> {
@@ -111,7 +120,7 @@ impl<T> ReloadingValue<T> {
     ) -> Result<Self, TlsError> {
         let stamps = file_stamps(&paths);
         let current = RwLock::new(Arc::new(load()?));
-        let looked = Mutex::new(LastCheck { at: Instant::now(), stamps });
+        let looked = Mutex::new(LastCheck { at: Instant::now(), stamps, is_unread: false });
         Ok(Self { paths, load: Box::new(load), current, last_check: looked })
     }
 
@@ -122,9 +131,16 @@ impl<T> ReloadingValue<T> {
         {
             looked.at = Instant::now();
             let stamps = file_stamps(&self.paths);
-            if stamps != looked.stamps {
+            let is_changed = stamps != looked.stamps;
+            // After an error of the system, such as too many open files, unchanged files are read
+            // again.
+            if is_changed || looked.is_unread {
                 looked.stamps = stamps;
-                self.reload();
+                let read = self.read_again();
+                looked.is_unread = read.as_ref().is_err_and(TlsError::is_of_system);
+                if is_changed && let Err(error) = read {
+                    self.warn(&error);
+                }
             }
         }
         Arc::clone(&self.current.read().unwrap_or_else(std::sync::PoisonError::into_inner))
@@ -132,18 +148,24 @@ impl<T> ReloadingValue<T> {
 
     /// Reads the files again. If that fails, the previous value stays in force.
     pub(super) fn reload(&self) {
-        match (self.load)() {
-            Ok(new) => {
-                *self.current.write().unwrap_or_else(std::sync::PoisonError::into_inner) =
-                    Arc::new(new);
-                tracing::info!(files = ?self.paths, "re-read TLS files");
-            }
-            Err(error) => tracing::warn!(
-                files = ?self.paths,
-                error = %crate::causes::error_chain(&error),
-                "TLS files cannot be read; those read before stay in force"
-            ),
+        if let Err(error) = self.read_again() {
+            self.warn(&error);
         }
+    }
+
+    fn read_again(&self) -> Result<(), TlsError> {
+        let new = (self.load)()?;
+        *self.current.write().unwrap_or_else(std::sync::PoisonError::into_inner) = Arc::new(new);
+        tracing::info!(files = ?self.paths, "re-read TLS files");
+        Ok(())
+    }
+
+    fn warn(&self, error: &TlsError) {
+        tracing::warn!(
+            files = ?self.paths,
+            error = %crate::causes::error_chain(error),
+            "TLS files cannot be read; those read before stay in force"
+        );
     }
 }
 
@@ -280,5 +302,65 @@ impl ResolvesClientCert for ReloadingValue<CertifiedKey> {
 
     fn has_certs(&self) -> bool {
         true
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicBool, Ordering};
+
+    use super::*;
+
+    /// Returns the value as of the next check of its file.
+    fn checked(value: &ReloadingValue<String>) -> String {
+        let mut looked = value.last_check.lock().unwrap();
+        looked.at = looked.at.checked_sub(CHECK_INTERVAL).unwrap();
+        drop(looked);
+        value.get().to_string()
+    }
+
+    fn text_of(path: &Path) -> String {
+        std::fs::read_to_string(path).unwrap()
+    }
+
+    #[test]
+    fn a_file_that_could_not_be_read_is_read_again_although_it_stays_the_same() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("ca");
+        std::fs::write(&path, "old").unwrap();
+        let is_readable = Arc::new(AtomicBool::new(true));
+        let (file, flag) = (path.clone(), Arc::clone(&is_readable));
+        let load = move || match flag.load(Ordering::Relaxed) {
+            true => Ok(text_of(&file)),
+            false => {
+                let source = pem::Error::Io(std::io::Error::other("too many open files"));
+                Err(TlsError::File { what: "a CA certificate", path: file.clone(), source })
+            }
+        };
+        let value = ReloadingValue::new(vec![path.clone()], load).unwrap();
+        std::fs::write(&path, "another").unwrap();
+        is_readable.store(false, Ordering::Relaxed);
+        assert_eq!(checked(&value), "old");
+        assert_eq!(checked(&value), "old");
+        is_readable.store(true, Ordering::Relaxed);
+        assert_eq!(checked(&value), "another");
+    }
+
+    #[test]
+    fn a_file_that_changes_while_it_is_read_is_read_again() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("ca");
+        std::fs::write(&path, "1").unwrap();
+        let file = path.clone();
+        let load = move || {
+            let text = text_of(&file);
+            if text.len() < 3 {
+                std::fs::write(&file, format!("{text}1")).unwrap();
+            }
+            Ok(text)
+        };
+        let value = ReloadingValue::new(vec![path], load).unwrap();
+        assert_eq!(checked(&value), "11");
+        assert_eq!(checked(&value), "111");
     }
 }
