@@ -387,6 +387,37 @@ fn a_replaced_certificate_is_served_without_a_restart() {
 }
 
 #[test]
+fn cas_that_enter_or_leave_the_file_are_trusted_or_refused_without_a_restart() {
+    let (dir, old, new) = (tempfile::tempdir().unwrap(), TlsTestCa::new(), TlsTestCa::new());
+    let own = files(dir.path(), "s", &old.leaf("s.test", false), &old);
+    let peers = PeerTls::new(&own).unwrap();
+    let clients = ClientListenerTls::new(&own, &TlsPolicy::default(), &[]).unwrap();
+    // The other side trusts the old CA throughout, so this side alone decides.
+    let handshakes_with = |issuer: &TlsTestCa| {
+        let other = peer(dir.path(), "b", &issuer.leaf("b.test", false), &old);
+        let dialled = other.client_config(None);
+        [
+            handshake(Arc::clone(&dialled), peers.server_config(), "s.test").is_ok(),
+            handshake(dialled, clients.server_config(), "s.test").is_ok(),
+            handshake(peers.client_config(None), other.server_config(), "b.test").is_ok(),
+        ]
+    };
+    for (cas, trusts_old, trusts_new) in [
+        (vec![&old], true, false),
+        (vec![&old, &new], true, true),
+        (vec![&new, &old], true, true),
+        (vec![&new], false, true),
+    ] {
+        let bundle: String = cas.iter().map(|ca| ca.pem.as_str()).collect();
+        std::fs::write(dir.path().join("s.ca"), bundle).unwrap();
+        peers.reload();
+        clients.reload();
+        assert_eq!(handshakes_with(&old), [trusts_old; 3], "{} CAs", cas.len());
+        assert_eq!(handshakes_with(&new), [trusts_new; 3], "{} CAs", cas.len());
+    }
+}
+
+#[test]
 fn files_that_cannot_be_read_any_more_leave_the_old_ones_in_force() {
     let (dir, ca) = (tempfile::tempdir().unwrap(), TlsTestCa::new());
     let (a, b) = (ca.leaf("a.test", false), ca.leaf("b.test", false));
