@@ -322,6 +322,8 @@ fn check_whole_way(etcd: &Path) -> Result<()> {
         "cluster",
         "rotate-ca",
         "demo",
+        "--step",
+        "3",
         "--yes",
         "--timeout",
         "1m",

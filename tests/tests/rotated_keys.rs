@@ -94,8 +94,8 @@ fn ca_keys_that_were_wrapped_again_need_the_newest_key_alone() -> Result<()> {
     let _agents = testbed.start_agents(0..1, &bundle)?;
     testbed.wait_cluster_state("demo", "formed", LIMIT)?;
     let keys = path_text(&testbed.keys_dir())?.to_owned();
-    let rotate_ca = ["cluster", "rotate-ca", "demo", "--yes"];
-    testbed.admin_command(&rotate_ca)?;
+    let rotate_ca = ["cluster", "rotate-ca", "demo", "--yes", "--step"];
+    testbed.admin_command(&[&rotate_ca[..], &["1"]].concat())?;
     testbed.admin_json(&["keys", "rotate", "--keys", &keys, "--kek"])?;
     testbed.stop_discovery()?;
     let postgres = testbed.postgres_dir();
@@ -118,10 +118,10 @@ fn ca_keys_that_were_wrapped_again_need_the_newest_key_alone() -> Result<()> {
     testbed.start_discovery()?;
     // Issuing a certificate needs the key of the issuing CA: first of the old CA, then of the new
     // one.
-    for folder in ["credentials", "credentials-of-the-new-ca"] {
+    for (folder, step) in [("credentials", "2"), ("credentials-of-the-new-ca", "3")] {
         let folder = testbed.path(folder);
         testbed.admin_command(&["cluster", "credentials", "demo", "--out", path_text(&folder)?])?;
-        testbed.admin_command(&rotate_ca)?;
+        testbed.admin_command(&[&rotate_ca[..], &[step]].concat())?;
     }
     // Without the newest key-encryption key, no CA key can be decrypted.
     fs_err::rename(testbed.path("kek-1.key"), &old)?;

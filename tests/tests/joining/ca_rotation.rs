@@ -17,23 +17,31 @@ use crate::running_cluster::{FormedCluster, LIMIT};
 /// Time until the agents have reached a restored service.
 const REPORT_LIMIT: Duration = Duration::from_secs(180);
 
-/// Runs `cluster rotate-ca demo` and returns its answer.
+/// Runs `cluster rotate-ca demo` with more arguments, and returns its answer.
 fn rotate(running: &FormedCluster, more: &[&str]) -> Result<Value> {
     let args = ["cluster", "rotate-ca", "demo", "--yes"];
     running.testbed.admin_json(&[&args[..], more].concat())
 }
 
-/// Runs `cluster rotate-ca demo`, which has to fail, since a member is not ready.
+/// Runs step 2 of `cluster rotate-ca demo`, which has to fail, since a member is not ready.
 fn rotate_too_early(running: &FormedCluster) -> Result<Output> {
-    let args = ["cluster", "rotate-ca", "demo", "--yes", "--timeout", "1s"];
+    let args = ["cluster", "rotate-ca", "demo", "--step", "2", "--yes", "--timeout", "1s"];
     let output = running.testbed.admin_output(&args)?;
     ensure!(output.status.code() == Some(1), "{output:?}");
     Ok(output)
 }
 
+/// Takes a step, given by its word. A repeated command must not take the next one.
 fn expect_step(running: &FormedCluster, step: &str) -> Result<()> {
-    let taken = rotate(running, &[])?;
-    ensure!(taken["step"] == step, "{taken}");
+    let number = match step {
+        "begin" => "1",
+        "switch" => "2",
+        _ => "3",
+    };
+    for is_first in [true, false] {
+        let taken = rotate(running, &["--step", number])?;
+        ensure!(taken["step"] == step && taken["taken"] == is_first, "{taken}");
+    }
     Ok(())
 }
 
@@ -169,7 +177,7 @@ fn a_replacement_of_the_cas_waits_for_a_member_that_is_away_and_is_taken_back() 
 
     // The two other members go on without the third, which comes back after they have new
     // certificates.
-    let forced = rotate(&running, &["--force"])?;
+    let forced = rotate(&running, &["--step", "2", "--force"])?;
     ensure!(forced["step"] == "switch", "{forced}");
     wait_for("the others to have new certificates", LIMIT, || {
         (certificates(&running.agents[0]).ok()? != first).then_some(())

@@ -69,6 +69,7 @@ CAs stay; what was allowed stays allowed.")]
     #[command(after_help = "\
 Examples:
   muster-discovery cluster rotate-ca demo
+  muster-discovery cluster rotate-ca demo --step 2 --yes
   muster-discovery cluster rotate-ca demo --cancel
 
 Run it three times:
@@ -76,7 +77,10 @@ Run it three times:
   2. The new CAs issue. Run `cluster credentials --renew` for each client before, and again after it.
   3. The old CAs are dropped.
 Before steps 2 and 3 the command waits until all members have followed the last one. muster-node follows by
-itself; stock etcd has to be restarted after steps 1 and 3.")]
+itself; stock etcd has to be restarted after steps 1 and 3.
+
+With --step, the command does nothing if that step is done already, and refuses if another step is next. So a
+script can repeat it.")]
     RotateCa(rotate_ca::RotateCaArgs),
     /// List the clusters and their states, the newest first
     #[command(after_help = "\

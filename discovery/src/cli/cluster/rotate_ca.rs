@@ -21,6 +21,9 @@ const INTERVAL: Duration = Duration::from_secs(1);
 pub(super) struct RotateCaArgs {
     /// Name or id of the cluster
     cluster: String,
+    /// Take this step alone, and only once. Required with --yes, except to --cancel
+    #[arg(long, value_name = "1|2|3", value_parser = parse_step, conflicts_with = "cancel")]
+    step: Option<RotationStep>,
     /// Undo the last step: let the old CAs issue again, or drop the new CAs
     #[arg(long)]
     cancel: bool,
@@ -73,12 +76,20 @@ pub(super) async fn rotate(
     args: &RotateCaArgs,
     printer: &mut Printer,
 ) -> Result<(), CliError> {
+    check_step_is_named(args)?;
     let cluster = session.cluster(&args.cluster).await?;
     let name = cluster.name.as_str();
     let chain = session.chain(cluster.cluster).await?;
     session.check_role_in_statement(&chain, Action::PutStatement)?;
     let last = chain.newest();
     let step = next_step(&chain, args.cancel)?;
+    if let Some(wanted) = args.step
+        && is_done(&chain, wanted)?
+    {
+        let value = json!({ "cluster": cluster.cluster, "step": word(wanted), "taken": false });
+        let text = format!("step {} of 3 is done already: nothing to do", number(wanted));
+        return printer.print_value(&value, |out| out.line(&text));
+    }
     let mut next =
         Statement { seq: last.seq + 1, previous: Some(chain.newest_hash()), ..last.clone() };
     match step {
@@ -120,10 +131,55 @@ pub(super) async fn rotate(
         }
     }
     let stated = put(session, &next).await?;
-    let value = json!({ "cluster": cluster.cluster, "step": word(step), "seq": stated.seq });
+    let (id, word) = (cluster.cluster, word(step));
+    let value = json!({ "cluster": id, "step": word, "taken": true, "seq": stated.seq });
     printer.print_value(&value, |out| out.line(&description(step, args.cancel)))?;
     printer.note(&next_commands(step, args.cancel, name));
     Ok(())
+}
+
+fn parse_step(text: &str) -> Result<RotationStep, String> {
+    match text {
+        "1" => Ok(RotationStep::Begin),
+        "2" => Ok(RotationStep::Switch),
+        "3" => Ok(RotationStep::End),
+        _ => Err("the steps are 1, 2 and 3".into()),
+    }
+}
+
+/// Requires the step's number if nobody is asked. A script that runs the command again after a
+/// time-out would otherwise take the step after the intended one.
+fn check_step_is_named(args: &RotateCaArgs) -> Result<(), CliError> {
+    if args.yes && args.step.is_none() && !args.cancel {
+        return Err(CliError::Usage(
+            "--yes asks nobody: name the step that this run may take with --step 1, 2 or 3".into(),
+        ));
+    }
+    Ok(())
+}
+
+/// Returns whether the step is done already: by the replacement that is under way, or by the last
+/// one if none is.
+///
+/// # Errors
+/// Fails if the step is neither done nor the next one.
+fn is_done(chain: &StatementChain, wanted: RotationStep) -> Result<bool, CliError> {
+    let next = next_step(chain, false)?;
+    if wanted == next {
+        return Ok(false);
+    }
+    let is_done = match next {
+        RotationStep::Begin => {
+            let has_ended = steps(chain).any(|(_, step)| step == RotationStep::End);
+            wanted == RotationStep::End && has_ended && is_new_pair_issuing(chain)
+        }
+        RotationStep::Switch | RotationStep::End => number(wanted) < number(next),
+    };
+    if is_done {
+        return Ok(true);
+    }
+    let (wanted, next) = (number(wanted), number(next));
+    Err(CliError::Usage(format!("step {wanted} can't be taken now: the next step is {next}")))
 }
 
 /// Returns the next step, or with `cancel` the step that undoes the last one.
@@ -198,6 +254,15 @@ async fn wait_for_members(
     }
 }
 
+/// Returns the step's number, as `--step` takes it.
+fn number(step: RotationStep) -> u8 {
+    match step {
+        RotationStep::Begin => 1,
+        RotationStep::Switch => 2,
+        RotationStep::End => 3,
+    }
+}
+
 fn word(step: RotationStep) -> &'static str {
     match step {
         RotationStep::Begin => "begin",
@@ -240,6 +305,7 @@ fn next_commands(step: RotationStep, cancel: bool, name: &str) -> String {
 
 #[cfg(test)]
 mod tests {
+    use clap::Parser;
     use discovery_types::adoption::{AdoptedMember, Adoption};
     use discovery_types::api::MemberCas;
     use discovery_types::digest::MemberId;
@@ -247,6 +313,25 @@ mod tests {
     use discovery_types::statement::CaPair;
 
     use super::*;
+
+    /// Appends a statement with these CAs to the chain.
+    fn append(
+        world: &ClusterFixture,
+        chain: &mut StatementChain,
+        issuing: &CaPair,
+        other: Option<&CaPair>,
+    ) {
+        let next = Statement {
+            seq: chain.newest().seq + 1,
+            previous: Some(chain.newest_hash()),
+            peer_ca: issuing.peer.clone(),
+            client_ca: issuing.client.clone(),
+            also_trusted: other.cloned(),
+            ..world.statement.clone()
+        };
+        let next = Statement { version: next.format_version(), ..next };
+        chain.append(&next.sign(&world.owner)).unwrap();
+    }
 
     #[test]
     fn each_step_follows_from_the_statements_and_can_be_taken_back() {
@@ -267,18 +352,67 @@ mod tests {
             (&new, None, (Begin, None)),
             (&new, Some(&old), (Switch, Some(End))),
         ] {
-            let next = Statement {
-                seq: chain.newest().seq + 1,
-                previous: Some(chain.newest_hash()),
-                peer_ca: issuing.peer.clone(),
-                client_ca: issuing.client.clone(),
-                also_trusted: other.cloned(),
-                ..world.statement.clone()
-            };
-            let next = Statement { version: next.format_version(), ..next };
-            chain.append(&next.sign(&world.owner)).unwrap();
-            assert_eq!(steps(&chain), expected, "after statement {}", next.seq);
+            append(&world, &mut chain, issuing, other);
+            assert_eq!(steps(&chain), expected, "after statement {}", chain.newest().seq);
         }
+    }
+
+    /// Returns for each step whether it is done; `None` if it is refused.
+    fn done(chain: &StatementChain) -> [Option<bool>; 3] {
+        use RotationStep::{Begin, End, Switch};
+        [Begin, Switch, End].map(|step| is_done(chain, step).ok())
+    }
+
+    #[test]
+    fn a_step_that_is_named_is_never_taken_twice_and_no_other_step_is_taken_for_it() {
+        let world = ClusterFixture::new(1);
+        let old = world.statement.issuing_cas();
+        let new = CaPair { peer: TestCa::new("p").pem, client: TestCa::new("c").pem };
+        let newer = CaPair { peer: TestCa::new("q").pem, client: TestCa::new("d").pem };
+        let mut chain = world.chain();
+        let (first, second) = ([Some(false), None, None], [Some(true), Some(false), None]);
+        let third = [Some(true), Some(true), Some(false)];
+        assert_eq!(done(&chain), first);
+        for (issuing, other, expected) in [
+            (&old, Some(&new), second),
+            (&old, None, first), // The replacement was cancelled.
+            (&old, Some(&new), second),
+            (&new, Some(&old), third),
+            (&old, Some(&new), second),
+            (&new, Some(&old), third),
+            (&new, None, [Some(false), None, Some(true)]),
+            (&new, Some(&newer), second),
+            (&new, None, first),
+        ] {
+            append(&world, &mut chain, issuing, other);
+            assert_eq!(done(&chain), expected, "after statement {}", chain.newest().seq);
+        }
+        let refused = is_done(&chain, RotationStep::End).unwrap_err();
+        assert_eq!(refused.exit_code(), 2);
+        assert!(refused.to_string().contains("the next step is 1"), "{refused}");
+    }
+
+    #[derive(Parser)]
+    struct RotateCaCommandLine {
+        #[command(flatten)]
+        args: RotateCaArgs,
+    }
+
+    #[test]
+    fn without_a_question_the_step_has_to_be_named() {
+        let check = |more: &[&str]| {
+            let line = [&["rotate-ca", "demo"][..], more].concat();
+            let line = RotateCaCommandLine::try_parse_from(line).ok()?;
+            Some(check_step_is_named(&line.args).map_err(|error| error.exit_code()))
+        };
+        for accepted in
+            [&["--step", "2"][..], &["--yes", "--step", "3"], &["--yes", "--cancel"], &[]]
+        {
+            assert_eq!(check(accepted), Some(Ok(())), "{accepted:?}");
+        }
+        assert_eq!(check(&["--yes"]), Some(Err(2)));
+        assert_eq!(check(&["--step", "4"]), None);
+        assert_eq!(check(&["--step", "1", "--cancel"]), None);
     }
 
     #[test]
@@ -300,6 +434,7 @@ mod tests {
         };
         let mut chain = StatementChain::verify_links(&[first.sign(&world.owner)]).unwrap();
         assert_eq!(next_step(&chain, false).unwrap(), RotationStep::End);
+        assert_eq!(done(&chain), [Some(true), Some(true), Some(false)]);
         let next = Statement {
             version: 1,
             seq: 1,
@@ -309,6 +444,7 @@ mod tests {
         };
         chain.append(&next.sign(&world.owner)).unwrap();
         assert_eq!(next_step(&chain, false).unwrap(), RotationStep::Begin);
+        assert_eq!(done(&chain), [Some(false), None, Some(true)]);
     }
 
     #[test]
