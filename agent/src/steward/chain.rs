@@ -10,11 +10,15 @@
 //! that end, the chain stays in the store as it is. This agent then makes no changes of members:
 //! the statements that it can't read may have removed the person who asks for a change.
 
+use std::time::Duration;
+
 use discovery_types::client::DiscoveryClient;
 use discovery_types::digest::Digest;
 use discovery_types::jws::Jws;
+use discovery_types::problem::Code;
 use discovery_types::statement::{StatementChain, StatementError};
 use tokio::sync::watch;
+use tokio::time::Instant;
 use uuid::Uuid;
 
 use crate::cluster::ClusterApiClient;
@@ -28,6 +32,10 @@ const DOCUMENT: &str = "muster/v1/document";
 /// Joining hosts read them.
 pub(crate) const RECOVERIES: &str = "muster/v1/recoveries";
 
+/// How often discovery is shown a chain that branches off from its own. It remembers what it was
+/// shown, unless its database is restored.
+const BRANCH_SHOW_INTERVAL: Duration = Duration::from_secs(600);
+
 /// The longest statement chain that this agent knows, and the other signed texts that it keeps in
 /// the store.
 pub(crate) struct Statements {
@@ -37,6 +45,8 @@ pub(crate) struct Statements {
     recoveries: Vec<Jws>,
     /// Sends each longer chain to the task that writes the journal.
     longest: watch::Sender<Vec<Jws>>,
+    /// When discovery was last shown that its chain and the known one branch off from each other.
+    branch_shown: Option<Instant>,
 }
 
 impl Statements {
@@ -48,7 +58,7 @@ impl Statements {
         recoveries: Vec<Jws>,
         longest: watch::Sender<Vec<Jws>>,
     ) -> Self {
-        Self { pin, chain, document, recoveries, longest }
+        Self { pin, chain, document, recoveries, longest, branch_shown: None }
     }
 
     pub(crate) fn chain(&self) -> &StatementChain {
@@ -75,7 +85,28 @@ impl Statements {
             tracing::info!("discovery had lost the newest statements, and has them again");
             return Ok(());
         }
-        self.fetch(client, cluster).await
+        let found = fetch_texts(client, cluster).await?;
+        let adopted = self.adopt_if_longer(&found);
+        // A chain without the pinned statement may branch off, too, before that statement.
+        if matches!(adopted, Err(ChainError::Branch | ChainError::Invalid(_))) {
+            self.show_branch_if_due(client, cluster).await;
+        }
+        adopted.map(drop).map_err(|error| error.to_string())
+    }
+
+    /// Shows discovery the known chain, which branches off from discovery's. Discovery refuses it,
+    /// and notes the split, so that a person can see there who follows which statement.
+    async fn show_branch_if_due(&mut self, client: &DiscoveryClient, cluster: Uuid) {
+        if self.branch_shown.is_some_and(|shown| shown.elapsed() < BRANCH_SHOW_INTERVAL) {
+            return;
+        }
+        match client.show_statements(cluster, &self.chain.jws()).await {
+            Err(error) if error.code() != Some(Code::Conflict) => {
+                let error = causes(&error);
+                tracing::debug!(error, "discovery doesn't hear of the split of the statements");
+            }
+            Ok(_) | Err(_) => self.branch_shown = Some(Instant::now()),
+        }
     }
 
     /// Fetches discovery's chain, and adopts it if it is longer than the known one.
@@ -84,8 +115,7 @@ impl Statements {
         client: &DiscoveryClient,
         cluster: Uuid,
     ) -> Result<(), String> {
-        let list = client.statements(cluster).await.map_err(|error| causes(&error))?;
-        let found: Vec<String> = list.statements.iter().map(Jws::to_string).collect();
+        let found = fetch_texts(client, cluster).await?;
         self.adopt_if_longer(&found).map(drop).map_err(|error| error.to_string())
     }
 
@@ -181,6 +211,12 @@ impl Statements {
         }
         unreadable.map_or(Ok(ChainOrder::Longer), Err)
     }
+}
+
+/// Fetches the texts of discovery's chain.
+async fn fetch_texts(client: &DiscoveryClient, cluster: Uuid) -> Result<Vec<String>, String> {
+    let list = client.statements(cluster).await.map_err(|error| causes(&error))?;
+    Ok(list.statements.iter().map(Jws::to_string).collect())
 }
 
 /// How a found chain compares with the known one.

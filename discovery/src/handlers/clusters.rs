@@ -273,6 +273,7 @@ pub(crate) async fn cluster_view(app: &App, id: Uuid) -> Result<ClusterView, Api
     let asking = app.asking_hosts(&cluster).await?;
     let name = chain.newest().name.as_str();
     let standbys = app.standby_explanations(&cluster, &present, name, now.0 as UnixMicros).await?;
+    let branches = app.explain_branches(&chain, &present).await?;
     let events = store.events(id, show::TIMELINE_EVENTS).await?;
     let generation = store.watch().generation.borrow().clone();
     let decided = matches!(cluster.phase, Phase::Committed | Phase::Formed | Phase::Retired);
@@ -289,7 +290,7 @@ pub(crate) async fn cluster_view(app: &App, id: Uuid) -> Result<ClusterView, Api
             &cluster,
             name,
             (&present, &asking),
-            standbys,
+            (branches, standbys),
         ),
         document: cluster
             .frozen
@@ -331,7 +332,7 @@ pub(crate) async fn restore_statements(
     path: Path<Uuid>,
     JsonBody(body): JsonBody<StatementsRequest, MAX_STATEMENTS_BODY_BYTES>,
 ) -> Result<Json<StatementList>, ApiError> {
-    authorise(&request, &app, Action::Report, Some(*path)).await?;
+    let caller = authorise(&request, &app, Action::Report, Some(*path)).await?;
     let found = app.store.read_cluster(*path).await?;
     let (cluster, chain, _) = found.ok_or_else(|| ApiError::not_found("such cluster"))?;
     check_running(&cluster)?;
@@ -342,6 +343,7 @@ pub(crate) async fn restore_statements(
             tracing::warn!(cluster.id = %path, "a statement that the database had lost is back");
         }
     } else if chain.position(&shown.newest_hash()).is_none() {
+        app.note_branch(*path, &caller.key, &shown).await?;
         let detail =
             "The statements part from those that are known here, and owners have signed both.";
         let next = "Look who signed them: two statement chains of one cluster can't both be right.";
@@ -388,6 +390,7 @@ pub(crate) async fn explain(
     let asking = app.asking_hosts(&cluster).await?;
     let name = chain.newest().name.as_str();
     let standbys = app.standby_explanations(&cluster, &present, name, now.0 as UnixMicros).await?;
+    let branches = app.explain_branches(&chain, &present).await?;
     Ok(Json(ExplainResponse {
         state: convert::state(cluster.phase),
         epoch: cluster.epoch,
@@ -397,7 +400,7 @@ pub(crate) async fn explain(
             &cluster,
             name,
             (&present, &asking),
-            standbys,
+            (branches, standbys),
         ),
         present,
         asking,
@@ -411,8 +414,9 @@ fn add_member_explanations(
     cluster: &Cluster,
     name: &str,
     (present, asking): (&MembersView, &[AskingHost]),
-    standbys: Vec<Explanation>,
+    (branches, standbys): (Vec<Explanation>, Vec<Explanation>),
 ) -> Vec<Explanation> {
+    lines.extend(branches);
     match cluster.phase {
         Phase::Formed => {
             lines.extend(intents::explain(present, asking, name));

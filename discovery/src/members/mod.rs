@@ -2,6 +2,7 @@
 //! [`lineage`], [`present`] and [`roster`] are pure.
 
 mod addresses;
+mod branches;
 pub(crate) mod directory;
 pub(crate) mod lineage;
 pub(crate) mod present;

@@ -24,6 +24,7 @@ pub(crate) mod leases;
 mod member_addresses;
 pub(crate) mod present;
 pub(crate) mod rewrap;
+pub(crate) mod statement_branches;
 mod transaction;
 
 use std::fmt;

@@ -262,6 +262,46 @@ async fn members_are_shown_with_the_cas_that_they_trust() {
 }
 
 #[tokio::test]
+async fn a_split_of_the_statements_is_explained_with_the_member_that_has_shown_it() {
+    let cluster = CommittedCluster::of(2).await;
+    let (id, chain) = (cluster.statement.cluster, cluster.chain());
+    let sign_next = |more_seconds| {
+        let last = chain.newest().clone();
+        let next = Statement {
+            seq: last.seq + 1,
+            previous: Some(chain.newest_hash()),
+            deadline_seconds: last.deadline_seconds + more_seconds,
+            ..last
+        };
+        next.sign(&cluster.world.owner)
+    };
+    let (kept, other) = (sign_next(1), sign_next(2));
+    cluster.admin.put_statement(id, &kept).await.unwrap();
+    let split = async || {
+        let explain = cluster.admin.explain(id).await.unwrap().explain;
+        explain.into_iter().find(|line| line.code == "statements_split")
+    };
+    assert_eq!(split().await, None);
+    let agent = &cluster.agents[0];
+    let shown = [chain.jws(), vec![other.clone()]].concat();
+    for _ in 0..2 {
+        assert_eq!(code(agent.client.show_statements(id, &shown).await), Code::Conflict);
+        let line = split().await.expect("the split is known");
+        let name = agent.record.name.to_string();
+        let hashes = [&kept, &other].map(|jws| jws.hash().to_string()[..8].to_owned());
+        for part in [&name, &hashes[0], &hashes[1]] {
+            assert!(line.missing.contains(part), "{part} is not in {}", line.missing);
+        }
+    }
+    // Another member's agent knows no more than the service.
+    let same = [chain.jws(), vec![kept]].concat();
+    cluster.agents[1].client.show_statements(id, &same).await.unwrap();
+    let line = split().await.expect("the split is known");
+    assert!(!line.missing.contains(cluster.agents[1].record.name.as_str()), "{line}");
+    cluster.service.stop().await;
+}
+
+#[tokio::test]
 async fn a_cluster_that_forms_keeps_its_cas() {
     let world = TestInstallation::new().await;
     let service = world.serve().await;
