@@ -176,8 +176,8 @@ async fn wait_and_renew<T>(
 }
 
 /// Returns the certificates for a start: the journal's, or those in the `tls` directory. Those in
-/// the directory are used if they are this member's and expire later; a person may have put them
-/// there.
+/// the directory are used if they are this member's, and if they expire later or the journal's ones
+/// are not from trusted CAs any more. A person may have put them there.
 pub(crate) fn newest_certificates(
     layout: &Layout,
     journalled: &Leaves,
@@ -191,9 +191,12 @@ pub(crate) fn newest_certificates(
     let found = read("peer.crt").zip(read("client.crt"));
     let found = found.map(|(peer, client)| Leaves { peer, client });
     let ends = |leaves: &Leaves| leaves.validity().map(|life| life.ends);
+    let is_better = |found: &Leaves| {
+        ends(found) > ends(journalled) || journalled.verify(node_key, statement).is_err()
+    };
     match found {
         Some(found) if found != *journalled => match found.verify(node_key, statement) {
-            Ok(()) if ends(&found) > ends(journalled) => {
+            Ok(()) if is_better(&found) => {
                 tracing::info!("the certificates in {} are taken", layout.tls().display());
                 found
             }
@@ -346,5 +349,24 @@ mod tests {
         let longer = world.leaves_until(0, 2090);
         put(&longer);
         assert_eq!(taken(), longer);
+    }
+
+    #[test]
+    fn certificates_of_new_cas_are_used_even_if_they_end_earlier_than_those_of_dropped_cas() {
+        let dir = tempfile::tempdir().unwrap();
+        let layout = Layout::new(dir.path()).unwrap();
+        layout.create().unwrap();
+        let world = ClusterFixture::new(1);
+        let (old, csr) = (world.leaves_until(0, 2090), &world.records[0].csr);
+        let key = csr.verify().unwrap().node_key;
+        let (peer, client) = (TestCa::new("peers"), TestCa::new("clients"));
+        let new =
+            Leaves { peer: peer.issue_until(csr, 2080), client: client.issue_until(csr, 2080) };
+        std::fs::write(layout.tls().join("peer.crt"), &new.peer).unwrap();
+        std::fs::write(layout.tls().join("client.crt"), &new.client).unwrap();
+        let statement =
+            Statement { peer_ca: peer.pem, client_ca: client.pem, ..world.statement.clone() };
+        assert_eq!(newest_certificates(&layout, &old, &key, &statement), new);
+        assert_eq!(newest_certificates(&layout, &old, &key, &world.statement), old);
     }
 }

@@ -25,10 +25,10 @@ use super::node_start::{
     NodeStart, RaftIdentity, check_maker, journal_log, own_record, show_certificate_expiry,
 };
 use super::relocation::Relocation;
-use super::removal;
 use super::renewal::Renewal;
 use super::report::NodeReporter;
 use super::service::{FinderStart, ServiceFinder, make_client};
+use super::{issued, removal};
 use crate::backup::keeper::BackupKeeper;
 use crate::cli::addressing::is_lost;
 use crate::cli::settings::RunSettings;
@@ -94,6 +94,7 @@ pub(crate) async fn run(
             withheld.join(", ")
         );
     }
+    issued::take_statements(protocol);
     refresh_admission(protocol).await;
     let plan = NodeStart::of(protocol, settings, kind)?;
     plan.show(board);

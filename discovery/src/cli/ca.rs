@@ -46,8 +46,9 @@ Make the export with `cluster export` while the service runs. Add the member fir
 add`, or `etcdctl member add`), which prints its id. A request for a new key is made with:
   openssl req -new -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -subj / -keyout node.key -out db-4.csr
 
-DIR gets peer.crt, client.crt, peer-ca.crt and client-ca.crt (mode 0600). Both certificates are over
-the one key, for server and client use, and last a year.")]
+DIR gets peer.crt, client.crt, peer-ca.crt, client-ca.crt and statements.json (mode 0600). Both
+certificates are over the one key, for server and client use, and last a year. A member's agent takes
+peer.crt, client.crt and statements.json from agent/tls in its data directory when it starts.")]
     Issue(IssueArgs),
 }
 
@@ -92,7 +93,7 @@ pub(super) fn run(args: CaArgs, printer: &mut Printer) -> Result<(), CliError> {
     })
 }
 
-/// Writes the four files and returns their paths. `now` is in seconds since 1970.
+/// Writes the five files and returns their paths. `now` is in seconds since 1970.
 fn issue(args: &IssueArgs, now: u64) -> Result<Vec<PathBuf>, CliError> {
     let export = read_export(&args.export)?;
     let unreadable = |what: &str| CliError::Usage(format!("{}: {what}", args.export.display()));
@@ -136,12 +137,15 @@ fn issue(args: &IssueArgs, now: u64) -> Result<Vec<PathBuf>, CliError> {
     let leaves = show::leaves(&leaves);
     // Verify the result: with a wrong CA key, nobody would accept the certificates.
     leaves.verify(&node_key, statement).map_err(|error| unreadable(&error.to_string()))?;
+    let statements = serde_json::to_string(&export.statements).expect("texts always serialise");
     muster_files::open_own_folder(&args.out)?;
     let files = [
         ("peer.crt", &leaves.peer),
         ("client.crt", &leaves.client),
         ("peer-ca.crt", &statement.peer_bundle()),
         ("client-ca.crt", &statement.client_bundle()),
+        // An agent that has missed a replacement of the CAs trusts the new ones by the statements.
+        ("statements.json", &statements),
     ];
     let mut written = Vec::new();
     for (name, text) in files {
@@ -298,6 +302,8 @@ mod tests {
         leaves.verify(&node_key, &world.statement).unwrap();
         assert_eq!(read("peer-ca.crt").unwrap(), world.statement.peer_ca);
         assert_eq!(read("client-ca.crt").unwrap(), world.statement.client_ca);
+        let statements: Vec<Jws> = serde_json::from_str(&read("statements.json").unwrap()).unwrap();
+        assert_eq!(statements, world.export.statements);
         for file in &files {
             let mode = std::fs::metadata(file).unwrap().permissions().mode();
             assert_eq!(mode & 0o777, 0o600, "{}", file.display());

@@ -11,6 +11,7 @@ use muster_tests::harness::{AgentProcess, Etcdctl, Network, poll_slowly, wait_fo
 use muster_tests::stock_etcd;
 use serde_json::Value;
 
+use crate::certificates::bring_issued_files;
 use crate::restored_service::{back_up, lose_and_restore};
 use crate::running_cluster::{FormedCluster, LIMIT};
 
@@ -196,6 +197,35 @@ fn a_replacement_of_the_cas_waits_for_a_member_that_is_away_and_is_taken_back() 
     let nothing = running.testbed.admin_output(&["cluster", "rotate-ca", "demo", "--cancel"])?;
     ensure!(nothing.status.code() == Some(2), "{nothing:?}");
     Ok(())
+}
+
+#[test]
+fn a_member_that_missed_a_whole_replacement_comes_back_without_the_service() -> Result<()> {
+    let mut running = FormedCluster::start(Network::loopback(3), 3, None)?;
+    let client = running.etcdctl()?;
+    let list = running.run_member_json(&running.agents[0], &["list"])?;
+    running.agents[2].terminate(LIMIT)?;
+    let others = &running.agents[..2];
+    let first: Result<Vec<String>> = others.iter().map(certificates).collect();
+    let first = first?;
+    let wait = |what: &str, is_done: &dyn Fn(usize) -> Option<bool>| {
+        wait_for(what, LIMIT, || (0..2).all(|other| is_done(other) == Some(true)).then_some(()))
+    };
+    rotate(&running, &["--step", "1", "--force"])?;
+    wait("both CAs to be trusted", &|other| Some(trusted_cas(&others[other]).ok()? == 2))?;
+    rotate(&running, &["--step", "2", "--force"])?;
+    wait("new certificates", &|other| Some(certificates(&others[other]).ok()? != first[other]))?;
+    rotate(&running, &["--step", "3", "--force"])?;
+    wait("the new CA alone", &|other| Some(trusted_cas(&others[other]).ok()? == 1))?;
+    renew_credentials(&running, &client)?;
+    let export = running.testbed.path("demo.export");
+    running.testbed.admin_command(&["cluster", "export", "demo", "--out", path_text(&export)?])?;
+    running.testbed.kill_discovery();
+
+    let files = ["statements.json", "peer.crt", "client.crt"];
+    bring_issued_files(&running, &export, &running.agents[2], &list, &files)?;
+    running.agents[2].start()?;
+    check_each_serves(&running, &client)
 }
 
 #[test]

@@ -102,6 +102,26 @@ fn member_of<'a>(list: &'a Value, agent: &AgentProcess) -> Result<&'a Value> {
     members.iter().find(|member| member["peer_urls"][0] == url.as_str()).context("a member")
 }
 
+/// Runs `ca issue` for the member of `agent`, which is in `list`, with its own key. Copies `files`
+/// of the issued ones to where the agent takes them at its next start.
+pub(crate) fn bring_issued_files(
+    running: &FormedCluster,
+    export: &Path,
+    agent: &AgentProcess,
+    list: &Value,
+    files: &[&str],
+) -> Result<()> {
+    let tls = agent.data_dir.join("agent/tls");
+    let (csr, key) = (agent.data_dir.join("node.csr"), tls.join("node.key"));
+    let (key, out) = (path_text(&key)?, path_text(&csr)?);
+    openssl(&["req", "-new", "-key", key, "-subj", "/", "-out", out])?;
+    let issued = issue(running, export, &csr, member_of(list, agent)?)?;
+    for file in files {
+        fs_err::copy(issued.join(file), tls.join(file))?;
+    }
+    Ok(())
+}
+
 #[test]
 fn without_a_service_a_person_makes_the_certificates_of_old_and_new_members() -> Result<()> {
     let mut running = start_with_short_lived_certificates(4, None)?;
@@ -120,25 +140,7 @@ fn without_a_service_a_person_makes_the_certificates_of_old_and_new_members() ->
     })?;
     let over = certificate_end(&running.agents[0])?;
     for agent in &running.agents {
-        let csr = agent.data_dir.join("node.csr");
-        let key = agent.data_dir.join("agent/tls/node.key");
-        openssl(&[
-            "req",
-            "-new",
-            "-key",
-            path_text(&key)?,
-            "-subj",
-            "/",
-            "-out",
-            path_text(&csr)?,
-        ])?;
-    }
-    for agent in &running.agents {
-        let csr = agent.data_dir.join("node.csr");
-        let issued = issue(&running, &export, &csr, member_of(&list, agent)?)?;
-        for file in ["peer.crt", "client.crt"] {
-            fs_err::copy(issued.join(file), agent.data_dir.join("agent/tls").join(file))?;
-        }
+        bring_issued_files(&running, &export, agent, &list, &["peer.crt", "client.crt"])?;
     }
     for agent in &mut running.agents {
         agent.kill();

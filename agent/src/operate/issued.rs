@@ -1,0 +1,129 @@
+//! Takes the statements from `muster-discovery ca issue` that a person has copied into the `tls`
+//! directory.
+//!
+//! A member that was away while its cluster's CAs were replaced can't connect to its peers. If its
+//! agent doesn't get the newest statements from discovery either, a person brings them together
+//! with new certificates. Owners have signed each statement, so it doesn't matter who brings them.
+
+use std::path::Path;
+
+use discovery_types::leaves::Leaves;
+use discovery_types::statement::{Statement, StatementChain};
+
+use super::node_start::own_record;
+use super::renewal::newest_certificates;
+use crate::enrol::protocol::Protocol;
+use crate::exit::error_chain;
+use crate::state;
+
+/// Name of the file with the statement chain, a JSON array of signed statements.
+const STATEMENTS: &str = "statements.json";
+
+/// Journals the statements in the `tls` directory if they continue the journalled ones, and with
+/// them the certificates there. Only logs if they can't be used, because the node may run without
+/// them.
+pub(super) fn take_statements(protocol: &mut Protocol) {
+    let path = protocol.layout.tls().join(STATEMENTS);
+    let chain = match read_longer_chain(protocol, &path) {
+        Ok(None) => return,
+        Ok(Some(chain)) => chain,
+        Err(why) => {
+            tracing::warn!("the statements in {} can't be taken: {why}", path.display());
+            return;
+        }
+    };
+    protocol.extras.statements = chain.jws();
+    if let Some(leaves) = newest_leaves(protocol, chain.newest()) {
+        protocol.extras.leaves = Some(leaves);
+    }
+    match protocol.persist_extras() {
+        Ok(()) => tracing::info!("the statements in {} are taken", path.display()),
+        Err(end) => tracing::warn!("the newest statement can't be journalled: {end}"),
+    }
+}
+
+fn read_longer_chain(protocol: &Protocol, path: &Path) -> Result<Option<StatementChain>, String> {
+    let file = state::read(path).map_err(|error| error_chain(&error))?;
+    let Some(file) = file else { return Ok(None) };
+    let join = protocol.extras.join.as_ref().ok_or("the journal lacks the cluster")?;
+    let known = StatementChain::verify_from_pin(&protocol.extras.statements, &join.statement);
+    longer_chain(known.map_err(|error| error_chain(&error))?, &file)
+}
+
+/// Returns the file's chain if it continues the chain `known`. `None` if the file has no newer
+/// statement.
+fn longer_chain(known: StatementChain, file: &[u8]) -> Result<Option<StatementChain>, String> {
+    let found: Vec<String> = serde_json::from_slice(file).map_err(|error| error_chain(&error))?;
+    let same = known.jws();
+    if same.iter().zip(&found).any(|(known, found)| known.as_str() != found.as_str()) {
+        return Err("they part from the statements that this agent knows".to_owned());
+    }
+    let newer = found.get(same.len()..).unwrap_or_default();
+    if newer.is_empty() {
+        return Ok(None);
+    }
+    let mut chain = known;
+    for next in newer {
+        chain.append_text(next).map_err(|error| error_chain(&error))?;
+    }
+    Ok(Some(chain))
+}
+
+fn newest_leaves(protocol: &Protocol, statement: &Statement) -> Option<Leaves> {
+    let journalled = protocol.extras.leaves.as_ref()?;
+    let record = own_record(&protocol.agent.journal, protocol.key.public()).ok()?;
+    let node_key = record.csr.verify().ok()?.node_key;
+    Some(newest_certificates(&protocol.layout, journalled, &node_key, statement))
+}
+
+#[cfg(test)]
+mod tests {
+    use discovery_types::fixtures::ClusterFixture;
+    use discovery_types::key::SigningKey;
+
+    use super::*;
+
+    /// Returns the chain with another statement, signed by `signer`. `seconds` distinguishes it
+    /// from others.
+    fn texts(
+        world: &ClusterFixture,
+        chain: &StatementChain,
+        signer: &SigningKey,
+        seconds: u64,
+    ) -> Vec<String> {
+        let next = Statement {
+            seq: chain.newest().seq + 1,
+            previous: Some(chain.newest_hash()),
+            deadline_seconds: seconds,
+            ..world.statement.clone()
+        };
+        let known = chain.jws().into_iter();
+        known.chain([next.sign(signer)]).map(|jws| jws.to_string()).collect()
+    }
+
+    fn file(texts: &[String]) -> Vec<u8> {
+        serde_json::to_vec(texts).unwrap()
+    }
+
+    #[test]
+    fn statements_that_a_person_brings_are_taken_if_owners_have_continued_the_known_ones() {
+        let world = ClusterFixture::new(1);
+        let first = world.chain();
+        let second = texts(&world, &first, &world.owner, 61);
+        let chain = longer_chain(first.clone(), &file(&second)).unwrap().expect("it is longer");
+        assert_eq!(chain.jws().iter().map(ToString::to_string).collect::<Vec<_>>(), second);
+
+        for old in [&second[..], &second[..1], &[]] {
+            assert!(longer_chain(chain.clone(), &file(old)).unwrap().is_none(), "{old:?}");
+        }
+        let other = texts(&world, &first, &world.owner, 62);
+        let error = longer_chain(chain, &file(&other)).unwrap_err();
+        assert!(error.contains("they part"), "{error}");
+        for signer in [&world.issuer, &SigningKey::generate()] {
+            assert!(
+                longer_chain(first.clone(), &file(&texts(&world, &first, signer, 61))).is_err()
+            );
+        }
+        assert!(longer_chain(first, b"no JSON").is_err());
+    }
+}
