@@ -292,7 +292,7 @@ fn the_service_names_a_broken_database() -> Result<()> {
         "INSERT INTO _sqlx_migrations (version, description, success, checksum, execution_time)
          VALUES (({newest}) + 1000, 'later', true, '\\x00', 0)"
     ))?;
-    service(keys, &ledger)?.expect_broken("database", "schema")?;
+    service(keys, &ledger)?.expect_broken("database", "schema is newer")?;
     Ok(())
 }
 

@@ -213,10 +213,12 @@ pub(super) fn ledger_error(error: LedgerError) -> ServerError {
     }
 }
 
-/// Maps the error to an exit code: 3 for another service's database, otherwise 1.
+/// Maps the error to an exit code: 3 for a database of another service or of a newer program,
+/// otherwise 1.
 pub(super) fn database_error(error: ConnectError) -> ServerError {
-    let foreign = matches!(error, ConnectError::OtherKeys { .. });
-    ServerError::permanent_if(foreign, "can't use the database", error)
+    let permanent =
+        matches!(error, ConnectError::OtherKeys { .. } | ConnectError::NewerSchema { .. });
+    ServerError::permanent_if(permanent, "can't use the database", error)
 }
 
 /// Reads the console's certificate and settings, if there is to be a console.

@@ -64,7 +64,19 @@ pub(crate) enum ConnectError {
     /// A key of the key directory can't be used.
     #[error("can't use the key directory: {0}")]
     Keys(String),
-    /// The schema is newer than this program, or a migration failed.
+    /// A newer program has migrated the database.
+    #[error(
+        "this database's schema is newer than this program: its newest migration is {found}, and \
+         this program knows none after {known}: install the newer muster-discovery, or restore a \
+         backup from before the upgrade"
+    )]
+    NewerSchema {
+        /// Version of the newest migration that the database has.
+        found: i64,
+        /// Version of the newest migration that this program knows.
+        known: i64,
+    },
+    /// A migration failed, or was changed since the database has it.
     #[error("can't bring the schema up to date")]
     Migrate(#[source] MigrateError),
 }
@@ -97,7 +109,7 @@ pub(crate) async fn inspect(
         .await
         .map_err(StoreError::from)?;
     let pending_migrations = match has_schema {
-        true => pending_migrations(&mut connection).await.map_err(ConnectError::Migrate)?,
+        true => pending_migrations(&mut connection).await?,
         false => MIGRATOR.iter().count(),
     };
     if has_schema && pending_migrations == 0 {
@@ -115,22 +127,53 @@ pub(crate) async fn inspect(
 
 /// Returns the number of migrations that are not applied yet. Applied migrations that this program
 /// doesn't know, or knows with another content, are an error as in [`Migrator::run`].
-async fn pending_migrations(connection: &mut PgConnection) -> Result<usize, MigrateError> {
+async fn pending_migrations(connection: &mut PgConnection) -> Result<usize, ConnectError> {
     let applied: Vec<(i64, bool, Vec<u8>)> =
         sqlx::query_as("SELECT version, success, checksum FROM _sqlx_migrations ORDER BY version")
             .fetch_all(connection)
-            .await?;
+            .await
+            .map_err(StoreError::from)?;
+    let newest = applied.last().map_or(0, |(version, ..)| *version);
     for (version, succeeded, checksum) in &applied {
-        let known = MIGRATOR.iter().find(|known| known.version == *version);
-        let known = known.ok_or(MigrateError::VersionMissing(*version))?;
+        let Some(known) = MIGRATOR.iter().find(|known| known.version == *version) else {
+            return Err(schema_error(MigrateError::VersionMissing(*version), newest));
+        };
         if !succeeded {
-            return Err(MigrateError::Dirty(*version));
+            return Err(ConnectError::Migrate(MigrateError::Dirty(*version)));
         }
         if known.checksum.as_ref() != checksum.as_slice() {
-            return Err(MigrateError::VersionMismatch(*version));
+            return Err(ConnectError::Migrate(MigrateError::VersionMismatch(*version)));
         }
     }
     Ok(MIGRATOR.iter().count() - applied.len())
+}
+
+/// Applies the migrations that are pending.
+async fn migrate(connection: &mut PgConnection) -> Result<(), ConnectError> {
+    let Err(error) = MIGRATOR.run(&mut *connection).await else { return Ok(()) };
+    let newest = match error {
+        MigrateError::VersionMissing(_) => newest_applied(connection).await?,
+        _ => 0,
+    };
+    Err(schema_error(error, newest))
+}
+
+async fn newest_applied(connection: &mut PgConnection) -> Result<i64, StoreError> {
+    let newest: Option<i64> = sqlx::query_scalar("SELECT max(version) FROM _sqlx_migrations")
+        .fetch_one(connection)
+        .await?;
+    Ok(newest.unwrap_or_default())
+}
+
+/// Converts the error of a database whose newest migration is `newest`.
+fn schema_error(error: MigrateError, newest: i64) -> ConnectError {
+    let known = MIGRATOR.iter().map(|known| known.version).max().unwrap_or_default();
+    match error {
+        MigrateError::VersionMissing(_) if newest > known => {
+            ConnectError::NewerSchema { found: newest, known }
+        }
+        error => ConnectError::Migrate(error),
+    }
 }
 
 /// Checks the server, migrates the schema, opens the pool, and compares the database with `ledger`.
@@ -152,7 +195,7 @@ pub(crate) async fn connect(
     if !findings.refusals.is_empty() {
         return Err(ConnectError::UnsafeServer(findings.refusals));
     }
-    MIGRATOR.run(&mut connection).await.map_err(ConnectError::Migrate)?;
+    migrate(&mut connection).await?;
     let whole = sqlx::query_scalar("SELECT is_whole()").fetch_one(&mut connection).await;
     if !whole.map_err(StoreError::from)? {
         return Err(ConnectError::HalfLoaded);

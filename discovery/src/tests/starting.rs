@@ -36,6 +36,40 @@ async fn a_service_with_another_key_directory_is_kept_out_of_the_database() {
     start(world.args("ledger-3")).await.unwrap().stop().await;
 }
 
+/// Records another migration behind the newest one, and returns its version.
+async fn record_later_migration(world: &TestInstallation) -> i64 {
+    let mut connection = world.database.connect().await;
+    let newest: i64 = sqlx::query_scalar("SELECT max(version) FROM _sqlx_migrations")
+        .fetch_one(&mut connection)
+        .await
+        .unwrap();
+    sqlx::query(
+        "INSERT INTO _sqlx_migrations (version, description, success, checksum, execution_time)
+         VALUES ($1, 'later', true, '\\x00', 0)",
+    )
+    .bind(newest + 1)
+    .execute(&mut connection)
+    .await
+    .unwrap();
+    newest + 1
+}
+
+#[tokio::test]
+async fn a_database_that_a_newer_program_has_migrated_asks_for_no_restart() {
+    let world = TestInstallation::new().await;
+    world.serve().await.stop().await;
+    let before = processes(&world).await;
+    let known = record_later_migration(&world).await - 1;
+    let newest = record_later_migration(&world).await;
+    let Err(refused) = start(world.args("ledger-2")).await else { panic!("it started") };
+    assert_eq!(refused.exit_code(), 3, "{refused:?}");
+    let cause = std::error::Error::source(&refused).unwrap().to_string();
+    assert!(cause.contains(&format!("its newest migration is {newest},")), "{cause}");
+    assert!(cause.contains(&format!("knows none after {known}:")), "{cause}");
+    assert!(cause.contains("install the newer muster-discovery"), "{cause}");
+    assert_eq!(processes(&world).await, before);
+}
+
 #[tokio::test]
 async fn a_service_whose_port_is_taken_leaves_nothing_in_the_database() {
     let world = TestInstallation::new().await;
