@@ -204,6 +204,8 @@ fn backups_go_on_under_another_leader_and_each_one_can_be_restored() -> Result<(
     let identity = ["--identity", path_text(&key.file)?];
     let verified = tool.run(&[&["verify", "--all"], &identity[..]].concat())?;
     ensure!(verified.lines().all(|line| line.starts_with("OK ")), "{verified}");
+    let said = tool.fail(&["verify", "newest", "--drill"], 2)?;
+    ensure!(said.contains("--identity") && said.contains(&key.recipient), "{said}");
     let drilled = tool.json(&[&["verify", "newest", "--drill"], &identity[..]].concat())?;
     let drilled = &drilled["backups"][0];
     ensure!(drilled["drill"]["keys"] == drilled["keys"] && drilled["keys"].is_u64(), "{drilled}");

@@ -186,7 +186,7 @@ pub(crate) struct BackupVerifyArguments {
     #[arg(long, value_name = "FILE")]
     pub identity: Option<PathBuf>,
     /// Also make a cluster of one member from the backup, start it for a moment on loopback, and
-    /// compare its keys and revision.
+    /// compare its keys and revision. An encrypted backup needs --identity.
     #[arg(long, conflicts_with = "all")]
     pub drill: bool,
     /// The node's program for --drill (default: muster-node beside this program, else in PATH). An

@@ -15,8 +15,9 @@ use serde::Serialize;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::time::sleep;
 
-use crate::backup::examine::{ExamineError, Examiner};
+use crate::backup::examine::{ExamineError, Examiner, read_manifest};
 use crate::backup::listing::BackupListing;
+use crate::backup::manifest::Manifest;
 use crate::backup::name::{BackupName, ClusterFolder};
 use crate::backup::progress::BackupProgress;
 use crate::backup::settings::{StoreSettings, command_spool};
@@ -222,6 +223,32 @@ async fn show_progress<T>(
     }
 }
 
+/// Returns a usage error if the backup is encrypted and no private key was typed. An unusable
+/// manifest is no error here, because it is one when the backup is examined.
+async fn ensure_identity(
+    store: &BackupStore,
+    cluster: &ClusterFolder,
+    name: &BackupName,
+    identity: Option<&Path>,
+) -> Result<(), ExitError> {
+    if identity.is_some() {
+        return Ok(());
+    }
+    match read_manifest(store, cluster, name).await {
+        Ok(manifest) if manifest.stored.encryption.is_some() => {
+            Err(missing_identity(name, &manifest))
+        }
+        _ => Ok(()),
+    }
+}
+
+fn missing_identity(name: &BackupName, manifest: &Manifest) -> ExitError {
+    let keys = manifest.stored.recipients.join(" or ");
+    ExitError::Usage(format!(
+        "{name} is encrypted: say --identity with the file of the private key of {keys}"
+    ))
+}
+
 fn store_exit_error(error: BackupStoreError) -> ExitError {
     match error {
         BackupStoreError::Settings(text) => ExitError::Usage(text),
@@ -236,4 +263,67 @@ fn examine_exit_error(name: &BackupName, error: &ExamineError) -> ExitError {
 /// Formats the age of a backup for people.
 fn format_age(at: Timestamp, now: Timestamp) -> String {
     crate::observe::backup::format_age(now.duration_since(at).as_secs())
+}
+
+#[cfg(test)]
+mod tests {
+    use uuid::Uuid;
+
+    use super::*;
+    use crate::backup::manifest::{BackupMember, Encryption, SnapshotFacts, StoredFile};
+
+    fn manifest(name: &BackupName, cluster: &ClusterFolder, recipient: Option<&str>) -> Manifest {
+        let sha256 = "ab".repeat(32);
+        Manifest {
+            version: Manifest::VERSION,
+            name: name.to_string(),
+            cluster: cluster.to_string(),
+            cluster_name: None,
+            raft_cluster_id: "00000000000000a1".to_owned(),
+            member: BackupMember { id: "b2".to_owned(), name: "db-1".to_owned() },
+            node_version: "3.6.0".to_owned(),
+            agent_version: "0.1.0".to_owned(),
+            begun_at: name.begun_at(),
+            stored_at: name.begun_at(),
+            snapshot: SnapshotFacts {
+                bytes: 544,
+                sha256: sha256.clone(),
+                hash: 7,
+                revision: name.revision(),
+                records: 1,
+                keys: 1,
+            },
+            stored: StoredFile {
+                file: name.data_file(recipient.is_some()),
+                bytes: 544,
+                sha256,
+                encryption: recipient.map(|_| Encryption::Age),
+                recipients: recipient.into_iter().map(str::to_owned).collect(),
+            },
+        }
+    }
+
+    #[tokio::test]
+    async fn an_encrypted_backup_without_an_identity_is_a_usage_error_that_names_the_key() {
+        let folder = tempfile::tempdir().unwrap();
+        let settings = StoreSettings::Directory(folder.path().to_owned());
+        let store = BackupStore::open(&settings).await.unwrap();
+        let cluster = ClusterFolder::of_cluster(Uuid::from_u128(7));
+        let (plain, encrypted) =
+            (BackupName::new(Timestamp::now(), 42), BackupName::new(Timestamp::now(), 43));
+        std::fs::create_dir(folder.path().join(cluster.as_str())).unwrap();
+        for (name, recipient) in [(&plain, None), (&encrypted, Some("age1x"))] {
+            let file = folder.path().join(cluster.as_str()).join(name.manifest_file());
+            std::fs::write(file, manifest(name, &cluster, recipient).to_bytes()).unwrap();
+        }
+        let refused = ensure_identity(&store, &cluster, &encrypted, None).await.unwrap_err();
+        assert_eq!(refused.code(), 2);
+        let text = refused.to_string();
+        assert!(text.contains("--identity") && text.contains("age1x"), "{text}");
+        let identity = Some(Path::new("key.txt"));
+        assert!(ensure_identity(&store, &cluster, &encrypted, identity).await.is_ok());
+        assert!(ensure_identity(&store, &cluster, &plain, None).await.is_ok());
+        let missing = BackupName::new(Timestamp::now(), 44);
+        assert!(ensure_identity(&store, &cluster, &missing, None).await.is_ok());
+    }
 }

@@ -5,7 +5,10 @@ use std::path::{Path, PathBuf};
 
 use serde::Serialize;
 
-use super::{BackupOutput, BackupSession, examine_exit_error, show_progress};
+use super::{
+    BackupOutput, BackupSession, ensure_identity, examine_exit_error, missing_identity,
+    show_progress,
+};
 use crate::backup::manifest::Manifest;
 use crate::cli::BackupRestoreArguments;
 use crate::exit::{ExitError, error_chain};
@@ -27,15 +30,13 @@ pub(super) async fn run(
     ensure_missing(&typed.to)?;
     let cluster = session.cluster().await?;
     let name = session.choose(&cluster, &typed.backup).await?;
+    ensure_identity(&session.store, &cluster, &name, typed.identity.as_deref()).await?;
     let examiner = session.into_examiner(cluster, typed.identity.as_deref())?;
     let work = examiner.examine(&name);
     let examined = show_progress(&examiner.progress, output.json, work).await;
     let examined = examined.map_err(|error| examine_exit_error(&name, &error))?;
     let Some(snapshot) = examined.snapshot else {
-        let keys = examined.manifest.stored.recipients.join(" or ");
-        return Err(ExitError::Usage(format!(
-            "{name} is encrypted: say --identity with the file of the private key of {keys}"
-        )));
+        return Err(missing_identity(&name, &examined.manifest));
     };
     let to = typed.to.clone();
     let written = tokio::task::spawn_blocking(move || write_file(snapshot, &to));

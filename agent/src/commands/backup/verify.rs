@@ -4,7 +4,7 @@ use std::path::Path;
 
 use serde::Serialize;
 
-use super::{BackupOutput, BackupSession, show_progress};
+use super::{BackupOutput, BackupSession, ensure_identity, show_progress};
 use crate::backup::drill::{DrillPrograms, DrillResult};
 use crate::backup::examine::{ExamineError, ExaminedBackup, Examiner, Proof};
 use crate::backup::name::BackupName;
@@ -46,6 +46,11 @@ pub(super) async fn run(
     if names.is_empty() {
         let text = format!("{} has no backup of cluster {cluster}", session.place);
         return Err(ExitError::Failed(text));
+    }
+    if typed.drill {
+        for name in &names {
+            ensure_identity(&session.store, &cluster, name, typed.identity.as_deref()).await?;
+        }
     }
     let programs = match typed.drill {
         true => Some(find_programs(typed.node_binary.as_deref()).await?),
