@@ -329,7 +329,8 @@ fn stock_etcd_is_backed_up_to_an_s3_compatible_store_that_fails_for_a_while() ->
     let tool = BackupTool::new(&flags);
     let metrics = format!("{}:9099", testbed.network.hosts[0].address);
     let node = ["--node-binary", path_text(&etcd)?, "--metrics-listen", &metrics];
-    let args = [owned(&node), flags.clone(), owned(&EVERY)].concat();
+    let verify = owned(&["--backup-verify-every", "10s"]);
+    let args = [owned(&node), flags.clone(), owned(&EVERY), verify].concat();
     let (agents, etcdctl) = form(&testbed, 1, &args)?;
     put_large_values(&etcdctl, &agents[0])?;
     let large = |manifest: &Value| manifest["stored"]["bytes"].as_u64() > Some(20_000_000);
@@ -360,6 +361,10 @@ fn stock_etcd_is_backed_up_to_an_s3_compatible_store_that_fails_for_a_while() ->
     {
         ensure!(is_positive(&shown, &format!("muster_agent_backup_{metric}")), "{metric}: {shown}");
     }
+    poll_slowly("a verification in the metrics", LIMIT, || {
+        let verified = "muster_agent_backup_verification_timestamp_seconds";
+        is_positive(&read_metrics(&metrics).ok()?, verified).then_some(())
+    })?;
     let name = text(&next["name"]);
     let drill = ["verify", name, "--drill", "--node-binary", path_text(&etcd)?, "--json"];
     let drilled: Value = serde_json::from_str(&tool.run(&drill)?)?;

@@ -20,6 +20,7 @@ use super::save::{BackupRound, FailureReason, SaveError};
 use super::schedule::{due_at, newest, retry_pause};
 use super::settings::BackupSettings;
 use super::store::BackupStore;
+use super::verification::BackupVerifier;
 use crate::cli::BackupBy;
 use crate::cluster::ClusterApiClient;
 use crate::endpoint::ClientEndpoint;
@@ -53,6 +54,8 @@ pub(crate) struct BackupKeeper {
     failures: u32,
     /// No attempt is made before this time.
     retry_at: Option<Instant>,
+    /// Verifies stored backups; `None` without `--backup-verify-every`.
+    verifier: Option<BackupVerifier>,
 }
 
 impl BackupKeeper {
@@ -63,6 +66,7 @@ impl BackupKeeper {
         (cluster, cluster_name): (Uuid, String),
         board: StatusHandle,
     ) -> Self {
+        let verifier = settings.verify_every.map(|every| BackupVerifier::new(every, board.clone()));
         Self {
             settings,
             layout,
@@ -74,6 +78,7 @@ impl BackupKeeper {
             looked_at: None,
             failures: 0,
             retry_at: None,
+            verifier,
         }
     }
 
@@ -108,11 +113,15 @@ impl BackupKeeper {
                 status.failures.entry(reason).or_insert(count);
             }
         });
+        if let Some(verifier) = &self.verifier {
+            verifier.show_interval();
+        }
         let pause = PASS_INTERVAL.min(self.settings.every / 4);
         loop {
             if let Err(error) = self.pass().await {
                 self.note_failure(&error);
             }
+            self.verify_if_due().await;
             sleep(jittered(pause)).await;
         }
     }
@@ -151,21 +160,47 @@ impl BackupKeeper {
     }
 
     async fn is_responsible(&self, node: Option<&ClusterApiClient>) -> bool {
-        let Some(node) = node else { return false };
-        match node.status().await {
-            Ok(status) => {
-                self.settings.by == BackupBy::ThisHost || status.leader == Some(status.member_id)
-            }
+        self.ask_if_responsible(node).await == Some(true)
+    }
+
+    /// Returns whether this agent is responsible; `None` if the node can't be asked.
+    async fn ask_if_responsible(&self, node: Option<&ClusterApiClient>) -> Option<bool> {
+        match node?.status().await {
+            Ok(status) => Some(
+                self.settings.by == BackupBy::ThisHost || status.leader == Some(status.member_id),
+            ),
             Err(error) => {
                 tracing::debug!(error = error_chain(&error), "the node can't be asked");
-                false
+                None
             }
+        }
+    }
+
+    /// Verifies stored backups if it is time and this agent is responsible.
+    async fn verify_if_due(&mut self) {
+        let Some(verifier) = &self.verifier else { return };
+        let is_due = verifier.is_due(Timestamp::now());
+        if !is_due && !verifier.shows_failure() {
+            return;
+        }
+        let is_responsible = self.ask_if_responsible(self.node().as_ref()).await;
+        let Some(verifier) = &mut self.verifier else { return };
+        match is_responsible {
+            Some(true) if is_due => {
+                let spool = self.settings.open_spool(&self.layout);
+                verifier.run(&self.settings.store, &self.cluster, spool).await;
+            }
+            Some(false) if verifier.shows_failure() => verifier.hand_over(),
+            _ => {}
         }
     }
 
     /// Lists the backups in the store, and computes when the next one is due.
     async fn look(&mut self, store: &BackupStore) -> Result<(), SaveError> {
         let listing = store.list(&self.cluster).await?;
+        if let Some(verifier) = &mut self.verifier {
+            verifier.note_listing(&listing);
+        }
         let now = Timestamp::now();
         self.looked_at = Some(Instant::now());
         self.due_at = due_at(&listing.published, self.settings.every, now);

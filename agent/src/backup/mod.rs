@@ -16,6 +16,7 @@
 //! | module | owns |
 //! |---|---|
 //! | `keeper` | the schedule beside a running node |
+//! | `verification` | the scheduled proof of stored backups |
 //! | `save`, `examine`, `drill` | one round; the proof of a stored backup; the trial of a restore |
 //! | `chunks`, `encryption`, `spool` | a file on its way to or from a store; the age format; temporary files |
 //! | `store/` | a directory or a bucket of an S3-compatible store |
@@ -40,6 +41,7 @@ mod schedule;
 pub(crate) mod settings;
 mod spool;
 pub(crate) mod store;
+mod verification;
 
 pub(crate) use self::encryption::read_identities;
 pub(crate) use self::spool::Spool;

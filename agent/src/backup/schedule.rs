@@ -1,9 +1,10 @@
-//! When the next backup is due; pure.
+//! When the next backup or verification is due, and what is verified; pure.
 
 use std::time::Duration;
 
 use jiff::{SignedDuration, Timestamp};
 
+use super::listing::BackupListing;
 use super::name::BackupName;
 
 /// How far in the future a backup may be dated. Later ones are ignored: otherwise one host with a
@@ -30,6 +31,35 @@ pub(super) fn due_at(published: &[BackupName], every: Duration, now: Timestamp) 
     let every = SignedDuration::try_from(every).unwrap_or(SignedDuration::MAX);
     newest(published, now)
         .map_or(now, |newest| newest.begun_at().checked_add(every).unwrap_or(Timestamp::MAX))
+}
+
+/// Whether a verification is due: `every` after the last one, and now if there was none.
+pub(super) fn is_verification_due(
+    last: Option<Timestamp>,
+    every: Duration,
+    now: Timestamp,
+) -> bool {
+    let every = SignedDuration::try_from(every).unwrap_or(SignedDuration::MAX);
+    // If the last one is in the future, the clock was set back since.
+    last.is_none_or(|last| last > now || now.duration_since(last) >= every)
+}
+
+/// Returns the backups that one verification examines: the newest one, and an older one if there is
+/// one. The older one is `damaged` while it is stored. Otherwise `random` chooses it.
+pub(super) fn choose_for_verification<'a>(
+    listing: &'a BackupListing,
+    damaged: Option<&BackupName>,
+    random: u64,
+    now: Timestamp,
+) -> Vec<&'a BackupName> {
+    let newest = newest(&listing.published, now);
+    let is_older = |name: &BackupName| Some(name) != newest;
+    let stored = listing.published.iter().chain(&listing.incomplete);
+    let damaged = stored.filter(|name| is_older(name)).find(|name| Some(*name) == damaged);
+    let others: Vec<&BackupName> = listing.published.iter().filter(|name| is_older(name)).collect();
+    let at = random.checked_rem(others.len() as u64).and_then(|at| usize::try_from(at).ok());
+    let chosen = at.and_then(|at| others.get(at).copied());
+    newest.into_iter().chain(damaged.or(chosen)).collect()
 }
 
 /// Returns how long to wait after this many failures in a row. The pause is never longer than the
@@ -80,6 +110,54 @@ mod tests {
     fn an_interval_beyond_the_calendar_is_never_due() {
         let made = backups(&["2026-01-01T00:00:00Z"]);
         assert_eq!(due_at(&made, Duration::MAX, at("2026-01-02T00:00:00Z")), Timestamp::MAX);
+    }
+
+    #[test]
+    fn a_verification_is_due_one_interval_after_the_last_one() {
+        let now = at("2026-01-02T00:00:00Z");
+        let is_due = |last: &str| is_verification_due(Some(at(last)), EVERY, now);
+        assert!(is_verification_due(None, EVERY, now));
+        assert!(is_due("2026-01-01T18:00:00Z") && is_due("2025-01-01T00:00:00Z"));
+        assert!(!is_due("2026-01-01T18:00:01Z") && !is_due("2026-01-02T00:00:00Z"));
+        assert!(is_due("2026-01-02T00:00:01Z"), "the clock was set back");
+        assert!(!is_verification_due(Some(at("2026-01-01T00:00:00Z")), Duration::MAX, now));
+    }
+
+    #[test]
+    fn a_verification_examines_the_newest_backup_and_each_older_one_in_its_turn() {
+        let published =
+            backups(&["2026-01-01T00:00:00Z", "2026-01-01T06:00:00Z", "2026-01-01T12:00:00Z"]);
+        let now = at("2026-01-02T00:00:00Z");
+        let listing = |published: &[BackupName]| BackupListing {
+            published: published.to_vec(),
+            ..BackupListing::default()
+        };
+        let all = listing(&published);
+        let newest = &published[2];
+        assert_eq!(choose_for_verification(&all, None, 6, now), [newest, &published[0]]);
+        assert_eq!(choose_for_verification(&all, None, 7, now), [newest, &published[1]]);
+        let one = listing(&published[2..]);
+        assert_eq!(choose_for_verification(&one, None, 7, now), [newest]);
+        assert!(choose_for_verification(&listing(&[]), None, 7, now).is_empty());
+    }
+
+    #[test]
+    fn a_damaged_backup_is_examined_again_while_it_is_stored() {
+        let published =
+            backups(&["2026-01-01T00:00:00Z", "2026-01-01T06:00:00Z", "2026-01-01T12:00:00Z"]);
+        let [oldest, damaged, newest] = [0, 1, 2].map(|at| &published[at]);
+        let now = at("2026-01-02T00:00:00Z");
+        let mut listing =
+            BackupListing { published: published.clone(), ..BackupListing::default() };
+        let choose = |listing: &BackupListing, damaged: &BackupName| -> Vec<BackupName> {
+            choose_for_verification(listing, Some(damaged), 0, now).into_iter().cloned().collect()
+        };
+        assert_eq!(choose(&listing, damaged), [newest.clone(), damaged.clone()]);
+        assert_eq!(choose(&listing, newest), [newest.clone(), oldest.clone()]);
+        listing.incomplete = vec![listing.published.remove(1)];
+        assert_eq!(choose(&listing, damaged), [newest.clone(), damaged.clone()]);
+        listing.incomplete.clear();
+        assert_eq!(choose(&listing, damaged), [newest.clone(), oldest.clone()]);
     }
 
     #[test]

@@ -11,7 +11,7 @@ use crate::cli::{BackupBy, BackupRetentionArguments, BackupStoreArguments};
 use crate::exit::{ExitError, error_chain};
 use crate::state::Layout;
 
-/// Shortest interval between two backups.
+/// Shortest interval between two backups, and between two verifications.
 const MIN_INTERVAL: Duration = Duration::from_secs(10);
 /// Interval between two backups unless the command line gives another.
 const DEFAULT_INTERVAL: Duration = Duration::from_hours(6);
@@ -126,6 +126,8 @@ pub(crate) struct BackupSettings {
     pub spool: Option<PathBuf>,
     /// Interval between two backups.
     pub every: Duration,
+    /// Interval between two verifications of stored backups; `None` for no verification.
+    pub verify_every: Option<Duration>,
     pub retention: RetentionPolicy,
     /// The member whose agent saves.
     pub by: BackupBy,
@@ -143,6 +145,7 @@ impl BackupSettings {
         let spool = store.backup_spool.clone();
         let Some(store) = StoreSettings::resolve(store)? else {
             let is_typed = typed.backup_every.is_some()
+                || typed.backup_verify_every.is_some()
                 || typed.backup_keep.is_some()
                 || typed.backup_keep_for.is_some()
                 || !recipients.is_empty();
@@ -156,6 +159,12 @@ impl BackupSettings {
             let text = format!("--backup-every: the shortest is {} s", MIN_INTERVAL.as_secs());
             return Err(usage(&text));
         }
+        let verify_every = typed.backup_verify_every;
+        if verify_every.is_some_and(|every| every < MIN_INTERVAL) {
+            let text =
+                format!("--backup-verify-every: the shortest is {} s", MIN_INTERVAL.as_secs());
+            return Err(usage(&text));
+        }
         if typed.backup_keep_for.is_some_and(|age| age < every) {
             return Err(usage("--backup-keep-for: it must not be shorter than --backup-every"));
         }
@@ -165,7 +174,8 @@ impl BackupSettings {
             max_age: typed.backup_keep_for,
         };
         let recipients = check_recipients(recipients)?;
-        Ok(Some(Self { store, spool, every, retention, by: typed.backup_by, recipients }))
+        let by = typed.backup_by;
+        Ok(Some(Self { store, spool, every, verify_every, retention, by, recipients }))
     }
 
     /// Opens the folder of temporary files.
@@ -264,5 +274,20 @@ mod tests {
             "{warnings}"
         );
         assert_eq!((settings.every, settings.retention.keep), (DEFAULT_INTERVAL, 30));
+        assert_eq!(settings.verify_every, None);
+    }
+
+    #[test]
+    fn a_verification_needs_a_store_and_a_long_enough_interval() {
+        let verified = |seconds| BackupRetentionArguments {
+            backup_verify_every: Some(Duration::from_secs(seconds)),
+            ..BackupRetentionArguments::default()
+        };
+        let nowhere = BackupStoreArguments::default();
+        assert!(BackupSettings::resolve(&nowhere, &verified(60), &[]).is_err());
+        assert!(BackupSettings::resolve(&typed("/backups"), &verified(9), &[]).is_err());
+        let settings = BackupSettings::resolve(&typed("/backups"), &verified(60), &[]);
+        let every = settings.unwrap().unwrap().verify_every;
+        assert_eq!(every, Some(Duration::from_secs(60)));
     }
 }

@@ -82,6 +82,13 @@ pub(crate) struct BackupRetentionArguments {
     /// How often a backup is saved: 90s, 30m, 6h or 1d (default: 6h).
     #[arg(long, value_name = "TIME", env = "MUSTER_BACKUP_EVERY", value_parser = parse_interval)]
     pub backup_every: Option<Duration>,
+    /// How often the newest stored backup and an older one are fetched and verified: 1d (default:
+    /// never). Encrypted ones are compared with their checksum alone.
+    #[arg(
+        long, value_name = "TIME", env = "MUSTER_BACKUP_VERIFY_EVERY",
+        value_parser = parse_interval
+    )]
+    pub backup_verify_every: Option<Duration>,
     /// Number of newest backups that are kept (default: 30).
     #[arg(
         long, value_name = "NUMBER", env = "MUSTER_BACKUP_KEEP",

@@ -37,6 +37,52 @@ pub(crate) struct BackupFailure {
     pub text: String,
 }
 
+/// Why a verification of stored backups failed, as a label of a metric.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum VerificationFailureReason {
+    /// A stored backup is damaged.
+    Damaged,
+    /// The backups could not be examined, and may be good.
+    NotDone,
+}
+
+impl VerificationFailureReason {
+    /// All reasons, for metrics.
+    pub(crate) const ALL: [Self; 2] = [Self::Damaged, Self::NotDone];
+
+    /// Returns the name of the reason in JSON and metrics.
+    pub(crate) fn as_str(self) -> &'static str {
+        match self {
+            Self::Damaged => "damaged",
+            Self::NotDone => "not_done",
+        }
+    }
+}
+
+/// State of the scheduled verification of stored backups, as this agent does it.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct VerificationStatus {
+    /// Seconds from one verification to the next.
+    pub every_seconds: u64,
+    /// When the last verification ended, whether the backups were whole or damaged.
+    pub at: Option<Timestamp>,
+    /// Names of the backups that it found whole.
+    pub whole: Vec<String>,
+    /// Why the last attempt failed; `None` if it did not.
+    pub failure: Option<BackupFailure>,
+}
+
+impl VerificationStatus {
+    /// Returns the line for people; `None` before the first result.
+    fn to_line(&self) -> Option<String> {
+        if let Some(BackupFailure { at, reason, text }) = &self.failure {
+            return Some(format!("the verification at {at} failed ({reason}): {text}"));
+        }
+        let at = self.at?;
+        Some(format!("verified at {at} and found whole: {}", self.whole.join(", ")))
+    }
+}
+
 /// State of the scheduled backups, as this agent sees it.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct BackupStatus {
@@ -55,6 +101,8 @@ pub(crate) struct BackupStatus {
     /// Failures of this process by reason.
     pub failures: BTreeMap<String, u64>,
     pub last_failure: Option<BackupFailure>,
+    /// Verification of stored backups, if the schedule has one.
+    pub verification: Option<VerificationStatus>,
 }
 
 impl BackupStatus {
@@ -79,6 +127,7 @@ impl BackupStatus {
         lines.extend(self.last_failure.as_ref().map(|failure| {
             format!("last failure at {} ({}): {}", failure.at, failure.reason, failure.text)
         }));
+        lines.extend(self.verification.as_ref().and_then(VerificationStatus::to_line));
         lines
     }
 }
@@ -136,5 +185,21 @@ mod tests {
                 "last failure at 1970-01-01T00:01:00Z (store): no answer",
             ]
         );
+    }
+
+    #[test]
+    fn the_lines_show_the_last_verification_or_its_failure() {
+        let at = |second| Timestamp::from_second(second).unwrap();
+        let mut verification = VerificationStatus { every_seconds: 86_400, ..Default::default() };
+        assert_eq!(verification.to_line(), None);
+        verification.at = Some(at(60));
+        verification.whole = vec!["B".to_owned(), "A".to_owned()];
+        let whole = "verified at 1970-01-01T00:01:00Z and found whole: B, A";
+        assert_eq!(verification.to_line().as_deref(), Some(whole));
+        let (reason, text) = ("damaged".to_owned(), "A is damaged".to_owned());
+        verification.failure = Some(BackupFailure { at: at(120), reason, text });
+        let status = BackupStatus { verification: Some(verification), ..BackupStatus::default() };
+        let failed = "the verification at 1970-01-01T00:02:00Z failed (damaged): A is damaged";
+        assert_eq!(status.to_lines(at(0)).last().map(String::as_str), Some(failed));
     }
 }

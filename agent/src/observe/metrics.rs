@@ -27,7 +27,9 @@ use tokio::sync::{Semaphore, watch};
 use tokio_util::sync::CancellationToken;
 
 use crate::launch::process;
-use crate::observe::backup::BackupStatus;
+use crate::observe::backup::{
+    BackupFailure, BackupStatus, VerificationFailureReason, VerificationStatus,
+};
 use crate::observe::status::{AgentStatus, Phase};
 
 /// Maximum number of requests served at one time; further connections are closed.
@@ -177,6 +179,31 @@ fn register_backup(registry: &mut Registry, backup: &BackupStatus) {
     let published: Counter = Counter::default();
     published.inc_by(backup.published);
     registry.register("backup_published", "Backups that this agent published", published);
+    if let Some(verification) = &backup.verification {
+        register_verification(registry, verification);
+    }
+}
+
+/// Registers the metrics of the scheduled verification of stored backups.
+fn register_verification(registry: &mut Registry, verification: &VerificationStatus) {
+    let mut gauge = |name, help, value: f64| {
+        let gauge: Gauge<f64, AtomicU64> = Gauge::default();
+        gauge.set(value);
+        registry.register(name, help, gauge);
+    };
+    let help = "Time from one verification of stored backups to the next, as it was set";
+    gauge("backup_verification_interval_seconds", help, verification.every_seconds as f64);
+    let help = "When this agent last verified stored backups, Unix time, 0 for never";
+    let at = verification.at.map_or(0.0, seconds);
+    gauge("backup_verification_timestamp_seconds", help, at);
+    let failed = Family::<ReasonLabel, Gauge>::default();
+    for reason in VerificationFailureReason::ALL.map(VerificationFailureReason::as_str) {
+        let is_reason = |failure: &BackupFailure| failure.reason == reason;
+        let value = i64::from(verification.failure.as_ref().is_some_and(is_reason));
+        failed.get_or_create(&ReasonLabel { reason: reason.to_owned() }).set(value);
+    }
+    let help = "Whether this agent's last verification of stored backups failed";
+    registry.register("backup_verification_failed", help, failed);
 }
 
 fn seconds(at: jiff::Timestamp) -> f64 {
@@ -340,6 +367,33 @@ mod tests {
             "muster_agent_backup_failures_total{reason=\"node\"} 0",
             "muster_agent_backup_failures_total{reason=\"store\"} 2",
             "muster_agent_backup_published_total 0",
+        ] {
+            assert!(text.contains(&format!("\n{line}\n")), "{line}: {text}");
+        }
+    }
+
+    #[test]
+    fn metrics_show_the_result_of_a_verification_only_if_there_is_a_schedule_for_it() {
+        let board = StatusHandle::default();
+        board.update(|status| status.backup = Some(BackupStatus::default()));
+        assert!(!render(&board.read()).contains("verification"));
+        let at = jiff::Timestamp::from_second(1_700_000_000).unwrap();
+        let failure = BackupFailure { at, reason: "damaged".to_owned(), text: String::new() };
+        let verification = VerificationStatus {
+            every_seconds: 86_400,
+            at: Some(at),
+            whole: Vec::new(),
+            failure: Some(failure),
+        };
+        board.update(|status| {
+            status.backup.get_or_insert_default().verification = Some(verification);
+        });
+        let text = render(&board.read());
+        for line in [
+            "muster_agent_backup_verification_interval_seconds 86400.0",
+            "muster_agent_backup_verification_timestamp_seconds 1700000000.0",
+            "muster_agent_backup_verification_failed{reason=\"damaged\"} 1",
+            "muster_agent_backup_verification_failed{reason=\"not_done\"} 0",
         ] {
             assert!(text.contains(&format!("\n{line}\n")), "{line}: {text}");
         }

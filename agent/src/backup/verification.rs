@@ -1,0 +1,398 @@
+//! Verifies stored backups on schedule, as `backup verify` does without a private key. A backup was
+//! whole when it was saved, and may have been damaged in its store since.
+//!
+//! One verification examines the newest backup and an older one. The older one is chosen at random,
+//! so each backup gets its turn, and the cost doesn't grow with their number. Memory is bounded as
+//! in `examine`; disk space by one backup in the folder of temporary files.
+
+use std::time::Duration;
+
+use jiff::Timestamp;
+use rustix::rand::{GetRandomFlags, getrandom};
+use tokio::time::Instant;
+
+use super::examine::{ExamineError, Examiner};
+use super::listing::BackupListing;
+use super::name::{BackupName, ClusterFolder};
+use super::progress::BackupProgress;
+use super::schedule::{choose_for_verification, is_verification_due, retry_pause};
+use super::settings::StoreSettings;
+use super::spool::Spool;
+use super::store::{BackupStore, BackupStoreError};
+use crate::exit::error_chain;
+use crate::observe::backup::{BackupFailure, VerificationFailureReason, VerificationStatus};
+use crate::observe::status::StatusHandle;
+
+/// Time limit of one verification. A backup that is due meanwhile is saved afterwards.
+const VERIFICATION_LIMIT: Duration = Duration::from_hours(2);
+/// Pause before a store that had no backup is read again.
+const EMPTY_STORE_PAUSE: Duration = Duration::from_mins(5);
+
+/// Why the stored backups were not found whole.
+#[derive(Debug, thiserror::Error)]
+enum VerificationError {
+    /// A stored backup is damaged.
+    #[error("the stored backup {name} is damaged")]
+    Damaged {
+        name: BackupName,
+        #[source]
+        source: Box<ExamineError>,
+    },
+    /// A stored backup can't be examined now. It may be good.
+    #[error("the stored backup {name} can't be verified")]
+    NotExamined {
+        name: BackupName,
+        #[source]
+        source: Box<ExamineError>,
+    },
+    /// The store failed, or refused.
+    #[error("the store of backups can't be used")]
+    Store(#[from] BackupStoreError),
+    /// The folder of temporary files can't be used.
+    #[error("no temporary file can be made")]
+    Spool(#[source] muster_files::Error),
+    /// The verification took too long.
+    #[error("the stored backups were not verified within {} s", VERIFICATION_LIMIT.as_secs())]
+    Slow,
+}
+
+/// Verifies stored backups on schedule. The status shows the last result.
+pub(super) struct BackupVerifier {
+    /// Interval between two verifications.
+    every: Duration,
+    board: StatusHandle,
+    /// A backup that was found damaged. Each verification examines it again while it is stored.
+    damaged: Option<BackupName>,
+    /// Number of attempts without a result since the last result.
+    failures: u32,
+    /// No attempt is made before this time.
+    retry_at: Option<Instant>,
+}
+
+impl BackupVerifier {
+    pub(super) fn new(every: Duration, board: StatusHandle) -> Self {
+        Self { every, board, damaged: None, failures: 0, retry_at: None }
+    }
+
+    /// Shows the interval in the status.
+    pub(super) fn show_interval(&self) {
+        let every_seconds = self.every.as_secs();
+        self.show(|status| status.every_seconds = every_seconds);
+    }
+
+    /// Whether it is time for a verification.
+    pub(super) fn is_due(&self, now: Timestamp) -> bool {
+        let may_try = self.retry_at.is_none_or(|at| Instant::now() >= at);
+        may_try && is_verification_due(self.shown().at, self.every, now)
+    }
+
+    /// Whether the status shows a failure.
+    pub(super) fn shows_failure(&self) -> bool {
+        self.shown().failure.is_some()
+    }
+
+    /// Withdraws a failure, because another member's agent verifies from now on.
+    pub(super) fn hand_over(&mut self) {
+        (self.damaged, self.failures, self.retry_at) = (None, 0, None);
+        self.show(|status| status.failure = None);
+    }
+
+    /// Withdraws the failure about a damaged backup that the store doesn't have any more.
+    pub(super) fn note_listing(&mut self, listing: &BackupListing) {
+        if self.damaged.take_if(|name| !has_backup(listing, name)).is_some() {
+            self.show(|status| status.failure = None);
+        }
+    }
+
+    /// Verifies backups of the cluster, and shows the result.
+    pub(super) async fn run(
+        &mut self,
+        store: &StoreSettings,
+        cluster: &ClusterFolder,
+        spool: Result<Spool, muster_files::Error>,
+    ) {
+        let work = self.verify(store, cluster, spool);
+        let limited = tokio::time::timeout(VERIFICATION_LIMIT, work).await;
+        match limited.unwrap_or(Err(VerificationError::Slow)) {
+            Ok(whole) if whole.is_empty() => {
+                self.retry_at = Some(Instant::now() + EMPTY_STORE_PAUSE);
+            }
+            Ok(whole) => self.note_success(&whole),
+            Err(error) => self.note_failure(error),
+        }
+    }
+
+    /// Returns the backups that are whole.
+    async fn verify(
+        &self,
+        store: &StoreSettings,
+        cluster: &ClusterFolder,
+        spool: Result<Spool, muster_files::Error>,
+    ) -> Result<Vec<BackupName>, VerificationError> {
+        let examiner = Examiner {
+            store: BackupStore::open(store).await?,
+            cluster: cluster.clone(),
+            identities: None,
+            spool: spool.map_err(VerificationError::Spool)?,
+            progress: BackupProgress::default(),
+        };
+        let listing = examiner.store.list(cluster).await?;
+        let (damaged, now) = (self.damaged.as_ref(), Timestamp::now());
+        let mut whole = Vec::new();
+        for name in choose_for_verification(&listing, damaged, random_number(), now) {
+            match examiner.examine(name).await {
+                Ok(_) => whole.push(name.clone()),
+                Err(error) => ensure_deleted(&examiner, name, error).await?,
+            }
+        }
+        Ok(whole)
+    }
+
+    fn note_success(&mut self, whole: &[BackupName]) {
+        (self.damaged, self.failures, self.retry_at) = (None, 0, None);
+        let names: Vec<String> = whole.iter().map(ToString::to_string).collect();
+        tracing::info!("stored backups were verified and are whole: {}", names.join(", "));
+        self.show(|status| {
+            status.at = Some(Timestamp::now());
+            status.whole = names;
+            status.failure = None;
+        });
+    }
+
+    fn note_failure(&mut self, error: VerificationError) {
+        let (text, at) = (error_chain(&error), Timestamp::now());
+        let reason = if let VerificationError::Damaged { name, .. } = error {
+            tracing::error!(
+                "{text}. Look for the newest good one: muster-agent backup verify --all"
+            );
+            (self.damaged, self.failures, self.retry_at) = (Some(name), 0, None);
+            self.show(|status| {
+                status.at = Some(at);
+                status.whole.clear();
+            });
+            VerificationFailureReason::Damaged
+        } else {
+            self.failures = self.failures.saturating_add(1);
+            let pause = retry_pause(self.failures, self.every);
+            self.retry_at = Some(Instant::now() + pause);
+            tracing::warn!("the verification failed: {text}; tried again in {} s", pause.as_secs());
+            VerificationFailureReason::NotDone
+        };
+        // A store that fails must not hide that one of its backups is damaged.
+        if reason == VerificationFailureReason::NotDone && self.damaged.is_some() {
+            return;
+        }
+        let reason = reason.as_str().to_owned();
+        self.show(|status| status.failure = Some(BackupFailure { at, reason, text }));
+    }
+
+    fn shown(&self) -> VerificationStatus {
+        let status = self.board.subscribe();
+        let backup = status.borrow().backup.clone();
+        backup.and_then(|backup| backup.verification).unwrap_or_default()
+    }
+
+    fn show(&self, change: impl FnOnce(&mut VerificationStatus)) {
+        self.board.update(|status| {
+            let backup = status.backup.get_or_insert_default();
+            change(backup.verification.get_or_insert_default());
+        });
+    }
+}
+
+/// Returns `error`, unless an agent has deleted the backup meanwhile.
+async fn ensure_deleted(
+    examiner: &Examiner,
+    name: &BackupName,
+    error: ExamineError,
+) -> Result<(), VerificationError> {
+    if !has_backup(&examiner.store.list(&examiner.cluster).await?, name) {
+        return Ok(());
+    }
+    let (name, source) = (name.clone(), Box::new(error));
+    match source.is_damage() {
+        true => Err(VerificationError::Damaged { name, source }),
+        false => Err(VerificationError::NotExamined { name, source }),
+    }
+}
+
+/// Whether the store has the backup's manifest.
+fn has_backup(listing: &BackupListing, name: &BackupName) -> bool {
+    listing.published.contains(name) || listing.incomplete.contains(name)
+}
+
+fn random_number() -> u64 {
+    let mut random = [0; 8];
+    // An error is ignored: it only makes the choice predictable.
+    let _ = getrandom(&mut random, GetRandomFlags::empty());
+    u64::from_le_bytes(random)
+}
+
+#[cfg(test)]
+mod tests {
+    use jiff::SignedDuration;
+    use uuid::Uuid;
+
+    use super::*;
+    use crate::backup::chunks::Digester;
+    use crate::backup::manifest::{BackupMember, Encryption, Manifest, SnapshotFacts, StoredFile};
+
+    const EVERY: Duration = Duration::from_hours(24);
+    const STORED: &[u8] = b"an encrypted snapshot";
+
+    struct TestStore {
+        folder: tempfile::TempDir,
+        settings: StoreSettings,
+        cluster: ClusterFolder,
+        verifier: BackupVerifier,
+    }
+
+    impl TestStore {
+        fn new() -> Self {
+            let folder = tempfile::tempdir().unwrap();
+            let cluster = ClusterFolder::of_cluster(Uuid::from_u128(7));
+            std::fs::create_dir(folder.path().join(cluster.as_str())).unwrap();
+            Self {
+                settings: StoreSettings::Directory(folder.path().to_owned()),
+                verifier: BackupVerifier::new(EVERY, StatusHandle::default()),
+                folder,
+                cluster,
+            }
+        }
+
+        fn write(&self, file: &str, bytes: &[u8]) {
+            let folder = self.folder.path().join(self.cluster.as_str());
+            std::fs::write(folder.join(file), bytes).unwrap();
+        }
+
+        /// Stores an encrypted backup that was begun this many hours ago.
+        fn save(&self, hours_ago: i64) -> BackupName {
+            let begun_at = Timestamp::now() - SignedDuration::from_hours(hours_ago);
+            let name = BackupName::new(begun_at, 42);
+            let mut digester = Digester::default();
+            digester.update(STORED);
+            let digest = digester.finish();
+            let manifest = Manifest {
+                version: Manifest::VERSION,
+                name: name.to_string(),
+                cluster: self.cluster.to_string(),
+                cluster_name: None,
+                raft_cluster_id: "00000000000000a1".to_owned(),
+                member: BackupMember { id: "b2".to_owned(), name: "db-1".to_owned() },
+                node_version: "3.6.0".to_owned(),
+                agent_version: "0.1.0".to_owned(),
+                begun_at: name.begun_at(),
+                stored_at: name.begun_at(),
+                snapshot: SnapshotFacts {
+                    bytes: 544,
+                    sha256: "ab".repeat(32),
+                    hash: 7,
+                    revision: 42,
+                    records: 1,
+                    keys: 1,
+                },
+                stored: StoredFile {
+                    file: name.data_file(true),
+                    bytes: digest.bytes,
+                    sha256: digest.sha256,
+                    encryption: Some(Encryption::Age),
+                    recipients: vec!["age1x".to_owned()],
+                },
+            };
+            self.write(&name.data_file(true), STORED);
+            self.write(&name.manifest_file(), &manifest.to_bytes());
+            name
+        }
+
+        async fn run(&mut self) -> VerificationStatus {
+            let (settings, cluster) = (self.settings.clone(), self.cluster.clone());
+            self.verifier.run(&settings, &cluster, Ok(Spool::system())).await;
+            self.verifier.shown()
+        }
+
+        async fn listing(&self) -> BackupListing {
+            let store = BackupStore::open(&self.settings).await.unwrap();
+            store.list(&self.cluster).await.unwrap()
+        }
+    }
+
+    fn reason(status: &VerificationStatus) -> Option<&str> {
+        status.failure.as_ref().map(|failure| failure.reason.as_str())
+    }
+
+    #[tokio::test]
+    async fn whole_backups_are_shown_with_the_time_of_their_verification() {
+        let mut store = TestStore::new();
+        let (older, newest) = (store.save(5), store.save(1));
+        assert!(store.verifier.is_due(Timestamp::now()));
+        let status = store.run().await;
+        assert_eq!(status.whole, [newest.to_string(), older.to_string()]);
+        assert!(status.at.is_some() && status.failure.is_none(), "{status:?}");
+        assert!(!store.verifier.is_due(Timestamp::now()));
+    }
+
+    #[tokio::test]
+    async fn a_store_without_backups_is_no_failure_and_is_read_again_later() {
+        let mut store = TestStore::new();
+        let status = store.run().await;
+        assert_eq!((status.at, status.failure), (None, None));
+        assert!(!store.verifier.is_due(Timestamp::now()), "it pauses");
+    }
+
+    #[tokio::test]
+    async fn a_damaged_backup_is_shown_until_it_is_whole_or_gone() {
+        let mut store = TestStore::new();
+        let (damaged, _) = (store.save(5), store.save(1));
+        for hours_ago in 6..30 {
+            store.save(hours_ago);
+        }
+        store.verifier.damaged = Some(damaged.clone());
+        store.write(&damaged.data_file(true), b"an encrypted snapsh0t");
+        let status = store.run().await;
+        assert_eq!(reason(&status), Some("damaged"));
+        let text = status.failure.unwrap().text;
+        assert!(text.contains(&damaged.to_string()) && text.contains("SHA-256"), "{text}");
+        assert!(status.at.is_some() && !store.verifier.is_due(Timestamp::now()));
+        // Each further verification examines the damaged one, and no random one in its place.
+        assert_eq!(reason(&store.run().await), Some("damaged"));
+        let listing = store.listing().await;
+        store.verifier.note_listing(&listing);
+        assert!(store.verifier.shows_failure());
+        store.write(&damaged.data_file(true), STORED);
+        let status = store.run().await;
+        assert!(status.failure.is_none() && status.whole.contains(&damaged.to_string()));
+
+        store.write(&damaged.data_file(true), b"short");
+        store.verifier.damaged = Some(damaged.clone());
+        assert_eq!(reason(&store.run().await), Some("damaged"));
+        let folder = store.folder.path().join(store.cluster.as_str());
+        std::fs::remove_file(folder.join(damaged.manifest_file())).unwrap();
+        let listing = store.listing().await;
+        store.verifier.note_listing(&listing);
+        assert!(!store.verifier.shows_failure());
+    }
+
+    #[tokio::test]
+    async fn a_store_that_fails_is_tried_again_and_hides_no_damage() {
+        let mut store = TestStore::new();
+        store.save(1);
+        let newer = BackupName::new(Timestamp::now(), 43);
+        store.write(&newer.manifest_file(), br#"{"version": 99}"#);
+        store.write(&newer.data_file(true), b"x");
+        let status = store.run().await;
+        assert_eq!((reason(&status), status.at), (Some("not_done"), None));
+        assert!(!store.verifier.is_due(Timestamp::now()), "it pauses");
+        let damaged = store.save(2);
+        store.write(&damaged.data_file(true), b"short");
+        std::fs::remove_file(
+            store.folder.path().join(store.cluster.as_str()).join(newer.manifest_file()),
+        )
+        .unwrap();
+        store.verifier.damaged = Some(damaged);
+        assert_eq!(reason(&store.run().await), Some("damaged"));
+        store.write(&newer.manifest_file(), br#"{"version": 99}"#);
+        assert_eq!(reason(&store.run().await), Some("damaged"));
+        store.verifier.hand_over();
+        assert!(!store.verifier.shows_failure());
+    }
+}
