@@ -5,33 +5,24 @@ use data_encoding::BASE64;
 use secrecy::{ExposeSecret, SecretString};
 use serde_json::json;
 
-/// Path of the bundle on the host.
-const BUNDLE_PATH: &str = "/etc/muster/join.bundle";
-/// Last flag of the agent in its unit.
-const BUNDLE_FLAG: &str = "--bundle-file /etc/muster/join.bundle";
+/// Path of the bundle on the host, where `LoadCredential=` of the unit finds it.
+pub(super) const BUNDLE_PATH: &str = "/etc/credstore/muster-join.bundle";
+/// Flag of the agent in its unit, after which a host's own flags stand.
+const BUNDLE_FLAG: &str = "--bundle-file %d/muster-join.bundle";
 /// Name of the agent's unit.
 const UNIT_NAME: &str = "muster-agent.service";
-/// Unit of the agent. The manual's page about systemd has the same text. [`unit()`] adds flags to it.
-const UNIT: &str = "\
-[Unit]
-Description=Muster agent
-Wants=network-online.target
-After=network-online.target time-sync.target
-
-[Service]
-Type=notify
-ExecStart=/usr/local/bin/muster-agent run --data-dir /var/lib/muster --bundle-file /etc/muster/join.bundle
-# A restart ends the agent alone: the next one finds the node and goes on. A stop ends both.
-KillMode=process
-RestartKillSignal=SIGUSR1
-Restart=always
-RestartSec=5
-RestartPreventExitStatus=2 3
-WatchdogSec=60
-
-[Install]
-WantedBy=multi-user.target
-";
+/// The unit in the Debian package. [`unit()`] returns it for a host without the package.
+const PACKAGED_UNIT: &str = include_str!("../../../../packaging/systemd/muster-agent.service");
+/// Path of the program in the package.
+const PACKAGED_PROGRAM: &str = "/usr/bin/muster-agent";
+/// Path of the program on a host without the package.
+const PROGRAM: &str = "/usr/local/bin/muster-agent";
+/// File for `systemd-sysusers` with the unit's user, from the package.
+const USERS: &str = include_str!("../../../../packaging/sysusers/muster-agent.conf");
+/// Path of [`USERS`] on the host.
+const USERS_PATH: &str = "/etc/sysusers.d/muster-agent.conf";
+/// The unit's user, with comment and home directory as in [`USERS`].
+const USER: [&str; 3] = ["muster", "Muster agent and its node", "/var/lib/muster"];
 
 /// Format in which `token create` prints a bundle for a host.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -55,7 +46,7 @@ pub(in crate::cli) struct HostFilesArgs {
     /// Print an Ignition configuration that does the same, for Fedora CoreOS and Flatcar
     #[arg(long)]
     print_ignition: bool,
-    /// Print a systemd unit for the agent; the bundle goes to --out, for /etc/muster/join.bundle
+    /// Print a systemd unit for the agent; the bundle goes to --out, for /etc/credstore
     #[arg(long, requires = "out")]
     print_systemd: bool,
 }
@@ -105,19 +96,29 @@ impl HostFiles {
     }
 }
 
-/// Returns the unit of an agent with these flags, which begin with a space.
+/// Returns the unit of an agent with these flags, which begin with a space. It is the unit of the
+/// package, apart from the program's path, and the documentation that only the package installs.
 fn unit(flags: &str) -> String {
-    UNIT.replace(BUNDLE_FLAG, &format!("{BUNDLE_FLAG}{flags}"))
+    let command = format!("{BUNDLE_FLAG}{flags}");
+    PACKAGED_UNIT
+        .lines()
+        .filter(|line| !line.starts_with("Documentation="))
+        .map(|line| line.replace(PACKAGED_PROGRAM, PROGRAM).replace(BUNDLE_FLAG, &command) + "\n")
+        .collect()
+}
+
+/// Returns `text` as the lines of a block scalar in the user data.
+fn indented(text: &str) -> String {
+    text.lines()
+        .map(|line| if line.is_empty() { "\n".to_owned() } else { format!("      {line}\n") })
+        .collect()
 }
 
 /// Returns user data in cloud-init's cloud-config format. Cloud-init runs both parts at a machine's
 /// first boot only. The unit is started without waiting for it, since the agent is ready only once
 /// the network is.
 fn cloud_init(bundle: &str, flags: &str) -> String {
-    let unit: String = unit(flags)
-        .lines()
-        .map(|line| if line.is_empty() { "\n".to_owned() } else { format!("      {line}\n") })
-        .collect();
+    let (unit, users) = (indented(&unit(flags)), indented(USERS));
     format!(
         "#cloud-config\n\
          # Keep this secret until the token has expired: whoever reads it can join in this host's place.\n\
@@ -127,11 +128,16 @@ fn cloud_init(bundle: &str, flags: &str) -> String {
            permissions: '0600'\n    \
            content: |\n      \
              {bundle}\n  \
+         - path: {USERS_PATH}\n    \
+           owner: root:root\n    \
+           permissions: '0644'\n    \
+           content: |\n{users}  \
          - path: /etc/systemd/system/{UNIT_NAME}\n    \
            owner: root:root\n    \
            permissions: '0644'\n    \
            content: |\n{unit}\
          runcmd:\n  \
+         - [systemd-sysusers, {USERS_PATH}]\n  \
          - [systemctl, daemon-reload]\n  \
          - [systemctl, enable, --now, --no-block, {UNIT_NAME}]"
     )
@@ -144,8 +150,14 @@ fn ignition(bundle: &str, flags: &str) -> String {
         "path": BUNDLE_PATH, "mode": 0o600, "overwrite": true, "contents": { "source": source },
     });
     let unit = json!({ "name": UNIT_NAME, "enabled": true, "contents": unit(flags) });
+    let [name, comment, home] = USER;
+    let user = json!({
+        "name": name, "gecos": comment, "homeDir": home, "noCreateHome": true, "system": true,
+        "shell": "/usr/sbin/nologin",
+    });
     let all = json!({
         "ignition": { "version": "3.3.0" },
+        "passwd": { "users": [user] },
         "storage": { "files": [file] },
         "systemd": { "units": [unit] },
     });
@@ -173,13 +185,14 @@ mod tests {
         let data = source.strip_prefix("data:;base64,").unwrap();
         assert_eq!(BASE64.decode(data.as_bytes()).unwrap(), format!("{BUNDLE}\n").as_bytes());
         assert_eq!((&file["path"], &file["mode"]), (&BUNDLE_PATH.into(), &0o600.into()));
-        assert_eq!(all["systemd"]["units"][0]["contents"], UNIT);
+        assert_eq!(all["systemd"]["units"][0]["contents"], unit(""));
+        assert_eq!(all["passwd"]["users"][0]["name"], "muster");
     }
 
     #[test]
     fn flags_of_the_agent_stand_in_each_form_of_the_unit() {
         let flags = " --identity-from aws";
-        let command = format!("{BUNDLE_FLAG}{flags}\n");
+        let command = format!("{BUNDLE_FLAG}{flags} $MUSTER_AGENT_FLAGS\n");
         assert!(unit(flags).contains(&command));
         let cloud_init = HostFiles::CloudInit.text(&BUNDLE.to_owned().into(), flags);
         assert!(cloud_init.expose_secret().contains(&command));
@@ -189,10 +202,40 @@ mod tests {
     }
 
     #[test]
-    fn the_manual_has_the_same_unit_and_the_unit_names_the_bundles_path() {
+    fn the_unit_is_that_of_the_package_with_another_path_of_the_program() {
+        let printed = unit("");
+        let (packaged, printed): (Vec<&str>, Vec<&str>) =
+            (PACKAGED_UNIT.lines().collect(), printed.lines().collect());
+        let only_packaged: Vec<&&str> =
+            packaged.iter().filter(|line| !printed.contains(line)).collect();
+        let only_printed: Vec<&&str> =
+            printed.iter().filter(|line| !packaged.contains(line)).collect();
+        let [documentation, command] = only_packaged[..] else { panic!("{only_packaged:?}") };
+        let [printed_command] = only_printed[..] else { panic!("{only_printed:?}") };
+        assert!(documentation.starts_with("Documentation="), "{documentation}");
+        let expected = command.replace("=/usr/bin/", "=/usr/local/bin/");
+        assert_eq!(*printed_command, expected);
+        assert!(expected.contains("ExecStart=/usr/local/bin/muster-agent run "), "{expected}");
+        assert_eq!(packaged.len(), printed.len() + 1);
+    }
+
+    #[test]
+    fn the_unit_finds_the_bundle_and_its_user_where_the_host_has_them() {
+        let name = BUNDLE_PATH.strip_prefix("/etc/credstore/").unwrap();
+        let printed = unit("");
+        assert!(printed.contains(&format!("\nLoadCredential={name}\n")), "{printed}");
+        assert!(printed.contains(&format!("%d/{name}")) && BUNDLE_FLAG.ends_with(name));
+        let [user, comment, home] = USER;
+        assert!(printed.contains(&format!("\nUser={user}\n")), "{printed}");
+        assert_eq!(USERS, format!("u {user} - \"{comment}\" {home}\n"));
+    }
+
+    #[test]
+    fn the_manual_says_where_unit_bundle_and_user_go() {
         let page = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/systemd.md");
         let page = std::fs::read_to_string(page).unwrap();
-        assert!(page.contains(&format!("```ini\n{UNIT}```\n")), "docs/systemd.md has another unit");
-        assert!(UNIT.contains(&format!("--bundle-file {BUNDLE_PATH}\n")));
+        for place in [BUNDLE_PATH, UNIT_NAME, USERS_PATH, USERS.trim_end()] {
+            assert!(page.contains(place), "docs/systemd.md doesn't name {place}");
+        }
     }
 }

@@ -14,7 +14,7 @@ use discovery_types::token::Token;
 use secrecy::{ExposeSecret, SecretString};
 use serde_json::json;
 
-use super::host_files::HostFilesArgs;
+use super::host_files::{BUNDLE_PATH, HostFilesArgs};
 use crate::cli::CliError;
 use crate::cli::printer::{Printer, time_of_seconds};
 use crate::cli::requirement;
@@ -162,8 +162,9 @@ fn print_bundle(
             value["systemd"] = json!(unit);
             printer.print_value(&value, |out| out.line(unit.trim_end()))?;
             printer.note(&format!(
-                "copy {} to /etc/muster/join.bundle on the host (mode 0600), and what is printed to \
-                 /etc/systemd/system/muster-agent.service; then: systemctl enable --now muster-agent",
+                "copy {} to {BUNDLE_PATH} on the host (mode 0600), and what is printed to \
+                 /etc/systemd/system/muster-agent.service; make the user muster; then: systemctl \
+                 enable --now muster-agent",
                 file.display()
             ));
         }
