@@ -13,6 +13,7 @@ use crate::host_identity::KEYS_INTERVAL;
 use crate::ledger;
 use crate::refusals::REFUSALS_INTERVAL;
 use crate::store::cluster::CHANNEL;
+use crate::store::counts::SilentMembersCount;
 
 /// How often the log reports progress while the ledger is filled.
 const PROGRESS_INTERVAL: Duration = Duration::from_secs(5);
@@ -95,6 +96,7 @@ async fn copy(app: &App) {
 
 async fn sweep_periodically(app: App, every: Duration) {
     let mut last_count: Option<Instant> = None;
+    let mut silent_count = SilentMembersCount::default();
     loop {
         match app.sweep().await {
             Ok(()) => {
@@ -113,16 +115,20 @@ async fn sweep_periodically(app: App, every: Duration) {
         app.connection_limit.forget_quiet();
         if last_count.is_none_or(|last| last.elapsed() >= COUNT_INTERVAL) {
             last_count = Some(Instant::now());
-            update_cluster_counts(&app).await;
+            update_counts(&app, &mut silent_count).await;
         }
         tokio::time::sleep(every).await;
     }
 }
 
-/// Counts the clusters for the metrics. After an error, the metrics keep their values.
-async fn update_cluster_counts(app: &App) {
+/// Counts clusters and silent members for the metrics. After an error, the metrics keep their
+/// values.
+async fn update_counts(app: &App, silent_count: &mut SilentMembersCount) {
     if let Err(error) = app.count_clusters().await {
         tracing::debug!(%error, "can't count the clusters");
+    }
+    if let Err(error) = app.count_silent_members(silent_count).await {
+        tracing::debug!(%error, "can't count the silent members");
     }
 }
 

@@ -143,6 +143,8 @@ pub(crate) struct ServiceMetrics {
     pub clusters: Family<StateLabels, Gauge>,
     /// Age in seconds of the oldest cluster that is still forming. 0 without any.
     pub forming_oldest: Gauge,
+    /// Number of silent members in all clusters. 0 until they are first counted.
+    pub silent_members: Gauge,
     /// When the last complete sweep ended, in seconds since 1970. 0 before the first one.
     pub last_sweep: TimestampGauge,
     /// Number of long polls that wait at the moment.
@@ -176,6 +178,7 @@ impl Default for ServiceMetrics {
             policy_replacements: Counter::default(),
             clusters: Family::default(),
             forming_oldest: Gauge::default(),
+            silent_members: Gauge::default(),
             last_sweep: TimestampGauge::default(),
             parked: Gauge::default(),
             parked_limit: Gauge::default(),
@@ -222,6 +225,9 @@ impl ServiceMetrics {
         registry.register("clusters", help, self.clusters.clone());
         let help = "Age of the oldest cluster that is still forming, 0 without any";
         registry.register("forming_oldest_seconds", help, self.forming_oldest.clone());
+        let help =
+            "Members of committed and formed clusters that have not reported for five minutes";
+        registry.register("silent_members", help, self.silent_members.clone());
         let help = "When the last complete sweep ended, Unix time, 0 before the first one";
         registry.register("last_sweep_timestamp_seconds", help, self.last_sweep.clone());
         registry.register("parked_polls", "Long polls parked", self.parked.clone());

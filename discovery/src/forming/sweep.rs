@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use discovery_formation::service::EndCause;
 use discovery_types::access::MAX_ASSERTION_SECONDS;
+use discovery_types::api::SILENT_AFTER;
 use discovery_types::problem::Code;
 use uuid::Uuid;
 
@@ -12,10 +13,14 @@ use crate::app::App;
 use crate::error::ApiError;
 use crate::ledger::Occasion;
 use crate::store::clusters::FormingPosition;
+use crate::store::counts::SilentMembersCount;
 
 /// Number of failed clusters at which a sweep ends. The next sweep does the rest.
 const STUCK_MAX: usize = 1_000;
 const MICROS_PER_SECOND: i64 = 1_000_000;
+/// Maximum number of batches in one step of the count of silent members. A service with more
+/// clusters needs several steps for a count.
+const SILENT_BATCHES: usize = 100;
 /// How long the database's clock must have run without a jump before expired rows are deleted. It
 /// is longer than an assertion lives.
 const MIN_STEADY_FOR_DELETION: Duration = Duration::from_secs(2 * MAX_ASSERTION_SECONDS);
@@ -113,6 +118,26 @@ impl App {
         }
         let age_us = counts.oldest_forming_age_us.unwrap_or(0);
         self.metrics.forming_oldest.set(age_us / MICROS_PER_SECOND);
+        Ok(())
+    }
+
+    /// Proceeds with a count of silent members, by [`SILENT_BATCHES`] batches at most. Shows the
+    /// number once all clusters were looked at. While agents could not report for long enough,
+    /// nobody counts as silent, and the metric keeps its value.
+    pub(crate) async fn count_silent_members(
+        &self,
+        count: &mut SilentMembersCount,
+    ) -> Result<(), ApiError> {
+        if self.clock.listening_for() <= SILENT_AFTER {
+            *count = SilentMembersCount::default();
+            return Ok(());
+        }
+        for _ in 0..SILENT_BATCHES {
+            if let Some(number) = self.store.count_silent_members(count).await? {
+                self.metrics.silent_members.set(number);
+                break;
+            }
+        }
         Ok(())
     }
 

@@ -71,7 +71,7 @@ pub(crate) struct ClusterFilter<'a> {
     pub limit: i64,
 }
 
-fn silent_after_us() -> UnixMicros {
+pub(super) fn silent_after_us() -> UnixMicros {
     UnixMicros::try_from(SILENT_AFTER.as_micros()).unwrap_or(UnixMicros::MAX)
 }
 

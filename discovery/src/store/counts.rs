@@ -1,13 +1,16 @@
-//! The number of clusters in each state, without reading every cluster.
+//! The number of clusters in each state, without reading every cluster; and the number of silent
+//! members, in small batches.
 //!
 //! A state with few clusters is counted in the index `clusters_by_phase`. The number in a larger
 //! state comes from the statistics that Postgres' autovacuum gathers. An exact count of a million
 //! rows would read them all each time, or need a counter row that every change of a cluster
 //! updates.
 
-use discovery_types::api::ClusterState;
+use discovery_types::api::{ClusterState, RELEASED};
+use uuid::Uuid;
 
-use super::{Store, StoreError};
+use super::clusters::silent_after_us;
+use super::{Store, StoreError, UnixMicros};
 
 /// Maximum number of clusters of one state that are counted. A result below this limit is exact.
 /// Any other result is an estimate, which is never lower than the limit.
@@ -22,7 +25,66 @@ pub(crate) struct ClusterCounts {
     pub oldest_forming_age_us: Option<i64>,
 }
 
+/// Number of clusters in one batch of [`Store::count_silent_members`].
+const SILENT_BATCH: usize = 100;
+/// States of the clusters whose members can be silent.
+const SILENT_STATES: [ClusterState; 2] = [ClusterState::Committed, ClusterState::Formed];
+
+/// A count of the silent members of all clusters, which proceeds in batches of clusters.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct SilentMembersCount {
+    /// Index of the current state in [`SILENT_STATES`].
+    state: usize,
+    /// When the last cluster of the previous batch was created, and its id. `None` before the first
+    /// batch of a state.
+    after: Option<(UnixMicros, Uuid)>,
+    /// Number of silent members so far.
+    silent: i64,
+}
+
+/// Row of a cluster: when it was created, its id, and the number of its silent members.
+type SilentRow = (UnixMicros, Uuid, i64);
+
+impl SilentMembersCount {
+    /// Adds a batch of clusters. After the last batch, returns the number of silent members, and
+    /// begins again.
+    fn add(&mut self, batch: &[SilentRow]) -> Option<i64> {
+        self.silent += batch.iter().map(|(_, _, silent)| silent).sum::<i64>();
+        if batch.len() >= SILENT_BATCH {
+            self.after = batch.last().map(|(created_us, id, _)| (*created_us, *id));
+            return None;
+        }
+        (self.state, self.after) = (self.state + 1, None);
+        if self.state < SILENT_STATES.len() {
+            return None;
+        }
+        Some(std::mem::take(self).silent)
+    }
+}
+
 impl Store {
+    /// Looks at the next batch of clusters. After the last batch, returns the number of silent
+    /// members in all clusters.
+    pub(crate) async fn count_silent_members(
+        &self,
+        count: &mut SilentMembersCount,
+    ) -> Result<Option<i64>, StoreError> {
+        let state = SILENT_STATES[count.state];
+        let (created_us, id) = count.after.unwrap_or((UnixMicros::MIN, Uuid::nil()));
+        let mut transaction = self.begin(BEGIN_IN_INDEX_ORDER).await?;
+        let batch: Vec<SilentRow> = sqlx::query_as(SILENT_MEMBERS)
+            .bind(state.as_str())
+            .bind(created_us)
+            .bind(id)
+            .bind(SILENT_BATCH as i64)
+            .bind(silent_after_us())
+            .bind(RELEASED)
+            .fetch_all(&mut *transaction)
+            .await?;
+        transaction.commit().await?;
+        Ok(count.add(&batch))
+    }
+
     /// Counts the clusters in each state, and finds the oldest one that is still forming.
     pub(crate) async fn count_clusters(&self) -> Result<ClusterCounts, StoreError> {
         let mut transaction = self.begin(BEGIN_IN_INDEX_ORDER).await?;
@@ -93,9 +155,46 @@ const OLDEST_FORMING: &str = "
         (SELECT created_us FROM clusters WHERE phase = 'preparing' ORDER BY created_us, id LIMIT 1)
     ) forming";
 
+/// Silent members of each cluster in a batch: those of its confirmed list, or its founders before
+/// there is one, less those that were heard in the last `$5` microseconds or were released. A
+/// cluster that was decided in that time has none.
+const SILENT_MEMBERS: &str = "
+    SELECT c.created_us, c.id, CASE WHEN c.frozen_us > now_us() - $5 THEN 0 ELSE greatest(0,
+        coalesce((SELECT jsonb_array_length(d.membership::jsonb -> 'members') FROM directory d
+            WHERE d.cluster_id = c.id), c.size)
+        - (SELECT count(*) FROM (
+            SELECT r.member_id FROM directory_reports r
+            WHERE r.cluster_id = c.id AND r.at_us > now_us() - $5
+            UNION
+            SELECT t.member_id FROM member_troubles t
+            WHERE t.cluster_id = c.id AND (t.at_us > now_us() - $5
+                OR t.detail = $6 AND NOT EXISTS (SELECT 1 FROM directory_reports r
+                    WHERE r.cluster_id = c.id AND r.member_id = t.member_id AND r.at_us >= t.at_us))
+        ) heard WHERE NOT EXISTS (SELECT 1 FROM removed_members m
+            WHERE m.cluster_id = c.id AND m.member_id = heard.member_id))
+    ) END::bigint AS silent
+    FROM (SELECT created_us, id, size, frozen_us FROM clusters
+        WHERE phase = $1 AND (created_us, id) > ($2, $3) ORDER BY created_us, id LIMIT $4) c
+    ORDER BY c.created_us, c.id";
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn silent_members_are_counted_over_full_batches_and_both_states() {
+        let rows = |numbers: std::ops::Range<u128>| -> Vec<SilentRow> {
+            numbers.map(|n| (n as i64, Uuid::from_u128(n), 1)).collect()
+        };
+        let mut count = SilentMembersCount::default();
+        assert_eq!(count.add(&rows(0..3)), None, "the formed clusters are missing");
+        assert_eq!((count.state, count.after), (1, None));
+        assert_eq!(count.add(&rows(0..100)), None, "there may be more clusters");
+        assert_eq!(count.after, Some((99, Uuid::from_u128(99))));
+        assert_eq!(count.add(&rows(100..107)), Some(110));
+        assert_eq!(count, SilentMembersCount::default());
+        assert_eq!((count.add(&[]), count.add(&[])), (None, Some(0)));
+    }
 
     #[test]
     fn only_a_state_that_was_not_counted_to_its_end_is_estimated() {

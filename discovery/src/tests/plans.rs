@@ -10,7 +10,7 @@ use super::agent::{TestAgent, form};
 use super::support::{TestDatabase, TestInstallation, socket};
 use crate::server::{RunningService, start};
 use crate::store::clusters::FormingPosition;
-use crate::store::counts::ClusterCounts;
+use crate::store::counts::{ClusterCounts, SilentMembersCount};
 
 /// Number of clusters in the database, of which a statement must not read all.
 const CLUSTERS: usize = 20_000;
@@ -216,10 +216,12 @@ async fn no_request_reads_more_rows_if_there_are_more_clusters() {
     list_everything(&world, &service).await;
     let store = &service.app().store;
     let (mut forming, mut unsettled) = (FormingPosition::START, FormingPosition::START);
+    let mut silent = SilentMembersCount::default();
     for _ in 0..REPEATS {
         assert!(!store.forming_clusters(&mut forming).await.unwrap().is_empty());
         assert!(store.unsettled_clusters(&mut unsettled).await.unwrap().is_empty());
         assert_near_filled(&store.count_clusters().await.unwrap());
+        store.count_silent_members(&mut silent).await.unwrap();
     }
     for number in 0..REPEATS {
         form_and_run(&world, &service, &format!("real-{number}")).await;

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use discovery_types::api::{
-    ClusterQuery, ClusterState, IntentState, MembersView, SILENT_AFTER, WaitRequest,
+    ClusterQuery, ClusterState, IntentState, MembersView, RELEASED, SILENT_AFTER, WaitRequest,
 };
 use discovery_types::csr::Csr;
 use discovery_types::digest::MemberId;
@@ -13,6 +13,7 @@ use discovery_types::retire::{Retire, Unretire};
 
 use super::{CommittedCluster, added, code, remove};
 use crate::server::RunningService;
+use crate::store::counts::SilentMembersCount;
 use crate::tests::agent::TestAgent;
 
 /// Makes the service look as if agents could report to it for long enough that it may call a member
@@ -105,6 +106,40 @@ async fn silent_voters_and_a_lost_majority_are_explained_and_counted_in_the_list
     let told = cluster.admin.explain(cluster.statement.cluster).await.unwrap();
     assert!(told.explain[0].command.as_ref().unwrap().contains("recover"));
     assert_eq!(list().await.heard, Some(1));
+    cluster.service.stop().await;
+}
+
+#[tokio::test]
+async fn silent_members_are_counted_for_the_metrics_without_released_ones() {
+    let cluster = CommittedCluster::of(3).await;
+    report_all(&cluster, 3, &founders(&cluster)).await;
+    sqlx::query("UPDATE clusters SET frozen_us = frozen_us - $1")
+        .bind(SILENT_AFTER.as_micros() as i64 + 1_000_000)
+        .execute(&mut cluster.world.database.connect().await)
+        .await
+        .unwrap();
+    let app = cluster.service.app();
+    let count = async || {
+        app.count_silent_members(&mut SilentMembersCount::default()).await.unwrap();
+        app.metrics.silent_members.get()
+    };
+    assert_eq!(count().await, 0);
+    silence(&cluster, &[1, 2]).await;
+    assert_eq!(count().await, 2);
+    let tell = async |agent: &TestAgent, detail: &str| {
+        let (session, detail) = (agent.session(), detail.to_owned());
+        let trouble = discovery_types::api::TroubleRequest { session, h: cluster.h, detail };
+        agent.client.report_missing_leader(cluster.statement.cluster, &trouble).await.unwrap();
+    };
+    tell(&cluster.agents[1], "the node has no leader").await;
+    assert_eq!(count().await, 1, "its agent reports");
+    tell(&cluster.agents[2], RELEASED).await;
+    sqlx::query("UPDATE member_troubles SET at_us = at_us - $1")
+        .bind(SILENT_AFTER.as_micros() as i64 + 500_000)
+        .execute(&mut cluster.world.database.connect().await)
+        .await
+        .unwrap();
+    assert_eq!(count().await, 1, "a released member has no agent that could report");
     cluster.service.stop().await;
 }
 
