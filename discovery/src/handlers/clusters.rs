@@ -272,8 +272,7 @@ pub(crate) async fn cluster_view(app: &App, id: Uuid) -> Result<ClusterView, Api
     let present = app.present_members((&cluster, &chain), &origins, now.0 as UnixMicros).await?;
     let asking = app.asking_hosts(&cluster).await?;
     let name = chain.newest().name.as_str();
-    let standbys = app.standby_explanations(&cluster, &present, name, now.0 as UnixMicros).await?;
-    let branches = app.explain_branches(&chain, &present).await?;
+    let others = explain_others(&app, (&cluster, &chain), &present, now.0 as UnixMicros).await?;
     let events = store.events(id, show::TIMELINE_EVENTS).await?;
     let generation = store.watch().generation.borrow().clone();
     let decided = matches!(cluster.phase, Phase::Committed | Phase::Formed | Phase::Retired);
@@ -290,7 +289,7 @@ pub(crate) async fn cluster_view(app: &App, id: Uuid) -> Result<ClusterView, Api
             &cluster,
             name,
             (&present, &asking),
-            (branches, standbys),
+            others,
         ),
         document: cluster
             .frozen
@@ -389,8 +388,7 @@ pub(crate) async fn explain(
     let present = app.present_members((&cluster, &chain), &origins, now.0 as UnixMicros).await?;
     let asking = app.asking_hosts(&cluster).await?;
     let name = chain.newest().name.as_str();
-    let standbys = app.standby_explanations(&cluster, &present, name, now.0 as UnixMicros).await?;
-    let branches = app.explain_branches(&chain, &present).await?;
+    let others = explain_others(&app, (&cluster, &chain), &present, now.0 as UnixMicros).await?;
     Ok(Json(ExplainResponse {
         state: convert::state(cluster.phase),
         epoch: cluster.epoch,
@@ -400,27 +398,41 @@ pub(crate) async fn explain(
             &cluster,
             name,
             (&present, &asking),
-            (branches, standbys),
+            others,
         ),
         present,
         asking,
     }))
 }
 
+/// Explains what a formed cluster's moved members and its standbys wait for.
+async fn explain_others(
+    app: &App,
+    (cluster, chain): (&Cluster, &StatementChain),
+    present: &MembersView,
+    now: UnixMicros,
+) -> Result<Vec<Explanation>, ApiError> {
+    let name = chain.newest().name.as_str();
+    let mut lines = app.explain_branches(chain, present).await?;
+    lines.extend(app.move_explanations(cluster, chain, present).await?);
+    lines.extend(app.standby_explanations(cluster, present, name, now).await?);
+    Ok(lines)
+}
+
 /// Adds what a person should know about a running cluster's members. A committed cluster that isn't
 /// formed gets no list of silent members: the reason why it isn't formed names them already.
+/// `others` are the explanations of [`explain_others`].
 fn add_member_explanations(
     mut lines: Vec<Explanation>,
     cluster: &Cluster,
     name: &str,
     (present, asking): (&MembersView, &[AskingHost]),
-    (branches, standbys): (Vec<Explanation>, Vec<Explanation>),
+    others: Vec<Explanation>,
 ) -> Vec<Explanation> {
-    lines.extend(branches);
     match cluster.phase {
         Phase::Formed => {
             lines.extend(intents::explain(present, asking, name));
-            lines.extend(standbys);
+            lines.extend(others);
         }
         Phase::Committed => {
             lines.extend(intents::explain(&MembersView::default(), asking, name));

@@ -4,11 +4,17 @@
 //! each other's from here. The service makes no decision with them: agents verify them again, and
 //! the nodes verify each other's keys.
 
+use discovery_formation::service::{Cluster, Phase};
+use discovery_types::api::{Explanation, MembersView};
+use discovery_types::digest::MemberId;
 use discovery_types::key::PublicKey;
 use discovery_types::member_address::SignedMemberAddress;
 use discovery_types::problem::Code;
+use discovery_types::statement::StatementChain;
+use discovery_types::url::NodeUrl;
 use uuid::Uuid;
 
+use super::present::member_explanation;
 use super::roster::{Roster, check_running};
 use crate::app::App;
 use crate::error::ApiError;
@@ -46,5 +52,106 @@ impl App {
         let stored = self.store.member_addresses(cluster, &keys).await?;
         // Skip damaged rows: their agents send the statements again.
         Ok(stored.iter().filter_map(|text| serde_json::from_str(text).ok()).collect())
+    }
+
+    /// Explains which members of a formed cluster have moved to an address that the cluster hasn't
+    /// recorded yet.
+    pub(crate) async fn move_explanations(
+        &self,
+        cluster: &Cluster,
+        chain: &StatementChain,
+        present: &MembersView,
+    ) -> Result<Vec<Explanation>, ApiError> {
+        if cluster.phase != Phase::Formed {
+            return Ok(Vec::new());
+        }
+        let id = Uuid::from_u128(cluster.id.0);
+        let changes = self.store.membership_changes(id).await?;
+        let roster = Roster::of(cluster, chain, &changes)?;
+        let keys: Vec<PublicKey> = roster.present_keys().copied().collect();
+        let stored = self.store.member_addresses(id, &keys).await?;
+        // Skip statements that can't be verified: agents would refuse them, too.
+        let moved = stored.iter().filter_map(|text| {
+            let signed: SignedMemberAddress = serde_json::from_str(text).ok()?;
+            let address = signed.verify(chain.newest()).ok()?.address;
+            let member = roster.member(&address.agent).ok()?;
+            Some((member.id, address.peer_urls))
+        });
+        Ok(explain_moves(present, moved))
+    }
+}
+
+/// Explains the members in `moved` whose URLs there differ from those that the cluster has recorded.
+fn explain_moves(
+    present: &MembersView,
+    moved: impl Iterator<Item = (MemberId, Vec<NodeUrl>)>,
+) -> Vec<Explanation> {
+    let explain = |(id, urls): (MemberId, Vec<NodeUrl>)| {
+        let member = present.members.iter().find(|member| member.id == id)?;
+        let urls: Vec<String> = urls.iter().map(ToString::to_string).collect();
+        let is_recorded = urls.iter().any(|url| member.peer_urls.contains(url));
+        if is_recorded || member.is_released {
+            return None;
+        }
+        let who = member.display_name();
+        let missing = format!(
+            "{who} has moved to {}, and the cluster still lists it at {}",
+            urls.join(", "),
+            member.peer_urls.join(", ")
+        );
+        let command = "wait: its agent has the cluster record the new address once there is a \
+                       leader; if this stays, look at `muster-agent status` on that host";
+        Some(member_explanation("member_moved", member, missing, command))
+    };
+    moved.filter_map(explain).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use discovery_types::api::MemberView;
+
+    use super::*;
+
+    fn member(id: u64) -> MemberView {
+        MemberView {
+            id: MemberId::new(id),
+            name: format!("db-{id}"),
+            is_learner: false,
+            is_leader: false,
+            peer_urls: vec![format!("https://10.0.0.{id}:2380")],
+            client_urls: Vec::new(),
+            last_heard_ms: Some(1),
+            is_silent: false,
+            is_awaited: false,
+            is_released: false,
+            disagreement: None,
+            last_error: None,
+            source: None,
+            bound_to: Vec::new(),
+            zone: None,
+        }
+    }
+
+    #[test]
+    fn a_move_is_explained_unless_it_is_recorded_or_its_member_is_gone_or_released() {
+        let url = |host: u8| -> Vec<NodeUrl> {
+            vec![format!("https://10.0.0.{host}:2380").parse().unwrap()]
+        };
+        let released = MemberView { is_released: true, ..member(3) };
+        let present =
+            MembersView { confirmed: true, members: vec![member(1), member(2), released] };
+        let moved = [(1, url(9)), (2, url(2)), (3, url(8)), (4, url(7))];
+        let moved = moved.into_iter().map(|(id, urls)| (MemberId::new(id), urls));
+        let lines = explain_moves(&present, moved);
+        assert_eq!(lines.len(), 1, "{lines:?}");
+        assert_eq!(
+            (lines[0].code.as_str(), &lines[0].held_by[..]),
+            ("member_moved", &["db-1".to_owned()][..])
+        );
+        assert_eq!(
+            lines[0].missing,
+            "db-1 has moved to https://10.0.0.9:2380, and the cluster still lists it at \
+             https://10.0.0.1:2380"
+        );
     }
 }

@@ -215,7 +215,7 @@ pub(crate) fn explain(view: &MembersView, name: &str) -> Vec<Explanation> {
     lines
 }
 
-fn member_explanation(
+pub(super) fn member_explanation(
     code: &str,
     member: &MemberView,
     missing: String,

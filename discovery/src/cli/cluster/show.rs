@@ -295,7 +295,12 @@ pub(super) async fn explain(
         write_asking_hosts(out, &answer.asking);
         out.line("");
         if answer.explain.is_empty() {
-            out.line("waits for nothing");
+            out.line(match answer.state {
+                ClusterState::Formed => {
+                    "waits for nothing, by the members' reports of the last five minutes"
+                }
+                _ => "waits for nothing",
+            });
         }
         write_explanations(out, &answer.explain);
     })

@@ -96,3 +96,33 @@ async fn members_publish_only_their_own_address_and_removed_ones_none() {
     assert_eq!(cluster.exchange(first, None).await.unwrap(), []);
     cluster.service.stop().await;
 }
+
+#[tokio::test]
+async fn a_member_that_moved_is_explained_until_its_cluster_has_recorded_the_address() {
+    let cluster = CommittedCluster::of(3).await;
+    let members: Vec<_> = cluster.agents.iter().map(|agent| (cluster.id(agent), false)).collect();
+    for agent in &cluster.agents {
+        cluster.report(agent, Some(3), 13, &members).await.unwrap();
+    }
+    let id = cluster.statement.cluster;
+    let explain = async || cluster.admin.explain(id).await.unwrap().explain;
+    assert_eq!(explain().await, []);
+    let first = &cluster.agents[0];
+    let own = cluster.address(first, 1, 11).await;
+    cluster.exchange(first, Some(own)).await.unwrap();
+    let lines = explain().await;
+    assert_eq!(lines.len(), 1, "{lines:?}");
+    assert_eq!(lines[0].code, "member_moved");
+    assert!(lines[0].missing.contains("moved to https://10.1.0.11:2380"), "{}", lines[0].missing);
+    assert_eq!(cluster.admin.show_cluster(id).await.unwrap().explain, lines);
+
+    for agent in &cluster.agents {
+        let raft_cluster = cluster.raft_cluster();
+        let mut report = cluster.report_request(raft_cluster, agent, Some(4), 14, &members);
+        let listed = &mut report.membership.as_mut().unwrap().members[0];
+        listed.peer_urls = vec!["https://10.1.0.11:2380".to_owned()];
+        agent.client.report(id, &report).await.unwrap();
+    }
+    assert_eq!(explain().await, []);
+    cluster.service.stop().await;
+}
