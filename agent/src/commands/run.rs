@@ -33,6 +33,7 @@ use crate::launch::node_command::{NodeKindFuture, detect_kind_in_background};
 use crate::observe::status::{Phase, StatusHandle};
 use crate::observe::{metrics, service_manager, status};
 use crate::operate::addresses::{self, HostAddressWatch};
+use crate::operate::report::StartReporter;
 use crate::operate::supervise::{self, NodeEnd};
 use crate::operate::{node_start, removal};
 use crate::retry::Retry;
@@ -490,7 +491,20 @@ impl Daemon<'_> {
             &self.settings.addressing,
         );
         if let Some(watch) = watch {
-            let waited = self.stop.run_until_cancelled(watch.wait_for_addresses(&self.board)).await;
+            let reporter = watch.waits_for().and_then(|_| StartReporter::of(&protocol));
+            let wait = async {
+                let reporting = async {
+                    match reporter {
+                        Some(reporter) => reporter.run(|| watch.waits_for()).await,
+                        None => std::future::pending().await,
+                    }
+                };
+                tokio::select! {
+                    waited = watch.wait_for_addresses(&self.board) => waited,
+                    never = reporting => match never {},
+                }
+            };
+            let waited = self.stop.run_until_cancelled(wait).await;
             // If the agent is told to stop while it waits, an adopted node must still be stopped:
             // go on to `run_node`.
             let is_running =

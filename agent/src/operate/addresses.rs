@@ -196,8 +196,9 @@ impl HostAddressWatch {
             let is_stranded = new.is_none() && !self.lost().is_empty();
             lost_since = is_stranded.then(|| lost_since.unwrap_or_else(Instant::now));
             if lost_since.is_some_and(|since| since.elapsed() >= SETTLE_TIME) && !has_warned {
-                let lost: Vec<String> = self.lost().iter().map(ToString::to_string).collect();
-                tracing::warn!("{}", self.waiting_text(&lost.join(", ")));
+                if let Some(text) = self.waits_for() {
+                    tracing::warn!("{text}");
+                }
                 has_warned = true;
             }
             found = match (new, found) {
@@ -218,13 +219,7 @@ impl HostAddressWatch {
     /// addresses for [`SETTLE_TIME`]. In the second case, returns these. A host gets its addresses
     /// some time after it has booted.
     pub(crate) async fn wait_for_addresses(&self, board: &StatusHandle) -> Option<Addresses> {
-        let lost = self.lost();
-        if lost.is_empty() {
-            return None;
-        }
-        let lost: Vec<String> = lost.iter().map(ToString::to_string).collect();
-        let lost = lost.join(", ");
-        let text = self.waiting_text(&lost);
+        let text = self.waits_for()?;
         tracing::warn!("{text}");
         board.set_phase(Phase::Launching, text);
         let returned = async {
@@ -236,6 +231,13 @@ impl HostAddressWatch {
             new = self.wait_for_move() => Some(new),
             () = returned => None,
         }
+    }
+
+    /// Returns the status text of a start that waits for lost addresses, or `None` if the host has
+    /// all of its addresses.
+    pub(crate) fn waits_for(&self) -> Option<String> {
+        let lost: Vec<String> = self.lost().iter().map(ToString::to_string).collect();
+        (!lost.is_empty()).then(|| self.waiting_text(&lost.join(", ")))
     }
 
     /// Returns the status text of a start that waits for the address `lost`. The text says how the
@@ -308,6 +310,7 @@ pub(crate) fn journal_recorded_address(protocol: &mut Protocol, recorded: &watch
 mod tests {
     use super::*;
     use crate::host::fake::FakeHost;
+    use crate::state::addresses::ListenAddresses;
 
     #[test]
     fn an_address_that_can_be_listened_on_is_not_lost_although_the_host_does_not_list_it() {
@@ -315,5 +318,29 @@ mod tests {
         let host = FakeHost { taken: vec![(address(9), 0).into()], ..FakeHost::default() };
         let usable = usable_addresses(&host, &[address(7), address(8), address(9)]);
         assert_eq!(usable, [address(7), address(8)]);
+    }
+
+    #[test]
+    fn a_wait_for_a_lost_address_names_the_address_and_what_ends_the_wait() {
+        let dir = tempfile::tempdir().unwrap();
+        let (own, lost) = (IpAddr::from([10, 0, 0, 7]), IpAddr::from([10, 0, 0, 9]));
+        let watch = |listen: IpAddr| HostAddressWatch {
+            host: Arc::new(FakeHost { taken: vec![(lost, 0).into()], ..FakeHost::default() }),
+            flags: AddressFlags::default(),
+            urls: Vec::new(),
+            journalled: Addresses {
+                peer_url: format!("https://{listen}:2380").parse().unwrap(),
+                client_url: format!("https://{listen}:2379").parse().unwrap(),
+                listen: ListenAddresses {
+                    peer: SocketAddr::new(listen, 2380),
+                    client: SocketAddr::new(listen, 2379),
+                },
+            },
+            node_dir: dir.path().to_owned(),
+        };
+        assert_eq!(watch(own).waits_for(), None);
+        let text = watch(lost).waits_for().unwrap();
+        assert!(text.starts_with("waits for the address 10.0.0.9: "), "{text}");
+        assert!(text.contains("Give the host this address"), "{text}");
     }
 }

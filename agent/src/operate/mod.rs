@@ -17,6 +17,6 @@ pub(crate) mod node_start;
 mod relocation;
 pub(crate) mod removal;
 mod renewal;
-mod report;
+pub(crate) mod report;
 pub(crate) mod service;
 pub(crate) mod supervise;

@@ -28,16 +28,20 @@ use discovery_types::digest::{self, Digest};
 use discovery_types::jws::Jws;
 use discovery_types::problem::{Code, Problem};
 use discovery_types::readmission::ReadmitRequest;
+use discovery_types::statement::StatementChain;
 use tokio::sync::{Notify, watch};
 use uuid::Uuid;
 
 use crate::cluster::{self, ClusterApiClient, ClusterMember, MemberId, MemberList, NodeStatus};
 use crate::endpoint::ClientEndpoint;
+use crate::enrol::protocol::Protocol;
 use crate::exit::error_chain;
 use crate::observe::node_log;
 use crate::operate::authorities::OwnCas;
 use crate::operate::history::HistoryWatch;
+use crate::operate::service::make_client;
 use crate::retry::{Retry, jittered};
+use crate::state::service;
 use discovery_types::text::truncate_reason;
 
 /// How often a node without a leader is asked again.
@@ -46,6 +50,10 @@ const NODE_POLL_INTERVAL: Duration = Duration::from_millis(50);
 /// How long a node may be without a leader before its last complaint is reported to discovery. The
 /// report is repeated at this interval.
 const TROUBLE_REPORT_INTERVAL: Duration = Duration::from_secs(5);
+
+/// How long the node's start must be delayed before the reason is reported to discovery. Shortly
+/// after a boot, a host gets its addresses sooner.
+const START_REPORT_DELAY: Duration = Duration::from_secs(10);
 
 /// Minimum time until an accepted report is repeated; jitter adds at most as much again.
 const REPORT_INTERVAL: Duration = MIN_REPORT_INTERVAL;
@@ -286,6 +294,51 @@ impl NodeReporter {
                 error = error_chain(&error),
                 "discovery doesn't hear of the node's trouble"
             );
+        }
+    }
+}
+
+/// Reports to discovery why this member's node isn't started.
+pub(crate) struct StartReporter {
+    client: Arc<DiscoveryClient>,
+    cluster: Uuid,
+    session: Session,
+    /// Hash of the document that this agent holds.
+    h: Digest,
+}
+
+impl StartReporter {
+    /// Builds the task from the journal. `None` if the journal lacks something.
+    pub(crate) fn of(protocol: &Protocol) -> Option<Self> {
+        let join = protocol.extras.join.as_ref()?;
+        let statements = &protocol.extras.statements;
+        let chain = StatementChain::verify_from_pin(statements, &join.statement).ok()?;
+        let known = service::read_known(&protocol.layout, &chain);
+        Some(Self {
+            client: make_client(join, &protocol.key, known.as_ref())?,
+            cluster: join.cluster,
+            session: Session { boot: protocol.agent.session.boot, nonce: protocol.nonce() },
+            h: protocol.document.as_ref()?.hash(),
+        })
+    }
+
+    /// Reports the present reason from time to time, as long as there is one. So discovery doesn't
+    /// take this member for a silent one.
+    pub(crate) async fn run(self, reason: impl Fn() -> Option<String>) -> Infallible {
+        tokio::time::sleep(START_REPORT_DELAY).await;
+        loop {
+            if let Some(reason) = reason() {
+                let detail = truncate_reason(reason);
+                let trouble = TroubleRequest { session: self.session, h: self.h, detail };
+                let told = self.client.report_missing_leader(self.cluster, &trouble).await;
+                if let Err(error) = told {
+                    tracing::debug!(
+                        error = error_chain(&error),
+                        "discovery doesn't hear why the node isn't started"
+                    );
+                }
+            }
+            tokio::time::sleep(jittered(REPORT_INTERVAL)).await;
         }
     }
 }
