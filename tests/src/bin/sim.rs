@@ -13,6 +13,9 @@ use clap::Parser;
 use muster_tests::sim::{Campaign, SimulationOptions, campaign, replay};
 use serde_json::json;
 
+/// Number of histories after which a run with a time limit looks at the clock.
+const HISTORIES_PER_LOOK: u64 = 100;
+
 /// Runs seeded histories until one breaks an invariant.
 #[derive(Parser)]
 #[command(version)]
@@ -20,6 +23,9 @@ struct SimArguments {
     /// Number of histories to run.
     #[arg(long, default_value_t = 20_000)]
     histories: u64,
+    /// Stop after this many seconds, and report the histories that ran.
+    #[arg(long)]
+    seconds: Option<u64>,
     /// Seed of the first history.
     #[arg(long, default_value_t = 1)]
     first: u64,
@@ -55,17 +61,35 @@ fn main() -> ExitCode {
             let failure = outcome.result.is_err().then_some(outcome);
             Campaign { histories: 1, total, failure }
         }
-        None => {
-            campaign(arguments.first, arguments.histories, arguments.threads, options, |done| {
-                if done % 500 == 0 {
-                    let rate = done as f64 / started.elapsed().as_secs_f64();
-                    eprintln!("{done} histories, {rate:.0}/s");
-                }
-            })
-        }
+        None => run_histories(&arguments, options, started),
     };
     print_report(&found, started, arguments.json);
     if found.failure.is_some() { ExitCode::FAILURE } else { ExitCode::SUCCESS }
+}
+
+/// Runs all histories, or those for which there is time.
+fn run_histories(
+    arguments: &SimArguments,
+    options: SimulationOptions,
+    started: Instant,
+) -> Campaign {
+    let mut all = Campaign::default();
+    let is_over =
+        || arguments.seconds.is_some_and(|seconds| started.elapsed().as_secs() >= seconds);
+    while all.histories < arguments.histories && all.failure.is_none() && !is_over() {
+        let (before, left) = (all.histories, arguments.histories - all.histories);
+        let count = arguments.seconds.map_or(left, |_| left.min(HISTORIES_PER_LOOK));
+        let progress = |done: u64| {
+            let done = before + done;
+            if done % 500 == 0 {
+                let rate = done as f64 / started.elapsed().as_secs_f64();
+                eprintln!("{done} histories, {rate:.0}/s");
+            }
+        };
+        let first = arguments.first + before;
+        all = all.merge(campaign(first, count, arguments.threads, options, progress));
+    }
+    all
 }
 
 fn print_report(found: &Campaign, started: Instant, as_json: bool) {
@@ -90,6 +114,8 @@ fn print_report(found: &Campaign, started: Instant, as_json: bool) {
             "reads": total.reads,
             "crashes": total.crashes,
             "disk_failures": total.disk_failures,
+            "amnesia": total.amnesia,
+            "membership_changes": total.membership_changes,
             "snapshots": total.snapshots,
             "interrupted_installs": total.interrupted_installs,
             "torn": total.torn,

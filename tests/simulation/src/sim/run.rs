@@ -107,7 +107,9 @@ impl Campaign {
         }
     }
 
-    fn merge(mut self, other: Self) -> Self {
+    /// Adds the histories of `other` to these.
+    #[must_use]
+    pub fn merge(mut self, other: Self) -> Self {
         self.histories += other.histories;
         self.total = sum(self.total, other.total);
         let failures = [self.failure.take(), other.failure];
