@@ -108,6 +108,9 @@ struct ExploreArguments {
     /// for random walks.
     #[arg(long, default_value_t = 120)]
     minutes: u64,
+    /// Only walk at random, for this many seconds, with all faults of the full bounds.
+    #[arg(long)]
+    walk_seconds: Option<u64>,
     /// Stop at this much resident memory, in MiB.
     #[arg(long, default_value_t = 8192)]
     memory: u64,
@@ -189,6 +192,9 @@ struct ExploredConfig {
 
 fn main() -> ExitCode {
     let arguments = ExploreArguments::parse();
+    if let Some(seconds) = arguments.walk_seconds {
+        return walk_only(&arguments, Duration::from_secs(seconds));
+    }
     let began = Instant::now();
     let time = Duration::from_secs(arguments.minutes * 60);
     let walking = time / WALK_TIME_DIVISOR;
@@ -230,6 +236,18 @@ fn main() -> ExitCode {
         print_closing(&explored, &walks);
     }
     if violated || walks.found.is_some() { ExitCode::from(1) } else { ExitCode::SUCCESS }
+}
+
+/// Walks at random without an exploration before it.
+fn walk_only(arguments: &ExploreArguments, time: Duration) -> ExitCode {
+    let config = ExplorationConfig::full();
+    let walks = walk_at_random(&config, arguments.seed, time, arguments.threads);
+    if arguments.json {
+        print_json(&[], &walks);
+    } else {
+        print_closing(&[], &walks);
+    }
+    if walks.found.is_some() { ExitCode::from(1) } else { ExitCode::SUCCESS }
 }
 
 fn show_progress(progress: SearchProgress) {
