@@ -118,7 +118,8 @@ fn check_scenario(
     });
     let report = report.with_context(again)?;
     println!(
-        "{name}: seed {seed}, {recorded:?}, judged in {:?}: {report:?}",
+        "{name}: seed {seed}, {} faults, {recorded:?}, judged in {:?}: {report:?}",
+        faults.len(),
         began.elapsed() - recorded
     );
     ensure!(report.unknown > 0, "every outcome is known: {report:?}; {}", again());
