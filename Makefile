@@ -4,7 +4,7 @@ SHELL := /bin/bash
 CARGO ?= cargo
 export CARGO_TERM_COLOR ?= auto
 
-.PHONY: help setup build release demo test dist test-packages test-upgrade test-first-cluster test-monitoring test-examples kubernetes clients schemathesis verify audit sim explore fuzz-etcd fuzz mutants bench bench-discovery clean
+.PHONY: help setup build release demo test dist test-packages test-upgrade test-first-cluster test-monitoring test-examples kubernetes clients schemathesis verify audit sim explore fuzz-etcd fuzz mutants campaign bench bench-discovery clean
 
 help: ## show this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -88,6 +88,11 @@ fuzz: ## bytes from outside, changed at random and guided by coverage, to one de
 
 mutants: setup ## a hundred small bugs that no tool would make, one at a time: which of them do the tests find? ONLY=4xx,110,601-618 or FILE=watch (tests/mutants/watch.txt)
 	$(CARGO) run -q -p muster-tests --bin mutants --locked -- $(if $(ONLY),--only $(ONLY)) $(if $(FILE),--file $(FILE)) $(ARGS)
+
+campaign: release ## all searches for faults in turns, then known bugs put back, and a report in target/campaign/REPORT.md: TIME=4h ARGS=--help
+	@fuzz=; if command -v c++ >/dev/null && (cd fuzz && RUSTFLAGS="$(COVERAGE)" $(CARGO) build -q --locked --target $(HOST) --bins); then \
+	  fuzz="--fuzz fuzz/target/$(HOST)/debug"; fi; \
+	  exec target/release/campaign --time $(or $(TIME),4h) $$fuzz $(ARGS)
 
 bench: release ## muster-node beside stock etcd, same client, same run (ARGS='--mode reconfigure': while members change; '--mode services': what watches, leases, keys, users cost)
 	@target/release/bench $(ARGS)

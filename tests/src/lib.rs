@@ -3,6 +3,7 @@
 
 pub mod bench;
 pub mod bench_discovery;
+pub mod campaign;
 pub mod client;
 pub mod demo;
 pub mod fuzz_etcd;

@@ -1,0 +1,133 @@
+//! `make campaign`: runs all searches for faults in turns, and writes a report.
+
+#![allow(
+    clippy::print_stdout,
+    clippy::print_stderr,
+    reason = "a command line: the result goes to stdout, progress to stderr"
+)]
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use anyhow::{Context as _, Result, ensure};
+use clap::Parser;
+use muster_tests::campaign::child::ChildRunner;
+use muster_tests::campaign::plan::{SearchKind, parse_time};
+use muster_tests::campaign::programs::CampaignPrograms;
+use muster_tests::campaign::report::CampaignReport;
+use muster_tests::campaign::run::{CampaignOptions, run};
+use muster_tests::campaign::searches::SEEDS_PER_RUN;
+use rustix::process::{getpid, set_child_subreaper};
+use tokio::runtime::Runtime;
+use tokio::signal::unix::{SignalKind, signal};
+
+/// Release programs that a campaign runs.
+const PROGRAMS: [&str; 4] = ["sim", "explore", "fuzz-etcd", "mutants"];
+
+/// Looks for faults with all searches in turns, puts known bugs back, and writes a report.
+#[derive(Parser)]
+#[command(
+    version,
+    after_help = "Exit code 0: nothing was found, and each bug put back was found. 1: something \
+                  was found, or a bug put back was not. 2: wrong usage, or the campaign could not \
+                  begin."
+)]
+struct CampaignArguments {
+    /// Time of the campaign, without builds: 4h, 90m, 45s, 1h30m. A third of it is for bugs put
+    /// back, if that is at least 30 minutes.
+    #[arg(long, default_value = "4h", value_parser = parse_time)]
+    time: Duration,
+    /// File for the report.
+    #[arg(long, default_value = "target/campaign/REPORT.md")]
+    report: PathBuf,
+    /// Print the report as JSON, too.
+    #[arg(long)]
+    json: bool,
+    /// First seed [default: taken from the clock, so that each campaign has seeds of its own].
+    #[arg(long)]
+    seed: Option<u64>,
+    /// Run only these searches.
+    #[arg(long, value_delimiter = ',')]
+    search: Vec<SearchKind>,
+    /// Put no bugs back.
+    #[arg(long)]
+    without_bugs: bool,
+    /// Folder of built fuzz targets [default: none, which skips the decoders].
+    #[arg(long)]
+    fuzz: Option<PathBuf>,
+}
+
+fn main() -> ExitCode {
+    match run_campaign(&CampaignArguments::parse()) {
+        Ok(report) if report.is_clean() => ExitCode::SUCCESS,
+        Ok(_) => ExitCode::FAILURE,
+        Err(error) => {
+            eprintln!("campaign: {error:#}");
+            ExitCode::from(2)
+        }
+    }
+}
+
+fn run_campaign(arguments: &CampaignArguments) -> Result<CampaignReport> {
+    let root = std::env::current_dir()?;
+    ensure!(root.join("tests/mutants").is_dir(), "run it in the workspace's root");
+    let own = std::env::current_exe()?;
+    let folder = own.parent().context("this program lies in a folder")?;
+    for program in PROGRAMS {
+        let path = folder.join(program);
+        ensure!(path.exists(), "{} is not built: run `make release`", path.display());
+    }
+    let now = SystemTime::now().duration_since(UNIX_EPOCH)?.as_secs();
+    let chosen = arguments.search.clone();
+    let options = CampaignOptions {
+        time: arguments.time,
+        // The simulation uses the most seeds of all searches, but fewer than this in a second.
+        seed: arguments.seed.unwrap_or(now * SEEDS_PER_RUN),
+        searches: if chosen.is_empty() { SearchKind::ALL.to_vec() } else { chosen },
+        puts_bugs_back: !arguments.without_bugs,
+    };
+    let logs = root.join("target/campaign/logs");
+    if logs.exists() {
+        fs_err::remove_dir_all(&logs)?;
+    }
+    fs_err::create_dir_all(&logs)?;
+    if let Some(parent) = arguments.report.parent() {
+        fs_err::create_dir_all(parent)?;
+    }
+    let runtime =
+        tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build()?;
+    let interrupted = note_signals(&runtime)?;
+    // Processes whose parents are killed become children of this one, which ends them.
+    set_child_subreaper(Some(getpid()))?;
+    let say = |text: &str| eprintln!("{text}");
+    let runner =
+        ChildRunner { logs: &logs, interrupted: &interrupted, adopts_orphans: true, say: &say };
+    let programs = CampaignPrograms::build(&runner, &root, folder, arguments.fuzz.as_deref())?;
+    let report = run(&runner, &programs, &options);
+    fs_err::write(&arguments.report, report.markdown())?;
+    eprintln!("{} See {}.", report.summary(), arguments.report.display());
+    if arguments.json {
+        println!("{}", serde_json::to_string_pretty(&report)?);
+    }
+    Ok(report)
+}
+
+/// Returns a flag that SIGINT and SIGTERM set.
+fn note_signals(runtime: &Runtime) -> Result<Arc<AtomicBool>> {
+    let interrupted = Arc::new(AtomicBool::new(false));
+    let _entered = runtime.enter();
+    let mut terminate = signal(SignalKind::terminate())?;
+    let mut interrupt = signal(SignalKind::interrupt())?;
+    let flag = interrupted.clone();
+    runtime.spawn(async move {
+        tokio::select! {
+            _ = terminate.recv() => {}
+            _ = interrupt.recv() => {}
+        }
+        flag.store(true, Ordering::Relaxed);
+    });
+    Ok(interrupted)
+}

@@ -1,0 +1,84 @@
+//! Ends the processes that a child has started, and removes what they leave behind.
+
+use std::collections::BTreeMap;
+use std::process::{Child, Command};
+use std::time::Duration;
+
+use rustix::process::{Pid, Signal, WaitOptions, waitpid};
+
+use crate::harness::process::send_signal;
+
+/// Number of attempts to end the processes that a child left behind.
+const MAX_SWEEPS: usize = 100;
+/// Time between two of these attempts.
+const SWEEP_INTERVAL: Duration = Duration::from_millis(50);
+
+/// Kills a child and all processes that it has started, whatever process groups they are in.
+pub(super) fn stop(child: &mut Child) {
+    let started = descendants(child.id());
+    send_signal(child.id(), Signal::KILL);
+    // The child may have ended before.
+    let _ = child.wait();
+    for process in started {
+        send_signal(process, Signal::KILL);
+    }
+}
+
+/// Returns the parent of each process that exists now.
+fn parents() -> BTreeMap<u32, u32> {
+    let mut found = BTreeMap::new();
+    for entry in fs_err::read_dir("/proc").into_iter().flatten().flatten() {
+        let Some(id) = entry.file_name().to_str().and_then(|name| name.parse::<u32>().ok()) else {
+            continue;
+        };
+        let stat = fs_err::read_to_string(entry.path().join("stat")).unwrap_or_default();
+        // The name in parentheses may contain anything, so only the text behind it is read.
+        let fields = stat.rsplit(')').next().unwrap_or_default();
+        let parent = fields.split_whitespace().nth(1).and_then(|parent| parent.parse().ok());
+        if let Some(parent) = parent {
+            found.insert(id, parent);
+        }
+    }
+    found
+}
+
+/// Returns all processes that `ancestor` has started, directly or through others.
+fn descendants(ancestor: u32) -> Vec<u32> {
+    let all = parents();
+    let mut found = vec![ancestor];
+    let mut next = 0;
+    while let Some(&parent) = found.get(next) {
+        found.extend(all.iter().filter(|(_, its)| **its == parent).map(|(id, _)| *id));
+        next += 1;
+    }
+    found.split_off(1)
+}
+
+/// Kills all processes that this one has started or adopted.
+pub(super) fn end_orphans() {
+    for _ in 0..MAX_SWEEPS {
+        let left = descendants(std::process::id());
+        if left.is_empty() {
+            return;
+        }
+        for process in left {
+            send_signal(process, Signal::KILL);
+            // Only a direct child can be reaped; the others become direct children.
+            if let Some(id) = i32::try_from(process).ok().and_then(Pid::from_raw) {
+                let _ = waitpid(Some(id), WaitOptions::NOHANG);
+            }
+        }
+        std::thread::sleep(SWEEP_INTERVAL);
+    }
+}
+
+/// Removes the network namespaces of a killed test. Their names contain the test's process id.
+pub(super) fn remove_namespaces(process: u32) {
+    let prefix = format!("mu{process}x");
+    for entry in fs_err::read_dir("/run/netns").into_iter().flatten().flatten() {
+        let name = entry.file_name();
+        if name.to_str().is_some_and(|name| name.starts_with(&prefix)) {
+            let _ = Command::new("ip").args(["netns", "del"]).arg(&name).output();
+        }
+    }
+}
