@@ -1,6 +1,7 @@
 //! Commands of `muster-node` other than running a member. They examine data directories, and save,
 //! examine and restore snapshots. Results go to standard output, everything else to standard error.
 
+mod connection;
 mod data;
 mod save;
 mod snapshot;

@@ -6,26 +6,23 @@ use std::{
     io::{self, BufReader, Write as _},
     os::unix::fs::OpenOptionsExt as _,
     path::{Path, PathBuf},
-    sync::Arc,
     time::{Duration, Instant},
 };
 
 use clap::Args;
-use hyper_util::rt::TokioIo;
-use node_engine::tls::{ClientFiles, TlsError, client_config};
 use node_proto::etcdserverpb::{SnapshotRequest, maintenance_client::MaintenanceClient};
 use node_state::{
     disk::{Disk as _, RealDisk},
     etcd_file::{EtcdFile, EtcdFileError, HashCheck},
 };
-use rustls::pki_types::ServerName;
-use tokio::net::TcpStream;
-use tonic::transport::{Channel, Endpoint, Uri};
+use tonic::transport::Channel;
 
-use super::{FAILED, USAGE, print, print_error, print_to_stderr};
+use super::{
+    FAILED, USAGE,
+    connection::{ClientTls, ConnectError, connect},
+    print, print_error, print_to_stderr,
+};
 
-/// Timeout of a connection attempt.
-const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 /// Maximum time to wait for the next chunk of a snapshot. The member determines the snapshot's size
 /// before it sends the first chunk, which takes time.
 const CHUNK_TIMEOUT: Duration = Duration::from_secs(60);
@@ -61,17 +58,11 @@ pub(super) struct SaveArgs {
 }
 
 #[derive(Debug, thiserror::Error)]
-enum SaveError {
+pub(super) enum SaveError {
     #[error("snapshot must be requested to one selected node, not multiple {0:?}")]
     ManyEndpoints(Vec<String>),
-    #[error("{0:?} is not the URL of a member: http://HOST:PORT or https://HOST:PORT")]
-    Url(String),
-    #[error("an https endpoint needs --cacert, which says whose certificate to trust")]
-    NoCa,
     #[error(transparent)]
-    Tls(#[from] TlsError),
-    #[error("cannot connect to {0}")]
-    Connect(String, #[source] tonic::transport::Error),
+    Connect(#[from] ConnectError),
     #[error("{0}: {1}")]
     Rpc(tonic::Code, String),
     #[error("nothing came for {} s", CHUNK_TIMEOUT.as_secs())]
@@ -87,6 +78,17 @@ enum SaveError {
         #[source]
         source: io::Error,
     },
+}
+
+impl SaveError {
+    /// Whether the command line is wrong.
+    pub(super) fn is_usage(&self) -> bool {
+        match self {
+            Self::ManyEndpoints(_) | Self::NotARegularFile(_) => true,
+            Self::Connect(error) => error.is_usage(),
+            Self::Rpc(..) | Self::Stalled | Self::Damaged(_) | Self::File { .. } => false,
+        }
+    }
 }
 
 impl From<tonic::Status> for SaveError {
@@ -108,43 +110,50 @@ pub(super) fn run(command: &SaveArgs) -> u8 {
         Ok(()) => print(&format!("Snapshot saved at {}", command.file.display())),
         Err(error) => {
             print_error(&error);
-            match error {
-                SaveError::ManyEndpoints(_)
-                | SaveError::Url(_)
-                | SaveError::NoCa
-                | SaveError::NotARegularFile(_) => USAGE,
-                _ => FAILED,
-            }
+            if error.is_usage() { USAGE } else { FAILED }
         }
     }
 }
 
 async fn save(command: &SaveArgs) -> Result<(), SaveError> {
-    let target = &command.file;
-    // A rename would replace a device file by the snapshot, so only regular files and symbolic
-    // links may be replaced.
+    ensure_regular_file(&command.file)?;
+    let endpoints: Vec<String> = command.endpoints.split(',').map(str::to_owned).collect();
+    let [url] = endpoints.as_slice() else { return Err(SaveError::ManyEndpoints(endpoints)) };
+    let tls = ClientTls {
+        ca_flag: "--cacert",
+        ca: command.cacert.clone(),
+        own: command.cert.clone().zip(command.key.clone()),
+    };
+    save_to(connect(url, &tls).await?, &command.file).await?;
+    Ok(())
+}
+
+/// Refuses a target that exists and is neither a regular file nor a symbolic link. A rename would
+/// replace a device file by the snapshot.
+pub(super) fn ensure_regular_file(target: &Path) -> Result<(), SaveError> {
     if target.symlink_metadata().is_ok_and(|found| !found.is_file() && !found.is_symlink()) {
-        return Err(SaveError::NotARegularFile(target.clone()));
+        return Err(SaveError::NotARegularFile(target.to_owned()));
     }
-    let channel = connect(command).await?;
+    Ok(())
+}
+
+/// Saves a snapshot of the member behind `channel` as the file `target`. Returns the snapshot's
+/// newest revision.
+pub(super) async fn save_to(channel: Channel, target: &Path) -> Result<i64, SaveError> {
     let name = target.file_name().unwrap_or_default().to_string_lossy().into_owned();
     let aside = target.with_file_name(format!(".{name}.part-{}", std::process::id()));
-    let failed = |action, path: &Path| {
-        let path = path.to_owned();
-        move |source| SaveError::File { action, path, source }
-    };
     let mut options = OpenOptions::new();
     options.write(true).create_new(true).mode(0o600);
     let mut file = options.open(&aside).map_err(failed("make", &aside))?;
     let received = async {
         receive(channel, &mut file, &aside).await?;
         file.sync_all().map_err(failed("sync", &aside))?;
-        let whole = File::open(&aside).map_err(failed("read", &aside))?;
-        EtcdFile::open(BufReader::new(whole), HashCheck::Required)?;
+        let revision = snapshot_revision(&aside)?;
         std::fs::rename(&aside, target).map_err(failed("give its name to", target))?;
         let folder = target.parent().filter(|folder| !folder.as_os_str().is_empty());
         let folder = folder.unwrap_or(Path::new("."));
-        RealDisk.sync_dir(folder).map_err(failed("sync", folder))
+        RealDisk.sync_dir(folder).map_err(failed("sync", folder))?;
+        Ok::<_, SaveError>(revision)
     };
     let received = received.await;
     if received.is_err() {
@@ -152,6 +161,17 @@ async fn save(command: &SaveArgs) -> Result<(), SaveError> {
         let _ = std::fs::remove_file(&aside);
     }
     received
+}
+
+/// Checks the hash of a snapshot file, and returns its newest revision.
+pub(super) fn snapshot_revision(file: &Path) -> Result<i64, SaveError> {
+    let whole = muster_files::open_named(file).map_err(failed("read", file))?;
+    Ok(EtcdFile::open(BufReader::new(whole), HashCheck::Required)?.summary().revision)
+}
+
+fn failed(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> SaveError + use<> {
+    let path = path.to_owned();
+    move |source| SaveError::File { action, path, source }
 }
 
 async fn receive(channel: Channel, file: &mut File, path: &Path) -> Result<(), SaveError> {
@@ -163,11 +183,7 @@ async fn receive(channel: Channel, file: &mut File, path: &Path) -> Result<(), S
     loop {
         let next = tokio::time::timeout(CHUNK_TIMEOUT, chunks.message()).await;
         let Some(chunk) = next.map_err(|_| SaveError::Stalled)?? else { return Ok(()) };
-        file.write_all(&chunk.blob).map_err(|source| SaveError::File {
-            action: "write",
-            path: path.to_owned(),
-            source,
-        })?;
+        file.write_all(&chunk.blob).map_err(failed("write", path))?;
         bytes += chunk.blob.len() as u64;
         if Instant::now() >= told {
             told = Instant::now() + PROGRESS_INTERVAL;
@@ -178,41 +194,5 @@ async fn receive(channel: Channel, file: &mut File, path: &Path) -> Result<(), S
                 mib(chunk.remaining_bytes)
             ));
         }
-    }
-}
-
-async fn connect(command: &SaveArgs) -> Result<Channel, SaveError> {
-    let endpoints: Vec<String> = command.endpoints.split(',').map(str::to_owned).collect();
-    let [url] = endpoints.as_slice() else { return Err(SaveError::ManyEndpoints(endpoints)) };
-    let url = if url.contains("://") { url.clone() } else { format!("http://{url}") };
-    let wrong = || SaveError::Url(url.clone());
-    let uri: Uri = url.parse().map_err(|_| wrong())?;
-    let host = uri.host().ok_or_else(wrong)?.trim_matches(['[', ']']).to_owned();
-    let endpoint = Endpoint::from(uri.clone()).connect_timeout(CONNECT_TIMEOUT);
-    let failed = |error| SaveError::Connect(url.clone(), error);
-    match uri.scheme_str() {
-        Some("http") => endpoint.connect().await.map_err(failed),
-        Some("https") => {
-            let ca = command.cacert.clone().ok_or(SaveError::NoCa)?;
-            let own = command.cert.clone().zip(command.key.clone());
-            let config = client_config(&ClientFiles { ca, own }, b"h2")?;
-            let address =
-                format!("{}:{}", uri.host().unwrap_or_default(), uri.port_u16().unwrap_or(443));
-            let name = ServerName::try_from(host).map_err(|_| wrong())?;
-            // TLS is added by the connector below. With an https address the library would add TLS
-            // a second time.
-            let plain = Endpoint::from_shared(format!("http://{address}")).map_err(failed)?;
-            let dial = tower::service_fn(move |_: Uri| {
-                let (config, address, name) = (Arc::clone(&config), address.clone(), name.clone());
-                async move {
-                    let stream = TcpStream::connect(address).await?;
-                    let tls = tokio_rustls::TlsConnector::from(config);
-                    Ok::<_, io::Error>(TokioIo::new(tls.connect(name, stream).await?))
-                }
-            });
-            let plain = plain.connect_timeout(CONNECT_TIMEOUT);
-            plain.connect_with_connector(dial).await.map_err(failed)
-        }
-        _ => Err(wrong()),
     }
 }
