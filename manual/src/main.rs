@@ -85,6 +85,7 @@ mod tests {
             ("muster-discovery-cluster-rotate-ca", "rotate\\-ca demo"),
             ("muster-node", "\\-\\-quota\\-backend\\-bytes"),
             ("muster-node-snapshot-restore", "\\-\\-data\\-dir"),
+            ("muster-node-move", "\\-\\-freeze"),
         ] {
             let page = read(&format!("man1/{page}.1"));
             assert!(page.contains(text), "{text}: {page}");

@@ -14,11 +14,12 @@ const LIMIT: Duration = Duration::from_secs(60);
 /// Memory limit in KiB, which stops a program that reads a device without end.
 const MEMORY_LIMIT_KIB: u32 = 8 << 20;
 
-const FILE_COMMANDS: [&str; 13] = [
+const FILE_COMMANDS: [&str; 14] = [
     "muster-node snapshot status FILE",
     "muster-node snapshot restore FILE --data-dir OUT",
     "muster-node snapshot restore FILE --from-etcd --initial-cluster-token=t --data-dir OUT",
     "muster-node snapshot save --endpoints https://127.0.0.1:1 --cacert FILE OUT",
+    "muster-node compare --source https://127.0.0.1:1 --source-cacert FILE --target 127.0.0.1:1",
     "muster-node --data-dir OUT --muster-document FILE",
     "muster-node --data-dir OUT --listen-client-urls https://127.0.0.1:0 \
      --advertise-client-urls https://127.0.0.1:1 --cert-file FILE --key-file FILE",

@@ -1,8 +1,13 @@
-//! Commands of `muster-node` other than running a member. They examine data directories, and save,
-//! examine and restore snapshots. Results go to standard output, everything else to standard error.
+//! Commands of `muster-node` other than running a member. They examine data directories, save,
+//! examine and restore snapshots, compare two clusters, and guide a move between them. Results go to
+//! standard output, everything else to standard error.
 
+mod cluster;
+mod compare;
+mod comparison;
 mod connection;
 mod data;
+mod moving;
 mod save;
 mod snapshot;
 
@@ -35,6 +40,32 @@ enum ToolCommand {
     /// Save, examine and restore snapshots, in etcd's format.
     #[command(subcommand)]
     Snapshot(snapshot::SnapshotCommand),
+    /// Compare every key of two running clusters.
+    #[command(
+        long_about = "Compares every key of two running clusters, each at one revision: value, \
+            version, create and modification revision, and whether the key's lease exists. The keys \
+            are read in pages, so memory stays small. The first differences are printed, without \
+            values. Changes after the compared revision are counted, and don't count as differences.",
+        after_long_help = "EXIT CODES\n  \
+            0  equal    1  different, or a cluster can't be read    2  wrong usage"
+    )]
+    Compare(Box<compare::CompareArgs>),
+    /// Move a running cluster's data to another cluster, step by step.
+    #[command(
+        long_about = "Moves a running cluster's data to another cluster, from etcd to muster-node or \
+            back. It checks that the source is healthy and takes no writes, saves its snapshot, and \
+            prints the command that restores it on each host of the target. Then it waits until you \
+            have started the target, compares every key, and says for how many seconds the data was \
+            read-only. After an interruption, run it again: the snapshot file is found.",
+        after_long_help = "STOPPING THE WRITES\n  \
+            --freeze raises the source's NOSPACE alarm: no member takes puts any more, and clients \
+            get `etcdserver: mvcc: database space exceeded`. Deletions are not stopped, but found: \
+            then the move fails. `etcdctl alarm disarm` lets the source take writes again. The \
+            target takes writes as soon as all keys are equal.\n\n\
+            EXIT CODES\n  \
+            0  moved    1  failed, or a key differs    2  wrong usage"
+    )]
+    Move(Box<moving::MoveArgs>),
 }
 
 /// Returns the description of these commands.
@@ -46,13 +77,16 @@ pub(crate) fn command() -> clap::Command {
 /// `None` if `args` contain no command. In that case the caller runs a member.
 #[must_use]
 pub fn run(args: &[String]) -> Option<u8> {
-    if !matches!(args.first().map(String::as_str), Some("data" | "snapshot")) {
+    let command = args.first().map(String::as_str);
+    if !matches!(command, Some("data" | "snapshot" | "compare" | "move")) {
         return None;
     }
     let args = std::iter::once("muster-node".to_owned()).chain(args.iter().cloned());
     Some(match CommandLine::try_parse_from(args) {
         Ok(CommandLine { command: ToolCommand::Data(command) }) => data::run(&command),
         Ok(CommandLine { command: ToolCommand::Snapshot(command) }) => snapshot::run(&command),
+        Ok(CommandLine { command: ToolCommand::Compare(args) }) => compare::run(&args),
+        Ok(CommandLine { command: ToolCommand::Move(args) }) => moving::run(&args),
         Err(error) => {
             let code = if error.use_stderr() { USAGE } else { 0 };
             // If printing fails, there is no other place to report that.

@@ -14,6 +14,8 @@ pub fn help() -> String {
         "Usage:\n\n  muster-node [flags]\n    Start a member of a replicated key-value store that speaks etcd's v3 API.\n\n\
          \x20 muster-node data status DIR [--json]\n    Show the cluster and member of a data directory, where its log ends, and its problems.\n\n\
          \x20 muster-node snapshot save|status|restore FILE [flags]\n    Save, examine and restore snapshots, in etcd's format: see muster-node snapshot --help.\n\n\
+         \x20 muster-node compare --source URLS --target URLS [flags]\n    Compare every key of two running clusters: see muster-node compare --help.\n\n\
+         \x20 muster-node move FILE --source URLS --target URLS --initial-cluster NAME=URL,... [flags]\n    Move a running cluster's data to another cluster, step by step: see muster-node move --help.\n\n\
          \x20 muster-node --version\n    Show the version.\n\n\
          A first member, alone:\n\n\
          \x20 muster-node --name one --data-dir ./one\n\n\

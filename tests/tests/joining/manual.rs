@@ -15,8 +15,8 @@ const SECTIONS: [(&str, &str); 6] = [
     ("docs/members.md", "## By hand: look first"),
     ("docs/metrics.md", "## Look by hand"),
     ("docs/other-recovery.md", "## From a snapshot"),
-    ("docs/etcd.md", "## From etcd"),
-    ("docs/etcd.md", "## To etcd"),
+    ("docs/etcd.md", "## By hand, from etcd"),
+    ("docs/etcd.md", "## By hand, to etcd"),
     ("docs/space.md", "## Make room"),
 ];
 

@@ -1,0 +1,413 @@
+//! Reads of a whole cluster through one of its members, over etcd's API. They are what the
+//! comparison of two clusters and the move of a cluster need.
+
+use std::collections::{BTreeSet, VecDeque};
+use std::time::Duration;
+
+use bytes::Bytes;
+use futures_util::{StreamExt as _, stream};
+use node_engine::causes::error_chain;
+use node_proto::etcdserverpb::{
+    AlarmMember, AlarmRequest, AlarmType, HashKvRequest, LeaseLeasesRequest, RangeRequest,
+    StatusRequest, StatusResponse, WatchCreateRequest, WatchRequest, alarm_request::AlarmAction,
+    kv_client::KvClient, lease_client::LeaseClient, maintenance_client::MaintenanceClient,
+    watch_client::WatchClient, watch_request::RequestUnion,
+};
+use node_proto::mvccpb::{Event, KeyValue, event::EventType};
+use prost::Message as _;
+use tonic::transport::Channel;
+use tonic::{Code, Response, Status};
+
+use super::connection::{ClientTls, ConnectError, connect};
+
+/// Maximum time to wait for an answer, and for the next message of a watch.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(60);
+/// Maximum size of an answer in bytes. A page of keys that is larger is requested again with fewer
+/// keys.
+const MAX_ANSWER_BYTES: usize = 64 << 20;
+/// Wanted size of a page of keys in bytes.
+const PAGE_BYTES: usize = 4 << 20;
+/// Maximum number of keys in a page.
+const MAX_PAGE_KEYS: i64 = 10_000;
+/// Number of keys in the first page, when the size of the values isn't known yet.
+const FIRST_PAGE_KEYS: i64 = 100;
+/// How often leases and changes are read again if the cluster changed meanwhile. After that, the
+/// last result counts, in which the end of a lease may look like a client's deletion.
+const MAX_READS: u32 = 10;
+
+/// First possible key, and the end of a range that means all keys from its start on.
+const ZERO_BYTE: Bytes = Bytes::from_static(&[0]);
+/// Name of a watch in errors.
+const CHANGES: &str = "changes of keys";
+
+#[derive(Debug, thiserror::Error)]
+pub(super) enum ClusterReadError {
+    #[error(transparent)]
+    Connect(#[from] ConnectError),
+    #[error("no member can serve requests: {0}")]
+    NoMember(String),
+    #[error("{url} refused the request for {what}: {code}: {text}")]
+    Refused { url: String, what: &'static str, code: Code, text: String },
+    #[error("{url} did not answer the request for {what} within {} s", ANSWER_TIMEOUT.as_secs())]
+    Late { url: String, what: &'static str },
+}
+
+impl ClusterReadError {
+    /// Whether the command line is wrong.
+    pub(super) fn is_usage(&self) -> bool {
+        match self {
+            Self::Connect(error) => error.is_usage(),
+            Self::NoMember(_) | Self::Refused { .. } | Self::Late { .. } => false,
+        }
+    }
+}
+
+/// Client URLs of a cluster's members, and the TLS files for them.
+#[derive(Clone, Debug)]
+pub(super) struct ClusterAddress {
+    pub urls: Vec<String>,
+    pub tls: ClientTls,
+}
+
+/// A connection to one member, through which its cluster is read.
+pub(super) struct ClusterReader {
+    /// Client URL of the member.
+    pub url: String,
+    pub cluster_id: u64,
+    pub member_id: u64,
+    channel: Channel,
+}
+
+impl ClusterReader {
+    /// Connects to the first member that can serve linearizable reads.
+    pub(super) async fn connect(address: &ClusterAddress) -> Result<Self, ClusterReadError> {
+        let mut failures = Vec::new();
+        for url in &address.urls {
+            match Self::connect_to(url, &address.tls).await {
+                Ok((_, status)) if status.leader == 0 => {
+                    failures.push(format!("{url}: it knows no leader"));
+                }
+                Ok((_, status)) if status.is_learner => {
+                    failures.push(format!("{url}: it is a learner"));
+                }
+                Ok((reader, _)) => return Ok(reader),
+                Err(error) if error.is_usage() => return Err(error),
+                Err(error) => failures.push(format!("{url}: {}", error_chain(&error))),
+            }
+        }
+        Err(ClusterReadError::NoMember(failures.join("; ")))
+    }
+
+    /// Connects to the member at `url`, and returns its status too.
+    pub(super) async fn connect_to(
+        url: &str,
+        tls: &ClientTls,
+    ) -> Result<(Self, StatusResponse), ClusterReadError> {
+        let channel = connect(url, tls).await?;
+        let mut reader = Self { url: url.to_owned(), cluster_id: 0, member_id: 0, channel };
+        let mut client = MaintenanceClient::new(reader.channel.clone());
+        let status = reader.answer("its status", client.status(StatusRequest::default())).await?;
+        if let Some(header) = &status.header {
+            (reader.cluster_id, reader.member_id) = (header.cluster_id, header.member_id);
+        }
+        Ok((reader, status))
+    }
+
+    /// Returns the connection, for requests that are no reads.
+    pub(super) fn channel(&self) -> Channel {
+        self.channel.clone()
+    }
+
+    /// Returns the newest revision, by a linearizable read.
+    pub(super) async fn revision(&self) -> Result<i64, ClusterReadError> {
+        let request = RangeRequest { key: ZERO_BYTE, count_only: true, ..Default::default() };
+        let mut client = KvClient::new(self.channel.clone());
+        let answer = self.answer("its revision", client.range(request)).await?;
+        Ok(answer.header.as_ref().map_or(0, |header| header.revision))
+    }
+
+    /// Returns this member's hash of all changes up to `revision`, and its compacted revision.
+    pub(super) async fn hash(&self, revision: i64) -> Result<(u32, i64), ClusterReadError> {
+        let mut client = MaintenanceClient::new(self.channel.clone());
+        let answer = self.answer("a hash", client.hash_kv(HashKvRequest { revision })).await?;
+        Ok((answer.hash, answer.compact_revision))
+    }
+
+    /// Returns the active alarms of all members.
+    pub(super) async fn alarms(&self) -> Result<Vec<AlarmMember>, ClusterReadError> {
+        self.alarm(AlarmAction::Get, 0, AlarmType::None).await
+    }
+
+    /// Raises the NOSPACE alarm of the member behind this connection. When this returns, no member
+    /// takes puts any more.
+    pub(super) async fn raise_nospace(&self) -> Result<(), ClusterReadError> {
+        self.alarm(AlarmAction::Activate, self.member_id, AlarmType::Nospace).await.map(drop)
+    }
+
+    /// Lowers the NOSPACE alarms of all members.
+    pub(super) async fn lower_nospace(&self) -> Result<(), ClusterReadError> {
+        for alarm in self.alarms().await? {
+            if alarm.alarm() == AlarmType::Nospace {
+                self.alarm(AlarmAction::Deactivate, alarm.member_id, AlarmType::Nospace).await?;
+            }
+        }
+        Ok(())
+    }
+
+    async fn alarm(
+        &self,
+        action: AlarmAction,
+        member_id: u64,
+        alarm: AlarmType,
+    ) -> Result<Vec<AlarmMember>, ClusterReadError> {
+        let request = AlarmRequest { action: action.into(), member_id, alarm: alarm.into() };
+        let mut client = MaintenanceClient::new(self.channel.clone());
+        Ok(self.answer("alarms", client.alarm(request)).await?.alarms)
+    }
+
+    /// Returns the leases that exist now, and what has changed after `revision`.
+    pub(super) async fn changes_after(
+        &self,
+        revision: i64,
+    ) -> Result<LaterChanges, ClusterReadError> {
+        let mut reads = 0;
+        loop {
+            reads += 1;
+            let now = self.revision().await?;
+            let leases = self.leases().await?;
+            let changes = self.read_changes(revision, now, leases).await?;
+            // A lease may have ended after its deletions were looked for. Then the revision is
+            // another one, unless the lease had no keys.
+            if reads == MAX_READS || self.revision().await? == now {
+                return Ok(changes);
+            }
+        }
+    }
+
+    async fn leases(&self) -> Result<BTreeSet<i64>, ClusterReadError> {
+        let mut client =
+            LeaseClient::new(self.channel.clone()).max_decoding_message_size(MAX_ANSWER_BYTES);
+        let request = LeaseLeasesRequest::default();
+        let answer = self.answer("leases", client.lease_leases(request)).await?;
+        Ok(answer.leases.iter().map(|lease| lease.id).collect())
+    }
+
+    /// Reads the changes of all keys after revision `after`, up to revision `now`.
+    async fn read_changes(
+        &self,
+        after: i64,
+        now: i64,
+        leases: BTreeSet<i64>,
+    ) -> Result<LaterChanges, ClusterReadError> {
+        let mut changes = LaterChanges { leases, ..LaterChanges::default() };
+        if now <= after {
+            return Ok(changes);
+        }
+        let create = WatchCreateRequest {
+            key: ZERO_BYTE,
+            range_end: ZERO_BYTE,
+            start_revision: after + 1,
+            prev_kv: true,
+            fragment: true,
+            ..Default::default()
+        };
+        let request = WatchRequest { request_union: Some(RequestUnion::CreateRequest(create)) };
+        // The end of the requests would end the watch.
+        let requests = stream::iter([request]).chain(stream::pending());
+        let mut client =
+            WatchClient::new(self.channel.clone()).max_decoding_message_size(MAX_ANSWER_BYTES);
+        let mut answers = self.answer(CHANGES, client.watch(requests)).await?;
+        let mut reached = after;
+        loop {
+            let next = tokio::time::timeout(ANSWER_TIMEOUT, answers.message()).await;
+            let next = next.map_err(|_| self.late(CHANGES))?;
+            let answer = next.map_err(|status| self.refused(CHANGES, &status))?;
+            let answer = answer.ok_or_else(|| self.late(CHANGES))?;
+            if answer.canceled {
+                return Err(self.refused(CHANGES, &Status::out_of_range(answer.cancel_reason)));
+            }
+            for event in &answer.events {
+                reached = event.kv.as_ref().map_or(reached, |kv| kv.mod_revision);
+                if reached > now {
+                    return Ok(changes);
+                }
+                changes.count(event);
+            }
+            if reached >= now && !answer.fragment {
+                return Ok(changes);
+            }
+        }
+    }
+
+    /// Waits for an answer, within [`ANSWER_TIMEOUT`].
+    async fn answer<T>(
+        &self,
+        what: &'static str,
+        answer: impl Future<Output = Result<Response<T>, Status>>,
+    ) -> Result<T, ClusterReadError> {
+        match tokio::time::timeout(ANSWER_TIMEOUT, answer).await {
+            Ok(Ok(answer)) => Ok(answer.into_inner()),
+            Ok(Err(status)) => Err(self.refused(what, &status)),
+            Err(_) => Err(self.late(what)),
+        }
+    }
+
+    fn refused(&self, what: &'static str, status: &Status) -> ClusterReadError {
+        let (code, text) = (status.code(), status.message().to_owned());
+        ClusterReadError::Refused { url: self.url.clone(), what, code, text }
+    }
+
+    fn late(&self, what: &'static str) -> ClusterReadError {
+        ClusterReadError::Late { url: self.url.clone(), what }
+    }
+}
+
+/// A cluster's leases, and its changes after a revision.
+#[derive(Debug, Default)]
+pub(super) struct LaterChanges {
+    /// Ids of the leases that exist now. There are as many as the cluster has leases.
+    pub leases: BTreeSet<i64>,
+    /// Ids of the leases that have ended, with the deletion of at least one key.
+    pub ended_leases: BTreeSet<i64>,
+    /// Number of deletions of keys whose leases have ended.
+    pub expired_keys: u64,
+    /// Number of all other changes. Clients have made them.
+    pub by_clients: u64,
+    /// Key of the first change that a client has made.
+    pub first_key: Option<Bytes>,
+}
+
+impl LaterChanges {
+    /// Whether the lease existed at the revision after which the changes were read.
+    pub(super) fn had_lease(&self, id: i64) -> bool {
+        self.leases.contains(&id) || self.ended_leases.contains(&id)
+    }
+
+    fn count(&mut self, event: &Event) {
+        let lease = event.prev_kv.as_ref().map_or(0, |before| before.lease);
+        if event.r#type() == EventType::Delete && lease != 0 && !self.leases.contains(&lease) {
+            self.expired_keys += 1;
+            self.ended_leases.insert(lease);
+            return;
+        }
+        self.by_clients += 1;
+        if self.first_key.is_none() {
+            self.first_key = event.kv.as_ref().map(|kv| kv.key.clone());
+        }
+    }
+}
+
+/// All keys of a cluster at one revision, in the order of the keys. One page of them is in memory.
+pub(super) struct KeyPages<'c> {
+    cluster: &'c ClusterReader,
+    revision: i64,
+    /// First possible key of the next page; `None` after the last page.
+    next: Option<Bytes>,
+    /// Maximum number of keys in the next page.
+    limit: i64,
+    page: VecDeque<KeyValue>,
+}
+
+impl<'c> KeyPages<'c> {
+    pub(super) fn new(cluster: &'c ClusterReader, revision: i64) -> Self {
+        let limit = FIRST_PAGE_KEYS;
+        Self { cluster, revision, next: Some(ZERO_BYTE), limit, page: VecDeque::new() }
+    }
+
+    /// Reads the next page, if all keys of the page in memory were taken.
+    pub(super) async fn fill(&mut self) -> Result<(), ClusterReadError> {
+        while self.page.is_empty() {
+            let Some(first) = self.next.clone() else { return Ok(()) };
+            let request = RangeRequest {
+                key: first,
+                range_end: ZERO_BYTE,
+                limit: self.limit,
+                revision: self.revision,
+                ..Default::default()
+            };
+            let mut client = KvClient::new(self.cluster.channel.clone())
+                .max_decoding_message_size(MAX_ANSWER_BYTES);
+            let answer = match self.cluster.answer("keys", client.range(request)).await {
+                Err(ClusterReadError::Refused { code, .. })
+                    if self.limit > 1 && may_be_too_large(code) =>
+                {
+                    self.limit = (self.limit / 8).max(1);
+                    continue;
+                }
+                answer => answer?,
+            };
+            self.limit = next_limit(self.limit, answer.kvs.len(), answer.encoded_len());
+            let last = answer.kvs.last().filter(|_| answer.more);
+            self.next = last.map(|last| key_after(&last.key));
+            self.page = answer.kvs.into();
+        }
+        Ok(())
+    }
+
+    /// Returns the first key that was not taken. [`Self::fill`] must have been called before.
+    pub(super) fn first(&self) -> Option<&KeyValue> {
+        self.page.front()
+    }
+
+    /// Takes the first key off.
+    pub(super) fn take(&mut self) {
+        self.page.pop_front();
+    }
+}
+
+/// Whether a page with fewer keys may succeed where one was refused with this code. The first code
+/// is this client's for a message above its limit, the second one is a server's.
+fn may_be_too_large(code: Code) -> bool {
+    matches!(code, Code::OutOfRange | Code::ResourceExhausted)
+}
+
+/// Returns the limit for a page of about [`PAGE_BYTES`], after a page of `keys` keys with `bytes`
+/// bytes. It is at most four times the limit before.
+fn next_limit(limit: i64, keys: usize, bytes: usize) -> i64 {
+    let average = (bytes / keys.max(1)).max(1);
+    let wanted = i64::try_from(PAGE_BYTES / average).unwrap_or(MAX_PAGE_KEYS);
+    wanted.clamp(1, limit.saturating_mul(4).clamp(1, MAX_PAGE_KEYS))
+}
+
+/// Returns the smallest key that is greater than `key`.
+fn key_after(key: &[u8]) -> Bytes {
+    Bytes::from([key, &b"\0"[..]].concat())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn event(kind: EventType, key: &'static str, lease: i64) -> Event {
+        let kv = KeyValue { key: key.into(), ..KeyValue::default() };
+        let before = KeyValue { lease, ..kv.clone() };
+        Event { r#type: kind.into(), kv: Some(kv), prev_kv: Some(before) }
+    }
+
+    #[test]
+    fn only_deletions_with_an_ended_lease_are_not_a_clients_changes() {
+        let mut changes = LaterChanges { leases: [7].into(), ..LaterChanges::default() };
+        changes.count(&event(EventType::Delete, "expired", 5));
+        assert_eq!((changes.expired_keys, changes.by_clients), (1, 0));
+        assert!(changes.had_lease(5) && changes.had_lease(7) && !changes.had_lease(6));
+        changes.count(&event(EventType::Delete, "deleted", 7));
+        changes.count(&event(EventType::Delete, "plain", 0));
+        changes.count(&event(EventType::Put, "put", 5));
+        assert_eq!((changes.expired_keys, changes.by_clients), (1, 3));
+        assert_eq!(changes.first_key.as_deref(), Some(&b"deleted"[..]));
+    }
+
+    #[test]
+    fn pages_of_small_keys_grow_and_pages_of_large_values_shrink() {
+        assert_eq!(next_limit(100, 100, 100 * 64), 400);
+        assert_eq!(next_limit(10_000, 10_000, 10_000 * 64), MAX_PAGE_KEYS);
+        assert_eq!(next_limit(400, 400, 400 << 20), 4);
+        assert_eq!(next_limit(1, 1, 32 << 20), 1);
+        assert_eq!(next_limit(1, 0, 30), 4);
+    }
+
+    #[test]
+    fn no_key_lies_between_a_key_and_the_one_after_it() {
+        assert_eq!(key_after(b"a"), "a\0");
+    }
+}

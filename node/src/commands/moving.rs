@@ -1,0 +1,505 @@
+//! `muster-node move`: guides an operator who moves a running cluster's data to another cluster.
+//!
+//! The steps are: the source stops taking writes; its snapshot is saved; the operator restores the
+//! snapshot on the target's hosts and starts them; every key is compared. The command keeps no
+//! state of its own. After an interruption the same command goes on: it finds the snapshot file.
+//!
+//! # Stopping the writes
+//!
+//! `--freeze` raises the NOSPACE alarm of the source. The alarm goes through the log, so there is
+//! one entry after which no member applies a put, a lease's grant, or a transaction with a put.
+//! Reads and keep-alives go on, and `etcdctl alarm disarm` undoes it. Deletions, compactions, ends
+//! of leases, and changes of users and members are not stopped. So at the end the changes after the
+//! snapshot's revision are read, and one change by a client fails the move. Ends of leases are no
+//! failure, because the target ends these leases too.
+//!
+//! The snapshot contains the alarm. So the target takes no puts either, until this command lowers
+//! its alarm after the comparison. The source stays as it is: late clients can't write to it.
+
+use std::{
+    path::{Path, PathBuf},
+    time::{Duration, Instant},
+};
+
+use clap::{Args, ValueEnum};
+use jiff::Timestamp;
+use node_engine::causes::error_chain;
+use node_proto::etcdserverpb::AlarmType;
+use serde::Serialize;
+
+use super::{
+    FAILED, USAGE,
+    cluster::{ClusterAddress, ClusterReadError, ClusterReader, LaterChanges},
+    compare::{ClusterPairArgs, CompareError, CompareReport, compare_clusters},
+    comparison::shown_key,
+    print, print_error, print_to_stderr,
+    save::{SaveError, ensure_regular_file, save_to, snapshot_revision},
+};
+
+/// Interval between two attempts to reach the target.
+const TARGET_INTERVAL: Duration = Duration::from_millis(500);
+
+/// Program that runs on the target's hosts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum TargetProgram {
+    MusterNode,
+    Etcd,
+}
+
+/// Flags of `muster-node move`.
+#[derive(Debug, Args)]
+pub(super) struct MoveArgs {
+    /// The snapshot file to make. If it exists, it is taken as the snapshot of an earlier run.
+    file: PathBuf,
+    #[command(flatten)]
+    clusters: ClusterPairArgs,
+    /// Name and peer URL of each of the target's members.
+    #[arg(long, value_name = "NAME=URL,...")]
+    initial_cluster: String,
+    /// The program that the target's hosts run.
+    #[arg(long, value_enum, value_name = "PROGRAM", default_value = "muster-node")]
+    target_program: TargetProgram,
+    /// The target's data directories, for the restore commands. Default: NAME.etcd
+    #[arg(long, value_name = "DIR")]
+    data_dir: Option<PathBuf>,
+    /// Stop the source's puts by its NOSPACE alarm. Without it, stop the writers yourself.
+    #[arg(long)]
+    freeze: bool,
+    /// How long the source must be without writes before its snapshot is saved.
+    #[arg(long, value_name = "SECONDS", default_value_t = 2, conflicts_with = "freeze")]
+    quiet_seconds: u64,
+    /// How long to wait for the target.
+    #[arg(long, value_name = "SECONDS", default_value_t = 3600)]
+    wait_seconds: u64,
+    /// When the writes stopped. Default: seen in this run, or the snapshot file's time.
+    #[arg(long, value_name = "TIME")]
+    since: Option<Timestamp>,
+    /// Print the result as one JSON document, and the steps on standard error.
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Debug, thiserror::Error)]
+enum MoveError {
+    #[error(transparent)]
+    Save(#[from] SaveError),
+    #[error(transparent)]
+    Compare(#[from] CompareError),
+    #[error("--initial-cluster: {0:?} is not NAME=URL")]
+    InitialCluster(String),
+    #[error("source and target are the same cluster, {0:x}: name the members of two clusters")]
+    SameCluster(u64),
+    #[error("the source has a CORRUPT alarm: repair it before you move its data")]
+    Corrupt,
+    #[error("clients write to the source, for example key {0}: stop them, or add --freeze")]
+    Writers(String),
+    #[error(
+        "clients changed the source after its snapshot, for example key {key}: stop them, delete {}, and begin again",
+        file.display()
+    )]
+    Outdated { key: String, file: PathBuf },
+    #[error(
+        "the snapshot ends at revision {found}, but the source was at {wanted}: delete {}, and begin again",
+        file.display()
+    )]
+    Behind { found: i64, wanted: i64, file: PathBuf },
+    #[error("{0} has other data than the target's other members: restore the snapshot there again")]
+    OtherData(String),
+    #[error("the target did not answer within {0} s")]
+    NoTarget(u64, #[source] ClusterReadError),
+}
+
+impl MoveError {
+    /// Whether the command line is wrong.
+    fn is_usage(&self) -> bool {
+        match self {
+            Self::Save(error) => error.is_usage(),
+            Self::Compare(error) => error.is_usage(),
+            Self::InitialCluster(_) | Self::SameCluster(_) => true,
+            Self::Corrupt
+            | Self::Writers(_)
+            | Self::Outdated { .. }
+            | Self::Behind { .. }
+            | Self::OtherData(_)
+            | Self::NoTarget(..) => false,
+        }
+    }
+}
+
+/// Result of a move.
+#[derive(Debug, Serialize)]
+struct MoveReport {
+    /// When the source's writes stopped, or a time before that.
+    read_only_since: Timestamp,
+    /// Seconds from then until the target was compared and took writes.
+    read_only_seconds: f64,
+    snapshot_revision: i64,
+    comparison: CompareReport,
+}
+
+impl MoveReport {
+    fn to_text(&self) -> String {
+        let comparison = self.comparison.to_text();
+        let (seconds, since) = (self.read_only_seconds, self.read_only_since);
+        let end = if self.comparison.equal {
+            "moved: send the clients to the target, and keep the source until you need no way back"
+        } else {
+            "not moved: the target lacks something, so don't send clients to it"
+        };
+        format!("{comparison}\nread-only for {seconds:.1} s, since {since}\n{end}")
+    }
+}
+
+/// A host of the target, as `--initial-cluster` gives it.
+#[derive(Debug, PartialEq, Eq)]
+struct TargetHost {
+    name: String,
+    /// Peer URLs, separated by commas.
+    peer_urls: String,
+}
+
+/// Prints the steps of a move.
+struct StepPrinter {
+    to_stderr: bool,
+}
+
+impl StepPrinter {
+    fn line(&self, text: &str) {
+        if self.to_stderr {
+            print_to_stderr(text);
+        } else {
+            // A reader that went away must not end a move half-way.
+            let _ = print(text);
+        }
+    }
+}
+
+pub(super) fn run(args: &MoveArgs) -> u8 {
+    let steps = StepPrinter { to_stderr: args.json };
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    let moved = match runtime {
+        Ok(runtime) => runtime.block_on(move_cluster(args, &steps)),
+        Err(error) => {
+            print_error(&error);
+            return FAILED;
+        }
+    };
+    let code = match moved {
+        Ok(report) => {
+            let text = if args.json {
+                serde_json::to_string(&report).expect("text and numbers are JSON")
+            } else {
+                report.to_text()
+            };
+            match print(&text) {
+                0 if !report.comparison.equal => FAILED,
+                code => code,
+            }
+        }
+        Err(error) => {
+            print_error(&error);
+            if error.is_usage() { USAGE } else { FAILED }
+        }
+    };
+    if code != 0 && args.freeze {
+        print_to_stderr(
+            "The source may be read-only now: `etcdctl alarm disarm` there lets it take writes again.",
+        );
+    }
+    code
+}
+
+async fn move_cluster(args: &MoveArgs, steps: &StepPrinter) -> Result<MoveReport, MoveError> {
+    let hosts = target_hosts(&args.initial_cluster)?;
+    ensure_regular_file(&args.file)?;
+    let source = connect_to_source(&args.clusters.source(), steps).await?;
+    let quiet_since = stop_writes(args, &source, steps).await?;
+    let (revision, saved_at) = take_snapshot(args, &source, steps).await?;
+    let read_only_since = args.since.or(saved_at).unwrap_or(quiet_since);
+    steps.line(&format!(
+        "3 restore: copy {} to each host of the target, run its command there, and start its member",
+        args.file.display()
+    ));
+    for host in &hosts {
+        steps.line(&restore_command(args, host));
+    }
+    steps.line(&format!(
+        "           (if this command is interrupted, run it again with --since {read_only_since})"
+    ));
+    let target = wait_for_target(args, steps).await?;
+    if target.cluster_id == source.cluster_id {
+        return Err(MoveError::SameCluster(source.cluster_id));
+    }
+    let target_revision = target.revision().await.map_err(CompareError::Target)?;
+    steps.line(&format!("5 compare: every key at revision {revision}"));
+    // A target with other data may be at an earlier revision. Then its keys differ.
+    let target_revision = target_revision.min(revision);
+    let comparison = compare_clusters((&source, revision), (&target, target_revision)).await?;
+    if let Some(key) = comparison.source.first_changed_key.clone() {
+        return Err(MoveError::Outdated { key, file: args.file.clone() });
+    }
+    if comparison.equal {
+        compare_members(&args.clusters.target(), &target, target_revision, steps).await?;
+    }
+    if comparison.equal && args.freeze {
+        target.lower_nospace().await.map_err(CompareError::Target)?;
+        steps.line("           the target takes writes");
+    }
+    let read_only_seconds = Timestamp::now().duration_since(read_only_since).as_secs_f64();
+    Ok(MoveReport { read_only_since, read_only_seconds, snapshot_revision: revision, comparison })
+}
+
+/// Shows the state of each of the source's members, and connects to one that can be read.
+async fn connect_to_source(
+    address: &ClusterAddress,
+    steps: &StepPrinter,
+) -> Result<ClusterReader, MoveError> {
+    steps.line("1 source:  its members");
+    for url in &address.urls {
+        let state = match ClusterReader::connect_to(url, &address.tls).await {
+            Ok((member, status)) => {
+                let role = match status.leader {
+                    0 => "knows no leader",
+                    leader if leader == member.member_id => "leader",
+                    _ if status.is_learner => "learner",
+                    _ => "follower",
+                };
+                let revision = status.header.as_ref().map_or(0, |header| header.revision);
+                format!("version {}, {role}, revision {revision}", status.version)
+            }
+            Err(error) if error.is_usage() => return Err(CompareError::Source(error).into()),
+            Err(error) => error_chain(&error),
+        };
+        steps.line(&format!("           {url}: {state}"));
+    }
+    Ok(ClusterReader::connect(address).await.map_err(CompareError::Source)?)
+}
+
+/// Makes sure that no client puts keys at the source. Returns a time at which none did any more, or
+/// a time just before the freeze.
+async fn stop_writes(
+    args: &MoveArgs,
+    source: &ClusterReader,
+    steps: &StepPrinter,
+) -> Result<Timestamp, MoveError> {
+    let alarms = source.alarms().await.map_err(CompareError::Source)?;
+    if alarms.iter().any(|alarm| alarm.alarm() == AlarmType::Corrupt) {
+        return Err(MoveError::Corrupt);
+    }
+    let since = Timestamp::now();
+    if args.freeze {
+        source.raise_nospace().await.map_err(CompareError::Source)?;
+        steps.line("           its NOSPACE alarm is raised: it takes no puts");
+        return Ok(since);
+    }
+    let revision = source.revision().await.map_err(CompareError::Source)?;
+    tokio::time::sleep(Duration::from_secs(args.quiet_seconds)).await;
+    let changes = source.changes_after(revision).await.map_err(CompareError::Source)?;
+    if let Some(key) = first_changed_key(&changes) {
+        return Err(MoveError::Writers(key));
+    }
+    let seconds = args.quiet_seconds;
+    steps.line(&format!("           no client has changed a key for {seconds} s"));
+    Ok(since)
+}
+
+/// Saves the source's snapshot, or takes the file of an earlier run. Returns the snapshot's
+/// revision, and the time of an earlier run's file.
+async fn take_snapshot(
+    args: &MoveArgs,
+    source: &ClusterReader,
+    steps: &StepPrinter,
+) -> Result<(i64, Option<Timestamp>), MoveError> {
+    let file = &args.file;
+    let (revision, saved_at) = if file.exists() {
+        (snapshot_revision(file)?, modification_time(file))
+    } else {
+        let wanted = source.revision().await.map_err(CompareError::Source)?;
+        let found = save_to(source.channel(), file).await?;
+        if found < wanted {
+            return Err(MoveError::Behind { found, wanted, file: file.clone() });
+        }
+        (found, None)
+    };
+    let changes = source.changes_after(revision).await.map_err(CompareError::Source)?;
+    if let Some(key) = first_changed_key(&changes) {
+        return Err(MoveError::Outdated { key, file: file.clone() });
+    }
+    let origin = if saved_at.is_some() { "found" } else { "saved" };
+    steps.line(&format!("2 snapshot: {origin} at {}: revision {revision}", file.display()));
+    Ok((revision, saved_at))
+}
+
+fn first_changed_key(changes: &LaterChanges) -> Option<String> {
+    changes.first_key.as_deref().map(shown_key)
+}
+
+fn modification_time(file: &Path) -> Option<Timestamp> {
+    Timestamp::try_from(file.metadata().ok()?.modified().ok()?).ok()
+}
+
+/// Waits until the target has a leader and serves reads.
+async fn wait_for_target(args: &MoveArgs, steps: &StepPrinter) -> Result<ClusterReader, MoveError> {
+    let address = args.clusters.target();
+    steps.line(&format!("4 target:  waiting for {}", address.urls.join(", ")));
+    let (started, limit) = (Instant::now(), Duration::from_secs(args.wait_seconds));
+    loop {
+        let error = match ClusterReader::connect(&address).await {
+            Ok(target) => match target.revision().await {
+                Ok(revision) => {
+                    let url = &target.url;
+                    steps.line(&format!("           {url} serves reads, at revision {revision}"));
+                    return Ok(target);
+                }
+                Err(error) => error,
+            },
+            Err(error) if error.is_usage() => return Err(CompareError::Target(error).into()),
+            Err(error) => error,
+        };
+        if started.elapsed() >= limit {
+            return Err(MoveError::NoTarget(args.wait_seconds, error));
+        }
+        tokio::time::sleep(TARGET_INTERVAL).await;
+    }
+}
+
+/// Compares the target's members with each other. Every key was read through one of them, and a
+/// host may have got another snapshot file.
+async fn compare_members(
+    address: &ClusterAddress,
+    target: &ClusterReader,
+    revision: i64,
+    steps: &StepPrinter,
+) -> Result<(), MoveError> {
+    let (expected, compacted) = target.hash(revision).await.map_err(CompareError::Target)?;
+    for url in &address.urls {
+        let hash = match ClusterReader::connect_to(url, &address.tls).await {
+            Ok((member, _)) => member.hash(revision).await,
+            Err(error) => Err(error),
+        };
+        let state = match hash {
+            Ok(hash) if hash == (expected, compacted) => "same data".to_owned(),
+            // Members remove compacted revisions at different times. Then their hashes differ.
+            Ok((_, other)) if other != compacted => {
+                "compacted at another revision, so its hash can't be compared".to_owned()
+            }
+            Ok(_) => return Err(MoveError::OtherData(url.clone())),
+            Err(error) => format!("not compared: {}", error_chain(&error)),
+        };
+        steps.line(&format!("           {url}: {state}"));
+    }
+    Ok(())
+}
+
+/// Reads the value of `--initial-cluster`. A member with several peer URLs is named several times.
+fn target_hosts(initial_cluster: &str) -> Result<Vec<TargetHost>, MoveError> {
+    let mut hosts: Vec<TargetHost> = Vec::new();
+    for entry in initial_cluster.split(',') {
+        let parts = entry.trim().split_once('=');
+        let parts = parts.filter(|(name, url)| !name.is_empty() && url.contains("://"));
+        let (name, url) = parts.ok_or_else(|| MoveError::InitialCluster(entry.to_owned()))?;
+        match hosts.iter_mut().find(|host| host.name == name) {
+            Some(host) => host.peer_urls.extend([",", url]),
+            None => hosts.push(TargetHost { name: name.to_owned(), peer_urls: url.to_owned() }),
+        }
+    }
+    Ok(hosts)
+}
+
+/// Returns the command that makes the data directory of one of the target's members.
+fn restore_command(args: &MoveArgs, host: &TargetHost) -> String {
+    let program = match args.target_program {
+        TargetProgram::MusterNode => "muster-node",
+        TargetProgram::Etcd => "etcdutl",
+    };
+    let mut words = vec![program.to_owned(), "snapshot".to_owned(), "restore".to_owned()];
+    words.push(shell_word(&args.file.display().to_string()));
+    words.extend(["--name".to_owned(), shell_word(&host.name)]);
+    if let Some(dir) = &args.data_dir {
+        words.extend(["--data-dir".to_owned(), shell_word(&dir.display().to_string())]);
+    }
+    words.extend(["--initial-cluster".to_owned(), shell_word(&args.initial_cluster)]);
+    words.extend(["--initial-advertise-peer-urls".to_owned(), shell_word(&host.peer_urls)]);
+    format!("  {}", words.join(" "))
+}
+
+/// Quotes a word for a POSIX shell, if it needs that.
+fn shell_word(word: &str) -> String {
+    let is_plain = |c: char| c.is_ascii_alphanumeric() || "-_./:=,+@".contains(c);
+    if !word.is_empty() && word.chars().all(is_plain) {
+        return word.to_owned();
+    }
+    format!("'{}'", word.replace('\'', r"'\''"))
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Debug, Parser)]
+    struct TestCommandLine {
+        #[command(flatten)]
+        args: MoveArgs,
+    }
+
+    const REQUIRED: [&str; 8] = [
+        "move",
+        "moved file.db",
+        "--source",
+        "a:1,b:1",
+        "--target",
+        "c:1",
+        "--initial-cluster",
+        "one=http://c:2,two=http://d:2,one=http://e:2",
+    ];
+
+    fn parse(more: &[&str]) -> Result<MoveArgs, clap::Error> {
+        TestCommandLine::try_parse_from(REQUIRED.iter().chain(more)).map(|line| line.args)
+    }
+
+    #[test]
+    fn each_host_of_the_target_gets_its_restore_command() {
+        let args = parse(&["--data-dir", "/var/lib/node"]).unwrap();
+        let hosts = target_hosts(&args.initial_cluster).unwrap();
+        let commands: Vec<String> = hosts.iter().map(|host| restore_command(&args, host)).collect();
+        let all = "one=http://c:2,two=http://d:2,one=http://e:2";
+        assert_eq!(
+            commands,
+            [("one", "http://c:2,http://e:2"), ("two", "http://d:2")].map(|(name, urls)| format!(
+                "  muster-node snapshot restore 'moved file.db' --name {name} --data-dir /var/lib/node --initial-cluster {all} --initial-advertise-peer-urls {urls}"
+            ))
+        );
+        let args = parse(&["--target-program", "etcd"]).unwrap();
+        let command = restore_command(&args, &hosts[1]);
+        assert!(
+            command.starts_with("  etcdutl snapshot restore 'moved file.db' --name two --init")
+        );
+    }
+
+    #[test]
+    fn an_initial_cluster_without_names_or_urls_is_refused() {
+        for wrong in ["", "one", "=http://c:2", "one=c:2", "one=http://c:2,"] {
+            let refused = target_hosts(wrong);
+            assert!(matches!(refused, Err(MoveError::InitialCluster(_))), "{wrong}: {refused:?}");
+        }
+    }
+
+    #[test]
+    fn the_time_since_which_writes_stopped_can_be_given_as_it_is_printed() {
+        let time = Timestamp::now();
+        let args = parse(&["--since", &time.to_string()]).unwrap();
+        assert_eq!(args.since, Some(time));
+        assert!(parse(&["--since", "yesterday"]).is_err());
+    }
+
+    #[test]
+    fn words_are_quoted_for_the_shell_only_if_they_need_it() {
+        assert_eq!(shell_word("one=https://10.0.0.1:2380,b_c"), "one=https://10.0.0.1:2380,b_c");
+        assert_eq!(shell_word("a b"), "'a b'");
+        assert_eq!(shell_word("it's"), r"'it'\''s'");
+        assert_eq!(shell_word("http://[::1]:1"), "'http://[::1]:1'");
+        assert_eq!(shell_word(""), "''");
+    }
+}
