@@ -176,7 +176,7 @@ impl BackupKeeper {
         }
     }
 
-    /// Verifies stored backups if it is time and this agent is responsible.
+    /// Verifies stored backups if it is time, and this agent is responsible or has found damage.
     async fn verify_if_due(&mut self) {
         let Some(verifier) = &self.verifier else { return };
         let is_due = verifier.is_due(Timestamp::now());
@@ -185,12 +185,13 @@ impl BackupKeeper {
         }
         let is_responsible = self.ask_if_responsible(self.node().as_ref()).await;
         let Some(verifier) = &mut self.verifier else { return };
+        let has_damage = verifier.has_damage();
         match is_responsible {
-            Some(true) if is_due => {
+            Some(is_responsible) if is_due && (is_responsible || has_damage) => {
                 let spool = self.settings.open_spool(&self.layout);
                 verifier.run(&self.settings.store, &self.cluster, spool).await;
             }
-            Some(false) if verifier.shows_failure() => verifier.hand_over(),
+            Some(false) if verifier.shows_failure() && !has_damage => verifier.hand_over(),
             _ => {}
         }
     }
@@ -198,7 +199,7 @@ impl BackupKeeper {
     /// Lists the backups in the store, and computes when the next one is due.
     async fn look(&mut self, store: &BackupStore) -> Result<(), SaveError> {
         let listing = store.list(&self.cluster).await?;
-        if let Some(verifier) = &mut self.verifier {
+        if let Some(verifier) = &self.verifier {
             verifier.note_listing(&listing);
         }
         let now = Timestamp::now();

@@ -45,17 +45,18 @@ pub(super) fn is_verification_due(
 }
 
 /// Returns the backups that one verification examines: the newest one, and an older one if there is
-/// one. The older one is `damaged` while it is stored. Otherwise `random` chooses it.
+/// one. The older one is the first of `damaged` while one of these is stored. Otherwise `random`
+/// chooses it.
 pub(super) fn choose_for_verification<'a>(
     listing: &'a BackupListing,
-    damaged: Option<&BackupName>,
+    damaged: &[BackupName],
     random: u64,
     now: Timestamp,
 ) -> Vec<&'a BackupName> {
     let newest = newest(&listing.published, now);
     let is_older = |name: &BackupName| Some(name) != newest;
-    let stored = listing.published.iter().chain(&listing.incomplete);
-    let damaged = stored.filter(|name| is_older(name)).find(|name| Some(*name) == damaged);
+    let mut stored = listing.published.iter().chain(&listing.incomplete);
+    let damaged = stored.find(|name| is_older(name) && damaged.contains(name));
     let others: Vec<&BackupName> = listing.published.iter().filter(|name| is_older(name)).collect();
     let at = random.checked_rem(others.len() as u64).and_then(|at| usize::try_from(at).ok());
     let chosen = at.and_then(|at| others.get(at).copied());
@@ -134,11 +135,11 @@ mod tests {
         };
         let all = listing(&published);
         let newest = &published[2];
-        assert_eq!(choose_for_verification(&all, None, 6, now), [newest, &published[0]]);
-        assert_eq!(choose_for_verification(&all, None, 7, now), [newest, &published[1]]);
+        assert_eq!(choose_for_verification(&all, &[], 6, now), [newest, &published[0]]);
+        assert_eq!(choose_for_verification(&all, &[], 7, now), [newest, &published[1]]);
         let one = listing(&published[2..]);
-        assert_eq!(choose_for_verification(&one, None, 7, now), [newest]);
-        assert!(choose_for_verification(&listing(&[]), None, 7, now).is_empty());
+        assert_eq!(choose_for_verification(&one, &[], 7, now), [newest]);
+        assert!(choose_for_verification(&listing(&[]), &[], 7, now).is_empty());
     }
 
     #[test]
@@ -150,7 +151,8 @@ mod tests {
         let mut listing =
             BackupListing { published: published.clone(), ..BackupListing::default() };
         let choose = |listing: &BackupListing, damaged: &BackupName| -> Vec<BackupName> {
-            choose_for_verification(listing, Some(damaged), 0, now).into_iter().cloned().collect()
+            let damaged = std::slice::from_ref(damaged);
+            choose_for_verification(listing, damaged, 0, now).into_iter().cloned().collect()
         };
         assert_eq!(choose(&listing, damaged), [newest.clone(), damaged.clone()]);
         assert_eq!(choose(&listing, newest), [newest.clone(), oldest.clone()]);

@@ -56,13 +56,12 @@ enum VerificationError {
     Slow,
 }
 
-/// Verifies stored backups on schedule. The status shows the last result.
+/// Verifies stored backups on schedule. The status shows the last result, and which backups are
+/// damaged. It outlives this verifier, which is made anew when the node is started again.
 pub(super) struct BackupVerifier {
     /// Interval between two verifications.
     every: Duration,
     board: StatusHandle,
-    /// A backup that was found damaged. Each verification examines it again while it is stored.
-    damaged: Option<BackupName>,
     /// Number of attempts without a result since the last result.
     failures: u32,
     /// No attempt is made before this time.
@@ -71,7 +70,7 @@ pub(super) struct BackupVerifier {
 
 impl BackupVerifier {
     pub(super) fn new(every: Duration, board: StatusHandle) -> Self {
-        Self { every, board, damaged: None, failures: 0, retry_at: None }
+        Self { every, board, failures: 0, retry_at: None }
     }
 
     /// Shows the interval in the status.
@@ -91,17 +90,21 @@ impl BackupVerifier {
         self.shown().failure.is_some()
     }
 
-    /// Withdraws a failure, because another member's agent verifies from now on.
+    /// Whether the status shows a damaged backup. Then this agent goes on with its verifications
+    /// when another one is responsible, because that one doesn't know of the damage.
+    pub(super) fn has_damage(&self) -> bool {
+        !self.shown().damaged.is_empty()
+    }
+
+    /// Withdraws the failure of an attempt, because another member's agent verifies from now on.
     pub(super) fn hand_over(&mut self) {
-        (self.damaged, self.failures, self.retry_at) = (None, 0, None);
+        (self.failures, self.retry_at) = (0, None);
         self.show(|status| status.failure = None);
     }
 
-    /// Withdraws the failure about a damaged backup that the store doesn't have any more.
-    pub(super) fn note_listing(&mut self, listing: &BackupListing) {
-        if self.damaged.take_if(|name| !has_backup(listing, name)).is_some() {
-            self.show(|status| status.failure = None);
-        }
+    /// Withdraws the failure about damaged backups that the store doesn't have any more.
+    pub(super) fn note_listing(&self, listing: &BackupListing) {
+        self.clear_damage(|name| !has_backup(listing, name));
     }
 
     /// Verifies backups of the cluster, and shows the result.
@@ -111,24 +114,27 @@ impl BackupVerifier {
         cluster: &ClusterFolder,
         spool: Result<Spool, muster_files::Error>,
     ) {
-        let work = self.verify(store, cluster, spool);
+        let mut whole = Vec::new();
+        let work = self.verify(store, cluster, spool, &mut whole);
         let limited = tokio::time::timeout(VERIFICATION_LIMIT, work).await;
+        self.clear_damage(|name| whole.contains(name));
         match limited.unwrap_or(Err(VerificationError::Slow)) {
-            Ok(whole) if whole.is_empty() => {
+            Ok(()) if whole.is_empty() => {
                 self.retry_at = Some(Instant::now() + EMPTY_STORE_PAUSE);
             }
-            Ok(whole) => self.note_success(&whole),
+            Ok(()) => self.note_success(&whole),
             Err(error) => self.note_failure(error),
         }
     }
 
-    /// Returns the backups that are whole.
+    /// Examines backups, and adds those that are whole to `whole`. Ends at the first failure.
     async fn verify(
         &self,
         store: &StoreSettings,
         cluster: &ClusterFolder,
         spool: Result<Spool, muster_files::Error>,
-    ) -> Result<Vec<BackupName>, VerificationError> {
+        whole: &mut Vec<BackupName>,
+    ) -> Result<(), VerificationError> {
         let examiner = Examiner {
             store: BackupStore::open(store).await?,
             cluster: cluster.clone(),
@@ -137,25 +143,28 @@ impl BackupVerifier {
             progress: BackupProgress::default(),
         };
         let listing = examiner.store.list(cluster).await?;
-        let (damaged, now) = (self.damaged.as_ref(), Timestamp::now());
-        let mut whole = Vec::new();
-        for name in choose_for_verification(&listing, damaged, random_number(), now) {
+        let shown = self.shown().damaged;
+        let damaged: Vec<BackupName> = shown.iter().filter_map(|name| name.parse().ok()).collect();
+        let (random, now) = (random_number(), Timestamp::now());
+        for name in choose_for_verification(&listing, &damaged, random, now) {
             match examiner.examine(name).await {
                 Ok(_) => whole.push(name.clone()),
                 Err(error) => ensure_deleted(&examiner, name, error).await?,
             }
         }
-        Ok(whole)
+        Ok(())
     }
 
     fn note_success(&mut self, whole: &[BackupName]) {
-        (self.damaged, self.failures, self.retry_at) = (None, 0, None);
+        (self.failures, self.retry_at) = (0, None);
         let names: Vec<String> = whole.iter().map(ToString::to_string).collect();
         tracing::info!("stored backups were verified and are whole: {}", names.join(", "));
         self.show(|status| {
             status.at = Some(Timestamp::now());
             status.whole = names;
-            status.failure = None;
+            if status.damaged.is_empty() {
+                status.failure = None;
+            }
         });
     }
 
@@ -165,10 +174,14 @@ impl BackupVerifier {
             tracing::error!(
                 "{text}. Look for the newest good one: muster-agent backup verify --all"
             );
-            (self.damaged, self.failures, self.retry_at) = (Some(name), 0, None);
+            (self.failures, self.retry_at) = (0, None);
             self.show(|status| {
                 status.at = Some(at);
                 status.whole.clear();
+                let name = name.to_string();
+                if !status.damaged.contains(&name) {
+                    status.damaged.push(name);
+                }
             });
             VerificationFailureReason::Damaged
         } else {
@@ -179,11 +192,29 @@ impl BackupVerifier {
             VerificationFailureReason::NotDone
         };
         // A store that fails must not hide that one of its backups is damaged.
-        if reason == VerificationFailureReason::NotDone && self.damaged.is_some() {
+        if reason == VerificationFailureReason::NotDone && self.has_damage() {
             return;
         }
         let reason = reason.as_str().to_owned();
         self.show(|status| status.failure = Some(BackupFailure { at, reason, text }));
+    }
+
+    /// Takes backups out of those that are shown as damaged. The failure stays as long as one is
+    /// left, and then names that one.
+    fn clear_damage(&self, is_cleared: impl Fn(&BackupName) -> bool) {
+        self.show(|status| {
+            let before = status.damaged.len();
+            let stays = |name: BackupName| !is_cleared(&name);
+            status.damaged.retain(|name| name.parse::<BackupName>().is_ok_and(stays));
+            if status.damaged.len() == before {
+                return;
+            }
+            let left = status.damaged.first();
+            status.failure = left.and_then(|name| {
+                let text = format!("the stored backup {name} is damaged");
+                status.failure.take().map(|failure| BackupFailure { text, ..failure })
+            });
+        });
     }
 
     fn shown(&self) -> VerificationStatus {
@@ -316,6 +347,11 @@ mod tests {
         }
     }
 
+    /// Shows the backup as damaged, so that the next verification examines it.
+    fn show_damage(verifier: &BackupVerifier, name: &BackupName) {
+        verifier.show(|status| status.damaged.push(name.to_string()));
+    }
+
     fn reason(status: &VerificationStatus) -> Option<&str> {
         status.failure.as_ref().map(|failure| failure.reason.as_str())
     }
@@ -346,7 +382,7 @@ mod tests {
         for hours_ago in 6..30 {
             store.save(hours_ago);
         }
-        store.verifier.damaged = Some(damaged.clone());
+        show_damage(&store.verifier, &damaged);
         store.write(&damaged.data_file(true), b"an encrypted snapsh0t");
         let status = store.run().await;
         assert_eq!(reason(&status), Some("damaged"));
@@ -363,7 +399,7 @@ mod tests {
         assert!(status.failure.is_none() && status.whole.contains(&damaged.to_string()));
 
         store.write(&damaged.data_file(true), b"short");
-        store.verifier.damaged = Some(damaged.clone());
+        show_damage(&store.verifier, &damaged);
         assert_eq!(reason(&store.run().await), Some("damaged"));
         let folder = store.folder.path().join(store.cluster.as_str());
         std::fs::remove_file(folder.join(damaged.manifest_file())).unwrap();
@@ -388,11 +424,50 @@ mod tests {
             store.folder.path().join(store.cluster.as_str()).join(newer.manifest_file()),
         )
         .unwrap();
-        store.verifier.damaged = Some(damaged);
+        show_damage(&store.verifier, &damaged);
         assert_eq!(reason(&store.run().await), Some("damaged"));
         store.write(&newer.manifest_file(), br#"{"version": 99}"#);
         assert_eq!(reason(&store.run().await), Some("damaged"));
-        store.verifier.hand_over();
-        assert!(!store.verifier.shows_failure());
+    }
+
+    #[tokio::test]
+    async fn another_verifier_of_the_agent_examines_the_damaged_backup_again() {
+        let mut store = TestStore::new();
+        let (damaged, _) = (store.save(5), store.save(1));
+        for hours_ago in 6..30 {
+            store.save(hours_ago);
+        }
+        store.write(&damaged.data_file(true), b"short");
+        show_damage(&store.verifier, &damaged);
+        assert_eq!(reason(&store.run().await), Some("damaged"));
+        // The node was started again.
+        store.verifier = BackupVerifier::new(EVERY, store.verifier.board.clone());
+        assert!(store.verifier.has_damage());
+        assert_eq!(reason(&store.run().await), Some("damaged"));
+        store.write(&damaged.data_file(true), STORED);
+        let status = store.run().await;
+        assert!(status.failure.is_none() && !store.verifier.has_damage(), "{status:?}");
+    }
+
+    #[tokio::test]
+    async fn a_second_damaged_backup_does_not_hide_the_first_one() {
+        let mut store = TestStore::new();
+        let (first, second) = (store.save(5), store.save(1));
+        for damaged in [&first, &second] {
+            store.write(&damaged.data_file(true), b"short");
+        }
+        show_damage(&store.verifier, &first);
+        let status = store.run().await;
+        assert_eq!(status.damaged, [first.to_string(), second.to_string()]);
+        let folder = store.folder.path().join(store.cluster.as_str());
+        std::fs::remove_file(folder.join(second.manifest_file())).unwrap();
+        store.verifier.note_listing(&store.listing().await);
+        let status = store.verifier.shown();
+        assert_eq!(reason(&status), Some("damaged"));
+        assert_eq!(status.damaged, [first.to_string()]);
+        assert!(status.failure.unwrap().text.contains(&first.to_string()));
+        std::fs::remove_file(folder.join(first.manifest_file())).unwrap();
+        store.verifier.note_listing(&store.listing().await);
+        assert!(!store.verifier.shows_failure() && !store.verifier.has_damage());
     }
 }

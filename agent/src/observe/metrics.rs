@@ -383,6 +383,7 @@ mod tests {
             every_seconds: 86_400,
             at: Some(at),
             whole: Vec::new(),
+            damaged: Vec::new(),
             failure: Some(failure),
         };
         board.update(|status| {
