@@ -119,9 +119,7 @@ impl BackupVerifier {
         let limited = tokio::time::timeout(VERIFICATION_LIMIT, work).await;
         self.clear_damage(|name| whole.contains(name));
         match limited.unwrap_or(Err(VerificationError::Slow)) {
-            Ok(()) if whole.is_empty() => {
-                self.retry_at = Some(Instant::now() + EMPTY_STORE_PAUSE);
-            }
+            Ok(()) if whole.is_empty() => self.note_empty_store(),
             Ok(()) => self.note_success(&whole),
             Err(error) => self.note_failure(error),
         }
@@ -153,6 +151,15 @@ impl BackupVerifier {
             }
         }
         Ok(())
+    }
+
+    /// The store was read, and has nothing to verify: an earlier failure is over.
+    fn note_empty_store(&mut self) {
+        (self.failures, self.retry_at) = (0, Some(Instant::now() + EMPTY_STORE_PAUSE));
+        self.show(|status| {
+            status.damaged.clear();
+            status.failure = None;
+        });
     }
 
     fn note_success(&mut self, whole: &[BackupName]) {
@@ -373,6 +380,18 @@ mod tests {
         let status = store.run().await;
         assert_eq!((status.at, status.failure), (None, None));
         assert!(!store.verifier.is_due(Timestamp::now()), "it pauses");
+    }
+
+    #[tokio::test]
+    async fn a_failure_ends_once_the_store_can_be_read_and_has_no_backup() {
+        let mut store = TestStore::new();
+        let newer = BackupName::new(Timestamp::now(), 43);
+        store.write(&newer.manifest_file(), br#"{"version": 99}"#);
+        store.write(&newer.data_file(true), b"x");
+        assert_eq!(reason(&store.run().await), Some("not_done"));
+        let folder = store.folder.path().join(store.cluster.as_str());
+        std::fs::remove_file(folder.join(newer.manifest_file())).unwrap();
+        assert_eq!(store.run().await.failure, None);
     }
 
     #[tokio::test]
