@@ -88,20 +88,28 @@ fn explain_moves(
 ) -> Vec<Explanation> {
     let explain = |(id, urls): (MemberId, Vec<NodeUrl>)| {
         let member = present.members.iter().find(|member| member.id == id)?;
-        let urls: Vec<String> = urls.iter().map(ToString::to_string).collect();
-        let is_recorded = urls.iter().any(|url| member.peer_urls.contains(url));
+        // A cluster accepts other spellings of a URL, which its agents compare in the same way.
+        let is_new = |text: &String| text.parse::<NodeUrl>().is_ok_and(|url| urls.contains(&url));
+        let is_recorded = member.peer_urls.iter().any(is_new);
         if is_recorded || member.is_released {
             return None;
         }
+        let urls: Vec<String> = urls.iter().map(ToString::to_string).collect();
         let who = member.display_name();
         let missing = format!(
             "{who} has moved to {}, and the cluster still lists it at {}",
             urls.join(", "),
             member.peer_urls.join(", ")
         );
-        let command = "wait: its agent has the cluster record the new address once there is a \
-                       leader; if this stays, look at `muster-agent status` on that host";
-        Some(member_explanation("member_moved", member, missing, command))
+        let command = format!(
+            "wait: its agent has the cluster record the new address once there is a leader. It \
+             leaves an address that somebody has set by hand: if that one is wrong, muster-agent \
+             member update {} --peer-urls {}. If this stays otherwise, look at `muster-agent \
+             status` on that host",
+            member.id,
+            urls.join(",")
+        );
+        Some(member_explanation("member_moved", member, missing, &command))
     };
     moved.filter_map(explain).collect()
 }
@@ -153,5 +161,19 @@ mod tests {
             "db-1 has moved to https://10.0.0.9:2380, and the cluster still lists it at \
              https://10.0.0.1:2380"
         );
+        let command = lines[0].command.as_deref().unwrap();
+        let by_hand = "member update 0000000000000001 --peer-urls https://10.0.0.9:2380";
+        assert!(command.contains(by_hand), "{command}");
+    }
+
+    #[test]
+    fn an_address_that_is_recorded_in_another_spelling_is_recorded() {
+        let spelled = |text: &str| {
+            let listed = MemberView { peer_urls: vec![text.to_owned()], ..member(1) };
+            let present = MembersView { confirmed: true, members: vec![listed] };
+            let urls: Vec<NodeUrl> = vec!["https://db-1.example:2380".parse().unwrap()];
+            explain_moves(&present, [(MemberId::new(1), urls)].into_iter()).len()
+        };
+        assert_eq!(["https://DB-1.example:2380", "https://db-2.example:2380"].map(spelled), [0, 1]);
     }
 }
