@@ -405,7 +405,8 @@ pub(crate) async fn explain(
     }))
 }
 
-/// Explains what a formed cluster's moved members and its standbys wait for.
+/// Explains a split of a cluster's statements, and what a formed cluster's moved members and its
+/// standbys wait for.
 async fn explain_others(
     app: &App,
     (cluster, chain): (&Cluster, &StatementChain),
@@ -430,15 +431,13 @@ fn add_member_explanations(
     others: Vec<Explanation>,
 ) -> Vec<Explanation> {
     match cluster.phase {
-        Phase::Formed => {
-            lines.extend(intents::explain(present, asking, name));
-            lines.extend(others);
-        }
+        Phase::Formed => lines.extend(intents::explain(present, asking, name)),
         Phase::Committed => {
             lines.extend(intents::explain(&MembersView::default(), asking, name));
         }
         Phase::Open | Phase::Preparing | Phase::Expired | Phase::Abandoned | Phase::Retired => {}
     }
+    lines.extend(others);
     lines
 }
 

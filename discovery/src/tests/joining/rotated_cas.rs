@@ -281,6 +281,7 @@ async fn a_split_of_the_statements_is_explained_with_the_member_that_has_shown_i
         let explain = cluster.admin.explain(id).await.unwrap().explain;
         explain.into_iter().find(|line| line.code == "statements_split")
     };
+    // No member has reported yet, so the cluster is committed and not formed.
     assert_eq!(split().await, None);
     let agent = &cluster.agents[0];
     let shown = [chain.jws(), vec![other.clone()]].concat();
