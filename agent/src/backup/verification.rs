@@ -57,7 +57,7 @@ enum VerificationError {
 }
 
 /// Verifies stored backups on schedule. The status shows the last result, and which backups are
-/// damaged. It outlives this verifier, which is made anew when the node is started again.
+/// damaged. The agent makes a new verifier whenever it starts its node, and keeps the status.
 pub(super) struct BackupVerifier {
     /// Interval between two verifications.
     every: Duration,

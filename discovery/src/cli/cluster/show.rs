@@ -297,7 +297,7 @@ pub(super) async fn explain(
         if answer.explain.is_empty() {
             out.line(match answer.state {
                 ClusterState::Formed => {
-                    "waits for nothing, by the members' reports of the last five minutes"
+                    "waits for nothing, as far as its members have reported in the last five minutes"
                 }
                 _ => "waits for nothing",
             });
