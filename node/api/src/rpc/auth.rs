@@ -48,7 +48,7 @@ impl AuthService {
     async fn change(
         &self,
         change: AuthOperation,
-        held: &CallContext,
+        call: &CallContext,
     ) -> Result<Option<ResponseHeader>, Error> {
         let name = match &change {
             AuthOperation::UserAdd(user) => user.name.as_str(),
@@ -59,7 +59,7 @@ impl AuthService {
             return Err(Error::NameTooLong);
         }
         let change = AuthChange { change: Some(change) };
-        match self.context.propose_as_caller(held, Operation::ChangeAuth(change)).await? {
+        match self.context.propose_as_caller(call, Operation::ChangeAuth(change)).await? {
             Response::AuthChanged(header) => Ok(header),
             other => unreachable!("apply answers a change of users in kind, not with {other:?}"),
         }
@@ -70,11 +70,11 @@ impl AuthService {
     async fn read_view(
         &self,
         request: &impl CheckedRequest,
-        held: &CallContext,
+        call: &CallContext,
     ) -> Result<Arc<View>, Error> {
         self.context.barrier(false).await?;
         let view = self.context.store.view();
-        self.context.access.authorise_on(held.credentials(), &view, request.access())?;
+        self.context.access.authorise_on(call.credentials(), &view, request.access())?;
         Ok(view)
     }
 
@@ -163,9 +163,9 @@ impl AuthService {
     async fn status(
         &self,
         request: AuthStatusRequest,
-        held: &CallContext,
+        call: &CallContext,
     ) -> Result<AuthStatusResponse, Error> {
-        let view = self.read_view(&request, held).await?;
+        let view = self.read_view(&request, call).await?;
         let (enabled, auth_revision) = (view.auth().is_enabled(), view.auth().revision());
         Ok(AuthStatusResponse { header: header(view.revision()), enabled, auth_revision })
     }
@@ -173,9 +173,9 @@ impl AuthService {
     async fn user_get(
         &self,
         request: AuthUserGetRequest,
-        held: &CallContext,
+        call: &CallContext,
     ) -> Result<AuthUserGetResponse, Error> {
-        let view = self.read_view(&request, held).await?;
+        let view = self.read_view(&request, call).await?;
         let user = view.auth().user(&request.name).ok_or(Error::UserNotFound)?;
         Ok(AuthUserGetResponse { header: header(view.revision()), roles: user.roles().to_vec() })
     }
@@ -183,9 +183,9 @@ impl AuthService {
     async fn user_list(
         &self,
         request: AuthUserListRequest,
-        held: &CallContext,
+        call: &CallContext,
     ) -> Result<AuthUserListResponse, Error> {
-        let view = self.read_view(&request, held).await?;
+        let view = self.read_view(&request, call).await?;
         let users = view.auth().users().map(str::to_owned).collect();
         Ok(AuthUserListResponse { header: header(view.revision()), users })
     }
@@ -193,9 +193,9 @@ impl AuthService {
     async fn role_get(
         &self,
         request: AuthRoleGetRequest,
-        held: &CallContext,
+        call: &CallContext,
     ) -> Result<AuthRoleGetResponse, Error> {
-        let view = self.read_view(&request, held).await?;
+        let view = self.read_view(&request, call).await?;
         let perm = view.auth().role_permissions(&request.role).ok_or(Error::RoleNotFound)?;
         Ok(AuthRoleGetResponse { header: header(view.revision()), perm })
     }
@@ -203,9 +203,9 @@ impl AuthService {
     async fn role_list(
         &self,
         request: AuthRoleListRequest,
-        held: &CallContext,
+        call: &CallContext,
     ) -> Result<AuthRoleListResponse, Error> {
-        let view = self.read_view(&request, held).await?;
+        let view = self.read_view(&request, call).await?;
         let roles = view.auth().roles().map(str::to_owned).collect();
         Ok(AuthRoleListResponse { header: header(view.revision()), roles })
     }
@@ -218,15 +218,15 @@ macro_rules! changes {
         impl auth_server::Auth for AuthService {
             $(async fn $method(&self, request: Request<$request>) -> Answer<$answer> {
                 let $this = self;
-                let work = async |$asked: $request, held: &mut CallContext| {
-                    let header = self.change($change, held).await?;
+                let work = async |$asked: $request, call: &mut CallContext| {
+                    let header = self.change($change, call).await?;
                     Ok::<_, Error>($answer { header })
                 };
                 self.context.call(Method::$counted, request, work).await
             })*
 
             async fn auth_status(&self, request: Request<AuthStatusRequest>) -> Answer<AuthStatusResponse> {
-                let work = async |request, held: &mut CallContext| self.status(request, held).await;
+                let work = async |request, call: &mut CallContext| self.status(request, call).await;
                 self.context.call(Method::AuthStatus, request, work).await
             }
 
@@ -236,22 +236,22 @@ macro_rules! changes {
             }
 
             async fn user_get(&self, request: Request<AuthUserGetRequest>) -> Answer<AuthUserGetResponse> {
-                let work = async |request, held: &mut CallContext| self.user_get(request, held).await;
+                let work = async |request, call: &mut CallContext| self.user_get(request, call).await;
                 self.context.call(Method::UserGet, request, work).await
             }
 
             async fn user_list(&self, request: Request<AuthUserListRequest>) -> Answer<AuthUserListResponse> {
-                let work = async |request, held: &mut CallContext| self.user_list(request, held).await;
+                let work = async |request, call: &mut CallContext| self.user_list(request, call).await;
                 self.context.call(Method::UserList, request, work).await
             }
 
             async fn role_get(&self, request: Request<AuthRoleGetRequest>) -> Answer<AuthRoleGetResponse> {
-                let work = async |request, held: &mut CallContext| self.role_get(request, held).await;
+                let work = async |request, call: &mut CallContext| self.role_get(request, call).await;
                 self.context.call(Method::RoleGet, request, work).await
             }
 
             async fn role_list(&self, request: Request<AuthRoleListRequest>) -> Answer<AuthRoleListResponse> {
-                let work = async |request, held: &mut CallContext| self.role_list(request, held).await;
+                let work = async |request, call: &mut CallContext| self.role_list(request, call).await;
                 self.context.call(Method::RoleList, request, work).await
             }
         }

@@ -313,8 +313,8 @@ impl ApiContext {
         work: impl AsyncFnOnce(Q, &mut CallContext) -> Result<T, E>,
     ) -> Result<tonic::Response<T>, Status> {
         let (metadata, extensions, asked) = request.into_parts();
-        let held = CallContext::from_parts(&metadata, &extensions);
-        let (answer, charge) = self.run_call(method, &metadata, held, asked, work).await?;
+        let call = CallContext::from_parts(&metadata, &extensions);
+        let (answer, charge) = self.run_call(method, &metadata, call, asked, work).await?;
         let mut answer = tonic::Response::new(answer);
         answer.extensions_mut().insert(Arc::new(charge));
         Ok(answer)
@@ -326,22 +326,22 @@ impl ApiContext {
         &self,
         method: Method,
         metadata: &MetadataMap,
-        mut held: CallContext,
+        mut call: CallContext,
         asked: Q,
         work: impl AsyncFnOnce(Q, &mut CallContext) -> Result<T, E>,
     ) -> Result<(T, MemoryCharge), Status> {
-        let call = self.metrics.start(method);
+        let guard = self.metrics.start(method);
         self.count_client(metadata, false);
-        let result = match self.begin::<Q, E>(metadata, &asked, &mut held).await {
-            Ok(()) => work(asked, &mut held).await.map_err(Into::into),
+        let result = match self.begin::<Q, E>(metadata, &asked, &mut call).await {
+            Ok(()) => work(asked, &mut call).await.map_err(Into::into),
             Err(status) => Err(status),
         };
-        call.end(result.as_ref().err());
+        guard.end(result.as_ref().err());
         let mut answer = result?;
         if let Some(header) = answer.header() {
             *header = self.header(header.revision);
         }
-        Ok((answer, held.charge))
+        Ok((answer, call.charge))
     }
 
     /// Makes all checks that can refuse a call before its work begins.
@@ -349,14 +349,14 @@ impl ApiContext {
         &self,
         metadata: &MetadataMap,
         asked: &Q,
-        held: &mut CallContext,
+        call: &mut CallContext,
     ) -> Result<(), Status> {
         self.admit(metadata, asked.is_for_learners())?;
         if asked.is_about_data() {
             self.ensure_not_corrupt()?;
         }
-        held.charge(0)?;
-        self.allow(asked, held).await.map_err(|error| E::from(error).into())
+        call.charge(0)?;
+        self.allow(asked, call).await.map_err(|error| E::from(error).into())
     }
 
     /// Validates one request, and checks that the caller has permission for it. A call that
@@ -364,20 +364,20 @@ impl ApiContext {
     pub(super) async fn allow(
         &self,
         asked: &impl CheckedRequest,
-        held: &mut CallContext,
+        call: &mut CallContext,
     ) -> Result<(), Error> {
         asked.check(&self.limits)?;
-        held.caller =
-            self.authorise_call(&held.credentials, asked.access(), asked.is_for_learners()).await?;
+        call.caller =
+            self.authorise_call(&call.credentials, asked.access(), asked.is_for_learners()).await?;
         Ok(())
     }
 
     /// Proposes a request, and waits until it is applied. Returns [`Error::AnswerDropped`] if the
-    /// account of `held` has no room for the answer.
+    /// account of `call` has no room for the answer.
     pub(crate) async fn propose<P: ReplicatedRequest>(
         &self,
         request: P,
-        held: &mut CallContext,
+        call: &mut CallContext,
     ) -> Result<P::Answer, Error> {
         let operation = request.operation();
         let grows = may_grow_data(&operation);
@@ -385,7 +385,7 @@ impl ApiContext {
             return Err(Error::NoSpace);
         }
         let id = self.request_ids.next();
-        let payload = encode(id, held.caller.clone(), operation, self.limits.max_request_bytes)?;
+        let payload = encode(id, call.caller.clone(), operation, self.limits.max_request_bytes)?;
         if grows && !self.limits.quota.has_room(self.store.record_bytes(), payload.len()) {
             // Boxed, since `raise_quota_alarm` calls this function again to propose the alarm.
             Box::pin(self.raise_quota_alarm()).await;
@@ -396,7 +396,7 @@ impl ApiContext {
             response => response,
         };
         let answer = P::answer(response).expect("apply answers each operation in kind");
-        held.charge(answer.encoded_len()).map_err(|_| Error::AnswerDropped)?;
+        call.charge(answer.encoded_len()).map_err(|_| Error::AnswerDropped)?;
         Ok(answer)
     }
 
@@ -405,14 +405,14 @@ impl ApiContext {
         self.propose_as_caller(&CallContext::for_member(), operation).await
     }
 
-    /// Proposes an operation as the caller of `held`, and waits until it is applied.
+    /// Proposes an operation as the caller of `call`, and waits until it is applied.
     pub(super) async fn propose_as_caller(
         &self,
-        held: &CallContext,
+        call: &CallContext,
         operation: Operation,
     ) -> Result<Response, Error> {
         let id = self.request_ids.next();
-        let payload = encode(id, held.caller.clone(), operation, self.limits.max_request_bytes)?;
+        let payload = encode(id, call.caller.clone(), operation, self.limits.max_request_bytes)?;
         self.propose_payload(payload, id).await
     }
 

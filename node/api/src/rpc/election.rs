@@ -38,20 +38,20 @@ impl ElectionService {
     async fn campaign(
         &self,
         request: CampaignRequest,
-        held: &mut CallContext,
+        call: &mut CallContext,
     ) -> Result<CampaignResponse, LockQueueError> {
         let CampaignRequest { name, lease, value } = request;
-        let lease = self.0.lease_or_grant(lease, held).await?;
-        let mut place = self.0.enter(&name, lease, value.clone(), held).await?;
+        let lease = self.0.lease_or_grant(lease, call).await?;
+        let mut place = self.0.enter(&name, lease, value.clone(), call).await?;
         if place.value().is_some_and(|before| *before != value) {
             let (key, created) = (place.key().clone(), place.created());
-            if let Err(refused) = self.set_value(key.clone(), created, value, lease, held).await {
+            if let Err(refused) = self.set_value(key.clone(), created, value, lease, call).await {
                 // As in etcd, a candidate whose campaign fails leaves the queue.
-                let _ = self.0.txn(delete_if_created_at(key, created), held).await;
+                let _ = self.0.txn(delete_if_created_at(key, created), call).await;
                 return Err(refused.into());
             }
         }
-        place.wait_for_turn(held).await?.ok_or(Error::NotElected)?;
+        place.wait_for_turn(call).await?.ok_or(Error::NotElected)?;
         let (key, rev) = (place.key().clone(), place.created());
         let leader = LeaderKey { name, key, rev, lease };
         Ok(CampaignResponse { header: header(place.entry_revision()), leader: Some(leader) })
@@ -64,29 +64,29 @@ impl ElectionService {
         created: i64,
         value: Bytes,
         lease: i64,
-        held: &mut CallContext,
+        call: &mut CallContext,
     ) -> Result<Option<ResponseHeader>, Error> {
-        let said = self.0.txn(put_if_created_at(key, created, value, lease), held).await?;
+        let said = self.0.txn(put_if_created_at(key, created, value, lease), call).await?;
         if said.succeeded { Ok(said.header) } else { Err(Error::NotElected) }
     }
 
     async fn proclaim(
         &self,
         request: ProclaimRequest,
-        held: &mut CallContext,
+        call: &mut CallContext,
     ) -> Result<ProclaimResponse, LockQueueError> {
         let LeaderKey { key, rev, lease, .. } = request.leader.ok_or(Error::NoLeaderKey)?;
-        let lease = self.0.lease_or_grant(lease, held).await?;
-        let header = self.set_value(key, rev, request.value, lease, held).await?;
+        let lease = self.0.lease_or_grant(lease, call).await?;
+        let header = self.set_value(key, rev, request.value, lease, call).await?;
         Ok(ProclaimResponse { header })
     }
 
     async fn leader(
         &self,
         request: LeaderRequest,
-        held: &mut CallContext,
+        call: &mut CallContext,
     ) -> Result<LeaderResponse, LockQueueError> {
-        let mut found = self.0.read_first_entry(&request.name, held).await?;
+        let mut found = self.0.read_first_entry(&request.name, call).await?;
         let kv = found.kvs.pop().ok_or(Error::NobodyElected)?;
         Ok(LeaderResponse { header: found.header, kv: Some(kv) })
     }
@@ -94,10 +94,10 @@ impl ElectionService {
     async fn resign(
         &self,
         request: ResignRequest,
-        held: &mut CallContext,
+        call: &mut CallContext,
     ) -> Result<ResignResponse, LockQueueError> {
         let LeaderKey { key, rev, .. } = request.leader.ok_or(Error::NoLeaderKey)?;
-        let resigned = self.0.txn(delete_if_created_at(key, rev), held).await?;
+        let resigned = self.0.txn(delete_if_created_at(key, rev), call).await?;
         Ok(ResignResponse { header: resigned.header })
     }
 }
@@ -137,8 +137,8 @@ impl Observer {
     }
 
     async fn look_up_leader(&mut self) -> Result<(), Error> {
-        let mut held = CallContext::of(&self.account, self.credentials.clone());
-        let mut found = self.queues.read_first_entry(&self.name, &mut held).await?;
+        let mut call = CallContext::of(&self.account, self.credentials.clone());
+        let mut found = self.queues.read_first_entry(&self.name, &mut call).await?;
         let seen_at = revision(found.header.as_ref());
         if let Some(kv) = found.kvs.pop() {
             self.follow(kv.key.clone(), seen_at);
@@ -216,17 +216,17 @@ impl Drop for Observer {
 #[tonic::async_trait]
 impl election_server::Election for ElectionService {
     async fn campaign(&self, request: Request<CampaignRequest>) -> Answer<CampaignResponse> {
-        let work = async |request, held: &mut CallContext| self.campaign(request, held).await;
+        let work = async |request, call: &mut CallContext| self.campaign(request, call).await;
         self.0.context.call(Method::Campaign, request, work).await
     }
 
     async fn proclaim(&self, request: Request<ProclaimRequest>) -> Answer<ProclaimResponse> {
-        let work = async |request, held: &mut CallContext| self.proclaim(request, held).await;
+        let work = async |request, call: &mut CallContext| self.proclaim(request, call).await;
         self.0.context.call(Method::Proclaim, request, work).await
     }
 
     async fn leader(&self, request: Request<LeaderRequest>) -> Answer<LeaderResponse> {
-        let work = async |request, held: &mut CallContext| self.leader(request, held).await;
+        let work = async |request, call: &mut CallContext| self.leader(request, call).await;
         self.0.context.call(Method::Leader, request, work).await
     }
 
@@ -264,7 +264,7 @@ impl election_server::Election for ElectionService {
     }
 
     async fn resign(&self, request: Request<ResignRequest>) -> Answer<ResignResponse> {
-        let work = async |request, held: &mut CallContext| self.resign(request, held).await;
+        let work = async |request, call: &mut CallContext| self.resign(request, call).await;
         self.0.context.call(Method::Resign, request, work).await
     }
 }

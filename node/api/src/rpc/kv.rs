@@ -33,11 +33,11 @@ impl KvService {
     pub(super) async fn range(
         &self,
         request: &RangeRequest,
-        held: &mut CallContext,
+        call: &mut CallContext,
     ) -> Result<RangeResponse, Error> {
         self.0.barrier(request.serializable).await?;
         let began = Instant::now();
-        let read = self.read(request, held).await;
+        let read = self.read(request, call).await;
         self.0.metrics.ranges[usize::from(read.is_ok())].record(began.elapsed());
         read
     }
@@ -45,19 +45,19 @@ impl KvService {
     async fn read(
         &self,
         request: &RangeRequest,
-        held: &mut CallContext,
+        call: &mut CallContext,
     ) -> Result<RangeResponse, Error> {
         'view: loop {
             let view = self.0.store.view();
             self.0.access.authorise_on(
-                held.credentials(),
+                call.credentials(),
                 &view,
                 RequestedAccess::Range(request),
             )?;
             let mut gather = self.0.store.begin_range(&view, request)?;
             loop {
                 let step = self.0.store.step_range(&view, &mut gather);
-                held.charge(gather.bytes())?;
+                call.charge(gather.bytes())?;
                 match step {
                     Ok(RangeStep::Done(response)) => return Ok(response),
                     // A wide range yields between steps, so that other tasks on this thread can
@@ -73,43 +73,43 @@ impl KvService {
         }
     }
 
-    async fn put(&self, request: PutRequest, held: &mut CallContext) -> Result<PutResponse, Error> {
-        self.0.propose(request, held).await
+    async fn put(&self, request: PutRequest, call: &mut CallContext) -> Result<PutResponse, Error> {
+        self.0.propose(request, call).await
     }
 
     pub(super) async fn delete(
         &self,
         request: DeleteRangeRequest,
-        held: &mut CallContext,
+        call: &mut CallContext,
     ) -> Result<DeleteRangeResponse, Error> {
-        self.0.propose(request, held).await
+        self.0.propose(request, call).await
     }
 
     pub(super) async fn txn(
         &self,
         request: TxnRequest,
-        held: &mut CallContext,
+        call: &mut CallContext,
     ) -> Result<TxnResponse, Error> {
         if is_read_only(&request) {
             self.0.barrier(is_serializable(&request)).await?;
-            return self.read_only(&request, held).await;
+            return self.read_only(&request, call).await;
         }
-        self.0.propose(request, held).await
+        self.0.propose(request, call).await
     }
 
     async fn read_only(
         &self,
         txn: &TxnRequest,
-        held: &mut CallContext,
+        call: &mut CallContext,
     ) -> Result<TxnResponse, Error> {
         'view: loop {
             let view = self.0.store.view();
-            self.0.access.authorise_on(held.credentials(), &view, RequestedAccess::Txn(txn))?;
+            self.0.access.authorise_on(call.credentials(), &view, RequestedAccess::Txn(txn))?;
             let mut read = ReadTxn::new(txn);
             let mut bytes = 0;
             loop {
                 let step = {
-                    let mut fits = |bytes| held.try_charge(bytes);
+                    let mut fits = |bytes| call.try_charge(bytes);
                     let mut room = AnswerBudget::new(bytes, &mut fits);
                     let step = read.step(&self.0.store, &view, &mut room);
                     if room.is_overdrawn() {
@@ -122,7 +122,7 @@ impl KvService {
                     Ok(Some(response)) => {
                         // Charge only the answer. Pairs that were read but aren't in the answer
                         // have been freed.
-                        held.charge(bytes)?;
+                        call.charge(bytes)?;
                         if response.responses.len() > 1 {
                             self.0.store.operations().txns.fetch_add(1, Ordering::Relaxed);
                         }
@@ -144,10 +144,10 @@ impl KvService {
     async fn compact(
         &self,
         request: CompactionRequest,
-        held: &mut CallContext,
+        call: &mut CallContext,
     ) -> Result<CompactionResponse, Error> {
         let mut finished = self.0.store.finished_compactions();
-        let response = self.0.propose(request, held).await?;
+        let response = self.0.propose(request, call).await?;
         if request.physical {
             let done = finished.wait_for(|revision| *revision >= request.revision);
             done.await.map_err(|_| Error::Stopped)?;
@@ -211,24 +211,24 @@ impl DirectKv {
         user: Option<&CertificateUser>,
         account: &Arc<MemoryAccount>,
     ) -> Result<(Bytes, MemoryCharge), Status> {
-        let held = CallContext::of(account, Credentials::new(metadata, user));
+        let call = CallContext::of(account, Credentials::new(metadata, user));
         let (kv, api) = (KvService(self.0.clone()), &self.0);
         match request {
             DirectRequest::Range(request) => {
-                let work = async |request, held: &mut CallContext| kv.range(&request, held).await;
-                framed(api.run_call(Method::Range, metadata, held, request, work).await)
+                let work = async |request, call: &mut CallContext| kv.range(&request, call).await;
+                framed(api.run_call(Method::Range, metadata, call, request, work).await)
             }
             DirectRequest::Put(request) => {
-                let work = async |request, held: &mut CallContext| kv.put(request, held).await;
-                framed(api.run_call(Method::Put, metadata, held, request, work).await)
+                let work = async |request, call: &mut CallContext| kv.put(request, call).await;
+                framed(api.run_call(Method::Put, metadata, call, request, work).await)
             }
             DirectRequest::DeleteRange(request) => {
-                let work = async |request, held: &mut CallContext| kv.delete(request, held).await;
-                framed(api.run_call(Method::DeleteRange, metadata, held, request, work).await)
+                let work = async |request, call: &mut CallContext| kv.delete(request, call).await;
+                framed(api.run_call(Method::DeleteRange, metadata, call, request, work).await)
             }
             DirectRequest::Txn(request) => {
-                let work = async |request, held: &mut CallContext| kv.txn(request, held).await;
-                framed(api.run_call(Method::Txn, metadata, held, request, work).await)
+                let work = async |request, call: &mut CallContext| kv.txn(request, call).await;
+                framed(api.run_call(Method::Txn, metadata, call, request, work).await)
             }
         }
     }
@@ -257,7 +257,7 @@ fn framed<T: prost::Message>(
 impl kv_server::Kv for KvService {
     async fn range(&self, request: Request<RangeRequest>) -> Answer<RangeResponse> {
         let work =
-            async |request: RangeRequest, held: &mut CallContext| self.range(&request, held).await;
+            async |request: RangeRequest, call: &mut CallContext| self.range(&request, call).await;
         self.0.call(Method::Range, request, work).await
     }
 
@@ -269,7 +269,7 @@ impl kv_server::Kv for KvService {
     }
 
     async fn put(&self, request: Request<PutRequest>) -> Answer<PutResponse> {
-        let work = async |request, held: &mut CallContext| self.put(request, held).await;
+        let work = async |request, call: &mut CallContext| self.put(request, call).await;
         self.0.call(Method::Put, request, work).await
     }
 
@@ -277,17 +277,17 @@ impl kv_server::Kv for KvService {
         &self,
         request: Request<DeleteRangeRequest>,
     ) -> Answer<DeleteRangeResponse> {
-        let work = async |request, held: &mut CallContext| self.delete(request, held).await;
+        let work = async |request, call: &mut CallContext| self.delete(request, call).await;
         self.0.call(Method::DeleteRange, request, work).await
     }
 
     async fn txn(&self, request: Request<TxnRequest>) -> Answer<TxnResponse> {
-        let work = async |request, held: &mut CallContext| self.txn(request, held).await;
+        let work = async |request, call: &mut CallContext| self.txn(request, call).await;
         self.0.call(Method::Txn, request, work).await
     }
 
     async fn compact(&self, request: Request<CompactionRequest>) -> Answer<CompactionResponse> {
-        let work = async |request, held: &mut CallContext| self.compact(request, held).await;
+        let work = async |request, call: &mut CallContext| self.compact(request, call).await;
         self.0.call(Method::Compact, request, work).await
     }
 }

@@ -63,16 +63,16 @@ impl LeaseService {
     pub(super) async fn grant(
         &self,
         mut request: LeaseGrantRequest,
-        held: &mut CallContext,
+        call: &mut CallContext,
     ) -> Result<LeaseGrantResponse, Error> {
         request.ttl = request.ttl.max(self.context.limits.min_lease_ttl);
         if request.id != 0 {
-            return self.context.propose(request, held).await;
+            return self.context.propose(request, call).await;
         }
         loop {
             // As in etcd, a generated ID is positive.
             request.id = (self.context.request_ids.next().0 & i64::MAX as u64).cast_signed().max(1);
-            match self.context.propose(request, held).await {
+            match self.context.propose(request, call).await {
                 Err(Error::LeaseExists) => {}
                 done => return done,
             }
@@ -82,7 +82,7 @@ impl LeaseService {
     async fn time_to_live(
         &self,
         request: LeaseTimeToLiveRequest,
-        held: &mut CallContext,
+        call: &mut CallContext,
     ) -> Result<LeaseTimeToLiveResponse, Error> {
         let LeaseTimeToLiveRequest { id, keys } = request;
         let deadline = self.context.deadline();
@@ -113,7 +113,7 @@ impl LeaseService {
         };
         if keys {
             self.context.access.authorise_with_leases(
-                held.credentials(),
+                call.credentials(),
                 &self.context.store.view(),
                 RequestedAccess::LeaseKeys(id),
                 &leases,
@@ -123,24 +123,24 @@ impl LeaseService {
             answer.ttl = seconds;
             answer.granted_ttl = lease.ttl;
             if keys {
-                held.charge(leases.keys(id).map(|key| key.len() + size_of::<Bytes>()).sum())?;
+                call.charge(leases.keys(id).map(|key| key.len() + size_of::<Bytes>()).sum())?;
                 answer.keys = leases.keys(id).map(|key| Bytes::copy_from_slice(key)).collect();
             }
         }
         Ok(answer)
     }
 
-    async fn leases(&self, held: &mut CallContext) -> Result<LeaseLeasesResponse, Error> {
+    async fn leases(&self, call: &mut CallContext) -> Result<LeaseLeasesResponse, Error> {
         self.context.barrier(false).await?;
         let revision = self.context.store.view().revision();
         let table = self.context.leases();
         self.context.access.authorise_with_leases(
-            held.credentials(),
+            call.credentials(),
             &self.context.store.view(),
             RequestedAccess::ListLeases,
             &table,
         )?;
-        held.charge(table.len() * size_of::<LeaseStatus>())?;
+        call.charge(table.len() * size_of::<LeaseStatus>())?;
         let leases = table.iter().map(|lease| LeaseStatus { id: lease.id }).collect();
         Ok(LeaseLeasesResponse { header: header(revision), leases })
     }
@@ -288,7 +288,7 @@ impl Drop for KeepAliveStream {
 #[tonic::async_trait]
 impl lease_server::Lease for LeaseService {
     async fn lease_grant(&self, request: Request<LeaseGrantRequest>) -> Answer<LeaseGrantResponse> {
-        let work = async |request, held: &mut CallContext| self.grant(request, held).await;
+        let work = async |request, call: &mut CallContext| self.grant(request, call).await;
         self.context.call(Method::LeaseGrant, request, work).await
     }
 
@@ -296,8 +296,8 @@ impl lease_server::Lease for LeaseService {
         &self,
         request: Request<LeaseRevokeRequest>,
     ) -> Answer<LeaseRevokeResponse> {
-        let work = async |request: LeaseRevokeRequest, held: &mut CallContext| {
-            self.context.propose(request, held).await
+        let work = async |request: LeaseRevokeRequest, call: &mut CallContext| {
+            self.context.propose(request, call).await
         };
         self.context.call(Method::LeaseRevoke, request, work).await
     }
@@ -341,7 +341,7 @@ impl lease_server::Lease for LeaseService {
         &self,
         request: Request<LeaseTimeToLiveRequest>,
     ) -> Answer<LeaseTimeToLiveResponse> {
-        let work = async |request, held: &mut CallContext| self.time_to_live(request, held).await;
+        let work = async |request, call: &mut CallContext| self.time_to_live(request, call).await;
         self.context.call(Method::LeaseTimeToLive, request, work).await
     }
 
@@ -349,7 +349,7 @@ impl lease_server::Lease for LeaseService {
         &self,
         request: Request<LeaseLeasesRequest>,
     ) -> Answer<LeaseLeasesResponse> {
-        let work = async |_: LeaseLeasesRequest, held: &mut CallContext| self.leases(held).await;
+        let work = async |_: LeaseLeasesRequest, call: &mut CallContext| self.leases(call).await;
         self.context.call(Method::LeaseLeases, request, work).await
     }
 }

@@ -19,21 +19,21 @@ impl LockService {
     async fn lock(
         &self,
         request: LockRequest,
-        held: &mut CallContext,
+        call: &mut CallContext,
     ) -> Result<LockResponse, LockQueueError> {
-        let lease = self.0.lease_or_grant(request.lease, held).await?;
-        let mut place = self.0.enter(&request.name, lease, Bytes::new(), held).await?;
-        let revision = place.wait_for_turn(held).await?.ok_or(Error::SessionExpired)?;
+        let lease = self.0.lease_or_grant(request.lease, call).await?;
+        let mut place = self.0.enter(&request.name, lease, Bytes::new(), call).await?;
+        let revision = place.wait_for_turn(call).await?.ok_or(Error::SessionExpired)?;
         Ok(LockResponse { header: header(revision), key: place.key().clone() })
     }
 
     async fn unlock(
         &self,
         request: UnlockRequest,
-        held: &mut CallContext,
+        call: &mut CallContext,
     ) -> Result<UnlockResponse, LockQueueError> {
         let delete = DeleteRangeRequest { key: request.key, ..DeleteRangeRequest::default() };
-        let deleted = self.0.delete(delete, held).await?;
+        let deleted = self.0.delete(delete, call).await?;
         Ok(UnlockResponse { header: deleted.header })
     }
 }
@@ -41,12 +41,12 @@ impl LockService {
 #[tonic::async_trait]
 impl lock_server::Lock for LockService {
     async fn lock(&self, request: Request<LockRequest>) -> Answer<LockResponse> {
-        let work = async |request, held: &mut CallContext| self.lock(request, held).await;
+        let work = async |request, call: &mut CallContext| self.lock(request, call).await;
         self.0.context.call(Method::Lock, request, work).await
     }
 
     async fn unlock(&self, request: Request<UnlockRequest>) -> Answer<UnlockResponse> {
-        let work = async |request, held: &mut CallContext| self.unlock(request, held).await;
+        let work = async |request, call: &mut CallContext| self.unlock(request, call).await;
         self.0.context.call(Method::Unlock, request, work).await
     }
 }

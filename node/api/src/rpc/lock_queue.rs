@@ -171,39 +171,39 @@ impl LockQueues {
     pub(super) async fn txn(
         &self,
         txn: TxnRequest,
-        held: &mut CallContext,
+        call: &mut CallContext,
     ) -> Result<TxnResponse, Error> {
-        self.context.allow(&txn, held).await?;
-        self.kv.txn(txn, held).await
+        self.context.allow(&txn, call).await?;
+        self.kv.txn(txn, call).await
     }
 
     pub(super) async fn delete(
         &self,
         delete: DeleteRangeRequest,
-        held: &mut CallContext,
+        call: &mut CallContext,
     ) -> Result<DeleteRangeResponse, Error> {
-        self.context.allow(&delete, held).await?;
-        self.kv.delete(delete, held).await
+        self.context.allow(&delete, call).await?;
+        self.kv.delete(delete, call).await
     }
 
     /// Returns the client's lease; if it names none, grants a new one.
     pub(super) async fn lease_or_grant(
         &self,
         id: i64,
-        held: &mut CallContext,
+        call: &mut CallContext,
     ) -> Result<i64, Error> {
         if id != 0 {
             return Ok(id);
         }
         let grant = LeaseGrantRequest { id: 0, ttl: DEFAULT_LEASE_TTL };
-        Ok(self.lease_service.grant(grant, held).await?.id)
+        Ok(self.lease_service.grant(grant, call).await?.id)
     }
 
     /// Reads the first entry, whose client holds the lock or leads.
     pub(super) async fn read_first_entry(
         &self,
         name: &[u8],
-        held: &mut CallContext,
+        call: &mut CallContext,
     ) -> Result<RangeResponse, Error> {
         let (key, range_end) = queue_range(name);
         let request = RangeRequest {
@@ -214,7 +214,7 @@ impl LockQueues {
             sort_target: SortTarget::Create.into(),
             ..RangeRequest::default()
         };
-        self.kv.range(&request, held).await
+        self.kv.range(&request, call).await
     }
 
     /// Appends an entry for the lease to the queue, or returns the lease's existing entry. The
@@ -224,11 +224,11 @@ impl LockQueues {
         name: &Bytes,
         lease: i64,
         value: Bytes,
-        held: &mut CallContext,
+        call: &mut CallContext,
     ) -> Result<QueueEntry, Error> {
         let (first, range_end) = queue_range(name);
         let line = RangeRequest { key: first, range_end, ..RangeRequest::default() };
-        self.context.allow(&line, held).await?;
+        self.context.allow(&line, call).await?;
         let key = key_of(name, lease);
         let found = RangeRequest { key: key.clone(), ..RangeRequest::default() };
         let entry = TxnRequest {
@@ -238,10 +238,10 @@ impl LockQueues {
         // A separate task creates the entry. If the client leaves meanwhile, the entry possibly
         // exists already and must be deleted. The entry's `drop` does that.
         let (told, hears) = oneshot::channel();
-        let (line, name, mut held) = (self.clone(), name.clone(), held.another_of_same_call());
+        let (line, name, mut call) = (self.clone(), name.clone(), call.another_of_same_call());
         self.tasks.spawn(async move {
             let entered = async {
-                let answer = line.txn(entry, &mut held).await?;
+                let answer = line.txn(entry, &mut call).await?;
                 let entered = revision(answer.header.as_ref());
                 let (created, value, turn) = match existing_key(answer) {
                     Some(found) => (found.create_revision, Some(found.value), EntryState::Kept),
@@ -329,14 +329,14 @@ impl QueueEntry {
     ///
     /// Reading this member's own store is enough, since it already has this entry's key. A key that
     /// is deleted and created again gets a higher create revision, so it comes after this entry.
-    async fn wait_for_predecessors(&mut self, held: &mut CallContext) -> Result<(), Error> {
+    async fn wait_for_predecessors(&mut self, call: &mut CallContext) -> Result<(), Error> {
         let before = predecessor_request(&self.name, self.created);
         loop {
-            let mut found = self.queues.kv.range(&before, held).await?;
+            let mut found = self.queues.kv.range(&before, call).await?;
             let seen_at = revision(found.header.as_ref());
             let Some(last) = found.kvs.pop() else { return Ok(()) };
             self.state = EntryState::Waiting;
-            held.charge(0)?;
+            call.charge(0)?;
             self.queues.wait_until_deleted(last.key, seen_at).await?;
         }
     }
@@ -345,16 +345,16 @@ impl QueueEntry {
     /// Returns `None` if the entry no longer exists.
     pub(super) async fn wait_for_turn(
         &mut self,
-        held: &mut CallContext,
+        call: &mut CallContext,
     ) -> Result<Option<i64>, Error> {
-        self.wait_for_predecessors(held).await?;
+        self.wait_for_predecessors(call).await?;
         if self.state != EntryState::Waiting {
             self.state = EntryState::Kept;
             return Ok(Some(self.entry_revision));
         }
         // The lease may have expired meanwhile.
         let own = RangeRequest { key: self.key.clone(), ..RangeRequest::default() };
-        let found = self.queues.kv.range(&own, held).await?;
+        let found = self.queues.kv.range(&own, call).await?;
         let is_there = found.kvs.first().is_some_and(|kv| kv.create_revision == self.created);
         self.state = EntryState::Kept;
         Ok(is_there.then(|| revision(found.header.as_ref())))

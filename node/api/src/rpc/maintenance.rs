@@ -85,13 +85,13 @@ impl MaintenanceService {
     async fn alarm(
         &self,
         request: AlarmRequest,
-        held: &mut CallContext,
+        call: &mut CallContext,
     ) -> Result<AlarmResponse, Error> {
         if AlarmAction::try_from(request.action).is_err() {
             return Err(Error::UnknownMethod);
         }
         if request.action() != AlarmAction::Get {
-            return self.context.propose(request, held).await;
+            return self.context.propose(request, call).await;
         }
         self.context.barrier(false).await?;
         let view = self.context.store.view();
@@ -238,7 +238,7 @@ impl maintenance_server::Maintenance for MaintenanceService {
     }
 
     async fn alarm(&self, request: Request<AlarmRequest>) -> Answer<AlarmResponse> {
-        let work = async |request, held: &mut CallContext| self.alarm(request, held).await;
+        let work = async |request, call: &mut CallContext| self.alarm(request, call).await;
         self.context.call(Method::Alarm, request, work).await
     }
 

@@ -41,8 +41,8 @@ pub(super) async fn answer(
 ) -> Result<Response<BoxStream<RangeStreamResponse>>, Status> {
     let began = context.metrics.calls(Method::RangeStream).begin();
     context.count_client(request.metadata(), true);
-    let mut held = CallContext::new(&request);
-    let begun = begin(&context, &request, &mut held).await;
+    let mut call = CallContext::new(&request);
+    let begun = begin(&context, &request, &mut call).await;
     let mut request = request.into_inner();
     // The store is read in ascending order of the keys anyway. Without a sort order in the request,
     // the answer isn't gathered as a whole to be sorted.
@@ -51,7 +51,7 @@ pub(super) async fn answer(
     let (gather, sorted) = (None, None);
     let mut parts = RangeParts {
         context,
-        held,
+        call,
         request,
         range_read: gather,
         sorted,
@@ -85,12 +85,12 @@ pub(super) async fn answer(
 async fn begin(
     context: &ApiContext,
     request: &Request<RangeRequest>,
-    held: &mut CallContext,
+    call: &mut CallContext,
 ) -> Result<(), Status> {
     let asked = request.get_ref();
     asked.check(&context.limits)?;
     check(asked)?;
-    context.begin::<_, Error>(request.metadata(), asked, held).await?;
+    context.begin::<_, Error>(request.metadata(), asked, call).await?;
     Ok(context.barrier(asked.serializable).await?)
 }
 
@@ -114,7 +114,7 @@ fn check(request: &RangeRequest) -> Result<(), Error> {
 
 struct RangeParts {
     context: Arc<ApiContext>,
-    held: CallContext,
+    call: CallContext,
     request: RangeRequest,
     /// State of the read; `None` before it begins.
     range_read: Option<RangeRead>,
@@ -137,7 +137,7 @@ impl RangeParts {
             self.context.ensure_not_corrupt()?;
             let view = self.context.store.view();
             self.context.access.authorise_on(
-                self.held.credentials(),
+                self.call.credentials(),
                 &view,
                 RequestedAccess::Range(&self.request),
             )?;
@@ -185,7 +185,7 @@ impl RangeParts {
         };
         loop {
             let step = store.step_range(view, gather);
-            self.held.charge(gather.bytes())?;
+            self.call.charge(gather.bytes())?;
             match step {
                 Ok(RangeStep::Done(mut part)) => {
                     let revision = part.header.map_or(0, |header| header.revision);
