@@ -247,8 +247,8 @@ impl ConnectionLimits {
     }
 
     fn try_admit(&self, remote: SocketAddr) -> Option<(PendingConnection, OwnedSemaphorePermit)> {
-        let knock = self.door.register(remote.ip());
-        let taken = knock.zip(Arc::clone(&self.connection_permits).try_acquire_owned().ok());
+        let pending = self.door.register(remote.ip());
+        let taken = pending.zip(Arc::clone(&self.connection_permits).try_acquire_owned().ok());
         if taken.is_none()
             && let Some(suppressed) = self.full.pass(0, Instant::now())
         {
@@ -344,9 +344,9 @@ impl ClientServer {
             };
             match accepted {
                 Ok((tcp, remote)) => {
-                    let Some((knock, place)) = self.limits.try_admit(remote) else { continue };
+                    let Some((pending, place)) = self.limits.try_admit(remote) else { continue };
                     let _ = tcp.set_nodelay(true);
-                    let connection = self.clone().connection(knock, tcp, remote);
+                    let connection = self.clone().connection(pending, tcp, remote);
                     self.connections.spawn(async move {
                         connection.await;
                         drop(place);
@@ -360,9 +360,9 @@ impl ClientServer {
         }
     }
 
-    async fn connection(self, knock: PendingConnection, tcp: TcpStream, remote: SocketAddr) {
+    async fn connection(self, pending: PendingConnection, tcp: TcpStream, remote: SocketAddr) {
         let Some(tls) = &self.tls else {
-            let Some(tcp) = self.admit(knock, tcp, remote, async |tcp| Ok(tcp)).await else {
+            let Some(tcp) = self.admit(pending, tcp, remote, async |tcp| Ok(tcp)).await else {
                 return;
             };
             return self.serve(tcp, ClientConnection { remote, user: None }).await;
@@ -371,7 +371,7 @@ impl ClientServer {
             let accepted = TlsAcceptor::from(tls.server_config()).accept(tcp).await;
             accepted.map_err(node_engine::tls::explain_handshake_error)
         };
-        let Some(stream) = self.admit(knock, tcp, remote, accept).await else { return };
+        let Some(stream) = self.admit(pending, tcp, remote, accept).await else { return };
         let shown = stream.get_ref().1.peer_certificates().map(<[_]>::to_vec);
         let user = tls.user(shown.as_deref()).map(|name| rpc::CertificateUser(name.into()));
         tokio::select! {
@@ -387,15 +387,15 @@ impl ClientServer {
     /// Runs the handshake. Handshakes that are unfinished when the node stops are dropped.
     async fn admit<T>(
         &self,
-        knock: PendingConnection,
+        pending: PendingConnection,
         tcp: TcpStream,
         remote: SocketAddr,
         handshake: impl AsyncFnOnce(TcpStream) -> io::Result<T>,
     ) -> Option<T> {
-        match self.stopping.run_until_cancelled(knock.admit(tcp, handshake)).await? {
+        match self.stopping.run_until_cancelled(pending.admit(tcp, handshake)).await? {
             Ok(opened) => Some(opened),
-            Err(turned) => {
-                self.limits.log_rejected(remote, &turned);
+            Err(error) => {
+                self.limits.log_rejected(remote, &error);
                 None
             }
         }
@@ -478,12 +478,12 @@ impl RequestServer {
             true => BodyKind::Unary,
         };
         let is_grpc = matches!(kind, BodyKind::Unary | BodyKind::Stream);
-        let folded = is_grpc && decompression::take_gzip_encoding(request.headers_mut());
+        let is_compressed = is_grpc && decompression::take_gzip_encoding(request.headers_mut());
         let unanswered =
-            (folded && kind == BodyKind::Unary).then(|| self.sender.decompressed_charge());
+            (is_compressed && kind == BodyKind::Unary).then(|| self.sender.decompressed_charge());
         let request = request.map(|body| {
             let body = Counted::new(body, &self.sender, kind);
-            let body = if folded { body.with_decompression(&self.sender) } else { body };
+            let body = if is_compressed { body.with_decompression(&self.sender) } else { body };
             ReplayedBody::unread(match &unanswered {
                 Some(unanswered) => body.with_decompressed_charge(unanswered.clone()),
                 None => body,

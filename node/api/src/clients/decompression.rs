@@ -32,11 +32,11 @@ const MAX_MEMBERS: usize = 64;
 /// Whether a call's messages may be compressed with gzip. If so, the header is removed, since the
 /// reader gets decompressed messages. tonic refuses other compressions.
 pub(super) fn take_gzip_encoding(headers: &mut HeaderMap) -> bool {
-    let folded = headers.get(ENCODING).is_some_and(|encoding| encoding == GZIP);
-    if folded {
+    let is_compressed = headers.get(ENCODING).is_some_and(|encoding| encoding == GZIP);
+    if is_compressed {
         headers.remove(ENCODING);
     }
-    folded
+    is_compressed
 }
 
 /// Charge for a call's decompressed messages, until the call is answered. A connection could send a
@@ -49,27 +49,27 @@ impl DecompressedCharge {
         Self(Arc::new(Mutex::new(MemoryCharge::new(account))))
     }
 
-    /// Runs `unfold` and charges the result, if there is room for the largest message. Without
+    /// Runs `decompress` and charges the result, if there is room for the largest message. Without
     /// room, the message isn't decompressed, which saves the processor time too.
     fn run_charged(
         &self,
         largest: usize,
-        unfold: impl FnOnce() -> Result<Bytes, Status>,
+        decompress: impl FnOnce() -> Result<Bytes, Status>,
     ) -> Result<Bytes, Status> {
         let mut charge = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let before = charge.bytes();
         if !charge.try_set(before + MESSAGE_HEADER_BYTES + largest, BudgetShare::WHOLE) {
             return Err(rpc::Error::TooManyRequests.into());
         }
-        let unfolded = unfold();
-        let has = unfolded.as_ref().map_or(0, Bytes::len);
+        let decompressed = decompress();
+        let has = decompressed.as_ref().map_or(0, Bytes::len);
         // The new charge is at most the reserved one, so it always fits.
         charge.force(before + has);
-        unfolded
+        decompressed
     }
 }
 
-/// Decompresser for the messages of a request body. Plain messages pass through it.
+/// Decompressor for the messages of a request body. Plain messages pass through it.
 #[derive(Debug)]
 pub(super) struct Decompressor {
     /// Maximum length of a message, both compressed and decompressed.
@@ -189,10 +189,10 @@ impl Decompressor {
     }
 
     fn decompress_charged(&self, message: &[u8]) -> Result<Bytes, Status> {
-        let unfold = || decompress(message, self.largest);
+        let decompression = || decompress(message, self.largest);
         match &self.charge {
-            Some(unanswered) => unanswered.run_charged(self.largest, unfold),
-            None => unfold(),
+            Some(unanswered) => unanswered.run_charged(self.largest, decompression),
+            None => decompression(),
         }
     }
 }
@@ -200,13 +200,14 @@ impl Decompressor {
 /// Decompresses a message of at most `largest` bytes, and returns it with a header. At most one
 /// byte beyond the limit is decompressed.
 fn decompress(message: &[u8], largest: usize) -> Result<Bytes, Status> {
-    let mut unfolded = vec![0; MESSAGE_HEADER_BYTES];
+    let mut decompressed = vec![0; MESSAGE_HEADER_BYTES];
     let (mut rest, mut members, mut begun) = (message, 0, false);
-    while members == 0 || (!rest.is_empty() && unfolded.len() - MESSAGE_HEADER_BYTES <= largest) {
+    while members == 0 || (!rest.is_empty() && decompressed.len() - MESSAGE_HEADER_BYTES <= largest)
+    {
         let mut member = GzDecoder::new(rest);
         begun |= member.header().is_some();
-        let room = MESSAGE_HEADER_BYTES + largest + 1 - unfolded.len();
-        let read = member.by_ref().take(room as u64).read_to_end(&mut unfolded);
+        let room = MESSAGE_HEADER_BYTES + largest + 1 - decompressed.len();
+        let read = member.by_ref().take(room as u64).read_to_end(&mut decompressed);
         members += 1;
         let why = match read {
             Ok(_) if members > MAX_MEMBERS => "too many gzip members",
@@ -219,14 +220,14 @@ fn decompress(message: &[u8], largest: usize) -> Result<Bytes, Status> {
         let what = if begun { "read decompressed data" } else { "decompress the message" };
         return Err(Status::internal(format!("grpc: failed to {what}: {why}")));
     }
-    let length = unfolded.len() - MESSAGE_HEADER_BYTES;
+    let length = decompressed.len() - MESSAGE_HEADER_BYTES;
     let header = u32::try_from(length).ok().filter(|_| length <= largest);
     let Some(header) = header else {
         let text = format!("grpc: received message after decompression larger than max {largest}");
         return Err(Status::resource_exhausted(text));
     };
-    unfolded[1..MESSAGE_HEADER_BYTES].copy_from_slice(&header.to_be_bytes());
-    Ok(unfolded.into())
+    decompressed[1..MESSAGE_HEADER_BYTES].copy_from_slice(&header.to_be_bytes());
+    Ok(decompressed.into())
 }
 
 /// Returns Go's text for an error, as far as its causes can be distinguished here.

@@ -121,7 +121,7 @@ impl ConnectionAccount {
 #[derive(Debug)]
 pub(super) struct Counted<B> {
     inner: B,
-    /// Decompresser, if the request's messages may be compressed.
+    /// Decompressor, if the request's messages may be compressed.
     decompressor: Option<Decompressor>,
     messages: MessageTracker,
     charge: MemoryCharge,
@@ -184,14 +184,14 @@ impl MessageTracker {
         self.largest = self.largest.max(self.held);
     }
 
-    /// Returns the number of bytes to charge while the rest of the request is awaited. `folded` is
-    /// the result of [`Decompressor::incomplete_bytes`], or 0 without a decompresser.
-    fn cost(&self, folded: usize) -> usize {
-        let between = self.header_seen == 0 && self.largest > 0 && folded == 0;
+    /// Returns the number of bytes to charge while the rest of the request is awaited. `compressed`
+    /// is the result of [`Decompressor::incomplete_bytes`], or 0 without a decompressor.
+    fn cost(&self, compressed: usize) -> usize {
+        let between = self.header_seen == 0 && self.largest > 0 && compressed == 0;
         if self.kind == BodyKind::Stream && between {
             return if self.largest > SMALL_BYTES { self.largest } else { 0 };
         }
-        STREAM_BYTES + self.largest + folded
+        STREAM_BYTES + self.largest + compressed
     }
 }
 
@@ -219,14 +219,15 @@ impl<B> Counted<B> {
 
     /// Charges the decompressed messages to `unanswered`, until the call is answered.
     pub(super) fn with_decompressed_charge(mut self, unanswered: DecompressedCharge) -> Self {
-        self.decompressor = self.decompressor.map(|unfolder| unfolder.with_charge(unanswered));
+        self.decompressor =
+            self.decompressor.map(|decompressor| decompressor.with_charge(unanswered));
         self
     }
 
     /// Charges what the request costs now. Returns false if that would exceed a limit.
     fn charge(&mut self) -> bool {
-        let folded = self.decompressor.as_ref().map_or(0, Decompressor::incomplete_bytes);
-        self.charge.try_set(self.messages.cost(folded), BudgetShare::WHOLE)
+        let compressed = self.decompressor.as_ref().map_or(0, Decompressor::incomplete_bytes);
+        self.charge.try_set(self.messages.cost(compressed), BudgetShare::WHOLE)
     }
 }
 
@@ -241,8 +242,8 @@ where
         context: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
         loop {
-            if let Some(unfolder) = &mut self.decompressor
-                && let Some(ready) = unfolder.next()?
+            if let Some(decompressor) = &mut self.decompressor
+                && let Some(ready) = decompressor.next()?
             {
                 return Poll::Ready(Some(Ok(Frame::data(ready))));
             }
@@ -250,7 +251,8 @@ where
             let Some(frame) = ready!(polled) else {
                 // The body ends within a compressed message. tonic has received no byte of that
                 // message and can't report the error, so it is returned here.
-                let broken = self.decompressor.take().is_some_and(|unfolder| !unfolder.is_empty());
+                let broken =
+                    self.decompressor.take().is_some_and(|decompressor| !decompressor.is_empty());
                 return Poll::Ready(
                     broken.then(|| Err(Status::internal(TRUNCATED_MESSAGE).into())),
                 );
@@ -263,7 +265,7 @@ where
                 self.bytes.received.fetch_add(data.len() as u64, Ordering::Relaxed);
             }
             match &mut self.decompressor {
-                Some(unfolder) => unfolder.add(data),
+                Some(decompressor) => decompressor.add(data),
                 None => return Poll::Ready(Some(Ok(Frame::data(data)))),
             }
         }
@@ -301,7 +303,8 @@ where
     }
 
     fn is_end_stream(&self) -> bool {
-        let unread = self.decompressor.as_ref().is_some_and(|unfolder| !unfolder.is_empty());
+        let unread =
+            self.decompressor.as_ref().is_some_and(|decompressor| !decompressor.is_empty());
         self.refused || (!unread && self.inner.is_end_stream())
     }
 

@@ -22,15 +22,15 @@ fn framed(flag: u8, message: &[u8]) -> Vec<u8> {
     [&[flag], &length[..], message].concat()
 }
 
-/// Returns all bytes that the decompresser passes on for these pieces.
+/// Returns all bytes that the decompressor passes on for these pieces.
 fn read<'a>(
-    unfolder: &mut Decompressor,
+    decompressor: &mut Decompressor,
     pieces: impl IntoIterator<Item = &'a [u8]>,
 ) -> Result<Vec<u8>, Status> {
     let mut all = Vec::new();
     for piece in pieces {
-        unfolder.add(Bytes::copy_from_slice(piece));
-        while let Some(ready) = unfolder.next()? {
+        decompressor.add(Bytes::copy_from_slice(piece));
+        while let Some(ready) = decompressor.next()? {
             assert!(ready.len() <= MESSAGE_HEADER_BYTES + LARGEST);
             all.extend(ready);
         }
@@ -45,44 +45,44 @@ proptest! {
         piece in 1..3_000_usize,
     ) {
         let (mut wire, mut plain) = (Vec::new(), Vec::new());
-        for (folded, message) in &messages {
+        for (is_compressed, message) in &messages {
             plain.extend(framed(0, message));
-            wire.extend(if *folded { framed(1, &gzip(message)) } else { framed(0, message) });
+            wire.extend(if *is_compressed { framed(1, &gzip(message)) } else { framed(0, message) });
         }
-        let mut unfolder = Decompressor::new(LARGEST);
-        prop_assert_eq!(read(&mut unfolder, wire.chunks(piece)).unwrap(), plain);
-        prop_assert!(unfolder.is_empty());
+        let mut decompressor = Decompressor::new(LARGEST);
+        prop_assert_eq!(read(&mut decompressor, wire.chunks(piece)).unwrap(), plain);
+        prop_assert!(decompressor.is_empty());
     }
 }
 
 #[test]
 fn one_message_is_decompressed_at_a_time() {
     let one = framed(1, &gzip(&[0; LARGEST]));
-    let mut unfolder = Decompressor::new(LARGEST);
-    unfolder.add(one.repeat(9).into());
+    let mut decompressor = Decompressor::new(LARGEST);
+    decompressor.add(one.repeat(9).into());
     for left in (0..9).rev() {
-        let ready = unfolder.next().unwrap().unwrap();
+        let ready = decompressor.next().unwrap().unwrap();
         assert_eq!(
-            (ready.len(), unfolder.rest.len()),
+            (ready.len(), decompressor.rest.len()),
             (MESSAGE_HEADER_BYTES + LARGEST, left * one.len())
         );
-        assert_eq!(unfolder.is_empty(), left == 0);
+        assert_eq!(decompressor.is_empty(), left == 0);
     }
-    assert!(unfolder.next().unwrap().is_none());
+    assert!(decompressor.next().unwrap().is_none());
 }
 
 #[test]
 fn an_incomplete_compressed_message_counts_with_its_stated_length() {
     let message = gzip(&[7; 1_000]);
     let wire = framed(1, &message);
-    let mut unfolder = Decompressor::new(LARGEST);
+    let mut decompressor = Decompressor::new(LARGEST);
     for (came, held) in [(0, 0), (4, 4), (5, wire.len()), (wire.len() - 1, wire.len())] {
-        unfolder = Decompressor::new(LARGEST);
-        assert!(read(&mut unfolder, [&wire[..came]]).unwrap().is_empty());
-        assert_eq!((unfolder.incomplete_bytes(), unfolder.is_empty()), (held, held == 0));
+        decompressor = Decompressor::new(LARGEST);
+        assert!(read(&mut decompressor, [&wire[..came]]).unwrap().is_empty());
+        assert_eq!((decompressor.incomplete_bytes(), decompressor.is_empty()), (held, held == 0));
     }
-    assert_eq!(read(&mut unfolder, [&wire[wire.len() - 1..]]).unwrap(), framed(0, &[7; 1_000]));
-    assert_eq!(unfolder.incomplete_bytes(), 0);
+    assert_eq!(read(&mut decompressor, [&wire[wire.len() - 1..]]).unwrap(), framed(0, &[7; 1_000]));
+    assert_eq!(decompressor.incomplete_bytes(), 0);
 }
 
 #[test]
@@ -111,8 +111,8 @@ fn decompressed_messages_are_charged_until_the_call_is_answered() {
     let wire = framed(1, &gzip(&[0; LARGEST]));
     let call = || {
         let unanswered = DecompressedCharge::new(&account);
-        let mut unfolder = Decompressor::new(LARGEST).with_charge(unanswered.clone());
-        (read(&mut unfolder, [&wire[..]]).map(|message| message.len()), unanswered)
+        let mut decompressor = Decompressor::new(LARGEST).with_charge(unanswered.clone());
+        (read(&mut decompressor, [&wire[..]]).map(|message| message.len()), unanswered)
     };
     let (first, one) = call();
     let (second, two) = call();
@@ -127,8 +127,8 @@ fn decompressed_messages_are_charged_until_the_call_is_answered() {
     assert_eq!(account.held(), 0);
     // A message that can't be decompressed isn't charged.
     let unanswered = DecompressedCharge::new(&account);
-    let mut unfolder = Decompressor::new(LARGEST).with_charge(unanswered.clone());
-    assert!(read(&mut unfolder, [&framed(1, b"no gzip")[..]]).is_err());
+    let mut decompressor = Decompressor::new(LARGEST).with_charge(unanswered.clone());
+    assert!(read(&mut decompressor, [&framed(1, b"no gzip")[..]]).is_err());
     assert_eq!(account.held(), 0);
 }
 

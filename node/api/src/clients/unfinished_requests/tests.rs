@@ -254,7 +254,7 @@ fn gzip(bytes: &[u8]) -> Vec<u8> {
 }
 
 /// Encodes a compressed message with its gRPC header.
-fn folded(bytes: &[u8]) -> Vec<u8> {
+fn compressed(bytes: &[u8]) -> Vec<u8> {
     let gzip = gzip(bytes);
     let mut wire = message(gzip.len());
     wire[0] = 1;
@@ -267,7 +267,7 @@ fn a_complete_compressed_request_is_charged_with_its_decompressed_length() {
     let all = RequestAccounting::new(REQUEST);
     let sender = all.open(ip(1));
     let mut one = body(&sender, BodyKind::Unary).with_decompression(&sender);
-    let wire = folded(&[0; REQUEST]);
+    let wire = compressed(&[0; REQUEST]);
     assert!(one.sends(&wire[..MESSAGE_HEADER_BYTES]));
     assert_eq!(held(&all), STREAM_BYTES + wire.len());
     assert!(one.sends(&wire[MESSAGE_HEADER_BYTES..]));
@@ -288,14 +288,14 @@ fn a_stream_of_small_compressed_messages_costs_nothing_between_them() {
     let sender = all.open(ip(1));
     let mut body = body(&sender, BodyKind::Stream).with_decompression(&sender);
     for _ in 0..3 {
-        let wire = folded(&[1; 1_000]);
+        let wire = compressed(&[1; 1_000]);
         assert!(body.sends(&wire[..wire.len() - 1]));
         assert!(held(&all) > STREAM_BYTES);
         assert!(body.sends(&wire[wire.len() - 1..]));
         assert_eq!(held(&all), 0);
     }
     // tonic keeps a buffer as large as the largest message.
-    assert!(body.sends(&folded(&[1; REQUEST])));
+    assert!(body.sends(&compressed(&[1; REQUEST])));
     assert_eq!(held(&all), MESSAGE_HEADER_BYTES + REQUEST);
 }
 
@@ -307,7 +307,7 @@ fn a_truncated_compressed_request_is_refused() {
         let mut body = body(&sender, BodyKind::Unary).with_decompression(&sender);
         body.inner.ended = true;
         assert!(body.is_end_stream(), "nothing came");
-        assert_eq!(body.sends(&folded(&[1; 1_000])[..came]), !broken, "{came}");
+        assert_eq!(body.sends(&compressed(&[1; 1_000])[..came]), !broken, "{came}");
         assert!(body.is_end_stream());
     }
 }

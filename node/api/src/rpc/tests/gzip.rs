@@ -30,7 +30,7 @@ fn framed(flag: u8, message: &[u8]) -> Vec<u8> {
     [&[flag], &length[..], message].concat()
 }
 
-fn folded(message: &impl prost::Message) -> Vec<u8> {
+fn compressed(message: &impl prost::Message) -> Vec<u8> {
     framed(1, &gzip(&message.encode_to_vec()))
 }
 
@@ -70,7 +70,7 @@ impl ApiTestNode {
         path: &str,
         request: &impl prost::Message,
     ) -> T {
-        self.gzipped(path, folded(request)).await.unwrap().remove(0)
+        self.gzipped(path, compressed(request)).await.unwrap().remove(0)
     }
 }
 
@@ -134,7 +134,7 @@ async fn compressed_requests_of_a_stream_are_answered_one_by_one() {
     });
     let body = axum::body::Body::from_stream(frames);
     // The body arrives in pieces, and one of the messages isn't compressed.
-    let wire = [folded(&first), framed(0, &second.encode_to_vec())].concat();
+    let wire = [compressed(&first), framed(0, &second.encode_to_vec())].concat();
     let (half, rest) = wire.split_at(20);
     send.send(half.to_vec()).await.unwrap();
     send.send(rest.to_vec()).await.unwrap();
@@ -165,7 +165,7 @@ async fn leases_are_kept_alive_by_compressed_requests() {
     let grant = LeaseGrantRequest { id: 5, ttl: 60 };
     let _: pb::LeaseGrantResponse =
         node.gzipped_one("/etcdserverpb.Lease/LeaseGrant", &grant).await;
-    let wire = folded(&LeaseKeepAliveRequest { id: 5 }).repeat(3);
+    let wire = compressed(&LeaseKeepAliveRequest { id: 5 }).repeat(3);
     let answers: Vec<LeaseKeepAliveResponse> =
         node.gzipped(KEEP_ALIVE_PATH, wire.clone()).await.unwrap();
     assert_eq!(answers.iter().map(|answer| answer.ttl).collect::<Vec<_>>(), [60; 3]);
@@ -200,7 +200,7 @@ async fn a_message_that_is_too_large_after_decompression_is_refused() {
     assert_eq!(ask(large).await, (Code::ResourceExhausted, text.to_owned()));
     // The limit for requests applies to the decompressed length.
     let value = "x".repeat(ApiLimits::default().max_request_bytes);
-    assert_eq!(ask(folded(&put("k", &value))).await.1, "etcdserver: request is too large");
+    assert_eq!(ask(compressed(&put("k", &value))).await.1, "etcdserver: request is too large");
 }
 
 #[tokio::test]
@@ -242,6 +242,6 @@ async fn another_compression_is_refused_with_a_list_of_supported_ones() {
         assert_eq!(response.headers()["grpc-accept-encoding"], "gzip,identity");
     }
     // The message has the flag for compression, but the header names none.
-    let response = node.begin_call(PUT, "identity", folded(&put("k", "v")).into()).await;
+    let response = node.begin_call(PUT, "identity", compressed(&put("k", "v")).into()).await;
     assert_eq!(refused(response.headers()).unwrap_err().code(), Code::Internal);
 }
