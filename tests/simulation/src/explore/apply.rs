@@ -103,7 +103,7 @@ fn apply_in_place(
                 let _ = service::poll_or_redeem(system, config, &journal)?;
             }
         }
-        SystemAction::SeeEpoch(at, epoch) => hosts::see_epoch(system, config, *at, *epoch)?,
+        SystemAction::SeeEpoch(at, epoch) => hosts::receive_epoch(system, config, *at, *epoch)?,
         SystemAction::ExamineList(at, h) => hosts::examine_list(system, config, *at, *h, false)?,
         SystemAction::ReportMissingReleases(at, h) => {
             hosts::examine_list(system, config, *at, *h, true)?
@@ -117,7 +117,7 @@ fn apply_in_place(
             }
         }
         SystemAction::DeliverRelease(key) => service::deliver_release(system, config, *key)?,
-        SystemAction::SeeDocument(at, h) => hosts::see_document(system, config, *at, *h)?,
+        SystemAction::SeeDocument(at, h) => hosts::receive_document(system, config, *at, *h)?,
         SystemAction::AdvanceAgent(at) => hosts::advance_agent(system, config, *at)?,
         SystemAction::MakeLog(at) => hosts::make_log(system, config, *at)?,
         SystemAction::SeeLog(at) => hosts::notice_node_log(system, config, *at)?,
@@ -313,7 +313,7 @@ fn poll_or_redeem(
     let Some(journal) = journal_of(system, at).cloned() else { return Ok(()) };
     let outcome = service::poll_or_redeem(system, config, &journal)?;
     if let Err(refusal @ Refusal::KeyElsewhere { .. }) = &outcome.answer {
-        hosts::see_refusal(system, config, at, refusal)?;
+        hosts::receive_refusal(system, config, at, refusal)?;
     }
     Ok(())
 }

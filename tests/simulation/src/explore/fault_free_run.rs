@@ -9,7 +9,7 @@ use crate::explore::actions::SystemAction;
 use crate::explore::apply::apply;
 use crate::explore::config::ExplorationConfig;
 use crate::explore::database::PROCESSES;
-use crate::explore::host_steps::{directory_of, see_refusal};
+use crate::explore::host_steps::{directory_of, receive_refusal};
 use crate::explore::identities::{machine, members_of, name};
 use crate::explore::processes::{is_up_to_date, may_be_forgotten};
 use crate::explore::properties::{Property, PropertyViolation};
@@ -161,7 +161,7 @@ fn poll_and_act(
     let answer = match poll_or_redeem(&mut system, config, &journal)?.answer {
         Ok(answer) => answer,
         Err(refusal) => {
-            see_refusal(&mut system, config, at, &refusal)?;
+            receive_refusal(&mut system, config, at, &refusal)?;
             return Ok(system);
         }
     };

@@ -104,8 +104,8 @@ pub(super) fn join(
     Ok(())
 }
 
-/// Shows `epoch` to the agent, as a present or an older answer of the service would.
-pub(super) fn see_epoch(
+/// Lets the agent receive `epoch` in a present or an older answer of the service.
+pub(super) fn receive_epoch(
     system: &mut SystemState,
     config: &ExplorationConfig,
     at: usize,
@@ -117,8 +117,8 @@ pub(super) fn see_epoch(
     Ok(())
 }
 
-/// Gives the agent the service's refusal of its last request.
-pub(super) fn see_refusal(
+/// Lets the agent receive the service's refusal of its last request.
+pub(super) fn receive_refusal(
     system: &mut SystemState,
     config: &ExplorationConfig,
     at: usize,
@@ -223,8 +223,8 @@ fn probe(
     peer.answer_probe(from).ok_or_else(closed)
 }
 
-/// Gives the agent a document.
-pub(super) fn see_document(
+/// Lets the agent receive a document.
+pub(super) fn receive_document(
     system: &mut SystemState,
     config: &ExplorationConfig,
     at: usize,

@@ -198,7 +198,7 @@ impl Simulation {
             return Ok(());
         };
         let granted = lease.grant_index;
-        self.invariants.leases.record_clock_set_back(granted, at);
+        self.invariants.leases.record_timer_reset(granted, at);
         let renewal = PendingRenewal { granted, lease: lease.id, term, at, at_local };
         let Some(process) = self.running_process(node, generation) else { return Ok(()) };
         let is_queued = if needs_checkpoint {

@@ -122,7 +122,7 @@ pub(super) struct RoundOutput {
     /// Whether a step of a snapshot's installation begins.
     pub installs: bool,
     /// Number of messages and fetches that were refused because a queue was full.
-    pub full: u64,
+    pub refused_by_full_queue: u64,
     /// Number of snapshots that could not be sent because their body was missing.
     pub missing_bodies: u64,
 }
@@ -148,7 +148,7 @@ impl EffectSink for CorePorts<'_> {
         let stream = self.connected.get(&message.to).copied();
         let is_full =
             stream.is_some() && !self.are_faults_over && self.rng.chance(self.plan.full_streams);
-        self.output.full += u64::from(is_full);
+        self.output.refused_by_full_queue += u64::from(is_full);
         self.output.messages.push((message, stream.filter(|_| !is_full)));
         match stream {
             None => Err(SendError::NotConnected),
@@ -184,7 +184,7 @@ impl EffectSink for CorePorts<'_> {
 
     fn fetch(&mut self, fetch: FetchRequest) -> bool {
         if *self.fetches_in_progress >= self.plan.queued_fetches {
-            self.output.full += 1;
+            self.output.refused_by_full_queue += 1;
             return false;
         }
         *self.fetches_in_progress += 1;

@@ -358,7 +358,7 @@ impl Simulation {
         output: RoundOutput,
     ) -> Result<(), InvariantViolation> {
         self.inject_aimed_power_cut(id, &output);
-        self.report.full_queues += output.full;
+        self.report.full_queues += output.refused_by_full_queue;
         self.report.lost_bodies += output.missing_bodies;
         for (message, stream) in &output.messages {
             if message.from != self.nodes[index_of(id)].member {

@@ -21,7 +21,7 @@ struct LeaseTimes {
     /// reset the lease's timer, before the client got the answer.
     renewal_confirmed_at: u64,
     /// Latest virtual time at which a leader has reset the lease's timer to the whole TTL.
-    clock_set_back_at: u64,
+    timer_reset_at: u64,
 }
 
 impl LeaseTimes {
@@ -52,7 +52,7 @@ impl Leases {
             LeaseEvent::Granted(lease) => {
                 self.times_by_grant.insert(
                     lease.grant_index,
-                    LeaseTimes { lease, renewal_confirmed_at: now, clock_set_back_at: now },
+                    LeaseTimes { lease, renewal_confirmed_at: now, timer_reset_at: now },
                 );
             }
             LeaseEvent::Revoked(lease) => {
@@ -75,9 +75,9 @@ impl Leases {
 
     /// Records that a leader has reset a lease's timer to the whole TTL. The client has no answer
     /// yet.
-    pub fn record_clock_set_back(&mut self, granted: u64, at: u64) {
+    pub fn record_timer_reset(&mut self, granted: u64, at: u64) {
         if let Some(times) = self.times_by_grant.get_mut(&granted) {
-            times.clock_set_back_at = times.clock_set_back_at.max(at);
+            times.timer_reset_at = times.timer_reset_at.max(at);
         }
     }
 
@@ -91,9 +91,8 @@ impl Leases {
     /// Checks after the faults that no lease is overdue. `since` is the time since which one member
     /// has led.
     pub fn check_overdue(&self, now: u64, since: u64) -> Result<(), InvariantViolation> {
-        let late = |times: &&LeaseTimes| {
-            now > times.clock_set_back_at.max(since) + 2 * times.ttl() + SLACK
-        };
+        let late =
+            |times: &&LeaseTimes| now > times.timer_reset_at.max(since) + 2 * times.ttl() + SLACK;
         match self.times_by_grant.values().find(late) {
             None => Ok(()),
             Some(times) => {
