@@ -15,7 +15,7 @@ use muster_tests::stock_etcd;
 const SEED: u64 = 1;
 const REQUESTS: u64 = 1_000;
 const USER_REQUESTS: u64 = 400;
-const LINE_REQUESTS: u64 = 150;
+const QUEUE_REQUESTS: u64 = 150;
 const CHANGES: u64 = 100;
 
 /// Returns the path of a stock etcd. If there is none, reports that the test is skipped.
@@ -57,7 +57,7 @@ async fn users_have_the_permissions_that_stock_etcd_gives() -> Result<()> {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn locks_and_elections_work_as_in_stock_etcd() -> Result<()> {
-    check_answers_alike(FuzzSubject::Lines, LINE_REQUESTS).await
+    check_answers_alike(FuzzSubject::Queues, QUEUE_REQUESTS).await
 }
 
 /// The cluster has one member, so that no answer depends on timing.

@@ -69,7 +69,8 @@ fn fuzz(args: &Args) -> Result<()> {
         let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH)?.as_secs();
         let mut seed = args.seed.unwrap_or(now);
         let mut left = args.requests;
-        let mut subjects = [FuzzSubject::Keys, FuzzSubject::Users, FuzzSubject::Lines].into_iter().cycle();
+        let subjects = [FuzzSubject::Keys, FuzzSubject::Users, FuzzSubject::Queues];
+        let mut subjects = subjects.into_iter().cycle();
         while left > 0 {
             let most = if args.members.is_some() { CHANGES_PER_RUN } else { REQUESTS_PER_RUN };
             let requests = if args.seed.is_some() { left } else { left.min(most) };

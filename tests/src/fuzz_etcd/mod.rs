@@ -23,6 +23,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
+use clap::ValueEnum as _;
 
 use self::concurrency::{ConcurrencyCallGenerator, QueueState};
 use self::requests::{CallGenerator, CallWithToken, EtcdCall, KEYS, ServerState, TokenChoice};
@@ -58,7 +59,8 @@ pub enum FuzzSubject {
     /// Requests about keys by several users, and about users, roles and permissions.
     Users,
     /// Locks and elections, with callers waiting in a queue.
-    Lines,
+    #[value(name = "lines")]
+    Queues,
 }
 
 /// Counters of a run.
@@ -206,7 +208,7 @@ pub async fn run(
         if !answer.is_refusal {
             pair.users.record_effect(&call_with_token.call, &answer);
         }
-        if subject == FuzzSubject::Lines {
+        if subject == FuzzSubject::Queues {
             pair.queues.record_effect(&call_with_token.call);
             known.revision = pair.settle_queues(&call_with_token.call).await?;
         } else if pair.number.is_multiple_of(REQUESTS_PER_COMPARISON) {
@@ -246,7 +248,7 @@ impl ServerPair {
                 call: CallGenerator { rng, known, keys: KEYS, is_ordered: false }.call(),
             },
             FuzzSubject::Users => UserCallGenerator { rng, known, users: &self.users }.draw(),
-            FuzzSubject::Lines => {
+            FuzzSubject::Queues => {
                 ConcurrencyCallGenerator { rng, queues: &self.queues, revision: known.revision }
                     .draw()
             }
@@ -376,7 +378,8 @@ impl ServerPair {
 
     fn difference(&self, call: String, etcd: String, node: String) -> Difference {
         let (seed, number) = (self.seed, self.number);
-        let about = format!("{:?}", self.subject).to_lowercase();
+        let about = self.subject.to_possible_value().expect("each subject can be chosen");
+        let about = about.get_name();
         let replay_command = format!("make fuzz-etcd ABOUT={about} SEED={seed} N={number}");
         Difference { seed, number, call, etcd, node, replay_command }
     }
