@@ -28,7 +28,7 @@ use tokio::time::{Instant, Sleep, sleep};
 
 use super::direct_calls::MessageBody;
 use crate::http::is_grpc;
-use crate::rpc::{ClientBytes, part_for_answer};
+use crate::rpc::{ClientBytes, answer_share};
 
 /// Maximum bytes of unread answers of one connection.
 const CONNECTION_BYTES: usize = 256 << 20;
@@ -118,7 +118,7 @@ impl AnswerAccounting {
             && let Some(bytes) = bytes
         {
             let mut new = MemoryCharge::new(&self.account);
-            if !new.try_set(bytes, part_for_answer(bytes)) {
+            if !new.try_set(bytes, answer_share(bytes)) {
                 response = (StatusCode::SERVICE_UNAVAILABLE, TOO_MUCH_UNREAD).into_response();
             }
             charge = Some(Arc::new(new));

@@ -36,7 +36,7 @@ use self::blocking_pool::BlockingPool;
 use self::methods::GatewayMethod;
 use self::raw_codec::RawCodec;
 use self::values::Values;
-use crate::rpc::{self, part_for_answer};
+use crate::rpc::{self, answer_share};
 
 /// Maximum length of a request's JSON, as a multiple of the maximum gRPC request. JSON is longer:
 /// base64 turns three bytes into four, and field names take space.
@@ -156,7 +156,7 @@ impl Gateway {
         let mut charge = MemoryCharge::new(&account);
         let size = message.len();
         let room = size * ANSWER_GROWTH;
-        if !charge.try_set(room, part_for_answer(room)) {
+        if !charge.try_set(room, answer_share(room)) {
             return Err(rpc::Error::TooMuchUnread.into());
         }
         let writing = move || json::write(&method.output, message);

@@ -42,7 +42,7 @@ const SMALL_ANSWER_BYTES: usize = 16 << 10;
 
 /// Returns the share of a client's memory bounds that an answer of `bytes` bytes may fill. A large
 /// answer may fill only a part of them, so that room for the client's writes is left.
-pub(crate) const fn part_for_answer(bytes: usize) -> BudgetShare {
+pub(crate) const fn answer_share(bytes: usize) -> BudgetShare {
     if bytes > SMALL_ANSWER_BYTES { BudgetShare(7) } else { BudgetShare::WHOLE }
 }
 
@@ -182,7 +182,7 @@ impl CallContext {
 
     /// Charges `bytes` bytes of values. Returns false if the account has no room for them.
     pub(crate) fn try_charge(&mut self, bytes: usize) -> bool {
-        self.charge.try_set(CALL_BYTES + bytes, part_for_answer(bytes))
+        self.charge.try_set(CALL_BYTES + bytes, answer_share(bytes))
     }
 
     /// Charges `bytes` bytes of values. Returns an error if the account has no room for them.

@@ -57,7 +57,7 @@ pub(crate) use access::CertificateUser;
 pub use auto_compaction::AutoCompaction;
 pub(crate) use blocking::run_blocking;
 pub use context::ApiContext;
-pub(crate) use context::part_for_answer;
+pub(crate) use context::answer_share;
 pub use corruption::COMPARISON_INTERVAL as COMPARE_EVERY;
 pub(crate) use deadline::{Deadline, MalformedTimeout, deadline_exceeded};
 pub(crate) use error::Error;

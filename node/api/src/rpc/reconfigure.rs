@@ -198,9 +198,9 @@ async fn wait_for_ruling(
     }
 }
 
-/// Calls `says` with a judge of changes that has this member's current state: members, connections
-/// and consensus status.
-fn judge<T>(context: &ApiContext, says: impl FnOnce(&ChangeJudge<'_>) -> T) -> T {
+/// Calls `decide` with a judge of changes that has this member's current state: members,
+/// connections and consensus status.
+fn judge<T>(context: &ApiContext, decide: impl FnOnce(&ChangeJudge<'_>) -> T) -> T {
     let connected: BTreeMap<MemberId, Duration> = match &context.peers {
         Some(peers) => {
             peers.connected().into_iter().map(|(id, since)| (id, since.elapsed())).collect()
@@ -218,7 +218,7 @@ fn judge<T>(context: &ApiContext, says: impl FnOnce(&ChangeJudge<'_>) -> T) -> T
         settled_index: status.barrier_index,
         last: status.last,
     };
-    says(&judge)
+    decide(&judge)
 }
 
 fn refuse(asked: &ChangeRequest, refused: ChangeRefusal) -> Error {

@@ -25,7 +25,7 @@ use super::*;
 use crate::rpc::Method;
 use crate::rpc::access::{Credentials, PresentedToken};
 
-mod lines;
+mod lock_queues;
 
 /// Error that a caller receives: code and text.
 type CodeAndText = (Code, String);
@@ -47,7 +47,7 @@ fn invalid() -> CodeAndText {
 }
 
 /// Makes a request with the token, if one is given.
-fn by<T>(token: Option<&str>, message: T) -> Request<T> {
+fn with_token<T>(token: Option<&str>, message: T) -> Request<T> {
     let mut request = Request::new(message);
     if let Some(token) = token {
         request.metadata_mut().insert("token", MetadataValue::try_from(token).unwrap());
@@ -73,13 +73,13 @@ impl ApiTestNode {
     async fn add_user(&self, root: Option<&str>, name: &str) {
         let (user, password) = (name.to_owned(), format!("pw-{name}"));
         let add = AuthUserAddRequest { name: user, password, ..Default::default() };
-        self.auth().user_add(by(root, add)).await.unwrap();
+        self.auth().user_add(with_token(root, add)).await.unwrap();
     }
 
     async fn give(&self, root: Option<&str>, user: &str, role: &str) {
         let (user, role) = (user.to_owned(), role.to_owned());
         let grant = AuthUserGrantRoleRequest { user, role };
-        self.auth().user_grant_role(by(root, grant)).await.unwrap();
+        self.auth().user_grant_role(with_token(root, grant)).await.unwrap();
     }
 
     async fn allow(&self, root: Option<&str>, role: &str, kind: Type, key: &str) {
@@ -96,7 +96,7 @@ impl ApiTestNode {
         let (key, range_end) = (bytes(key), bytes(range_end));
         let perm = Some(Permission { perm_type: kind.into(), key, range_end });
         let grant = AuthRoleGrantPermissionRequest { name: role.to_owned(), perm };
-        self.auth().role_grant_permission(by(root, grant)).await.unwrap();
+        self.auth().role_grant_permission(with_token(root, grant)).await.unwrap();
     }
 
     /// Starts a node with authentication and the users `root`, `some` and `none`, and returns their
@@ -140,9 +140,9 @@ impl ApiTestNode {
         grpc.ready().await.unwrap();
         let codec = ProstCodec::<(), ()>::default();
         result(match kind {
-            "unary" => grpc.unary(by(token, ()), path, codec).await.map(|_| ()),
+            "unary" => grpc.unary(with_token(token, ()), path, codec).await.map(|_| ()),
             _ => {
-                let asked = by(token, all_of([()]));
+                let asked = with_token(token, all_of([()]));
                 match grpc.streaming(asked, path, codec).await {
                     Ok(answer) => answer.into_inner().message().await.map(|_| ()),
                     Err(status) => Err(status),
@@ -235,17 +235,17 @@ async fn keys_can_be_read_and_written_only_with_permission() {
         let who = Some(who.as_str());
         for serializable in [false, true] {
             let request = RangeRequest { serializable, ..range(key) };
-            let read = result(kv.range(by(who, request)).await).map(|_| ());
+            let read = result(kv.range(with_token(who, request)).await).map(|_| ());
             assert_eq!(read, if reads { Ok(()) } else { Err(denied()) }, "{key}");
         }
-        let written = result(kv.put(by(who, put(key, "new"))).await).map(|_| ());
+        let written = result(kv.put(with_token(who, put(key, "new"))).await).map(|_| ());
         assert_eq!(written, if writes { Ok(()) } else { Err(denied()) }, "{key}");
         let all = PutRequest { prev_kv: true, ..put(key, "new") };
-        let written = result(kv.put(by(who, all)).await).map(|_| ());
+        let written = result(kv.put(with_token(who, all)).await).map(|_| ());
         assert_eq!(written, if reads && writes { Ok(()) } else { Err(denied()) }, "{key}");
     }
     let wide = RangeRequest { range_end: Bytes::from_static(b"\0"), ..range("b") };
-    assert_eq!(result(kv.range(by(Some(&some), wide)).await).map(|_| ()), Err(denied()));
+    assert_eq!(result(kv.range(with_token(Some(&some), wide)).await).map(|_| ()), Err(denied()));
     assert_eq!(result(kv.range(range("r")).await).map(|_| ()), Err(empty()));
     assert_eq!(result(kv.put(put("w", "v")).await).map(|_| ()), Err(empty()));
     // The request itself is checked before the permission.
@@ -254,7 +254,10 @@ async fn keys_can_be_read_and_written_only_with_permission() {
     let mut cluster = ClusterClient::new(node.channel.clone());
     let add = MemberAddRequest { peer_ur_ls: vec!["http://x:1".to_owned()], is_learner: true };
     assert_eq!(result(cluster.member_add(add.clone()).await).map(|_| ()), Err(empty()));
-    assert_eq!(result(cluster.member_add(by(Some(&some), add)).await).map(|_| ()), Err(denied()));
+    assert_eq!(
+        result(cluster.member_add(with_token(Some(&some), add)).await).map(|_| ()),
+        Err(denied())
+    );
 }
 
 #[tokio::test]
@@ -276,14 +279,14 @@ async fn a_transaction_is_refused_for_any_forbidden_operation_in_it() {
             let failure = vec![RequestOp { request: Some(inner) }];
             let success = vec![RequestOp { request: Some(Op::RequestPut(put("b", "v"))) }];
             let hidden = TxnRequest { success, failure, ..TxnRequest::default() };
-            let asked = node.kv().txn(by(Some(&some), hidden.clone())).await;
+            let asked = node.kv().txn(with_token(Some(&some), hidden.clone())).await;
             assert_eq!(result(asked).map(|_| ()), Err(denied()), "{depth}: {hidden:?}");
             inner = Op::RequestTxn(hidden);
         }
     }
     let success = vec![RequestOp { request: Some(Op::RequestRange(range("b"))) }];
     let read = TxnRequest { success, ..TxnRequest::default() };
-    let got = node.kv().txn(by(Some(&some), read)).await.unwrap().into_inner();
+    let got = node.kv().txn(with_token(Some(&some), read)).await.unwrap().into_inner();
     assert!(format!("{got:?}").contains("old"), "nothing was changed: {got:?}");
 }
 
@@ -300,7 +303,7 @@ async fn a_watch_needs_read_permission_for_its_whole_range() {
         let (sender, requests) = mpsc::channel(1);
         sender.send(request).await.unwrap();
         let requests = request_stream(requests);
-        let mut answers = watch.watch(by(token, requests)).await.unwrap().into_inner();
+        let mut answers = watch.watch(with_token(token, requests)).await.unwrap().into_inner();
         let answer = answers.message().await.unwrap().unwrap();
         assert!(answer.created);
         (answer.canceled, answer.watch_id, answer.cancel_reason)
@@ -329,17 +332,24 @@ async fn a_lease_with_forbidden_keys_cannot_be_used_or_revoked() {
     let (node, [root, some, none]) = ApiTestNode::with_users().await;
     let mut leases = LeaseClient::new(node.channel.clone());
     for id in [1, 2] {
-        leases.lease_grant(by(Some(&none), LeaseGrantRequest { id, ttl: 1_000 })).await.unwrap();
+        leases
+            .lease_grant(with_token(Some(&none), LeaseGrantRequest { id, ttl: 1_000 }))
+            .await
+            .unwrap();
     }
     for (lease, key) in [(1, "x"), (2, "w")] {
-        node.kv().put(by(Some(&root), PutRequest { lease, ..put(key, "v") })).await.unwrap();
+        node.kv()
+            .put(with_token(Some(&root), PutRequest { lease, ..put(key, "v") }))
+            .await
+            .unwrap();
     }
     let some = Some(some.as_str());
     let attach = PutRequest { lease: 1, ..put("b", "v") };
-    assert_eq!(result(node.kv().put(by(some, attach)).await).map(|_| ()), Err(denied()));
+    assert_eq!(result(node.kv().put(with_token(some, attach)).await).map(|_| ()), Err(denied()));
     let mut keep_alive = async |token, id| {
         let wishes = all_of([LeaseKeepAliveRequest { id }]);
-        let mut answers = leases.lease_keep_alive(by(token, wishes)).await.unwrap().into_inner();
+        let mut answers =
+            leases.lease_keep_alive(with_token(token, wishes)).await.unwrap().into_inner();
         result(answers.message().await).map(|answer| answer.unwrap().ttl)
     };
     assert_eq!(keep_alive(some, 1).await, Err(denied()));
@@ -349,7 +359,7 @@ async fn a_lease_with_forbidden_keys_cannot_be_used_or_revoked() {
     // The permission is checked even if many requests come together.
     let wishes = [2; 100].map(|id| LeaseKeepAliveRequest { id });
     let wishes = all_of(wishes).chain(all_of([LeaseKeepAliveRequest { id: 1 }]));
-    let mut answers = leases.lease_keep_alive(by(some, wishes)).await.unwrap().into_inner();
+    let mut answers = leases.lease_keep_alive(with_token(some, wishes)).await.unwrap().into_inner();
     let last = loop {
         match result(answers.message().await) {
             Ok(Some(answer)) => assert_eq!(answer.id, 2),
@@ -359,13 +369,13 @@ async fn a_lease_with_forbidden_keys_cannot_be_used_or_revoked() {
     assert_eq!(last, Err(denied()));
     let mut leases = LeaseClient::new(node.channel.clone());
     for (id, keys, allowed) in [(1, true, false), (1, false, true), (2, true, false)] {
-        let asked = by(some, LeaseTimeToLiveRequest { id, keys });
+        let asked = with_token(some, LeaseTimeToLiveRequest { id, keys });
         assert_eq!(result(leases.lease_time_to_live(asked).await).is_ok(), allowed, "{id} {keys}");
     }
     let revoke = |id| LeaseRevokeRequest { id };
-    let ended = result(leases.lease_revoke(by(some, revoke(1))).await).map(|_| ());
+    let ended = result(leases.lease_revoke(with_token(some, revoke(1))).await).map(|_| ());
     assert_eq!(ended, Err(denied()));
-    leases.lease_revoke(by(some, revoke(2))).await.unwrap();
+    leases.lease_revoke(with_token(some, revoke(2))).await.unwrap();
 }
 
 #[tokio::test]
@@ -374,7 +384,7 @@ async fn no_password_is_valid_after_a_change_to_an_empty_one() {
     let change = async |password: &str| {
         let (name, password) = ("some".to_owned(), password.to_owned());
         let change = AuthUserChangePasswordRequest { name, password, ..Default::default() };
-        node.auth().user_change_password(by(Some(&root), change)).await.unwrap();
+        node.auth().user_change_password(with_token(Some(&root), change)).await.unwrap();
     };
     change("").await;
     let failed =
@@ -387,12 +397,12 @@ async fn no_password_is_valid_after_a_change_to_an_empty_one() {
     // A user that is added with an empty password can use it.
     let (name, password) = ("open".to_owned(), String::new());
     let add = AuthUserAddRequest { name, password, ..Default::default() };
-    node.auth().user_add(by(Some(&root), add)).await.unwrap();
+    node.auth().user_add(with_token(Some(&root), add)).await.unwrap();
     node.token("open", "").await.unwrap();
     // A user that is added without a password gets a special error, whatever password is tried.
     let options = Some(UserAddOptions { no_password: true });
     let add = AuthUserAddRequest { name: "host".to_owned(), options, ..Default::default() };
-    node.auth().user_add(by(Some(&root), add)).await.unwrap();
+    node.auth().user_add(with_token(Some(&root), add)).await.unwrap();
     let text = "auth: authentication failed, password was given for no password user";
     for password in ["", "x"] {
         assert_eq!(node.token("host", password).await, Err((Code::Unknown, text.to_owned())));
@@ -407,7 +417,7 @@ async fn a_password_can_be_changed_by_its_hash() {
     let change = async |hashed_password: String| {
         let (name, password) = ("some".to_owned(), String::new());
         let change = AuthUserChangePasswordRequest { name, password, hashed_password };
-        result(node.auth().user_change_password(by(Some(&root), change)).await).map(|_| ())
+        result(node.auth().user_change_password(with_token(Some(&root), change)).await).map(|_| ())
     };
     let text = "auth: authentication failed, password was given for no password user";
     assert_eq!(change("!!!!".to_owned()).await, Err((Code::Unknown, text.to_owned())));
@@ -423,9 +433,9 @@ async fn the_names_of_users_and_roles_have_a_maximum_length() {
     for (length, taken) in [(32_768, true), (32_769, false)] {
         let name = "n".repeat(length);
         let role = AuthRoleAddRequest { name: name.clone() };
-        let role = result(node.auth().role_add(by(Some(&root), role)).await);
+        let role = result(node.auth().role_add(with_token(Some(&root), role)).await);
         let user = AuthUserAddRequest { name, password: "p".to_owned(), ..Default::default() };
-        let user = result(node.auth().user_add(by(Some(&root), user)).await);
+        let user = result(node.auth().user_add(with_token(Some(&root), user)).await);
         assert_eq!((role.is_ok(), user.is_ok()), (taken, taken), "{length}");
     }
 }
@@ -439,14 +449,14 @@ async fn a_token_is_valid_until_its_user_changes() {
         assert_eq!(node.token(name, password).await, Err(failed.clone()), "{name}");
     }
     let read = async |token: &str| {
-        let asked = node.kv().range(by(Some(token), range("b"))).await;
+        let asked = node.kv().range(with_token(Some(token), range("b"))).await;
         result(asked).map(|_| ())
     };
     let other = node.token("some", "pw-some").await.unwrap();
     assert_eq!((read(&some).await, read(&other).await), (Ok(()), Ok(())));
     let (name, password) = ("some".to_owned(), "new".to_owned());
     let change = AuthUserChangePasswordRequest { name, password, ..Default::default() };
-    node.auth().user_change_password(by(Some(&root), change)).await.unwrap();
+    node.auth().user_change_password(with_token(Some(&root), change)).await.unwrap();
     assert_eq!((read(&some).await, read(&other).await), (Err(invalid()), Err(invalid())));
     assert_eq!(node.token("some", "pw-some").await, Err(failed.clone()));
     let mut request = Request::new(range("b"));
@@ -461,10 +471,10 @@ async fn a_token_is_valid_until_its_user_changes() {
     request.metadata_mut().insert("authorization", bearer);
     node.kv().range(request).await.unwrap();
     let delete = AuthUserDeleteRequest { name: "some".to_owned() };
-    node.auth().user_delete(by(Some(&root), delete)).await.unwrap();
+    node.auth().user_delete(with_token(Some(&root), delete)).await.unwrap();
     assert_eq!(read(&again).await, Err(invalid()));
     assert_eq!(read(&none).await, Err(denied()), "another user's is as good as it was");
-    node.auth().auth_disable(by(Some(&root), AuthDisableRequest {})).await.unwrap();
+    node.auth().auth_disable(with_token(Some(&root), AuthDisableRequest {})).await.unwrap();
     assert_eq!(read("anything").await, Ok(()), "nobody is asked any more");
     let text = "authentication is not enabled";
     assert_eq!(node.token("root", "pw-root").await, Err(refused(Code::FailedPrecondition, text)));
@@ -485,7 +495,7 @@ async fn an_unused_token_expires() {
     let mut wait = Duration::from_millis(100);
     loop {
         tokio::time::sleep(wait).await;
-        match result(node.kv().range(by(Some(&token), range("k"))).await) {
+        match result(node.kv().range(with_token(Some(&token), range("k"))).await) {
             Ok(_) => wait *= 2,
             Err(told) => return assert_eq!(told, invalid()),
         }
@@ -524,7 +534,8 @@ async fn a_range_stream_needs_read_permission_for_the_whole_range() {
     let (node, [root, some, none]) = ApiTestNode::with_users().await;
     let all = || RangeRequest { key: bytes("a"), range_end: bytes("z"), ..RangeRequest::default() };
     let read = async |token: Option<&str>, request: RangeRequest| {
-        let mut stream = result(node.kv().range_stream(by(token, request)).await)?.into_inner();
+        let mut stream =
+            result(node.kv().range_stream(with_token(token, request)).await)?.into_inner();
         while result(stream.message().await)?.is_some() {}
         Ok(())
     };
@@ -544,15 +555,15 @@ async fn a_range_stream_ends_when_its_caller_loses_the_permission() {
     node.allow_range(Some(&root), "little", Type::Read, ("k", "l")).await;
     for n in 0..8 {
         let value = "x".repeat(1 << 20);
-        node.kv().put(by(Some(&root), put(&format!("k{n}"), &value))).await.unwrap();
+        node.kv().put(with_token(Some(&root), put(&format!("k{n}"), &value))).await.unwrap();
     }
     let (key, range_end) = (bytes("k"), bytes("l"));
     let wide = RangeRequest { key: key.clone(), range_end: range_end.clone(), ..range("") };
     let mut kv = range_stream::narrow(&node).await;
-    let mut stream = kv.range_stream(by(Some(&some), wide)).await.unwrap().into_inner();
+    let mut stream = kv.range_stream(with_token(Some(&some), wide)).await.unwrap().into_inner();
     stream.message().await.unwrap().unwrap();
     let revoke = AuthRoleRevokePermissionRequest { role: "little".to_owned(), key, range_end };
-    node.auth().role_revoke_permission(by(Some(&root), revoke)).await.unwrap();
+    node.auth().role_revoke_permission(with_token(Some(&root), revoke)).await.unwrap();
     assert_eq!(range_stream::end(&mut stream).await, denied());
 }
 
@@ -624,7 +635,10 @@ async fn a_signed_token_is_invalid_if_the_password_changed_while_it_was_issued()
         wait *= 2;
     };
     let old = refused(Code::InvalidArgument, "revision of auth store is old");
-    assert_eq!(result(node.kv().range(by(Some(&token), range("k"))).await).map(drop), Err(old));
+    assert_eq!(
+        result(node.kv().range(with_token(Some(&token), range("k"))).await).map(drop),
+        Err(old)
+    );
 }
 
 #[tokio::test]
@@ -636,7 +650,7 @@ async fn a_simple_token_is_refused_by_a_member_with_signed_tokens() {
     let assign = AssignToken { user, revision, secret: hash };
     let given = node.context.propose_as_member(Operation::AssignToken(assign)).await.unwrap();
     let Response::TokenAssigned { index, .. } = given else { panic!("{given:?}") };
-    let asked = node.kv().range(by(Some(&secret.token(index)), range("k"))).await;
+    let asked = node.kv().range(with_token(Some(&secret.token(index)), range("k"))).await;
     assert_eq!(result(asked).map(drop), Err(invalid()));
 }
 
@@ -653,10 +667,10 @@ async fn a_signed_token_with_a_newer_auth_revision_is_refused_until_it_is_reache
         let mut told = Vec::new();
         for serializable in [true, false] {
             let range = RangeRequest { serializable, ..range("k") };
-            told.push(result(node.kv().range(by(Some(token), range)).await).map(drop));
+            told.push(result(node.kv().range(with_token(Some(token), range)).await).map(drop));
         }
-        told.push(result(node.kv().put(by(Some(token), put("k", "v"))).await).map(drop));
-        let status = node.auth().user_list(by(Some(token), AuthUserListRequest {})).await;
+        told.push(result(node.kv().put(with_token(Some(token), put("k", "v"))).await).map(drop));
+        let status = node.auth().user_list(with_token(Some(token), AuthUserListRequest {})).await;
         told.push(result(status).map(drop));
         told
     };

@@ -13,7 +13,7 @@ use super::*;
 
 /// Makes a node on which `some` may read and write below `e`, read below `f`, write below `g`, and
 /// use a single key below `h`.
-async fn with_lines() -> (ApiTestNode, [String; 3]) {
+async fn with_queue_users() -> (ApiTestNode, [String; 3]) {
     let (node, tokens) = ApiTestNode::with_users().await;
     let root = Some(tokens[0].as_str());
     for (kind, from, to) in [
@@ -26,7 +26,7 @@ async fn with_lines() -> (ApiTestNode, [String; 3]) {
     }
     let mut leases = LeaseClient::new(node.channel.clone());
     for id in [1, 2] {
-        leases.lease_grant(by(root, LeaseGrantRequest { id, ttl: 1_000 })).await.unwrap();
+        leases.lease_grant(with_token(root, LeaseGrantRequest { id, ttl: 1_000 })).await.unwrap();
     }
     (node, tokens)
 }
@@ -42,28 +42,28 @@ impl ApiTestNode {
     }
 
     async fn lock(&self, token: Option<&str>, name: &str, lease: i64) -> Result<(), CodeAndText> {
-        let asked = by(token, LockRequest { name: bytes(name), lease });
+        let asked = with_token(token, LockRequest { name: bytes(name), lease });
         result(LockClient::new(self.channel.clone()).lock(asked).await).map(|_| ())
     }
 
     async fn unlock(&self, token: &str, key: &str) -> Result<(), CodeAndText> {
-        let asked = by(Some(token), UnlockRequest { key: bytes(key) });
+        let asked = with_token(Some(token), UnlockRequest { key: bytes(key) });
         result(LockClient::new(self.channel.clone()).unlock(asked).await).map(|_| ())
     }
 
     async fn campaign(&self, token: Option<&str>, name: &str) -> Result<LeaderKey, CodeAndText> {
         let campaign = CampaignRequest { name: bytes(name), lease: 1, value: bytes("v") };
-        let won = result(self.elections().campaign(by(token, campaign)).await)?;
+        let won = result(self.elections().campaign(with_token(token, campaign)).await)?;
         Ok(won.into_inner().leader.unwrap())
     }
 
     async fn leader(&self, token: &str, name: &str) -> Result<(), CodeAndText> {
-        let asked = by(Some(token), LeaderRequest { name: bytes(name) });
+        let asked = with_token(Some(token), LeaderRequest { name: bytes(name) });
         result(self.elections().leader(asked).await).map(|_| ())
     }
 
     async fn observe(&self, token: &str, name: &str) -> Result<Bytes, CodeAndText> {
-        let asked = by(Some(token), LeaderRequest { name: bytes(name) });
+        let asked = with_token(Some(token), LeaderRequest { name: bytes(name) });
         let mut seen = self.elections().observe(asked).await.unwrap().into_inner();
         let seen = result(seen.message().await)?.unwrap();
         Ok(seen.kv.unwrap().key)
@@ -71,7 +71,7 @@ impl ApiTestNode {
 
     /// Returns the revision, and whether `root` can see the key.
     async fn sees(&self, root: &str, key: &str) -> (i64, bool) {
-        let found = self.kv().range(by(Some(root), range(key))).await.unwrap().into_inner();
+        let found = self.kv().range(with_token(Some(root), range(key))).await.unwrap().into_inner();
         (found.header.unwrap().revision, !found.kvs.is_empty())
     }
 
@@ -87,7 +87,7 @@ impl ApiTestNode {
 
 #[tokio::test]
 async fn a_lock_needs_read_and_write_permission_below_its_name() {
-    let (node, [root, some, none]) = with_lines().await;
+    let (node, [root, some, none]) = with_queue_users().await;
     let (before, _) = node.sees(&root, "e/1").await;
     let wrong = "abcdefghijklmnop.7";
     for (token, name, refused) in [
@@ -113,7 +113,7 @@ async fn a_lock_needs_read_and_write_permission_below_its_name() {
 
 #[tokio::test]
 async fn an_election_needs_permission_below_its_name() {
-    let (node, [root, some, none]) = with_lines().await;
+    let (node, [root, some, none]) = with_queue_users().await;
     let leader = node.campaign(Some(&some), "e").await.unwrap();
     assert_eq!(node.observe(&some, "e").await, Ok(bytes("e/1")));
     assert_eq!(node.observe(&none, "e").await, Err(unknown(denied())));
@@ -122,42 +122,42 @@ async fn an_election_needs_permission_below_its_name() {
     let nobody = (Code::Unknown, "election: no leader".to_owned());
     assert_eq!(node.leader(&some, "f").await, Err(nobody), "it may be read");
     let say = |leader: Option<LeaderKey>| ProclaimRequest { leader, value: bytes("said") };
-    let told = node.elections().proclaim(by(Some(&none), say(Some(leader.clone())))).await;
+    let told = node.elections().proclaim(with_token(Some(&none), say(Some(leader.clone())))).await;
     assert_eq!(result(told).map(|_| ()), Err(unknown(denied())));
     // A missing `leader` field is reported before the permission is checked.
     let whose = (Code::Unknown, "\"leader\" field must be provided".to_owned());
     for token in [None, Some("x.1"), Some(&*some)] {
-        let told = node.elections().proclaim(by(token, say(None))).await;
+        let told = node.elections().proclaim(with_token(token, say(None))).await;
         assert_eq!(result(told).map(|_| ()), Err(whose.clone()));
-        let told = node.elections().resign(by(token, ResignRequest { leader: None })).await;
+        let told = node.elections().resign(with_token(token, ResignRequest { leader: None })).await;
         assert_eq!(result(told).map(|_| ()), Err(whose.clone()));
     }
-    node.elections().proclaim(by(Some(&some), say(Some(leader.clone())))).await.unwrap();
+    node.elections().proclaim(with_token(Some(&some), say(Some(leader.clone())))).await.unwrap();
     let resign = ResignRequest { leader: Some(leader) };
-    let told = node.elections().resign(by(Some(&none), resign.clone())).await;
+    let told = node.elections().resign(with_token(Some(&none), resign.clone())).await;
     assert_eq!(result(told).map(|_| ()), Err(unknown(denied())));
     assert!(node.sees(&root, "e/1").await.1);
-    node.elections().resign(by(Some(&some), resign)).await.unwrap();
+    node.elections().resign(with_token(Some(&some), resign)).await.unwrap();
     assert!(!node.sees(&root, "e/1").await.1);
 }
 
 #[tokio::test]
 async fn a_waiting_client_that_loses_its_role_or_token_leaves_the_queue() {
     for (change, refused) in [(true, denied()), (false, invalid())] {
-        let (node, [root, some, _]) = with_lines().await;
+        let (node, [root, some, _]) = with_queue_users().await;
         node.lock(Some(&some), "e", 1).await.unwrap();
-        let second = by(Some(&some), LockRequest { name: bytes("e"), lease: 2 });
+        let second = with_token(Some(&some), LockRequest { name: bytes("e"), lease: 2 });
         let mut locks = LockClient::new(node.channel.clone());
         let waiting = tokio::spawn(async move { result(locks.lock(second).await).map(|_| ()) });
         node.until(&root, "e/2", true).await;
         let (name, role) = ("some".to_owned(), "little".to_owned());
         if change {
             let revoke = AuthUserRevokeRoleRequest { name, role };
-            node.auth().user_revoke_role(by(Some(&root), revoke)).await.unwrap();
+            node.auth().user_revoke_role(with_token(Some(&root), revoke)).await.unwrap();
         } else {
             let password = "new".to_owned();
             let change = AuthUserChangePasswordRequest { name, password, ..Default::default() };
-            node.auth().user_change_password(by(Some(&root), change)).await.unwrap();
+            node.auth().user_change_password(with_token(Some(&root), change)).await.unwrap();
         }
         assert!(!waiting.is_finished(), "it is not looked at before there is something to do");
         node.unlock(&root, "e/1").await.unwrap();
