@@ -68,7 +68,7 @@ fn survivor(programs: &RecoveryPrograms, layout: &Layout) -> Result<Survivor, Ex
     Ok(Survivor {
         host: LocalHost { machine_id_file: None }.name(),
         data_dir: layout.root().display().to_string(),
-        sight: programs.examine(&layout.node())?,
+        observed: programs.examine(&layout.node())?,
     })
 }
 
@@ -128,8 +128,8 @@ async fn make_cluster(typed: &MakeArguments, printer: &mut Printer<'_>) -> Resul
         print_text(printer, &table(&survivors))?;
     }
     let mut objections = choose::objections(&survivors, 0);
-    objections.extend(programs.objection(survivors[0].sight.maker));
-    objections.extend(host.objection(&survivors[0].sight));
+    objections.extend(programs.objection(survivors[0].observed.maker));
+    objections.extend(host.objection(&survivors[0].observed));
     if !objections.is_empty() {
         let text = objections.join("; ");
         return Err(ExitError::Failed(format!("nothing was changed: {text}")));
@@ -137,7 +137,7 @@ async fn make_cluster(typed: &MakeArguments, printer: &mut Printer<'_>) -> Resul
     confirm_data_loss(typed, &host.confirmation_sentence())?;
     // The new cluster is made before its statement is signed. After a crash in between, a repeated
     // run finds this cluster.
-    let made = match host.unsigned_recovery(&survivors[0].sight) {
+    let made = match host.unsigned_recovery(&survivors[0].observed) {
         Some(made) => made,
         None => programs.make(&layout.node())?,
     };
@@ -197,15 +197,15 @@ impl HostState {
 
     /// Returns why no recovery statement about this data may be signed. The new statement has to
     /// continue where the last one ended.
-    fn objection(&self, sight: &DirectoryReport) -> Option<String> {
+    fn objection(&self, observed: &DirectoryReport) -> Option<String> {
         let signed = self.loaded.recoveries.newest();
-        let made = sight.forced.as_ref().filter(|_| sight.is_recovery_unfinished());
+        let made = observed.forced.as_ref().filter(|_| observed.is_recovery_unfinished());
         if signed.is_some_and(|signed| made.is_some_and(|made| made.is.matches(&signed.is)))
-            || self.unsigned_recovery(sight).is_some()
+            || self.unsigned_recovery(observed).is_some()
         {
             return None;
         }
-        let was = made.map(|made| &made.was.cluster_id).or(sight.cluster_id.as_ref());
+        let was = made.map(|made| &made.was.cluster_id).or(observed.cluster_id.as_ref());
         let expected = self.raft_cluster();
         if was.and_then(|was| parse_hex_id(was)) == expected {
             return None;
@@ -221,9 +221,9 @@ impl HostState {
     /// Returns the new cluster that this directory already holds, if only the signed statement is
     /// missing. An interrupted run made it, or somebody made it by hand with --force-new-cluster.
     /// `None` if that cluster was not made from the cluster of the last statement.
-    fn unsigned_recovery(&self, sight: &DirectoryReport) -> Option<RecoveryResult> {
-        let forced = sight.forced.as_ref()?;
-        let is = sight.cluster_id.as_deref().and_then(parse_hex_id);
+    fn unsigned_recovery(&self, observed: &DirectoryReport) -> Option<RecoveryResult> {
+        let forced = observed.forced.as_ref()?;
+        let is = observed.cluster_id.as_deref().and_then(parse_hex_id);
         let follows = parse_hex_id(&forced.was.cluster_id) == self.raft_cluster();
         (follows && parse_hex_id(&forced.is.cluster_id) == is).then(|| RecoveryResult {
             was: forced.was.clone(),
@@ -317,16 +317,16 @@ fn table(survivors: &[Survivor]) -> String {
     let best = choose::best(survivors);
     for (n, one) in survivors.iter().enumerate() {
         let number = |value: Option<String>| value.unwrap_or_else(|| "-".to_owned());
-        let log = one.sight.log.as_ref();
+        let log = one.observed.log.as_ref();
         rows.push([
             if best == Some(n) { "*" } else { "" }.to_owned(),
             one.host.clone(),
             one.data_dir.clone(),
-            one.sight.state.clone(),
+            one.observed.state.clone(),
             number(log.map(|log| log.last_term.to_string())),
             number(log.map(|log| log.last_index.to_string())),
-            number(format_revision(&one.sight)),
-            number(one.sight.name.clone()),
+            number(format_revision(&one.observed)),
+            number(one.observed.name.clone()),
         ]);
     }
     let widths: Vec<usize> =
@@ -339,7 +339,7 @@ fn table(survivors: &[Survivor]) -> String {
         })
         .collect();
     for one in survivors {
-        lines.extend(one.sight.problem.as_ref().map(|what| format!("{}: {what}", one.data_dir)));
+        lines.extend(one.observed.problem.as_ref().map(|what| format!("{}: {what}", one.data_dir)));
     }
     if let Some(best) = best {
         lines.push("* goes furthest: make the new cluster there".to_owned());

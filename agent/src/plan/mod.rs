@@ -348,8 +348,8 @@ pub(crate) struct ChangePlan {
 }
 
 /// Computes the plan of the change `wanted`.
-pub(crate) fn plan(sight: &ObservedCluster, wanted: &RequestedChange) -> ChangePlan {
-    let before = sight.voter_counts();
+pub(crate) fn plan(observed: &ObservedCluster, wanted: &RequestedChange) -> ChangePlan {
+    let before = observed.voter_counts();
     let (after, steps) = match wanted {
         RequestedChange::Add { is_voter: true, .. } => {
             let steps = vec![PlanStep::Add { is_voter: true }, PlanStep::Start];
@@ -365,18 +365,22 @@ pub(crate) fn plan(sight: &ObservedCluster, wanted: &RequestedChange) -> ChangeP
             (with_new_voter(before), steps)
         }
         RequestedChange::Promote(id) => {
-            (with_promoted(sight, *id), vec![PlanStep::CatchUp, PlanStep::Promote])
+            (with_promoted(observed, *id), vec![PlanStep::CatchUp, PlanStep::Promote])
         }
         RequestedChange::Update(..) => (before, vec![PlanStep::Update, PlanStep::Restart]),
-        RequestedChange::Remove(id) => (without_member(sight, *id), removal_steps(sight, *id)),
-        RequestedChange::Replace { old, peer_urls, .. } => replace::steps(sight, *old, peer_urls),
+        RequestedChange::Remove(id) => {
+            (without_member(observed, *id), removal_steps(observed, *id))
+        }
+        RequestedChange::Replace { old, peer_urls, .. } => {
+            replace::steps(observed, *old, peer_urls)
+        }
     };
-    let mut objections = verdict::objections(sight, wanted);
+    let mut objections = verdict::objections(observed, wanted);
     if before.spare_voters().is_none() {
         // Without a quorum nothing else can be done, so this objection comes first.
         objections.insert(0, PlanObjection::NoQuorum(before));
     }
-    let warnings = verdict::warnings(sight, wanted, after);
+    let warnings = verdict::warnings(observed, wanted, after);
     ChangePlan { before, after, steps, objections, warnings }
 }
 
@@ -384,9 +388,9 @@ fn with_new_voter(shape: VoterCounts) -> VoterCounts {
     VoterCounts { voters: shape.voters + 1, answering: shape.answering + 1, ..shape }
 }
 
-fn with_promoted(sight: &ObservedCluster, id: MemberId) -> VoterCounts {
-    let shape = sight.voter_counts();
-    match sight.of_id(id) {
+fn with_promoted(observed: &ObservedCluster, id: MemberId) -> VoterCounts {
+    let shape = observed.voter_counts();
+    match observed.of_id(id) {
         Some(seen) if !seen.is_voter() => {
             VoterCounts { learners: shape.learners - 1, ..with_new_voter(shape) }
         }
@@ -394,13 +398,13 @@ fn with_promoted(sight: &ObservedCluster, id: MemberId) -> VoterCounts {
     }
 }
 
-fn without_member(sight: &ObservedCluster, id: MemberId) -> VoterCounts {
-    let left = sight.members.iter().filter(|seen| seen.member.id != id).cloned().collect();
-    ObservedCluster { members: left, leader: sight.leader }.voter_counts()
+fn without_member(observed: &ObservedCluster, id: MemberId) -> VoterCounts {
+    let left = observed.members.iter().filter(|seen| seen.member.id != id).cloned().collect();
+    ObservedCluster { members: left, leader: observed.leader }.voter_counts()
 }
 
-fn removal_steps(sight: &ObservedCluster, id: MemberId) -> Vec<PlanStep> {
-    sight
+fn removal_steps(observed: &ObservedCluster, id: MemberId) -> Vec<PlanStep> {
+    observed
         .must_hand_over(id)
         .then_some(PlanStep::HandOver)
         .into_iter()

@@ -23,7 +23,7 @@ use crate::cluster::{MemberId, RemovalOrigin};
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ReplacementFacts<'a> {
     /// The members and their observed states.
-    pub sight: &'a ObservedCluster,
+    pub observed: &'a ObservedCluster,
     /// The member to be replaced; `None` if the new one is one member more.
     pub old: Option<MemberId>,
     /// Peer URLs of the new member.
@@ -77,8 +77,8 @@ pub(crate) enum EarlyRemovalReason {
 impl ReplacementFacts<'_> {
     /// Returns the next step.
     pub(crate) fn next_step(&self) -> ReplacementStep {
-        let old = self.old.and_then(|id| self.sight.of_id(id)).map(|seen| seen.member.id);
-        let new = self.sight.find_by_peer_urls(self.peer_urls, self.old);
+        let old = self.old.and_then(|id| self.observed.of_id(id)).map(|seen| seen.member.id);
+        let new = self.observed.find_by_peer_urls(self.peer_urls, self.old);
         let voter = new.filter(|new| new.is_voter());
         // A new member that is a voter has its place already. Otherwise check that this replacement
         // has freed the old member's place.
@@ -118,7 +118,7 @@ impl ReplacementFacts<'_> {
     }
 
     fn removal_step(&self, old: MemberId) -> ReplacementStep {
-        if self.sight.must_hand_over(old) {
+        if self.observed.must_hand_over(old) {
             ReplacementStep::HandOver(old)
         } else {
             ReplacementStep::Remove(old)
@@ -126,9 +126,9 @@ impl ReplacementFacts<'_> {
     }
 
     fn early_removal_reason(&self, old: MemberId) -> Option<EarlyRemovalReason> {
-        let Self { sight, peer_urls, .. } = self;
-        let seen = sight.of_id(old)?;
-        if sight.find_by_peer_urls(peer_urls, Some(old)).is_some() {
+        let Self { observed, peer_urls, .. } = self;
+        let seen = observed.of_id(old)?;
+        if observed.find_by_peer_urls(peer_urls, Some(old)).is_some() {
             // The new member is added already, so the order is decided.
             return None;
         }
@@ -138,7 +138,7 @@ impl ReplacementFacts<'_> {
         if !seen.is_voter() {
             return Some(EarlyRemovalReason::Learner);
         }
-        let is_failed = !seen.is_answering() && rules::removal_objection(sight, old).is_none();
+        let is_failed = !seen.is_answering() && rules::removal_objection(observed, old).is_none();
         (is_failed && self.is_addition_refused).then_some(EarlyRemovalReason::Failed)
     }
 }
@@ -146,31 +146,36 @@ impl ReplacementFacts<'_> {
 /// Predicts why the old member will have to be removed before the new one is added. `None` if it
 /// won't.
 pub(super) fn predict_early_removal(
-    sight: &ObservedCluster,
+    observed: &ObservedCluster,
     old: MemberId,
     peer_urls: &[String],
 ) -> Option<EarlyRemovalReason> {
-    let is_addition_refused = rules::addition_objections(sight, true)
+    let is_addition_refused = rules::addition_objections(observed, true)
         .iter()
         .any(|objection| matches!(objection, PlanObjection::Unhealthy { .. }));
     let removal_origin = RemovalOrigin::Unknown;
-    let facts =
-        ReplacementFacts { sight, old: Some(old), peer_urls, removal_origin, is_addition_refused };
+    let facts = ReplacementFacts {
+        observed,
+        old: Some(old),
+        peer_urls,
+        removal_origin,
+        is_addition_refused,
+    };
     facts.early_removal_reason(old)
 }
 
 /// Returns the numbers of voters and learners after the replacement, and its steps.
 pub(super) fn steps(
-    sight: &ObservedCluster,
+    observed: &ObservedCluster,
     old: MemberId,
     peer_urls: &[String],
 ) -> (VoterCounts, Vec<PlanStep>) {
     let comes =
         [PlanStep::Add { is_voter: false }, PlanStep::Start, PlanStep::CatchUp, PlanStep::Promote];
-    let goes = removal_steps(sight, old);
-    let left = without_member(sight, old);
+    let goes = removal_steps(observed, old);
+    let left = without_member(observed, old);
     let after = with_new_voter(left);
-    let new = sight.find_by_peer_urls(peer_urls, Some(old));
+    let new = observed.find_by_peer_urls(peer_urls, Some(old));
     let steps = match new {
         // An earlier run has added the new member: skip the steps that it completed.
         Some(ObservedMember { state: MemberState::NotStarted, .. }) => {
@@ -178,7 +183,7 @@ pub(super) fn steps(
         }
         Some(seen) if !seen.is_voter() => [&comes[2..], &goes].concat(),
         Some(_) => goes,
-        None if predict_early_removal(sight, old, peer_urls).is_some() => {
+        None if predict_early_removal(observed, old, peer_urls).is_some() => {
             [&goes[..], &comes].concat()
         }
         None => [&comes[..], &goes].concat(),
@@ -193,21 +198,21 @@ pub(super) fn steps(
 
 /// Returns why the cluster would refuse the replacement.
 pub(super) fn objections(
-    sight: &ObservedCluster,
+    observed: &ObservedCluster,
     old: MemberId,
     name: &str,
     peer_urls: &[String],
 ) -> Vec<PlanObjection> {
-    if sight.find_by_peer_urls(peer_urls, Some(old)).is_some() {
+    if observed.find_by_peer_urls(peer_urls, Some(old)).is_some() {
         return Vec::new();
     }
-    let goes_first = predict_early_removal(sight, old, peer_urls).is_some();
+    let goes_first = predict_early_removal(observed, old, peer_urls).is_some();
     // If the old member is removed first, its name is free when the new one is added.
-    let taken = rules::name_objection(sight, name, peer_urls, goes_first.then_some(old));
+    let taken = rules::name_objection(observed, name, peer_urls, goes_first.then_some(old));
     let refused = if goes_first {
-        rules::removal_objection(sight, old).into_iter().collect()
+        rules::removal_objection(observed, old).into_iter().collect()
     } else {
-        rules::addition_objections(sight, true)
+        rules::addition_objections(observed, true)
     };
     taken.into_iter().chain(refused).collect()
 }

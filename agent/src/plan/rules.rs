@@ -7,20 +7,20 @@ use super::{ObservedCluster, ObservedMember, PlanObjection};
 use crate::cluster::MemberId;
 
 pub(super) fn url_objection(
-    sight: &ObservedCluster,
+    observed: &ObservedCluster,
     peer_urls: &[String],
     but: Option<MemberId>,
 ) -> Option<PlanObjection> {
-    sight.find_by_peer_urls(peer_urls, but).map(|seen| PlanObjection::UrlTaken(seen.label()))
+    observed.find_by_peer_urls(peer_urls, but).map(|seen| PlanObjection::UrlTaken(seen.label()))
 }
 
 pub(super) fn name_objection(
-    sight: &ObservedCluster,
+    observed: &ObservedCluster,
     name: &str,
     peer_urls: &[String],
     but: Option<MemberId>,
 ) -> Option<PlanObjection> {
-    let seen = sight.find_by_name(name, peer_urls, but)?;
+    let seen = observed.find_by_name(name, peer_urls, but)?;
     Some(PlanObjection::NameTaken { name: name.to_owned(), id: seen.member.id })
 }
 
@@ -30,8 +30,8 @@ pub(super) fn labels<'a>(seen: impl Iterator<Item = &'a ObservedMember>) -> Vec<
 }
 
 /// Converts an objection, and adds the labels of the members that cause it.
-fn name_members(sight: &ObservedCluster, objection: QuorumObjection) -> PlanObjection {
-    let voters = || sight.members.iter().filter(|seen| seen.is_voter());
+fn name_members(observed: &ObservedCluster, objection: QuorumObjection) -> PlanObjection {
+    let voters = || observed.members.iter().filter(|seen| seen.is_voter());
     match objection {
         QuorumObjection::NotEnoughStarted { started, needed } => {
             let who = labels(voters().filter(|seen| !seen.member.is_started()));
@@ -45,12 +45,15 @@ fn name_members(sight: &ObservedCluster, objection: QuorumObjection) -> PlanObje
 }
 
 /// Returns the objections to adding one more member.
-pub(super) fn addition_objections(sight: &ObservedCluster, is_learner: bool) -> Vec<PlanObjection> {
-    let view = sight.view();
-    let named = |objection| name_members(sight, objection);
+pub(super) fn addition_objections(
+    observed: &ObservedCluster,
+    is_learner: bool,
+) -> Vec<PlanObjection> {
+    let view = observed.view();
+    let named = |objection| name_members(observed, objection);
     let mut objections: Vec<_> =
         view.addition_objections(is_learner).into_iter().map(named).collect();
-    let learner = sight.members.iter().find(|seen| !seen.is_voter());
+    let learner = observed.members.iter().find(|seen| !seen.is_voter());
     if let Some(learner) = learner
         && is_learner
         && !view.has_room_for_learner(DEFAULT_MAX_LEARNERS)
@@ -61,17 +64,17 @@ pub(super) fn addition_objections(sight: &ObservedCluster, is_learner: bool) -> 
 }
 
 /// Returns the objection to removing this member, if there is one.
-pub(super) fn removal_objection(sight: &ObservedCluster, id: MemberId) -> Option<PlanObjection> {
-    sight.of_id(id).filter(|seen| seen.is_voter())?;
-    if sight.voter_counts().voters == 1 {
+pub(super) fn removal_objection(observed: &ObservedCluster, id: MemberId) -> Option<PlanObjection> {
+    observed.of_id(id).filter(|seen| seen.is_voter())?;
+    if observed.voter_counts().voters == 1 {
         return Some(PlanObjection::LastVoter);
     }
-    sight.view().removal_objection(id.0).map(|objection| name_members(sight, objection))
+    observed.view().removal_objection(id.0).map(|objection| name_members(observed, objection))
 }
 
 /// Returns the objections to making this member a voter.
 pub(super) fn promotion_objections(
-    sight: &ObservedCluster,
+    observed: &ObservedCluster,
     seen: &ObservedMember,
 ) -> Vec<PlanObjection> {
     if seen.is_voter() {
@@ -79,6 +82,6 @@ pub(super) fn promotion_objections(
     }
     let is_late = !seen.state.is_in_sync();
     let late = is_late.then(|| PlanObjection::NotInSync(seen.label(), seen.state));
-    let quorum = sight.view().promotion_objection();
-    late.into_iter().chain(quorum.map(|objection| name_members(sight, objection))).collect()
+    let quorum = observed.view().promotion_objection();
+    late.into_iter().chain(quorum.map(|objection| name_members(observed, objection))).collect()
 }

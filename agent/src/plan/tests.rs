@@ -123,16 +123,16 @@ fn what_an_operator_reads() {
 
 #[test]
 fn a_plan_warns_of_a_member_without_tls_among_others_with_it() {
-    let mut sight = observed_cluster("VV");
-    let plain = |sight: &ObservedCluster| {
-        let plan = plan(sight, &RequestedChange::Update(MemberId(2), new_url()));
+    let mut observed = observed_cluster("VV");
+    let plain = |observed: &ObservedCluster| {
+        let plan = plan(observed, &RequestedChange::Update(MemberId(2), new_url()));
         plan.warnings.iter().any(|warning| matches!(warning, Warning::WithoutTls(_)))
     };
-    assert!(!plain(&sight));
-    sight.members[1].member.peer_urls = vec!["https://m2:2380".to_owned()];
-    assert!(!plain(&sight), "only the member that moves had TLS");
-    sight.members[0].member.peer_urls = vec!["https://m1:2380".to_owned()];
-    assert!(plain(&sight));
+    assert!(!plain(&observed));
+    observed.members[1].member.peer_urls = vec!["https://m2:2380".to_owned()];
+    assert!(!plain(&observed), "only the member that moves had TLS");
+    observed.members[0].member.peer_urls = vec!["https://m1:2380".to_owned()];
+    assert!(plain(&observed));
 }
 
 #[test]
@@ -185,31 +185,31 @@ fn predicted_refusals_are_those_of_the_nodes_strict_check() {
 
 /// Returns the facts for the first step of replacing member `old` by one at `peer_urls`.
 fn facts<'a>(
-    sight: &'a ObservedCluster,
+    observed: &'a ObservedCluster,
     old: u64,
     peer_urls: &'a [String],
 ) -> ReplacementFacts<'a> {
     let removal_origin = RemovalOrigin::Unknown;
     let old = Some(MemberId(old));
-    ReplacementFacts { sight, old, peer_urls, removal_origin, is_addition_refused: false }
+    ReplacementFacts { observed, old, peer_urls, removal_origin, is_addition_refused: false }
 }
 
 /// Carries out the steps of a replacement until it is complete. Returns the steps, and the smallest
 /// number of failures that was tolerated on the way.
 fn run_replacement(members: &str, old: u64) -> (Vec<&'static str>, Option<usize>) {
-    let mut sight = observed_cluster(members);
+    let mut observed = observed_cluster(members);
     let (mut removal_origin, mut is_addition_refused) = (RemovalOrigin::Unknown, false);
     let mut steps = Vec::new();
-    let mut fewest = sight.voter_counts().spare_voters();
+    let mut fewest = observed.voter_counts().spare_voters();
     for _ in 0..20 {
-        let at = |sight: &ObservedCluster, id| {
-            sight.members.iter().position(|s| s.member.id == id).unwrap()
+        let at = |observed: &ObservedCluster, id| {
+            observed.members.iter().position(|s| s.member.id == id).unwrap()
         };
         let urls = new_url();
-        let known = facts(&sight, old, &urls);
+        let known = facts(&observed, old, &urls);
         match (ReplacementFacts { removal_origin, is_addition_refused, ..known }).next_step() {
-            ReplacementStep::Add if !rules::addition_objections(&sight, true).is_empty() => {
-                assert!(!is_addition_refused, "{sight:?}");
+            ReplacementStep::Add if !rules::addition_objections(&observed, true).is_empty() => {
+                assert!(!is_addition_refused, "{observed:?}");
                 is_addition_refused = true;
             }
             ReplacementStep::Add => {
@@ -220,44 +220,44 @@ fn run_replacement(members: &str, old: u64) -> (Vec<&'static str>, Option<usize>
                     is_learner: true,
                     ..ClusterMember::default()
                 };
-                sight.members.push(ObservedMember { member, state: MemberState::NotStarted });
+                observed.members.push(ObservedMember { member, state: MemberState::NotStarted });
             }
             ReplacementStep::AwaitStart(id) => {
-                let at = at(&sight, id);
-                sight.members[at].member.name = "new".to_owned();
-                sight.members[at].state = MemberState::Answers { behind: Some(5_000) };
+                let at = at(&observed, id);
+                observed.members[at].member.name = "new".to_owned();
+                observed.members[at].state = MemberState::Answers { behind: Some(5_000) };
             }
             ReplacementStep::AwaitSync(id, _) => {
-                let at = at(&sight, id);
-                sight.members[at].state = MemberState::Answers { behind: Some(5) };
+                let at = at(&observed, id);
+                observed.members[at].state = MemberState::Answers { behind: Some(5) };
             }
             ReplacementStep::Promote(id) => {
                 steps.push("promote");
-                let at = at(&sight, id);
-                sight.members[at].member.is_learner = false;
+                let at = at(&observed, id);
+                observed.members[at].member.is_learner = false;
             }
             ReplacementStep::HandOver(id) => {
-                let heir = sight
+                let heir = observed
                     .members
                     .iter()
                     .find(|seen| seen.member.id != id && seen.is_voter() && seen.is_answering());
-                sight.leader = heir.map(|seen| seen.member.id);
+                observed.leader = heir.map(|seen| seen.member.id);
             }
             ReplacementStep::Remove(id) => {
                 steps.push("remove");
-                assert_eq!(rules::removal_objection(&sight, id), None, "{sight:?}");
-                sight.members.retain(|seen| seen.member.id != id);
+                assert_eq!(rules::removal_objection(&observed, id), None, "{observed:?}");
+                observed.members.retain(|seen| seen.member.id != id);
                 removal_origin = RemovalOrigin::Own;
             }
             ReplacementStep::Done(id) => {
-                assert_eq!((id, sight.of_id(MemberId(old))), (MemberId(99), None));
+                assert_eq!((id, observed.of_id(MemberId(old))), (MemberId(99), None));
                 return (steps, fewest);
             }
             step @ (ReplacementStep::FindRemover(_) | ReplacementStep::GiveUp { .. }) => {
                 panic!("{step:?}")
             }
         }
-        fewest = fewest.min(sight.voter_counts().spare_voters());
+        fewest = fewest.min(observed.voter_counts().spare_voters());
     }
     panic!("it never ends");
 }
@@ -282,9 +282,9 @@ fn a_replacement_never_lowers_the_number_of_tolerated_failures() {
 
 #[test]
 fn an_old_member_whose_url_the_new_one_gets_is_removed_first() {
-    let sight = observed_cluster("VVV");
+    let observed = observed_cluster("VVV");
     let urls = vec![url(2)];
-    let step = facts(&sight, 2, &urls).next_step();
+    let step = facts(&observed, 2, &urls).next_step();
     assert_eq!(step, ReplacementStep::Remove(MemberId(2)));
 }
 
@@ -295,8 +295,8 @@ fn an_old_member_whose_url_the_new_one_gets_is_removed_first() {
 fn a_silent_member_is_removed_first_only_if_the_cluster_refuses_the_new_one() {
     let urls = new_url();
     let next = |members: &str, old, is_addition_refused| {
-        let sight = observed_cluster(members);
-        ReplacementFacts { is_addition_refused, ..facts(&sight, old, &urls) }.next_step()
+        let observed = observed_cluster(members);
+        ReplacementFacts { is_addition_refused, ..facts(&observed, old, &urls) }.next_step()
     };
     let removal = ReplacementStep::Remove(MemberId(3));
     for (members, refused, expected) in [
@@ -311,27 +311,27 @@ fn a_silent_member_is_removed_first_only_if_the_cluster_refuses_the_new_one() {
     ] {
         assert_eq!(next(members, 3, refused), expected, "{members}, refused: {refused}");
     }
-    let sight = observed_cluster("VVv");
-    assert!(facts(&sight, 3, &urls).is_early_removal_next_if_refused());
-    assert!(!facts(&sight, 2, &urls).is_early_removal_next_if_refused());
+    let observed = observed_cluster("VVv");
+    assert!(facts(&observed, 3, &urls).is_early_removal_next_if_refused());
+    assert!(!facts(&observed, 2, &urls).is_early_removal_next_if_refused());
 }
 
 /// The leader's agent used to add the new member first, which the cluster refuses as a second
 /// learner.
 #[test]
 fn an_old_learner_is_removed_before_the_new_one_is_added() {
-    let (sight, urls) = (observed_cluster("VVVL"), new_url());
-    assert_eq!(facts(&sight, 4, &urls).next_step(), ReplacementStep::Remove(MemberId(4)));
+    let (observed, urls) = (observed_cluster("VVVL"), new_url());
+    assert_eq!(facts(&observed, 4, &urls).next_step(), ReplacementStep::Remove(MemberId(4)));
 }
 
 #[test]
 fn an_old_member_that_leads_hands_over_before_it_is_removed() {
     let urls = vec![url(1)];
-    let sight = observed_cluster("VVV");
-    assert_eq!(facts(&sight, 1, &urls).next_step(), ReplacementStep::HandOver(MemberId(1)));
+    let observed = observed_cluster("VVV");
+    assert_eq!(facts(&observed, 1, &urls).next_step(), ReplacementStep::HandOver(MemberId(1)));
     // No other voter can lead. So the removal is sent, and the cluster's refusal gives the reason.
-    let sight = observed_cluster("VL");
-    assert_eq!(facts(&sight, 1, &urls).next_step(), ReplacementStep::Remove(MemberId(1)));
+    let observed = observed_cluster("VL");
+    assert_eq!(facts(&observed, 1, &urls).next_step(), ReplacementStep::Remove(MemberId(1)));
 }
 
 /// The leader's agent used to ask for the promotion of members in any state. Stock etcd promotes a
@@ -341,10 +341,10 @@ fn a_new_member_votes_once_it_answers_and_has_caught_up() {
     let urls = new_url();
     let id = MemberId(99);
     let next = |is_learner, state| {
-        let mut sight = observed_cluster("VVV");
+        let mut observed = observed_cluster("VVV");
         let member = ClusterMember { id, peer_urls: new_url(), is_learner, ..Default::default() };
-        sight.members.push(ObservedMember { member, state });
-        facts(&sight, 2, &urls).next_step()
+        observed.members.push(ObservedMember { member, state });
+        facts(&observed, 2, &urls).next_step()
     };
     let answers = |behind| MemberState::Answers { behind };
     for (state, expected) in [
@@ -366,13 +366,13 @@ fn a_new_member_takes_no_place_that_another_operation_freed() {
     let urls = new_url();
     let (old, id) = (MemberId(7), MemberId(99));
     let next = |new: Option<bool>, removal_origin| {
-        let mut sight = observed_cluster("VV");
+        let mut observed = observed_cluster("VV");
         let state = MemberState::Answers { behind: Some(0) };
-        sight.members.extend(new.map(|is_learner| ObservedMember {
+        observed.members.extend(new.map(|is_learner| ObservedMember {
             member: ClusterMember { id, peer_urls: new_url(), is_learner, ..Default::default() },
             state,
         }));
-        ReplacementFacts { removal_origin, ..facts(&sight, 7, &urls) }.next_step()
+        ReplacementFacts { removal_origin, ..facts(&observed, 7, &urls) }.next_step()
     };
     for (new, learner) in [(None, None), (Some(true), Some(id))] {
         assert_eq!(next(new, RemovalOrigin::Unknown), ReplacementStep::FindRemover(old));
@@ -403,7 +403,7 @@ fn a_learners_progress_shows_its_rate_the_time_left_and_stalls() {
 
 #[test]
 fn an_invalid_peer_url_is_refused_with_the_clusters_text() {
-    let sight = observed_cluster("VVV");
+    let observed = observed_cluster("VVV");
     let add = |url: &str| RequestedChange::Add {
         name: "new".to_owned(),
         peer_urls: vec![url.to_owned()],
@@ -416,7 +416,7 @@ fn an_invalid_peer_url_is_refused_with_the_clusters_text() {
             RequestedChange::Update(MemberId(2), vec![bad.to_owned()]),
             replace_by(2, "new", vec![bad.to_owned()]),
         ] {
-            let objections = plan(&sight, &wanted).objections;
+            let objections = plan(&observed, &wanted).objections;
             let [PlanObjection::BadUrl(url)] = objections.as_slice() else {
                 panic!("{objections:?}")
             };
@@ -426,6 +426,6 @@ fn an_invalid_peer_url_is_refused_with_the_clusters_text() {
         }
     }
     for good in ["https://h:1", "http://10.0.0.1:2380", "https://[::1]:2380", " https://h:1 "] {
-        assert_eq!(plan(&sight, &add(good)).objections, [], "{good}");
+        assert_eq!(plan(&observed, &add(good)).objections, [], "{good}");
     }
 }

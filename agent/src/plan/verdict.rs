@@ -8,7 +8,10 @@ use super::{
 use crate::cluster::MemberId;
 
 /// Returns why the cluster would refuse `wanted`.
-pub(super) fn objections(sight: &ObservedCluster, wanted: &RequestedChange) -> Vec<PlanObjection> {
+pub(super) fn objections(
+    observed: &ObservedCluster,
+    wanted: &RequestedChange,
+) -> Vec<PlanObjection> {
     if let RequestedChange::Add { peer_urls, .. }
     | RequestedChange::Update(_, peer_urls)
     | RequestedChange::Replace { peer_urls, .. } = wanted
@@ -18,21 +21,23 @@ pub(super) fn objections(sight: &ObservedCluster, wanted: &RequestedChange) -> V
     }
     match wanted {
         RequestedChange::Add { name, peer_urls, is_voter } => {
-            let taken = rules::name_objection(sight, name, peer_urls, None)
+            let taken = rules::name_objection(observed, name, peer_urls, None)
                 .into_iter()
-                .chain(rules::url_objection(sight, peer_urls, None));
-            taken.chain(rules::addition_objections(sight, !is_voter)).collect()
+                .chain(rules::url_objection(observed, peer_urls, None));
+            taken.chain(rules::addition_objections(observed, !is_voter)).collect()
         }
-        RequestedChange::Promote(id) => sight
+        RequestedChange::Promote(id) => observed
             .of_id(*id)
-            .map(|seen| rules::promotion_objections(sight, seen))
+            .map(|seen| rules::promotion_objections(observed, seen))
             .unwrap_or_default(),
         RequestedChange::Update(id, peer_urls) => {
-            rules::url_objection(sight, peer_urls, Some(*id)).into_iter().collect()
+            rules::url_objection(observed, peer_urls, Some(*id)).into_iter().collect()
         }
-        RequestedChange::Remove(id) => rules::removal_objection(sight, *id).into_iter().collect(),
+        RequestedChange::Remove(id) => {
+            rules::removal_objection(observed, *id).into_iter().collect()
+        }
         RequestedChange::Replace { old, name, peer_urls } => {
-            replace::objections(sight, *old, name, peer_urls)
+            replace::objections(observed, *old, name, peer_urls)
         }
     }
 }
@@ -59,7 +64,7 @@ fn is_peer_url(text: &str) -> bool {
 }
 
 /// Warns of a new URL without TLS if any present URL of a member has TLS.
-fn plain_url_warning(sight: &ObservedCluster, wanted: &RequestedChange) -> Option<Warning> {
+fn plain_url_warning(observed: &ObservedCluster, wanted: &RequestedChange) -> Option<Warning> {
     let (RequestedChange::Add { peer_urls, .. }
     | RequestedChange::Update(_, peer_urls)
     | RequestedChange::Replace { peer_urls, .. }) = wanted
@@ -70,7 +75,7 @@ fn plain_url_warning(sight: &ObservedCluster, wanted: &RequestedChange) -> Optio
         RequestedChange::Update(id, _) => Some(*id),
         _ => None,
     };
-    let others = sight.members.iter().filter(|seen| Some(seen.member.id) != updated);
+    let others = observed.members.iter().filter(|seen| Some(seen.member.id) != updated);
     let mut known = others.flat_map(|seen| &seen.member.peer_urls);
     let url = peer_urls.iter().find(|url| url.starts_with("http:"))?;
     known.any(|url| url.starts_with("https:")).then(|| Warning::WithoutTls(url.clone()))
@@ -78,14 +83,15 @@ fn plain_url_warning(sight: &ObservedCluster, wanted: &RequestedChange) -> Optio
 
 /// Returns the risks of `wanted`, which leads to `after`, apart from the reasons to refuse it.
 pub(super) fn warnings(
-    sight: &ObservedCluster,
+    observed: &ObservedCluster,
     wanted: &RequestedChange,
     after: VoterCounts,
 ) -> Vec<Warning> {
-    let before = sight.voter_counts();
+    let before = observed.voter_counts();
     let mut warnings = Vec::new();
     let silent = |but: MemberId| {
-        let others = sight.members.iter().filter(|seen| seen.member.id != but && seen.is_voter());
+        let others =
+            observed.members.iter().filter(|seen| seen.member.id != but && seen.is_voter());
         rules::labels(others.filter(|seen| !seen.is_answering()))
     };
     match wanted {
@@ -93,9 +99,11 @@ pub(super) fn warnings(
             let waiting = VoterCounts { answering: before.answering, ..after };
             warnings.push(Warning::CountsAsFailed { spare: waiting.spare_voters() });
         }
-        RequestedChange::Remove(id) if sight.of_id(*id).is_some_and(ObservedMember::is_voter) => {
+        RequestedChange::Remove(id)
+            if observed.of_id(*id).is_some_and(ObservedMember::is_voter) =>
+        {
             let silent = silent(*id);
-            if sight.of_id(*id).is_some_and(ObservedMember::is_answering) && !silent.is_empty() {
+            if observed.of_id(*id).is_some_and(ObservedMember::is_answering) && !silent.is_empty() {
                 warnings.push(Warning::RemovesHealthy { silent });
             }
             if before.voters == 2 {
@@ -109,12 +117,13 @@ pub(super) fn warnings(
         }
         RequestedChange::Replace { old, peer_urls, .. } => {
             warnings.extend(
-                replace::predict_early_removal(sight, *old, peer_urls).map(Warning::RemovesFirst),
+                replace::predict_early_removal(observed, *old, peer_urls)
+                    .map(Warning::RemovesFirst),
             );
         }
         RequestedChange::Add { .. } | RequestedChange::Promote(_) | RequestedChange::Remove(_) => {}
     }
-    warnings.extend(plain_url_warning(sight, wanted));
+    warnings.extend(plain_url_warning(observed, wanted));
     if after.tolerance() < before.tolerance() {
         warnings.push(Warning::LessTolerance(before.tolerance(), after.tolerance()));
     }
@@ -128,7 +137,8 @@ pub(super) fn warnings(
         RequestedChange::Add { .. } | RequestedChange::Update(..) => None,
     };
     let waits = |seen: &&ObservedMember| !seen.is_voter() && Some(seen.member.id) != meant;
-    warnings
-        .extend(sight.members.iter().filter(waits).map(|seen| Warning::LearnerWaits(seen.label())));
+    warnings.extend(
+        observed.members.iter().filter(waits).map(|seen| Warning::LearnerWaits(seen.label())),
+    );
     warnings
 }

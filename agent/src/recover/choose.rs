@@ -7,14 +7,14 @@ use super::Survivor;
 /// Returns how far a survivor's log goes, by Raft's own rule: the last entry's term, then its
 /// index. `None` if no cluster can be made from it.
 fn log_end(survivor: &Survivor) -> Option<(u64, u64)> {
-    let log = survivor.sight.log.as_ref()?;
-    (survivor.sight.state == "whole").then_some((log.last_term, log.last_index))
+    let log = survivor.observed.log.as_ref()?;
+    (survivor.observed.state == "whole").then_some((log.last_term, log.last_index))
 }
 
 /// Returns the index of the survivor whose log goes furthest; on a tie, of the member with the
 /// lower id. So two hosts that have each other's reports never both make a cluster.
 pub(crate) fn best(survivors: &[Survivor]) -> Option<usize> {
-    let id = |one: &Survivor| u64::from_str_radix(one.sight.member_id.as_deref()?, 16).ok();
+    let id = |one: &Survivor| u64::from_str_radix(one.observed.member_id.as_deref()?, 16).ok();
     let whole = survivors
         .iter()
         .enumerate()
@@ -24,21 +24,21 @@ pub(crate) fn best(survivors: &[Survivor]) -> Option<usize> {
 
 /// Returns why no cluster should be made from `survivors[own]`; empty if one may be made.
 pub(crate) fn objections(survivors: &[Survivor], own: usize) -> Vec<String> {
-    if survivors[own].sight.is_recovery_unfinished() {
+    if survivors[own].observed.is_recovery_unfinished() {
         return Vec::new();
     }
     let mut all = Vec::new();
     let place = |one: &Survivor| format!("{} on {}", one.data_dir, one.host);
     let chosen = &survivors[own];
     if log_end(chosen).is_none() {
-        let problem = chosen.sight.problem.as_deref().unwrap_or("no member's data");
-        all.push(format!("{} is {}: {problem}", place(chosen), chosen.sight.state));
+        let problem = chosen.observed.problem.as_deref().unwrap_or("no member's data");
+        all.push(format!("{} is {}: {problem}", place(chosen), chosen.observed.state));
     }
-    for one in survivors.iter().filter(|one| one.sight.state == "in-use" && *one != chosen) {
+    for one in survivors.iter().filter(|one| one.observed.state == "in-use" && *one != chosen) {
         all.push(format!("a node runs in {}: stop it first, and look again", place(one)));
     }
-    let cluster = |one: &Survivor| one.sight.cluster_id.clone();
-    let made = |one: &&Survivor| one.sight.forced.is_some() && cluster(one) != cluster(chosen);
+    let cluster = |one: &Survivor| one.observed.cluster_id.clone();
+    let made = |one: &&Survivor| one.observed.forced.is_some() && cluster(one) != cluster(chosen);
     for one in survivors.iter().filter(made) {
         all.push(format!(
             "a new cluster was made already, of {}: let this host join that",
@@ -64,11 +64,11 @@ pub(crate) fn objections(survivors: &[Survivor], own: usize) -> Vec<String> {
 /// Returns warnings for an operator who makes a cluster from `survivors[own]`.
 pub(crate) fn warnings(survivors: &[Survivor], own: usize) -> Vec<String> {
     let mut all = Vec::new();
-    let sight = &survivors[own].sight;
-    let (Some(log), Some(store)) = (&sight.log, &sight.store) else { return all };
+    let observed = &survivors[own].observed;
+    let (Some(log), Some(store)) = (&observed.log, &observed.store) else { return all };
     let voters: Vec<_> = store.members.iter().filter(|member| !member.is_learner).collect();
     let whole = |id: &str| {
-        let of_member = |one: &&Survivor| one.sight.member_id.as_deref() == Some(id);
+        let of_member = |one: &&Survivor| one.observed.member_id.as_deref() == Some(id);
         survivors.iter().filter(of_member).any(|one| log_end(one).is_some())
     };
     let left = voters.iter().filter(|member| whole(&member.id)).count();
@@ -114,7 +114,7 @@ mod tests {
         Survivor {
             host: format!("h{id}"),
             data_dir: "/d".to_owned(),
-            sight: DirectoryReport {
+            observed: DirectoryReport {
                 maker: Maker::MusterNode,
                 state: state.to_owned(),
                 problem: None,
@@ -170,10 +170,10 @@ mod tests {
     #[test]
     fn a_begun_recovery_is_completed_regardless_of_the_others() {
         let mut all = [survivor("1", "whole", (2, 7)), survivor("2", "whole", (9, 9))];
-        all[0].sight.cluster_id = Some("new".to_owned());
-        all[0].sight.forced = Some(made(false));
+        all[0].observed.cluster_id = Some("new".to_owned());
+        all[0].observed.forced = Some(made(false));
         assert!(objections(&all, 0).is_empty());
-        all[0].sight.forced = Some(made(true));
+        all[0].observed.forced = Some(made(true));
         assert!(!objections(&all, 0).is_empty());
     }
 
@@ -183,15 +183,15 @@ mod tests {
         let may = |own| objections(&all, own).is_empty();
         assert_eq!([may(0), may(1)], [true, false]);
         let mut later = all;
-        later[0].sight.cluster_id = Some("new".to_owned());
-        later[0].sight.forced = Some(made(false));
+        later[0].observed.cluster_id = Some("new".to_owned());
+        later[0].observed.forced = Some(made(false));
         assert!(objections(&later, 1)[0].contains("made already"), "{:?}", objections(&later, 1));
     }
 
     #[test]
     fn data_of_another_cluster_is_an_objection() {
         let mut all = [survivor("1", "whole", (2, 7)), survivor("2", "whole", (2, 7))];
-        all[1].sight.cluster_id = Some("other".to_owned());
+        all[1].observed.cluster_id = Some("other".to_owned());
         assert!(objections(&all, 0)[0].contains("another cluster"));
     }
 
@@ -210,7 +210,7 @@ mod tests {
         // Two of three voters are a majority; a learner doesn't raise the number of voters to four.
         let mut learning = two;
         for one in &mut learning {
-            let store = one.sight.store.as_mut().unwrap();
+            let store = one.observed.store.as_mut().unwrap();
             store.members.push(StoredMember {
                 id: "4".to_owned(),
                 name: "db-4".to_owned(),

@@ -115,8 +115,10 @@ pub(crate) struct Survivor {
     pub host: String,
     /// The data directory of the host's agent.
     pub data_dir: String,
-    /// State of the node's directory, as muster-node reports it.
-    pub sight: DirectoryReport,
+    /// State of the node's directory, as muster-node reports it. The field keeps its first name in
+    /// JSON, because other versions of the agent read it.
+    #[serde(rename = "sight")]
+    pub observed: DirectoryReport,
 }
 
 /// The programs that examine a directory and make a new cluster from it.

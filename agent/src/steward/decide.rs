@@ -147,7 +147,7 @@ impl IntentFacts<'_> {
         old: Option<MemberId>,
     ) -> StewardAction {
         let facts = ReplacementFacts {
-            sight: &self.observed_cluster(&urls),
+            observed: &self.observed_cluster(&urls),
             old,
             peer_urls: &urls,
             removal_origin: self.removal_origin,

@@ -79,7 +79,7 @@ impl Replacement<'_> {
     ) -> Result<Option<MemberId>, ExitError> {
         let Self { typed, old, operation, .. } = *self;
         let facts = ReplacementFacts {
-            sight: &survey.observed_cluster(),
+            observed: &survey.observed_cluster(),
             old: Some(old),
             peer_urls: &typed.peer_urls,
             removal_origin: self.removal_origin,

@@ -123,12 +123,12 @@ impl Survey {
     /// Returns the members that don't answer, each with the reason. Also returns the leader, if a
     /// member that answers knows it.
     pub(super) fn silent_members(&self) -> (Vec<String>, Option<String>) {
-        let sight = self.observed_cluster();
-        let silent = sight.members.iter().zip(&self.statuses).filter_map(|(seen, said)| {
+        let observed = self.observed_cluster();
+        let silent = observed.members.iter().zip(&self.statuses).filter_map(|(seen, said)| {
             let why = said.as_ref().err()?;
             Some(format!("{} ({}): {why}", seen.label(), seen.member.id))
         });
-        let leader = self.leader.and_then(|id| sight.of_id(id)).map(ObservedMember::label);
+        let leader = self.leader.and_then(|id| observed.of_id(id)).map(ObservedMember::label);
         (silent.collect(), leader)
     }
 

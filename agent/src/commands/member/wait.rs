@@ -78,9 +78,9 @@ pub(super) async fn wait_until_in_sync(
     let mut progress = CatchUpProgress::default();
     loop {
         let survey = first.repeat().await?;
-        let sight = survey.observed_cluster();
+        let observed = survey.observed_cluster();
         let gone = || ExitError::Failed(format!("member {id} is not in the cluster any more"));
-        let seen = sight.of_id(id).ok_or_else(gone)?;
+        let seen = observed.of_id(id).ok_or_else(gone)?;
         let label = seen.label();
         let text = match seen.state {
             state if state.is_in_sync() => return Ok(survey),

@@ -83,7 +83,7 @@ fn ordered(world: &ClusterFixture, change: Ordered, planned_at: Option<u64>) -> 
     VerifiedIntent::verify(&intent, &world.chain()).unwrap()
 }
 
-fn sight<'a>(
+fn facts<'a>(
     intent: &'a VerifiedIntent,
     state: IntentState,
     members: &'a MemberList,
@@ -118,7 +118,7 @@ fn with_newcomer(mut members: MemberList, world: &ClusterFixture, is_learner: bo
 fn a_newcomer_is_added_as_a_learner_bound_to_its_key_and_incarnation() {
     let world = join_fixture();
     let (intent, members) = (joining(&world, None), two_voters(Some(7)));
-    let act = sight(&intent, Open, &members).decide();
+    let act = facts(&intent, Open, &members).decide();
     let StewardAction::Change(ClusterMemberChange::Add(new), IntentStep::Add) = act else {
         panic!("{act:?}")
     };
@@ -135,13 +135,13 @@ fn a_newcomer_whose_name_is_taken_is_refused() {
     let mut members = two_voters(Some(7));
     members.list[1].name = world.records[0].name.to_string();
     let intent = joining(&world, None);
-    let act = sight(&intent, Open, &members).decide();
+    let act = facts(&intent, Open, &members).decide();
     let StewardAction::Report(Outcome::Refused { reason }) = act else { panic!("{act:?}") };
     assert!(reason.contains("is called db-1 already"), "{reason}");
     // A newcomer may have the name of the member that it replaces.
     world.grant.replaces = Some(digest::MemberId::new(2));
     let intent = joining(&world, None);
-    let act = sight(&intent, Open, &members).decide();
+    let act = facts(&intent, Open, &members).decide();
     assert!(
         matches!(act, StewardAction::Change(ClusterMemberChange::Add(_), IntentStep::Add)),
         "{act:?}"
@@ -153,10 +153,10 @@ fn an_expired_intent_is_not_begun_but_is_completed_if_it_was_begun() {
     let world = join_fixture();
     let (intent, members) = (joining(&world, None), two_voters(Some(7)));
     let over = Some(IntentTimeError::Over);
-    let late = IntentFacts { untimely: over, ..sight(&intent, Open, &members) };
+    let late = IntentFacts { untimely: over, ..facts(&intent, Open, &members) };
     assert!(matches!(late.decide(), StewardAction::Wait(_)));
     let members = with_newcomer(members.clone(), &world, true);
-    let act = IntentFacts { untimely: over, ..sight(&intent, Added, &members) }.decide();
+    let act = IntentFacts { untimely: over, ..facts(&intent, Added, &members) }.decide();
     assert_eq!(
         act,
         StewardAction::Change(ClusterMemberChange::Promote(MemberId(9)), IntentStep::Promote)
@@ -167,9 +167,9 @@ fn an_expired_intent_is_not_begun_but_is_completed_if_it_was_begun() {
 fn nothing_is_changed_by_a_list_of_members_that_is_older_than_discoverys() {
     let world = join_fixture();
     let (intent, members) = (joining(&world, Some(8)), two_voters(Some(7)));
-    assert!(matches!(sight(&intent, Open, &members).decide(), StewardAction::Wait(_)));
+    assert!(matches!(facts(&intent, Open, &members).decide(), StewardAction::Wait(_)));
     let members = two_voters(None);
-    let act = sight(&intent, Open, &members).decide();
+    let act = facts(&intent, Open, &members).decide();
     assert!(
         matches!(act, StewardAction::Change(..)),
         "stock etcd knows no configurations: {act:?}"
@@ -182,7 +182,7 @@ fn a_newcomer_that_a_failed_leader_has_added_is_recognised() {
     let intent = joining(&world, None);
     // With stock etcd, a learner at the newcomer's URL is the newcomer.
     let members = with_newcomer(two_voters(None), &world, true);
-    let act = sight(&intent, Open, &members).decide();
+    let act = facts(&intent, Open, &members).decide();
     let StewardAction::Report(Outcome::Added { member, initial_cluster, .. }) = act else {
         panic!("{act:?}")
     };
@@ -192,12 +192,12 @@ fn a_newcomer_that_a_failed_leader_has_added_is_recognised() {
     // With muster-node, the addition is sent again: the answer shows whether this operation made
     // it.
     let members = with_newcomer(two_voters(Some(7)), &world, true);
-    let act = sight(&intent, Open, &members).decide();
+    let act = facts(&intent, Open, &members).decide();
     assert!(
         matches!(act, StewardAction::Change(ClusterMemberChange::Add(_), IntentStep::Add)),
         "{act:?}"
     );
-    let act = IntentFacts { added_before: true, ..sight(&intent, Open, &members) }.decide();
+    let act = IntentFacts { added_before: true, ..facts(&intent, Open, &members) }.decide();
     assert!(matches!(act, StewardAction::Report(Outcome::Added { .. })), "{act:?}");
 }
 
@@ -209,7 +209,7 @@ fn with_stock_etcd_another_member_at_the_newcomers_url_is_not_the_newcomer() {
     let mut elsewhere_too = with_newcomer(two_voters(None), &world, true);
     elsewhere_too.list[2].peer_urls.push("https://10.9.0.9:2380".to_owned());
     for members in [voter, elsewhere_too] {
-        let act = sight(&intent, Open, &members).decide();
+        let act = facts(&intent, Open, &members).decide();
         assert!(matches!(act, StewardAction::Report(Outcome::Refused { .. })), "{act:?}");
     }
 }
@@ -219,9 +219,9 @@ fn a_newcomer_that_was_removed_is_not_added_again() {
     let world = join_fixture();
     let (intent, members) = (joining(&world, None), two_voters(Some(7)));
     let told = Some(digest::MemberId::new(9));
-    let act = IntentFacts { reported_member: told, ..sight(&intent, Added, &members) }.decide();
+    let act = IntentFacts { reported_member: told, ..facts(&intent, Added, &members) }.decide();
     assert!(matches!(act, StewardAction::Report(Outcome::Stalled { .. })), "{act:?}");
-    let act = IntentFacts { added_before: true, ..sight(&intent, Open, &members) }.decide();
+    let act = IntentFacts { added_before: true, ..facts(&intent, Open, &members) }.decide();
     assert!(matches!(act, StewardAction::Report(Outcome::Refused { .. })), "{act:?}");
 }
 
@@ -230,12 +230,12 @@ fn a_stalled_learner_is_removed_and_a_voter_is_reported_as_promoted() {
     let world = join_fixture();
     let intent = joining(&world, None);
     let learner = with_newcomer(two_voters(Some(7)), &world, true);
-    let stalled = IntentFacts { stalled: true, ..sight(&intent, Added, &learner) };
+    let stalled = IntentFacts { stalled: true, ..facts(&intent, Added, &learner) };
     let out =
         StewardAction::Change(ClusterMemberChange::Remove(MemberId(9)), IntentStep::RemoveLearner);
     assert_eq!(stalled.decide(), out);
     let voter = with_newcomer(two_voters(Some(7)), &world, false);
-    let done = IntentFacts { stalled: true, ..sight(&intent, Added, &voter) };
+    let done = IntentFacts { stalled: true, ..facts(&intent, Added, &voter) };
     let member = digest::MemberId::new(9);
     assert_eq!(done.decide(), StewardAction::Report(Outcome::Promoted { member }));
 }
@@ -246,11 +246,11 @@ fn a_replacement_that_is_given_up_takes_a_learner_out_and_leaves_a_voter() {
     let intent = joining(&world, None);
     let why = Some("the dead member is reachable again");
     let members = two_voters(Some(7));
-    let before = IntentFacts { given_up: why, ..sight(&intent, Open, &members) };
+    let before = IntentFacts { given_up: why, ..facts(&intent, Open, &members) };
     let StewardAction::Report(Outcome::Refused { reason }) = before.decide() else { panic!() };
     assert_eq!(Some(reason.as_str()), why);
     let learner = with_newcomer(two_voters(Some(7)), &world, true);
-    let added = IntentFacts { given_up: why, ..sight(&intent, Added, &learner) };
+    let added = IntentFacts { given_up: why, ..facts(&intent, Added, &learner) };
     let out =
         StewardAction::Change(ClusterMemberChange::Remove(MemberId(9)), IntentStep::RemoveLearner);
     assert_eq!(added.decide(), out);
@@ -259,12 +259,12 @@ fn a_replacement_that_is_given_up_takes_a_learner_out_and_leaves_a_voter() {
     let removed = IntentFacts {
         given_up: why,
         reported_member: Some(member),
-        ..sight(&intent, Added, &members)
+        ..facts(&intent, Added, &members)
     };
     let act = removed.decide();
     assert!(matches!(act, StewardAction::Report(Outcome::Stalled { .. })), "{act:?}");
     let voter = with_newcomer(two_voters(Some(7)), &world, false);
-    let done = IntentFacts { given_up: why, ..sight(&intent, Added, &voter) };
+    let done = IntentFacts { given_up: why, ..facts(&intent, Added, &voter) };
     assert_eq!(done.decide(), StewardAction::Report(Outcome::Promoted { member }));
 }
 
@@ -279,7 +279,7 @@ fn another_members_agent_reports_a_newcomer_that_leads() {
         reported_member: told,
         own,
         leader,
-        ..sight(&intent, Added, &members)
+        ..facts(&intent, Added, &members)
     };
     let promoted = StewardAction::Report(Outcome::Promoted { member: digest::MemberId::new(9) });
     assert_eq!(by(OWN, OWN).decide(), promoted);
@@ -292,7 +292,7 @@ fn another_members_agent_reports_a_newcomer_that_leads() {
         reported_member: told,
         own,
         leader,
-        ..sight(&intent, Added, &members)
+        ..facts(&intent, Added, &members)
     };
     assert!(matches!(by(newcomer, newcomer).decide(), StewardAction::Change(..)));
     assert!(matches!(by(OWN, newcomer).decide(), StewardAction::Wait(_)));
@@ -304,7 +304,7 @@ fn the_replaced_member_is_removed_last_unless_it_failed_or_the_newcomer_has_its_
     world.grant.replaces = Some(digest::MemberId::new(2));
     let intent = joining(&world, None);
     let members = two_voters(Some(7));
-    let act = sight(&intent, Open, &members).decide();
+    let act = facts(&intent, Open, &members).decide();
     assert!(
         matches!(act, StewardAction::Change(ClusterMemberChange::Add(_), IntentStep::Add)),
         "{act:?}"
@@ -312,13 +312,13 @@ fn the_replaced_member_is_removed_last_unless_it_failed_or_the_newcomer_has_its_
     let voter = with_newcomer(members.clone(), &world, false);
     let removal =
         StewardAction::Change(ClusterMemberChange::Remove(MemberId(2)), IntentStep::Remove);
-    assert_eq!(sight(&intent, Added, &voter).decide(), removal);
+    assert_eq!(facts(&intent, Added, &voter).decide(), removal);
     let silent = [MemberId(2)];
-    let down = IntentFacts { refused_addition: Some(&silent), ..sight(&intent, Open, &members) };
+    let down = IntentFacts { refused_addition: Some(&silent), ..facts(&intent, Open, &members) };
     assert_eq!(down.decide(), removal);
     let mut same = members.clone();
     same.list[1].peer_urls = vec![own_url(&world)];
-    assert_eq!(sight(&intent, Open, &same).decide(), removal);
+    assert_eq!(facts(&intent, Open, &same).decide(), removal);
 }
 
 #[test]
@@ -329,15 +329,15 @@ fn an_order_is_refused_at_another_configuration_than_it_was_planned_for() {
     let act = StewardAction::Change(ClusterMemberChange::Remove(MemberId(2)), IntentStep::Remove);
     for planned in [Some(7), None] {
         let intent = ordered(&world, remove.clone(), planned);
-        assert_eq!(sight(&intent, Open, &members).decide(), act);
+        assert_eq!(facts(&intent, Open, &members).decide(), act);
     }
     let stale = ordered(&world, remove, Some(6));
-    let act = sight(&stale, Open, &members).decide();
+    let act = facts(&stale, Open, &members).decide();
     assert!(matches!(act, StewardAction::Report(Outcome::Refused { .. })), "{act:?}");
     // A removal that was made already is reported as done, although the plan is stale.
     let mut gone = members;
     gone.list.remove(1);
-    let act = sight(&stale, Open, &gone).decide();
+    let act = facts(&stale, Open, &gone).decide();
     assert!(matches!(act, StewardAction::Report(Outcome::Removed { .. })), "{act:?}");
 }
 
@@ -347,15 +347,15 @@ fn a_leader_hands_over_the_leadership_before_it_is_removed() {
     let remove = Ordered::Remove { member: digest::MemberId::new(OWN.0) };
     let intent = ordered(&world, remove, None);
     let mut members = two_voters(Some(7));
-    assert_eq!(sight(&intent, Open, &members).decide(), StewardAction::HandOver);
+    assert_eq!(facts(&intent, Open, &members).decide(), StewardAction::HandOver);
     members.list.truncate(1);
-    let act = sight(&intent, Open, &members).decide();
+    let act = facts(&intent, Open, &members).decide();
     assert!(
         matches!(act, StewardAction::Change(ClusterMemberChange::Remove(OWN), _)),
         "the last one: {act:?}"
     );
     members.list.push(member(9, "https://10.9.0.9:2380", true));
-    let act = sight(&intent, Open, &members).decide();
+    let act = facts(&intent, Open, &members).decide();
     assert!(matches!(act, StewardAction::Change(..)), "no learner can lead: {act:?}");
 }
 
@@ -369,16 +369,16 @@ fn an_ordered_update_changes_the_members_peer_url() {
     let mut members = two_voters(Some(7));
     let change = ClusterMemberChange::Update(MemberId(2), vec![to.to_string()]);
     assert_eq!(
-        sight(&intent, Open, &members).decide(),
+        facts(&intent, Open, &members).decide(),
         StewardAction::Change(change, IntentStep::Update)
     );
     members.list[1].peer_urls = vec![to.to_string()];
     assert_eq!(
-        sight(&intent, Open, &members).decide(),
+        facts(&intent, Open, &members).decide(),
         StewardAction::Report(Outcome::Updated { member })
     );
     members.list.remove(1);
-    let act = sight(&intent, Open, &members).decide();
+    let act = facts(&intent, Open, &members).decide();
     assert!(matches!(act, StewardAction::Report(Outcome::Refused { .. })), "{act:?}");
 }
 
@@ -388,7 +388,7 @@ fn the_agent_waits_for_a_newcomer_that_cannot_vote_yet() {
     let intent = joining(&world, None);
     let mut members = with_newcomer(two_voters(Some(7)), &world, true);
     let waits = |members: &MemberList, newcomer_state| {
-        let act = IntentFacts { newcomer_state, ..sight(&intent, Added, members) }.decide();
+        let act = IntentFacts { newcomer_state, ..facts(&intent, Added, members) }.decide();
         matches!(act, StewardAction::AwaitNewcomer(_))
     };
     assert!(waits(&members, MemberState::Silent));
@@ -411,7 +411,7 @@ fn a_newcomer_takes_no_place_that_another_operation_freed() {
     let mut world = join_fixture();
     let (intent, members) = replacing(&mut world);
     let by = |departure| {
-        IntentFacts { removal_origin: departure, ..sight(&intent, Open, &members) }.decide()
+        IntentFacts { removal_origin: departure, ..facts(&intent, Open, &members) }.decide()
     };
     assert_eq!(
         by(RemovalOrigin::Unknown),
@@ -434,7 +434,7 @@ fn a_learner_for_a_place_that_another_operation_freed_is_removed() {
     let (intent, members) = replacing(&mut world);
     let members = with_newcomer(members, &world, true);
     let by = |state, departure| {
-        IntentFacts { removal_origin: departure, ..sight(&intent, state, &members) }.decide()
+        IntentFacts { removal_origin: departure, ..facts(&intent, state, &members) }.decide()
     };
     assert_eq!(by(Added, RemovalOrigin::Unknown), StewardAction::FindRemover(MemberId(2)));
     let promoted =
@@ -457,6 +457,6 @@ fn a_newcomer_that_votes_is_reported_as_promoted_once_the_old_member_is_gone() {
     let mut world = join_fixture();
     let (intent, members) = replacing(&mut world);
     let members = with_newcomer(members, &world, false);
-    let act = sight(&intent, Added, &members).decide();
+    let act = facts(&intent, Added, &members).decide();
     assert!(matches!(act, StewardAction::Report(Outcome::Promoted { .. })), "{act:?}");
 }

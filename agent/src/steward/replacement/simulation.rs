@@ -550,13 +550,13 @@ impl Simulation {
         let members = self.members.list.iter();
         let members =
             members.map(|each| ObservedMember { member: each.clone(), state: state(each) });
-        let sight = ObservedCluster { members: members.collect(), leader: Some(own) };
+        let observed = ObservedCluster { members: members.collect(), leader: Some(own) };
         let origin = match self.removed_by.get(&policy_use.member) {
             Some(by) if *by == operation => RemovalOrigin::Own,
             _ => RemovalOrigin::Foreign,
         };
         let step = ReplacementFacts {
-            sight: &sight,
+            observed: &observed,
             old,
             peer_urls: &[url_of(host)],
             removal_origin: origin,
