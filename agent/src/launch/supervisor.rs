@@ -78,7 +78,7 @@ impl Supervisor<'_> {
                 return outcome;
             }
             let began = Instant::now();
-            let log_then = LogPosition::end_of(&self.layout.node_log());
+            let log_end_at_start = LogPosition::end_of(&self.layout.node_log());
             let died = match self.start_and_wait(stop, observer).await {
                 Ok(RunResult::Died(end)) => end,
                 Ok(RunResult::Stopped) => {
@@ -89,11 +89,11 @@ impl Supervisor<'_> {
             if let Some(outcome) = self.check_tombstone() {
                 return outcome;
             }
-            if node_log::has_removal_error(&self.layout.node_log(), log_then.as_ref()) {
+            if node_log::has_removal_error(&self.layout.node_log(), log_end_at_start.as_ref()) {
                 return SupervisionOutcome::RemovalLogged;
             }
             let then = policy.decide_after_death(began.elapsed(), jitter());
-            let death = self.describe_death(&died, log_then.as_ref());
+            let death = self.describe_death(&died, log_end_at_start.as_ref());
             let pause = match self.decide_restart(&died, &death, then) {
                 Ok(pause) => pause,
                 Err(end) => return SupervisionOutcome::Failed(end),
@@ -187,11 +187,13 @@ impl Supervisor<'_> {
     }
 
     /// Describes how the node died. If it exited by itself, its last log lines are included, since
-    /// they usually give the reason. A killed node logs no reason. `log_then` is the end of the log
-    /// when the node started.
-    fn describe_death(&self, died: &NodeExit, log_then: Option<&LogPosition>) -> String {
+    /// they usually give the reason. A killed node logs no reason. `log_end_at_start` is the end of
+    /// the log when the node started.
+    fn describe_death(&self, died: &NodeExit, log_end_at_start: Option<&LogPosition>) -> String {
         let last = match died {
-            NodeExit::Exited(_) => node_log::death_reason(&self.layout.node_log(), log_then),
+            NodeExit::Exited(_) => {
+                node_log::death_reason(&self.layout.node_log(), log_end_at_start)
+            }
             NodeExit::Killed(_) | NodeExit::CannotExecute | NodeExit::Unknown => None,
         };
         match last {

@@ -51,7 +51,7 @@ struct OpenLog {
     /// Offset before which everything was read.
     read: u64,
     /// Offset before which the disk space was freed.
-    punched: u64,
+    freed_up_to: u64,
 }
 
 impl Tail {
@@ -130,7 +130,7 @@ impl Tail {
         let metadata = file.metadata()?;
         let read = self.saved_position(metadata.ino()).filter(|read| *read <= metadata.len());
         let read = file.seek(SeekFrom::Start(read.unwrap_or(0)))?;
-        self.open = Some(OpenLog { file, inode: metadata.ino(), read, punched: 0 });
+        self.open = Some(OpenLog { file, inode: metadata.ino(), read, freed_up_to: 0 });
         Ok(())
     }
 
@@ -151,7 +151,7 @@ fn read_lines(
     if open.file.metadata()?.len() < open.read {
         // The file was truncated, so its whole content is new.
         open.read = open.file.seek(SeekFrom::Start(0))?;
-        open.punched = 0;
+        open.freed_up_to = 0;
         partial.clear();
     }
     let mut chunk = vec![0; CHUNK];
@@ -184,13 +184,13 @@ fn pass_line(line: &mut Vec<u8>, sink: &mut impl FnMut(&str)) {
 }
 
 fn free_read_space(open: &mut OpenLog, keep: u64, warned: &mut bool) -> io::Result<()> {
-    if open.read - open.punched < 2 * keep {
+    if open.read - open.freed_up_to < 2 * keep {
         return Ok(());
     }
     let end = (open.read - keep) / BLOCK * BLOCK;
     let hole = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
     match fallocate(&open.file, hole, 0, end) {
-        Ok(()) => open.punched = end,
+        Ok(()) => open.freed_up_to = end,
         Err(rustix::io::Errno::OPNOTSUPP | rustix::io::Errno::NOSYS) => {
             if !*warned {
                 *warned = true;
@@ -201,7 +201,7 @@ fn free_read_space(open: &mut OpenLog, keep: u64, warned: &mut bool) -> io::Resu
             }
             open.file.set_len(0)?;
             open.read = open.file.seek(SeekFrom::Start(0))?;
-            open.punched = 0;
+            open.freed_up_to = 0;
         }
         Err(error) => return Err(error.into()),
     }

@@ -191,7 +191,7 @@ impl NodeReporter {
         let code = first.as_ref().err().and_then(ClientError::code);
         let second = match code {
             Some(code) if is_commit_lost(code) || self.is_join_lost(code) => {
-                self.show_lost_facts(code).await?;
+                self.send_lost_facts(code).await?;
                 self.client.report(self.cluster, &request).await
             }
             _ => first,
@@ -224,7 +224,7 @@ impl NodeReporter {
 
     /// Sends the service what it has lost: the commit document, or the proof of how this host
     /// joined after the commit.
-    async fn show_lost_facts(&self, code: Code) -> Result<(), ClientError> {
+    async fn send_lost_facts(&self, code: Code) -> Result<(), ClientError> {
         self.mark_history_due();
         let Some(readmit) = &self.readmit else {
             tracing::info!(code = code.as_str(), "discovery has lost the commit: showing it");

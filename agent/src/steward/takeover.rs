@@ -55,8 +55,8 @@ impl Heartbeat {
 
     /// Returns the revision of the stored heartbeat, if `leader`'s agent wrote it.
     fn revision(stored: &StoredValue, leader: MemberId) -> Option<i64> {
-        let sign: Heartbeat = serde_json::from_slice(stored.value.as_ref()?).ok()?;
-        (sign.member.parse() == Ok(leader)).then_some(stored.revision())
+        let heartbeat: Heartbeat = serde_json::from_slice(stored.value.as_ref()?).ok()?;
+        (heartbeat.member.parse() == Ok(leader)).then_some(stored.revision())
     }
 }
 
