@@ -87,12 +87,12 @@ pub enum RequirementFailure {
         found: String,
     },
     /// The virtual machine is older than the token allows.
-    #[error("the host was started {age} s ago, and the token is for hosts of at most {most} s")]
+    #[error("the host was started {age} s ago, and the token is for hosts of at most {max_age} s")]
     TooOld {
         /// Age of the virtual machine, in seconds.
         age: u64,
         /// Largest age that the token allows, in seconds.
-        most: u64,
+        max_age: u64,
     },
     /// The virtual machine or its document is from the future.
     #[error("the host was started in the future: a clock is wrong")]
@@ -118,7 +118,7 @@ impl Requirement {
         if self.tenant.is_some() != is_azure || self.audience.is_some() != is_azure {
             return Err(InvalidRequirement::Tenant);
         }
-        if self.max_age_seconds.is_some_and(|most| most == 0 || is_azure) {
+        if self.max_age_seconds.is_some_and(|max_age| max_age == 0 || is_azure) {
             return Err(InvalidRequirement::Age);
         }
         let names = self.accounts.iter().chain(&self.regions);
@@ -179,9 +179,9 @@ impl Requirement {
         if host.expires_at.is_some_and(|ends| ends.saturating_add(SKEW_SECONDS) <= now) {
             return Err(RequirementFailure::Expired);
         }
-        let Some(most) = self.max_age_seconds else { return Ok(()) };
+        let Some(max_age) = self.max_age_seconds else { return Ok(()) };
         let age = host.started_at.map_or(u64::MAX, |started| now.saturating_sub(started));
-        if age > most { Err(RequirementFailure::TooOld { age, most }) } else { Ok(()) }
+        if age > max_age { Err(RequirementFailure::TooOld { age, max_age }) } else { Ok(()) }
     }
 }
 

@@ -236,7 +236,7 @@ fn age_and_region_of_an_instance_are_limited() {
     assert_eq!(check(base.clone()), Ok(()));
     assert_eq!(check(Requirement { max_age_seconds: Some(100), ..base.clone() }), Ok(()));
     let old = check(Requirement { max_age_seconds: Some(99), ..base.clone() });
-    assert_eq!(old, Err(RequirementFailure::TooOld { age: 100, most: 99 }));
+    assert_eq!(old, Err(RequirementFailure::TooOld { age: 100, max_age: 99 }));
     let region = |name: &str| Requirement { regions: vec![name.to_owned()], ..base.clone() };
     assert_eq!(check(region("eu-west-1")), Ok(()));
     assert_eq!(check(region("EU-West-1")), Ok(()), "the case of a region's name means nothing");

@@ -163,13 +163,13 @@ impl MembershipView {
         (started < needed).then_some(QuorumObjection::NotEnoughStarted { started, needed })
     }
 
-    /// Returns whether one more learner may be added if `most` are allowed
+    /// Returns whether one more learner may be added if `max_learners` are allowed
     /// (`ValidateConfigurationChange` in etcd's `server/etcdserver/api/membership/cluster.go`). A
     /// promised voter does not count, because in etcd it is a voter from the beginning.
     #[must_use]
-    pub fn has_room_for_learner(&self, most: u64) -> bool {
+    pub fn has_room_for_learner(&self, max_learners: u64) -> bool {
         let learners = self.0.iter().filter(|member| member.role == MemberRole::Learner);
-        (learners.count() as u64) < most
+        (learners.count() as u64) < max_learners
     }
 
     fn voters(&self) -> impl Iterator<Item = &MemberStanding> {

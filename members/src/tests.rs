@@ -128,7 +128,7 @@ fn a_promotion_must_not_cost_the_quorum() {
 /// Follows etcd's `ValidateConfigurationChange` (`server/etcdserver/api/membership/cluster.go`).
 #[test]
 fn learners_are_limited() {
-    for (members, most, expected) in [
+    for (members, max_learners, expected) in [
         ("VVV", 1, true),
         ("VVVL", 1, false),
         ("VW", 1, true),
@@ -136,8 +136,8 @@ fn learners_are_limited() {
         ("VVVL", 2, true),
         ("VVV", 0, false),
     ] {
-        let found = view(members, &[], &[]).has_room_for_learner(most);
-        assert_eq!(found, expected, "{members} with at most {most}");
+        let found = view(members, &[], &[]).has_room_for_learner(max_learners);
+        assert_eq!(found, expected, "{members} with at most {max_learners}");
     }
 }
 

@@ -99,11 +99,11 @@ fn check_hash(
     let mut buffer = vec![0; BUFFER_BYTES];
     let mut left = bytes - HASH_BYTES;
     while left > 0 {
-        let most = usize::try_from(left).unwrap_or(usize::MAX).min(buffer.len());
-        source.read_exact(&mut buffer[..most]).map_err(InspectError::Io)?;
-        hash.update(&buffer[..most]);
-        progress.add(most);
-        left -= most as u64;
+        let length = usize::try_from(left).unwrap_or(usize::MAX).min(buffer.len());
+        source.read_exact(&mut buffer[..length]).map_err(InspectError::Io)?;
+        hash.update(&buffer[..length]);
+        progress.add(length);
+        left -= length as u64;
     }
     let mut expected = [0; 32];
     source.read_exact(&mut expected).map_err(InspectError::Io)?;

@@ -125,9 +125,8 @@ fn identity_source(typed: &cli::RunArguments) -> Result<Option<IdentitySource>, 
 /// Parses the values of --cluster-address as client URLs.
 fn cluster_addresses(typed: &[String]) -> Result<Vec<NodeUrl>, ExitError> {
     if typed.len() > MAX_CLUSTER_ADDRESSES {
-        let most = MAX_CLUSTER_ADDRESSES;
         return Err(ExitError::Usage(format!(
-            "--cluster-address: it may be said {most} times at most"
+            "--cluster-address: it may be said {MAX_CLUSTER_ADDRESSES} times at most"
         )));
     }
     typed.iter().map(|text| addressing::client_url("--cluster-address", text)).collect()

@@ -56,12 +56,12 @@ pub enum ZoneFault {
     #[error("says no zone, and the cluster was created with --spread zone")]
     Missing,
     /// The zone would have a majority of the members.
-    #[error("is in the zone {zone}, which may have {most} of {size} members and has them")]
+    #[error("is in the zone {zone}, which may have {max} of {size} members and has them")]
     Crowded {
         /// Name of the zone.
         zone: String,
         /// Largest number of members in one zone.
-        most: usize,
+        max: usize,
         /// Number of members with the new one.
         size: usize,
     },
@@ -70,7 +70,7 @@ pub enum ZoneFault {
 /// Returns the largest number of members in one zone if `size` members are spread over zones: less
 /// than a majority.
 #[must_use]
-pub fn most_in_one_zone(size: usize) -> usize {
+pub fn max_in_one_zone(size: usize) -> usize {
     quorum(size) - 1
 }
 
@@ -86,10 +86,10 @@ pub fn check_zone<'a>(
 ) -> Result<(), ZoneFault> {
     let zone = zone.ok_or(ZoneFault::Missing)?;
     let neighbours = others.into_iter().filter(|other| *other == Some(zone)).count();
-    let most = most_in_one_zone(size);
-    match neighbours < most {
+    let max = max_in_one_zone(size);
+    match neighbours < max {
         true => Ok(()),
-        false => Err(ZoneFault::Crowded { zone: zone.to_owned(), most, size }),
+        false => Err(ZoneFault::Crowded { zone: zone.to_owned(), max, size }),
     }
 }
 

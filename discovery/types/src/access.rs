@@ -172,9 +172,9 @@ impl AccessToken {
 
 /// Checks lifetime and validity. The client takes its times from the service's clock, so the leeway
 /// is only two seconds. It covers the `Date` header, which has whole seconds.
-fn check_time(iat: u64, exp: u64, now: u64, most: u64) -> Result<(), AccessError> {
-    if exp.saturating_sub(iat) > most {
-        return Err(AccessError::TooLong(most));
+fn check_time(iat: u64, exp: u64, now: u64, max_seconds: u64) -> Result<(), AccessError> {
+    if exp.saturating_sub(iat) > max_seconds {
+        return Err(AccessError::TooLong(max_seconds));
     }
     if now >= exp || now.saturating_add(2) < iat {
         return Err(AccessError::Time { iat, exp, now });

@@ -240,9 +240,9 @@ impl Explainer<'_> {
             let zone = self.cluster.agents[&key].record.zone.as_deref();
             *counts.entry(zone.unwrap_or("none")).or_default() += 1;
         }
-        let most = fitness::most_in_one_zone(usize::from(self.cluster.statement.size));
-        let each = counts.iter().map(|(zone, count)| format!("{zone} has {count} of {most}"));
-        let others = format!("any other may have {most}");
+        let max = fitness::max_in_one_zone(usize::from(self.cluster.statement.size));
+        let each = counts.iter().map(|(zone, count)| format!("{zone} has {count} of {max}"));
+        let others = format!("any other may have {max}");
         each.chain([others]).collect::<Vec<_>>().join(", ")
     }
 
