@@ -33,7 +33,7 @@ pub(crate) fn start(app: &App, sweep: Duration, tracker: &TaskTracker, stop: &Ca
     }
     tracker.spawn(run_until_stopped(stop.clone(), reload_identity_keys(app.clone())));
     tracker.spawn(run_until_stopped(stop.clone(), fill_ledger_when_behind(app.clone())));
-    tracker.spawn(run_until_stopped(stop.clone(), put_back_when_changed(app.clone())));
+    tracker.spawn(run_until_stopped(stop.clone(), restore_when_changed(app.clone())));
     tracker.spawn(run_until_stopped(stop.clone(), settle_clusters_when_settled(app.clone())));
 }
 
@@ -219,13 +219,13 @@ async fn log_progress_until_done<T>(app: &App, work: impl Future<Output = T>) ->
 
 /// Restores the ledger's commits in the database as soon as a check finds that the database has
 /// changed.
-async fn put_back_when_changed(app: App) {
+async fn restore_when_changed(app: App) {
     let mut pause = FIRST_PAUSE;
     loop {
-        match app.put_ledger_back().await {
+        match app.restore_ledger().await {
             Ok(_) => {
                 pause = FIRST_PAUSE;
-                app.store.watch().put_back_needed.notified().await;
+                app.store.watch().restore_needed.notified().await;
                 // Pause, so that frequent changes of the database don't cause too many runs.
                 tokio::time::sleep(FIRST_PAUSE).await;
             }

@@ -148,7 +148,7 @@ impl App {
         self.metrics.settled.set(i64::from(generation.settled));
         self.metrics.generation.set(generation.number);
         self.copy_new_decisions().await?;
-        self.put_admins_back().await?;
+        self.restore_admins().await?;
         self.clock.set(self.store.now().await?);
         self.correct_deadlines().await?;
         if !self.store.watch().is_complete(generation.number.unsigned_abs()) {

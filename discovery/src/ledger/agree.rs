@@ -13,7 +13,7 @@ use sqlx::PgConnection;
 use uuid::Uuid;
 
 use super::index::{CopiedDecisions, pack_commit};
-use super::put_back::{BATCH, compare_with_database};
+use super::restore::{BATCH, compare_with_database};
 use super::{DatabaseWatch, Ledger};
 
 /// Result of the comparison.

@@ -102,7 +102,7 @@ pub(super) async fn begin_generation(
     }
     // A process that joins with an empty ledger has nothing to restore, so don't wait for it.
     let joins = is_known && ledger.entries(None, 1).is_empty();
-    let put_back = if joins { number } else { 0 };
+    let restored_in = if joins { number } else { 0 };
     sqlx::query(
         "INSERT INTO processes (id, generation, entries, first_seen_us, last_seen_us, beat)
          VALUES ($1, $2, 0, now_us(), now_us(), $3)
@@ -110,7 +110,7 @@ pub(super) async fn begin_generation(
              beat = greatest(processes.beat, $3), forgotten_us = NULL, forgotten_by = NULL",
     )
     .bind(ledger.process())
-    .bind(put_back)
+    .bind(restored_in)
     .bind(seen.map_or(0, |seen| seen.beat as i64))
     .execute(connection)
     .await?;

@@ -25,7 +25,7 @@
 //!    freeze, decide or end anything.
 //! 4. **A difference begins a generation**, which is unsettled at first (`generation`). Older
 //!    tokens become void, and no list is frozen or committed. Each known process restores the
-//!    entries of its ledger that the database lacks (`put_back`). The generation is settled when
+//!    entries of its ledger that the database lacks (`restore`). The generation is settled when
 //!    the last one has done so. An owner can also forget the missing processes or accept the
 //!    database as it is. A commit of which the ledger has only the hash can't be restored. Its
 //!    cluster is closed until a host, or the process that sent the document out, supplies the
@@ -65,7 +65,7 @@ mod generation;
 mod index;
 mod look;
 mod position;
-mod put_back;
+mod restore;
 mod server;
 mod store;
 mod watch;

@@ -61,7 +61,7 @@ impl Store {
 
     /// Records that this process has restored its ledger's entries in `generation`. If no other
     /// process is missing, the generation becomes settled. Returns whether it is settled now.
-    pub(super) async fn record_ledger_put_back(&self, generation: i64) -> Result<bool, StoreError> {
+    pub(super) async fn record_ledger_restored(&self, generation: i64) -> Result<bool, StoreError> {
         let mut transaction = self.begin("BEGIN").await?;
         generation::lock_generation(&mut transaction).await?;
         sqlx::query("UPDATE processes SET generation = $2 WHERE id = $1")

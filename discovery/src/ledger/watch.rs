@@ -16,7 +16,7 @@ pub(crate) struct DatabaseWatch {
     /// The generation as last read. `None` before the first connection.
     pub generation: watch::Sender<Option<Generation>>,
     /// Wakes the task that restores the ledger's entries in the database.
-    pub put_back_needed: Notify,
+    pub restore_needed: Notify,
     /// Wakes the task that fills the ledger. A check of the database (`look`) does so if the ledger
     /// lacks more than the check may read.
     pub fill_needed: Notify,
@@ -60,7 +60,7 @@ impl DatabaseWatch {
     pub(crate) fn new(metrics: Arc<ServiceMetrics>) -> Self {
         DatabaseWatch {
             generation: watch::channel(None).0,
-            put_back_needed: Notify::new(),
+            restore_needed: Notify::new(),
             fill_needed: Notify::new(),
             fill_lock: tokio::sync::Mutex::default(),
             progress: CopyProgress::default(),
@@ -201,7 +201,7 @@ pub(super) fn publish(watch: &DatabaseWatch, own: Uuid, generation: Generation) 
         changed
     });
     if news && waited_for {
-        watch.put_back_needed.notify_one();
+        watch.restore_needed.notify_one();
     }
 }
 
@@ -215,11 +215,11 @@ mod tests {
 
     async fn is_woken(watch: &DatabaseWatch) -> bool {
         let wait = std::time::Duration::ZERO;
-        tokio::time::timeout(wait, watch.put_back_needed.notified()).await.is_ok()
+        tokio::time::timeout(wait, watch.restore_needed.notified()).await.is_ok()
     }
 
     #[tokio::test]
-    async fn put_back_is_woken_only_by_news_that_this_process_is_missing() {
+    async fn restoring_is_woken_only_by_news_that_this_process_is_missing() {
         let watch = DatabaseWatch::new(Arc::default());
         let (own, other) = (Uuid::now_v7(), Uuid::now_v7());
         publish(&watch, own, unsettled(vec![own, other]));

@@ -261,25 +261,25 @@ impl Store {
     /// The cluster is open until the caller adopts its commit document. The row of an existing
     /// cluster that isn't a draft stays unchanged; only missing CAs and statements are added. If
     /// another cluster has the name, the new name ends in a part of the id.
-    pub(crate) async fn put_cluster_back(
+    pub(crate) async fn restore_cluster(
         &self,
         statements: &[Jws],
         first: &Statement,
         authorities: [&AuthorityRow; 2],
     ) -> Result<(), StoreError> {
         let own = first.name.as_str();
-        match self.put_back_as(own, statements, first, authorities).await {
+        match self.restore_as(own, statements, first, authorities).await {
             Err(StoreError::UniqueViolation { .. }) => {
                 let id = first.cluster.simple().to_string();
                 let short: String = own.chars().take(50).collect();
                 let name = format!("{short}-{}", &id[id.len() - 8..]);
-                self.put_back_as(&name, statements, first, authorities).await
+                self.restore_as(&name, statements, first, authorities).await
             }
             done => done,
         }
     }
 
-    async fn put_back_as(
+    async fn restore_as(
         &self,
         name: &str,
         statements: &[Jws],

@@ -208,7 +208,7 @@ fn a_process_decides_only_if_its_ledger_and_the_database_agree() {
     assert_eq!(super::check_ledger(Some(&fresh), &first), LedgerVerdict::Allowed);
 }
 
-fn put_back(entry: LedgerEntry, stands: Option<&ClusterInDatabase>) -> RestoreAction {
+fn plan(entry: LedgerEntry, stands: Option<&ClusterInDatabase>) -> RestoreAction {
     super::plan_restore(entry, stands, false)
 }
 
@@ -217,33 +217,33 @@ fn stands(phase: Phase) -> ClusterInDatabase {
 }
 
 #[test]
-fn a_commit_is_put_back_with_its_document_and_otherwise_closes_the_cluster() {
+fn a_commit_is_restored_with_its_document_and_otherwise_closes_the_cluster() {
     let whole = LedgerEntry::Commit { h: hash(1), document: true };
     let bare = LedgerEntry::Commit { h: hash(1), document: false };
     let draft = ClusterInDatabase { phase: None, ..stands(Phase::Open) };
     for forming in [stands(Phase::Open), stands(Phase::Preparing), draft] {
-        assert_eq!(put_back(whole, Some(&forming)), RestoreAction::Adopt);
+        assert_eq!(plan(whole, Some(&forming)), RestoreAction::Adopt);
         assert_eq!(
             super::plan_restore(whole, Some(&forming), true),
             RestoreAction::Adopt,
             "it still forms"
         );
-        assert_eq!(put_back(bare, Some(&forming)), RestoreAction::Close);
+        assert_eq!(plan(bare, Some(&forming)), RestoreAction::Close);
         let end = LedgerEntry::End(EndCause::Abandon);
-        assert_eq!(put_back(end, Some(&forming)), RestoreAction::End(EndCause::Abandon));
+        assert_eq!(plan(end, Some(&forming)), RestoreAction::End(EndCause::Abandon));
         let expired = LedgerEntry::End(EndCause::Deadline);
         assert_eq!(
-            put_back(expired, Some(&forming)),
+            plan(expired, Some(&forming)),
             RestoreAction::Nothing,
             "an owner may have reopened it, and its deadline stands in the database"
         );
     }
-    assert_eq!(put_back(whole, None), RestoreAction::Adopt);
-    assert_eq!(put_back(bare, None), RestoreAction::Nothing, "what isn't there forms nothing");
-    assert_eq!(put_back(LedgerEntry::End(EndCause::Deadline), None), RestoreAction::Nothing);
+    assert_eq!(plan(whole, None), RestoreAction::Adopt);
+    assert_eq!(plan(bare, None), RestoreAction::Nothing, "what isn't there forms nothing");
+    assert_eq!(plan(LedgerEntry::End(EndCause::Deadline), None), RestoreAction::Nothing);
     let cause = |cause| ClusterInDatabase { cause: Some(cause), ..stands(Phase::Abandoned) };
     let accepted = cause(EndCause::DatabaseAccepted);
-    assert_eq!(put_back(whole, Some(&accepted)), RestoreAction::Adopt);
+    assert_eq!(plan(whole, Some(&accepted)), RestoreAction::Adopt);
     for stands in [None, Some(&accepted)] {
         assert_eq!(
             super::plan_restore(whole, stands, true),
@@ -251,17 +251,17 @@ fn a_commit_is_put_back_with_its_document_and_otherwise_closes_the_cluster() {
             "tried before"
         );
     }
-    assert_eq!(put_back(bare, Some(&accepted)), RestoreAction::Nothing);
+    assert_eq!(plan(bare, Some(&accepted)), RestoreAction::Nothing);
     for entry in [whole, bare] {
-        assert_eq!(put_back(entry, Some(&cause(EndCause::Abandon))), RestoreAction::Nothing);
+        assert_eq!(plan(entry, Some(&cause(EndCause::Abandon))), RestoreAction::Nothing);
         let decided = ClusterInDatabase { commit: Some(hash(1)), ..stands(Phase::Formed) };
-        assert_eq!(put_back(entry, Some(&decided)), RestoreAction::Nothing);
+        assert_eq!(plan(entry, Some(&decided)), RestoreAction::Nothing);
         let split =
             ClusterInDatabase { commit: Some(hash(2)), is_split: true, ..stands(Phase::Committed) };
-        assert_eq!(put_back(entry, Some(&split)), RestoreAction::Nothing);
+        assert_eq!(plan(entry, Some(&split)), RestoreAction::Nothing);
     }
     let other = ClusterInDatabase { commit: Some(hash(2)), ..stands(Phase::Committed) };
-    assert_eq!(put_back(whole, Some(&other)), RestoreAction::Adopt, "which finds the two");
+    assert_eq!(plan(whole, Some(&other)), RestoreAction::Adopt, "which finds the two");
 }
 
 #[test]

@@ -99,14 +99,14 @@ impl App {
     /// Restores the ledger's entries in the database, if the database is unsettled and this process
     /// is missing from its generation. Returns the number of restored commits. Every step can be
     /// repeated.
-    pub(crate) async fn put_ledger_back(&self) -> Result<u64, ApiError> {
+    pub(crate) async fn restore_ledger(&self) -> Result<u64, ApiError> {
         let generation = self.store.refresh_generation().await?;
         let own = self.store.ledger().process();
         if generation.settled || !generation.missing.contains(&own) {
             return Ok(0);
         }
-        self.put_admins_back().await?;
-        let restored = self.put_entries_back().await?;
+        self.restore_admins().await?;
+        let restored = self.restore_entries().await?;
         if self.store.ledger().is_copy() {
             tracing::error!(
                 generation = generation.number,
@@ -117,13 +117,13 @@ impl App {
             return Ok(restored);
         }
         tracing::info!(generation = generation.number, restored, "the ledger is back");
-        if !self.store.record_ledger_put_back(generation.number).await? {
+        if !self.store.record_ledger_restored(generation.number).await? {
             tracing::warn!("other processes have yet to put their ledgers back");
         }
         Ok(restored)
     }
 
-    async fn put_entries_back(&self) -> Result<u64, ApiError> {
+    async fn restore_entries(&self) -> Result<u64, ApiError> {
         let (mut after, mut restored) = (None, 0);
         loop {
             let batch = self.store.ledger().entries(after, BATCH);
@@ -136,7 +136,7 @@ impl App {
                 match what {
                     RestoreAction::Nothing => {}
                     RestoreAction::Adopt => {
-                        restored += u64::from(self.put_commit_back(cluster).await?)
+                        restored += u64::from(self.restore_commit(cluster).await?)
                     }
                     RestoreAction::Close => self.close(cluster).await?,
                     RestoreAction::End(cause) => {
@@ -151,7 +151,7 @@ impl App {
     /// Restores a commit in the database. Returns whether that was possible. If it will never be
     /// possible, the commit is recorded as refused and isn't tried again. Its cluster is abandoned,
     /// so that it can't form another list here.
-    async fn put_commit_back(&self, cluster: Uuid) -> Result<bool, ApiError> {
+    async fn restore_commit(&self, cluster: Uuid) -> Result<bool, ApiError> {
         let Some(commit) = self.store.ledger().commit_with_document(cluster) else {
             return Ok(false);
         };
@@ -211,7 +211,7 @@ impl App {
             Ok(AuthorityRow { certificate: decode(&of.certificate)?, wrapped_key })
         };
         let (peer, client) = (authority(&commit.peer_ca)?, authority(&commit.client_ca)?);
-        self.store.put_cluster_back(&statements, chain.newest(), [&peer, &client]).await?;
+        self.store.restore_cluster(&statements, chain.newest(), [&peer, &client]).await?;
         let document: Jws = commit.document.parse().map_err(|_| damaged("the document"))?;
         self.apply(commit.cluster_id, ClusterRequest::Adopt { document, statements }).await?;
         Ok(())
@@ -220,7 +220,7 @@ impl App {
     /// Restores elements of the admin chain that the ledger has and the database lacks. If the
     /// database's rows contradict the ledger, nothing is restored. The rows stay as they are, and
     /// this process ignores them.
-    pub(crate) async fn put_admins_back(&self) -> Result<(), ApiError> {
+    pub(crate) async fn restore_admins(&self) -> Result<(), ApiError> {
         let known = self.store.ledger().admins();
         let there = self.store.admin_elements().await?;
         if there.len() >= known.len() {
@@ -265,7 +265,7 @@ impl App {
                 "Nothing needs to be done.",
             ));
         }
-        let restored_commits = self.put_entries_back().await?;
+        let restored_commits = self.restore_entries().await?;
         let abandoned = self.abandon_forming_clusters(by).await?;
         let revoked = self.store.accept_generation(generation.number, by).await?;
         let revoked_tokens = revoked.ok_or_else(|| {
