@@ -15,10 +15,11 @@ use discovery_types::statement::Statement;
 use super::{CommittedCluster, added, code, names, remove};
 use crate::tests::agent::TestAgent;
 
-/// Raft cluster id after the first recovery; `MADE_AGAIN` is that after the second one. `SURVIVOR`
-/// is the only member after the first recovery.
-const MADE: u64 = 0xc1;
-const MADE_AGAIN: u64 = 0xc2;
+/// Raft cluster id after the first recovery.
+const FIRST_RECOVERED_CLUSTER: u64 = 0xc1;
+/// Raft cluster id after the second recovery.
+const SECOND_RECOVERED_CLUSTER: u64 = 0xc2;
+/// The only member after the first recovery.
 const SURVIVOR: MemberId = MemberId([0, 0, 0, 0, 0, 0, 0x10, 0xc1]);
 
 impl CommittedCluster {
@@ -46,7 +47,7 @@ impl CommittedCluster {
     /// Makes a recovery statement about the founded Raft cluster, signed by the owner, for the host
     /// of `agent`.
     fn first(&self, agent: &TestAgent) -> Jws {
-        self.recovery(self.raft_cluster(), MADE, agent).sign(&self.world.owner)
+        self.recovery(self.raft_cluster(), FIRST_RECOVERED_CLUSTER, agent).sign(&self.world.owner)
     }
 
     async fn show(
@@ -90,19 +91,30 @@ async fn discovery_follows_a_recovery_that_an_operator_signed() {
 
     // The survivor's report is answered with the founded Raft cluster's id. So the survivor sends
     // the recovery statement.
-    let followed = cluster.answer(MADE, survivor, 2, &[SURVIVOR]).await.unwrap().raft_cluster_id;
+    let followed = cluster
+        .answer(FIRST_RECOVERED_CLUSTER, survivor, 2, &[SURVIVOR])
+        .await
+        .unwrap()
+        .raft_cluster_id;
     assert_eq!(followed, Some(format!("{founded:016x}")));
     assert_eq!(cluster.confirmed().await, Some(vec![a, b, c]));
     let statement = cluster.first(survivor);
     for _ in 0..2 {
         let answer = cluster.show(survivor, &[&statement]).await.unwrap();
-        assert_eq!((answer.followed, answer.raft_cluster_id), (1, format!("{MADE:016x}")));
+        assert_eq!(
+            (answer.followed, answer.raft_cluster_id),
+            (1, format!("{FIRST_RECOVERED_CLUSTER:016x}"))
+        );
     }
     assert_eq!(cluster.confirmed().await, None, "nothing is known of the recovered one yet");
     // The recovered cluster's single voter is a quorum. Its configuration number can be far below
     // the lost cluster's.
-    let followed = cluster.answer(MADE, survivor, 2, &[SURVIVOR]).await.unwrap().raft_cluster_id;
-    assert_eq!(followed, Some(format!("{MADE:016x}")));
+    let followed = cluster
+        .answer(FIRST_RECOVERED_CLUSTER, survivor, 2, &[SURVIVOR])
+        .await
+        .unwrap()
+        .raft_cluster_id;
+    assert_eq!(followed, Some(format!("{FIRST_RECOVERED_CLUSTER:016x}")));
     assert_eq!(cluster.confirmed().await, Some(vec![SURVIVOR]));
 
     // The survivor's new certificates contain its new address. Their SPIFFE id still ends in
@@ -119,12 +131,12 @@ async fn discovery_follows_a_recovery_that_an_operator_signed() {
     assert_eq!(code(lost.client.renew_leaves(id, &lost.record.csr).await), Code::ClusterLost);
     assert_eq!(code(lost.client.intents(id, None, false).await), Code::ClusterLost);
     let old = cluster.answer(founded, survivor, 99, &[a, b, c]).await.unwrap();
-    assert_eq!(old.raft_cluster_id, Some(format!("{MADE:016x}")));
+    assert_eq!(old.raft_cluster_id, Some(format!("{FIRST_RECOVERED_CLUSTER:016x}")));
     assert_eq!(cluster.confirmed().await, Some(vec![SURVIVOR]));
     assert_eq!(code(cluster.put(&cluster.order(remove(b))).await), Code::OrderRefused);
 
     let view = cluster.admin.show_cluster(id).await.unwrap();
-    assert_eq!(view.raft_cluster_id, Some(format!("{MADE:016x}")));
+    assert_eq!(view.raft_cluster_id, Some(format!("{FIRST_RECOVERED_CLUSTER:016x}")));
     let recovered = view.timeline.iter().filter(|moment| moment.event == "recovered").count();
     assert_eq!((recovered, view.alarms.len()), (1, 0));
     cluster.service.stop().await;
@@ -150,7 +162,7 @@ async fn after_a_recovery_tickets_and_orders_belong_to_the_recovered_cluster() {
     let waiting = waits.join().await.unwrap().intent;
     assert_eq!(waiting.intent.planned_at, Some(70));
     cluster.show(survivor, &[&cluster.first(survivor)]).await.unwrap();
-    cluster.answer(MADE, survivor, 2, &[SURVIVOR]).await.unwrap();
+    cluster.answer(FIRST_RECOVERED_CLUSTER, survivor, 2, &[SURVIVOR]).await.unwrap();
 
     let state = async |operation| {
         let view = cluster.admin.intent(id, operation, None).await.unwrap();
@@ -169,13 +181,13 @@ async fn after_a_recovery_tickets_and_orders_belong_to_the_recovered_cluster() {
     assert_eq!((open.intent.operation, open.intent.planned_at), (waiting.intent.operation, None));
     cluster.report_outcome(survivor, open, added(78), 20).await.unwrap();
     let second = MemberId::new(78);
-    cluster.answer(MADE, survivor, 5, &[SURVIVOR, second]).await.unwrap();
+    cluster.answer(FIRST_RECOVERED_CLUSTER, survivor, 5, &[SURVIVOR, second]).await.unwrap();
     assert_eq!(cluster.confirmed().await, Some(vec![SURVIVOR, second]));
     waits.client.renew_leaves(id, &waits.record.csr).await.unwrap();
     // The recovered cluster has two voters now, so its quorum is both of them.
-    cluster.answer(MADE, survivor, 8, &[SURVIVOR]).await.unwrap();
+    cluster.answer(FIRST_RECOVERED_CLUSTER, survivor, 8, &[SURVIVOR]).await.unwrap();
     assert_eq!(cluster.confirmed().await, Some(vec![SURVIVOR, second]));
-    cluster.answer(MADE, &waits, 8, &[SURVIVOR]).await.unwrap();
+    cluster.answer(FIRST_RECOVERED_CLUSTER, &waits, 8, &[SURVIVOR]).await.unwrap();
     assert_eq!(cluster.confirmed().await, Some(vec![SURVIVOR]));
     assert_eq!(code(waits.client.renew_leaves(id, &waits.record.csr).await), Code::Removed);
 
@@ -198,18 +210,23 @@ async fn a_recovered_cluster_can_be_recovered_again_from_a_newcomers_host() {
     let founder = &cluster.agents[0];
     let first = cluster.first(founder);
     cluster.show(founder, &[&first]).await.unwrap();
-    cluster.answer(MADE, founder, 2, &[SURVIVOR]).await.unwrap();
+    cluster.answer(FIRST_RECOVERED_CLUSTER, founder, 2, &[SURVIVOR]).await.unwrap();
     let newcomer = cluster.newcomer(9).await;
     let intent = newcomer.join().await.unwrap().intent;
     cluster.report_outcome(founder, &intent, added(77), 12).await.unwrap();
-    let second = cluster.recovery(MADE, MADE_AGAIN, &newcomer).sign(&cluster.world.owner);
+    let second = cluster
+        .recovery(FIRST_RECOVERED_CLUSTER, SECOND_RECOVERED_CLUSTER, &newcomer)
+        .sign(&cluster.world.owner);
     // The chain of recovery statements must start at the founded cluster. The second statement
     // alone proves nothing.
     assert_eq!(code(cluster.show(&newcomer, &[&second]).await), Code::RecoveryRefused);
     let answer = cluster.show(&newcomer, &[&first, &second]).await.unwrap();
-    assert_eq!((answer.followed, answer.raft_cluster_id), (2, format!("{MADE_AGAIN:016x}")));
-    let made = MemberId::new(MADE_AGAIN + 0x1000);
-    cluster.answer(MADE_AGAIN, &newcomer, 2, &[made]).await.unwrap();
+    assert_eq!(
+        (answer.followed, answer.raft_cluster_id),
+        (2, format!("{SECOND_RECOVERED_CLUSTER:016x}"))
+    );
+    let made = MemberId::new(SECOND_RECOVERED_CLUSTER + 0x1000);
+    cluster.answer(SECOND_RECOVERED_CLUSTER, &newcomer, 2, &[made]).await.unwrap();
     assert_eq!(cluster.confirmed().await, Some(vec![made]));
     let leaves = newcomer.client.renew_leaves(id, &newcomer.record.csr).await.unwrap();
     let own = cluster.admin.intent(id, intent.intent.operation, None).await.unwrap();
@@ -217,7 +234,7 @@ async fn a_recovered_cluster_can_be_recovered_again_from_a_newcomers_host() {
     let label = MemberId::new(77).to_string();
     assert!(names(&leaves.peer).iter().any(|name| name.contains(&label)));
     // The first survivor's host returns late and sends its shorter chain, which changes nothing.
-    let refused = cluster.answer(MADE, founder, 99, &[SURVIVOR]).await;
+    let refused = cluster.answer(FIRST_RECOVERED_CLUSTER, founder, 99, &[SURVIVOR]).await;
     assert_eq!(code(refused), Code::ClusterLost);
     assert_eq!(cluster.show(founder, &[&first]).await.unwrap().followed, 2);
     assert_eq!(cluster.confirmed().await, Some(vec![made]));
@@ -254,11 +271,11 @@ async fn a_recovery_that_no_current_operator_signed_changes_nothing() {
         cluster.admin.put_statement(id, &signed).await.unwrap();
     }
     let survivor = &cluster.agents[0];
-    let genuine = cluster.recovery(founded, MADE, survivor);
+    let genuine = cluster.recovery(founded, FIRST_RECOVERED_CLUSTER, survivor);
     let dated_back = Recovery { statement: with.sign(owner).hash(), ..genuine.clone() };
     let mut elsewhere = genuine.clone();
     elsewhere.cluster = uuid::Uuid::now_v7();
-    let gap = cluster.recovery(MADE, MADE_AGAIN, survivor);
+    let gap = cluster.recovery(FIRST_RECOVERED_CLUSTER, SECOND_RECOVERED_CLUSTER, survivor);
     let same = Recovery { is: genuine.was.clone(), ..genuine.clone() };
     let stranger = Recovery { agent: *SigningKey::generate().public(), ..genuine.clone() };
     for (what, jws, expected) in [
@@ -280,7 +297,7 @@ async fn a_recovery_that_no_current_operator_signed_changes_nothing() {
     assert_eq!(code(shown), Code::Forbidden);
     let outside = cluster.newcomer(9).await;
     assert!(cluster.show(&outside, &[&genuine]).await.is_err());
-    let forged = cluster.answer(MADE, survivor, 99, &[SURVIVOR]).await.unwrap();
+    let forged = cluster.answer(FIRST_RECOVERED_CLUSTER, survivor, 99, &[SURVIVOR]).await.unwrap();
     assert_eq!(forged.raft_cluster_id, Some(format!("{founded:016x}")));
     assert_eq!(cluster.confirmed().await, Some(vec![a, b, c]));
     assert!(cluster.alarms().await.is_empty());
@@ -294,7 +311,7 @@ async fn of_two_recoveries_the_first_is_followed_and_an_alarm_names_the_other() 
     let [one, two, three] = &cluster.agents[..] else { panic!("three agents") };
     let first = cluster.first(one);
     cluster.show(one, &[&first]).await.unwrap();
-    cluster.answer(MADE, one, 2, &[SURVIVOR]).await.unwrap();
+    cluster.answer(FIRST_RECOVERED_CLUSTER, one, 2, &[SURVIVOR]).await.unwrap();
     let founded = cluster.raft_cluster();
     let other = cluster.recovery(founded, 0xd1, two).sign(&cluster.world.owner);
     let longer = cluster.recovery(0xd1, 0xd2, two).sign(&cluster.world.owner);
@@ -305,7 +322,10 @@ async fn of_two_recoveries_the_first_is_followed_and_an_alarm_names_the_other() 
         let error = cluster.show(agent, shown).await.unwrap_err();
         assert_eq!(error.code(), Some(Code::RecoveryContested), "{error}");
         let text = error.to_string();
-        assert!(text.contains(&format!("{MADE:016x}")) && text.contains("reset"), "{text}");
+        assert!(
+            text.contains(&format!("{FIRST_RECOVERED_CLUSTER:016x}")) && text.contains("reset"),
+            "{text}"
+        );
     }
     assert_eq!(code(cluster.answer(0xd1, two, 99, &[SURVIVOR]).await), Code::ClusterLost);
     assert_eq!(cluster.confirmed().await, Some(vec![SURVIVOR]));
