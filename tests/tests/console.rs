@@ -216,7 +216,7 @@ fn an_admin_watches_a_cluster_form_in_a_browser() -> Result<()> {
     bed.check("signed-out")?;
     bed.open("/clusters")?;
     bed.ensure_text(&["This browser isn't signed in"])?;
-    ensure!(bed.browser.problems().is_empty(), "{:?}", bed.browser.problems());
+    ensure!(bed.browser.page_errors().is_empty(), "{:?}", bed.browser.page_errors());
 
     // The service's log must not contain the link's code.
     let code = link.rsplit('/').next().context("the link's code")?;

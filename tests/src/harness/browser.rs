@@ -39,8 +39,8 @@ pub struct Browser {
     answers: Receiver<Value>,
     next_id: u64,
     session: Option<String>,
-    /// Problems that the browser reported about pages: blocked content, and scripts that failed.
-    problems: Vec<String>,
+    /// Errors that the browser reported about pages: blocked content, and scripts that failed.
+    page_errors: Vec<String>,
     _process: ChildProcess,
 }
 
@@ -104,7 +104,7 @@ impl Browser {
             answers,
             next_id: 0,
             session: None,
-            problems: Vec::new(),
+            page_errors: Vec::new(),
             _process: process,
         };
         browser.open_page()?;
@@ -155,14 +155,14 @@ impl Browser {
         // Chromium also reports the HTTP error status of a page. Tests request such pages on
         // purpose.
         if !text.contains("Failed to load resource") {
-            self.problems.push(text);
+            self.page_errors.push(text);
         }
     }
 
-    /// Returns the problems of pages that the browser has reported so far.
+    /// Returns the errors of pages that the browser has reported so far.
     #[must_use]
-    pub fn problems(&self) -> &[String] {
-        &self.problems
+    pub fn page_errors(&self) -> &[String] {
+        &self.page_errors
     }
 
     /// Evaluates a JavaScript expression in the page. A promise is awaited.

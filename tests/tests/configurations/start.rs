@@ -24,7 +24,7 @@ const TIME_LIMIT: Duration = Duration::from_secs(120);
 /// Time limit of one attempt to get an answer from an address.
 const PROBE_LIMIT: Duration = Duration::from_millis(500);
 /// Number of consecutive checks that must find a process idle before it counts as idle.
-const IDLE_LOOKS: u32 = 5;
+const IDLE_CHECKS: u32 = 5;
 const PAUSE: Duration = Duration::from_millis(20);
 /// HTTP request that shows whether a program answers at an address.
 const REQUEST: &[u8] = b"GET /version HTTP/1.0\r\nHost: localhost\r\n\r\n";
@@ -178,7 +178,7 @@ impl ChildGuard {
         hello: &[u8],
     ) -> Result<Option<ExitStatus>> {
         let began = Instant::now();
-        let mut idle_looks = 0;
+        let mut idle_checks = 0;
         loop {
             if let Some(status) = self.0.try_wait()? {
                 return Ok(Some(status));
@@ -190,8 +190,8 @@ impl ChildGuard {
                 _ => !reacts_twice(*address),
             });
             if silent.is_empty() {
-                idle_looks = if is_idle(self.0.id()) { idle_looks + 1 } else { 0 };
-                if idle_looks == IDLE_LOOKS {
+                idle_checks = if is_idle(self.0.id()) { idle_checks + 1 } else { 0 };
+                if idle_checks == IDLE_CHECKS {
                     return Ok(self.0.try_wait()?);
                 }
             }
