@@ -18,11 +18,12 @@ pub(crate) enum AdoptCommand {
     /// Run beside this host's etcd until the agents of all members have enrolled. Then this host
     /// holds the signed list of members. The etcd runs on as before.
     Enrol(EnrolArguments),
-    /// Stop this host's etcd, and let the agent run it from then on. Other members have to be well,
-    /// and none of them may be taken over at the same time. Killed in between, run it again.
+    /// Stop this host's etcd, and let the agent run it from then on. All other members must be
+    /// healthy, and none of them may be taken over at the same time. If the command is killed, run
+    /// it again.
     TakeOver(TakeOverArguments),
     /// Let this host's etcd serve certificates of the cluster's own CAs, once all members are taken
-    /// over and so trust these. Restarts nothing.
+    /// over and so trust those CAs. Restarts nothing.
     Certificates(CertificatesArguments),
 }
 
@@ -43,7 +44,7 @@ pub(crate) struct SurveyArguments {
     /// Client URLs of members: https://HOST:PORT, separated by commas.
     #[arg(long, value_name = "URLS", value_delimiter = ',', required = true)]
     pub endpoints: Vec<String>,
-    /// The CA of the certificates that clients and client ports show, PEM: etcd's --trusted-ca-file.
+    /// The CA of the certificates that clients and client ports use, PEM: etcd's --trusted-ca-file.
     #[arg(long, value_name = "FILE")]
     pub cacert: PathBuf,
     /// A client's certificate, PEM.

@@ -188,8 +188,8 @@ pub(crate) struct BackupVerifyArguments {
     /// Verify all backups of the cluster.
     #[arg(long, conflicts_with = "backup")]
     pub all: bool,
-    /// File with the private key that decrypts, made by age-keygen. Without it an encrypted backup is
-    /// compared with its checksum alone.
+    /// File with the private key that decrypts, made by age-keygen. Without it, an encrypted backup
+    /// is only checked against its checksum.
     #[arg(long, value_name = "FILE")]
     pub identity: Option<PathBuf>,
     /// Also make a cluster of one member from the backup, start it for a moment on loopback, and
