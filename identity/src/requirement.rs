@@ -17,17 +17,17 @@ pub const MAX_REGIONS: usize = 8;
 /// Longest name of an account, region, tenant or audience, in bytes.
 const MAX_NAME: usize = 128;
 
-/// A requirement on the host that redeems a token: its cloud must sign that it is such a virtual
-/// machine. Of several requirements in one token, a host fulfils one.
+/// Requirement on the host that redeems a token. The host's cloud must sign that the host fulfils
+/// it. A host must fulfil only one of a token's requirements.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Requirement {
     /// Cloud that the host must run in.
     pub cloud: Cloud,
-    /// Accounts of which one must own the host: AWS account ids, GCP project ids or Azure
+    /// The host must belong to one of these accounts: AWS account ids, GCP project ids or Azure
     /// subscription ids.
     pub accounts: Vec<String>,
-    /// Regions of which the host must be in one. An empty list allows any region. Not for Azure.
+    /// The host must be in one of these regions. An empty list allows any region. Not for Azure.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub regions: Vec<String>,
     /// Tenant that the host's identity must belong to; for Azure alone.

@@ -271,7 +271,7 @@ pub(crate) struct RestoreKeysArgs {
 #[derive(Clone, Debug, clap::Args)]
 #[group(skip)]
 pub(crate) struct TimeArgs {
-    /// How long a seat is held without a sign of life from its agent
+    /// How long a seat is held without a request from its agent
     #[arg(long, value_name = "TIME", default_value = "90s", value_parser = parse_duration)]
     pub lease: Duration,
     /// How long a proposal may take before it is given up

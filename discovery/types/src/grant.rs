@@ -174,8 +174,8 @@ pub struct Grant {
     /// When a member may be replaced, and how often; only in replacement policies.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub replacement: Option<ReplacementLimits>,
-    /// Requirements on the host's virtual machine, of which it must fulfil one. An empty list
-    /// requires nothing. The service alone checks them, at the first redeem of a key.
+    /// The host must fulfil one of these requirements. An empty list requires nothing. Only the
+    /// service checks them, at the first redeem of a key.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub require: Vec<Requirement>,
 }

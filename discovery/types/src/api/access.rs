@@ -150,6 +150,6 @@ pub struct AcceptResponse {
     pub abandoned: Vec<uuid::Uuid>,
     /// Number of tokens that were revoked.
     pub revoked_tokens: u64,
-    /// Number of commits that ledgers put back.
+    /// Number of commits that were restored from ledgers.
     pub restored_commits: u64,
 }

@@ -17,7 +17,7 @@ pub struct EtcdTokenRequest {
     pub id: GrantId,
     /// Hash of the token's secret.
     pub secret_hash: Digest,
-    /// Name of the cluster, for people alone.
+    /// Name of the cluster, only for people.
     pub name: Name,
     /// Protocol by which the members register.
     pub protocol: EtcdProtocol,

@@ -18,7 +18,8 @@ pub struct ProcessView {
     pub first_seen_ms: i64,
     /// Time at which the process was last seen, in milliseconds since 1970.
     pub last_seen_ms: i64,
-    /// Whether the process has yet to put its ledger back into the database's present generation.
+    /// Whether the process has yet to restore its ledger's commits in the database's present
+    /// generation.
     pub missing: bool,
     /// Time at which an owner declared that the process won't come back, in milliseconds since
     /// 1970.
