@@ -79,7 +79,7 @@ struct ExploreArguments {
     /// Number of processes that an owner says won't come back.
     #[arg(long, default_value_t = 0)]
     forgets: u8,
-    /// Let restores also set the rows back under the running processes.
+    /// Also let a restore replace the rows while the processes run.
     #[arg(long)]
     in_place: bool,
     /// Number of links between two hosts that go down.
