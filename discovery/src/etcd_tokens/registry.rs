@@ -17,8 +17,8 @@ use discovery_types::etcd_token::{EtcdPeers, EtcdProtocol};
 use crate::store::UnixMicros;
 
 /// Index of a list from which on no member gets a place any more. It limits hosts that repeatedly
-/// come and go.
-pub(crate) const MAX_CHANGES: u64 = 256;
+/// come and go. Getting a place adds one to the index, and losing places adds one too.
+pub(crate) const MAX_INDEX: u64 = 256;
 /// Index of the list before the first member registers. The key `_config/size` has index 1.
 pub(crate) const FIRST_INDEX: u64 = 2;
 
@@ -128,8 +128,11 @@ pub(crate) enum RegistrationRefusal {
     /// All places are taken.
     #[error("the cluster is full: {0} members have registered")]
     Full(u8),
-    /// The list has reached the index [`MAX_CHANGES`].
-    #[error("members came and went more than {MAX_CHANGES} times: make a new etcd token")]
+    /// The list has reached the index [`MAX_INDEX`].
+    #[error(
+        "the list of members has changed too often: its index has reached {MAX_INDEX}; make a new \
+         etcd token"
+    )]
     TooManyChanges,
 }
 
@@ -211,7 +214,7 @@ impl EtcdRegistry {
         for i in lapsed {
             let peers = self.members[i].value.parse();
             let Ok(peers) = peers else { continue };
-            if self.last_index < MAX_CHANGES && self.check_free(&peers).is_ok() {
+            if self.last_index < MAX_INDEX && self.check_free(&peers).is_ok() {
                 self.last_index += 1;
                 let member = &mut self.members[i];
                 (member.has_lapsed, member.created_index) = (false, self.last_index);
@@ -252,7 +255,7 @@ impl EtcdRegistry {
             }
             return Ok(Registration::Known { created_index: known.created_index });
         }
-        if self.last_index >= MAX_CHANGES {
+        if self.last_index >= MAX_INDEX {
             return Err(RegistrationRefusal::TooManyChanges);
         }
         let mut changed = self.clone();
@@ -455,7 +458,7 @@ mod tests {
         }
         let refused = registry.register(&registrant(2), now, LEASE);
         assert_eq!(refused, Err(RegistrationRefusal::TooManyChanges));
-        assert!(registry.last_index <= MAX_CHANGES + 1);
+        assert!(registry.last_index <= MAX_INDEX + 1);
     }
 
     /// Explores every interleaving of three etcds that register, wait and time out. Each etcd that
