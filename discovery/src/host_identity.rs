@@ -132,7 +132,7 @@ pub(crate) async fn check_free_for_seat(
                 other.key_id()
             );
             let next = "If this host was rebuilt, wait: its old key loses its place within two \
-                        minutes. Otherwise somebody shows this host's identity document.";
+                        minutes. Otherwise somebody sends this host's identity document.";
             Err(ApiError::new(Code::GrantBinding, detail, next).mark_retryable())
         }
     }
@@ -155,7 +155,7 @@ pub(crate) async fn check_free_for_member(
             member.record.name, member.id
         );
         let next = "If that host was rebuilt, ask for a ticket that replaces the member: \
-                    `muster-discovery token create --kind join --replace`. Otherwise somebody shows \
+                    `muster-discovery token create --kind join --replace`. Otherwise somebody sends \
                     that host's identity document.";
         return Err(ApiError::new(Code::GrantBinding, detail, next));
     }

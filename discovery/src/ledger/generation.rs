@@ -38,8 +38,8 @@ impl Generation {
         let waiting: Vec<String> = self.missing.iter().map(Uuid::to_string).collect();
         Some(format!(
             "the database changed ({}): nothing is frozen or committed until each discovery process \
-             that used it has put its ledger's commits back; still missing: {}. Start them (one that \
-             runs and is missing has a ledger that was copied or put back, too, and may be as old as \
+             that used it has restored its ledger's commits; still missing: {}. Start them (one that \
+             runs and is missing has a ledger that was copied or restored, too, and may be as old as \
              this database), or have an owner run `muster-discovery process forget ID` for one that is gone for good, or \
              `muster-discovery db accept`, which abandons every cluster that isn't committed and \
              revokes every token",
@@ -198,7 +198,7 @@ pub(super) async fn settle_if_complete(connection: &mut PgConnection) -> Result<
         return Ok(generation.settled);
     }
     sqlx::query("UPDATE generation SET settled = true").execute(&mut *connection).await?;
-    let text = "every known process has put its ledger's commits back";
+    let text = "every known process has restored its ledger's commits";
     note_event(connection, "database_settled", generation.number, text).await?;
     Ok(true)
 }

@@ -56,7 +56,7 @@ pub enum RedeemError {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum HostIdentityError {
     /// The redeem contains no identity document.
-    #[error("the host shows no identity document of its cloud, which its token requires")]
+    #[error("the host sends no identity document of its cloud, which its token requires")]
     Missing,
     /// The identity document is refused.
     #[error("the host's identity document is refused: {0}")]
