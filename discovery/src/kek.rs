@@ -42,7 +42,7 @@ impl KeyPurpose {
     }
 }
 
-/// Why a wrapped key doesn't open.
+/// Reason why a wrapped key can't be decrypted.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 pub(crate) enum KekError {
     /// The key directory lacks that version: it is an older copy, or another service's.
@@ -57,7 +57,7 @@ pub(crate) enum KekError {
     Random,
 }
 
-/// All versions of the key-encryption key. The highest one wraps.
+/// All versions of the key-encryption key. New secrets are encrypted with the highest version.
 pub(crate) struct Kek {
     keys: BTreeMap<u32, LessSafeKey>,
 }
@@ -83,12 +83,12 @@ impl Kek {
         (!keys.is_empty()).then_some(Kek { keys })
     }
 
-    /// Returns the version that wraps.
+    /// Returns the version with which new secrets are encrypted.
     pub(crate) fn newest_version(&self) -> u32 {
         *self.keys.last_key_value().expect("a Kek holds at least one key").0
     }
 
-    /// Wraps `secret` under the newest version.
+    /// Wraps a secret: encrypts it with the newest key, for this cluster and purpose only.
     pub(crate) fn wrap(
         &self,
         cluster: Uuid,
@@ -126,12 +126,12 @@ impl Kek {
             .is_ok_and(|text| text[..] == *SEAL_PLAINTEXT)
     }
 
-    /// Whether a wrapped key is under the newest version, as its header says.
+    /// Whether a wrapped key was encrypted with the newest version, as its header says.
     pub(crate) fn is_newest(&self, wrapped: &[u8]) -> bool {
         wrapped.get(1..HEADER) == Some(&self.newest_version().to_be_bytes()[..])
     }
 
-    /// Opens a key that `wrap` made for the same cluster and purpose.
+    /// Decrypts a key that `wrap` made for the same cluster and purpose.
     pub(crate) fn unwrap(
         &self,
         cluster: Uuid,

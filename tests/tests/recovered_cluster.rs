@@ -157,8 +157,8 @@ impl DocumentedCommands<'_> {
         lines.filter_map(|line| line.split_once("$ ")).collect()
     }
 
-    /// Splits a command line into words as a shell does. Only double quotes are special. Replaces
-    /// addresses.
+    /// Splits a command line into words, like a shell that knows double quotes only. Replaces the
+    /// page's addresses with those of the test's hosts.
     fn words(&self, line: &str) -> Vec<String> {
         let mut words = Vec::new();
         for (at, part) in line.split('"').enumerate() {

@@ -9,22 +9,22 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum BackupStep {
-    /// The node and the store are asked; nothing has been copied yet.
+    /// The agent queries the node and the store; nothing has been copied yet.
     #[default]
     Preparing,
-    /// The manifests of all backups are read.
+    /// The agent reads the manifests of all backups.
     Listing,
-    /// The snapshot comes from the node.
+    /// The agent receives the snapshot from the node.
     Receiving,
-    /// The snapshot is read, to prove it.
+    /// The agent reads the snapshot to verify it.
     Reading,
-    /// The snapshot goes to the store.
+    /// The agent copies the snapshot to the store.
     Storing,
-    /// A backup comes from the store.
+    /// The agent copies a backup from the store.
     Fetching,
-    /// A fetched backup is decrypted.
+    /// The agent decrypts a backup from the store.
     Decrypting,
-    /// A trial cluster is made from the backup.
+    /// The agent makes a trial cluster from the backup.
     Restoring,
 }
 

@@ -298,9 +298,12 @@ pub fn compare(
     })
 }
 
-/// Whether the same process id runs a second time, on a copy of this ledger. `is_ours` says whether
-/// this run was the last to write the process's row. Every run counts its start as a sweep. A row
-/// that was set back therefore shows no more sweeps than this run has made.
+/// Returns whether another process with this process's id runs, on a copy of this ledger. Then
+/// another run was the last to write the process's row (`is_ours` is false), and the row shows more
+/// sweeps than this run has made.
+///
+/// In a database that was set back, the row can also be from an earlier run. But it shows no more
+/// sweeps than this run has made, because each run counts its start as a sweep.
 #[must_use]
 pub fn is_running_elsewhere(known: &RememberedDatabase, own: &ProcessRow, is_ours: bool) -> bool {
     !is_ours && own.sweeps > known.sweeps

@@ -107,8 +107,8 @@ async fn look_once(
     let processes = generation::known_processes(&mut transaction).await?;
     transaction.commit().await?;
     let fill = match verdict {
-        // Another run sweeps with this process's id. So a higher count of sweeps doesn't mean that
-        // this ledger is old.
+        // Another process with this process's id, on a copy of this ledger, also counts its sweeps
+        // and entries in the row. So higher counts don't show that this ledger is old.
         Ok(_) if elsewhere => CopyScope::NewDecisions,
         Ok(fill) => fill,
         Err(_) => CopyScope::NewHistory,

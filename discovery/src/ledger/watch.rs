@@ -28,7 +28,8 @@ pub(crate) struct DatabaseWatch {
     complete_generation: AtomicI64,
     /// Settled generation with which this process has compared the ledger. 0 means none.
     compared_generation: AtomicI64,
-    /// Whether the whole ledger must be compared, whatever it records about earlier comparisons.
+    /// Whether the next check must compare all entries of the ledger, even those that the ledger
+    /// records as compared.
     doubts_all: AtomicBool,
     /// Whether the alarm for an old ledger was raised: the ledger holds less than the database
     /// recorded of it.

@@ -73,11 +73,13 @@ pub struct StoreInspection {
     /// Newest revision if the whole log were applied. For an etcd's directory this is
     /// `stored_revision`, because etcd's log is not applied here.
     pub revision: i64,
-    /// Revision of the last compaction if the whole log were applied; -1 if there was none.
+    /// Revision of the last compaction if the whole log were applied; -1 if there was none. For an
+    /// etcd's directory, this is the last compaction in the store.
     pub compacted_revision: i64,
     /// `HashKV` at `revision`; `None` for an etcd's directory.
     pub hash: Option<u32>,
-    /// Members of the cluster if the whole log were applied.
+    /// Members of the cluster if the whole log were applied. For an etcd's directory, these are the
+    /// members in the store.
     pub members: Vec<InspectedMember>,
 }
 

@@ -88,7 +88,7 @@ pub struct BenchDiscoveryPlan {
     pub attack_time: Duration,
 }
 
-/// Figures with one number of clusters in the database.
+/// Figures that were measured with a certain number of clusters in the database.
 #[derive(Clone, Debug)]
 pub struct DatabaseSizeFigures {
     /// Number of clusters in the database during these measurements.
@@ -135,11 +135,11 @@ pub struct BenchDiscoveryReport {
     pub pgbench_per_second: f64,
     /// CPU time of Postgres for a transaction of `pgbench`.
     pub pgbench_cpu: Duration,
-    /// Figures with each number of clusters.
+    /// Figures for each number of clusters in the database.
     pub fills: Vec<DatabaseSizeFigures>,
     /// Memory of parked polls, and how quickly they end.
     pub parked: Option<ParkedFigures>,
-    /// Figures of each attack, one after the other.
+    /// Figures of the attacks, in the order in which they ran.
     pub attacks: Vec<AttackFigures>,
 }
 

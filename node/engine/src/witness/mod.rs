@@ -80,7 +80,7 @@ pub use promise::{DiskState, Promise};
 
 use node_state::identity::{Incarnation, MemberId};
 
-/// Process that has used the boot counter of a record.
+/// Process that started with the boot counter of a record, as far as it is known.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum BootProcess {
     /// No process with this boot counter was recorded.

@@ -215,7 +215,8 @@ fn users_and_leases_are_imported_and_exported() {
     let mut file = crafted(&[(at(2, false).bytes(), leased.encode_to_vec())], &[]);
     let history = import(&mut file).unwrap();
     assert_eq!(everything(&history, 0), [leased]);
-    // Revisions that precede the leases have the checksums of the file without leases.
+    // Both files begin with the same requests. So this revision has the checksum that it has in the
+    // file without leases.
     assert_eq!(checksum(&writer, 27), CHECKSUMS[8].1);
 }
 
