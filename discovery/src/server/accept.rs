@@ -238,7 +238,7 @@ where
         let entered = address.and_then(|address| {
             Some((address, self.connection_limits.reserve_slots(address.ip())?))
         });
-        let Some((address, (knock, place))) = entered else {
+        let Some((address, (pending, place))) = entered else {
             return Box::pin(std::future::ready(Ok(())));
         };
         let (acceptor, http, limits) =
@@ -248,8 +248,8 @@ where
                 let _ = socket.set_nodelay(true);
                 acceptor.call(socket).await.map_err(std::io::Error::other)
             };
-            let opened = knock.admit(socket, handshake).await.map_err(|turned| {
-                if matches!(turned, AdmissionError::Evicted) {
+            let opened = pending.admit(socket, handshake).await.map_err(|error| {
+                if matches!(error, AdmissionError::Evicted) {
                     limits.throttle_log.note(ThrottleKind::Connection, address.ip());
                 }
             })?;

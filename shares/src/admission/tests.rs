@@ -29,12 +29,12 @@ async fn open(bounds: AdmissionLimits) -> (SocketAddr, Outcomes) {
     tokio::spawn(async move {
         loop {
             let (tcp, remote) = listener.accept().await.unwrap();
-            let Some(knock) = admission.register(remote.ip()) else { continue };
+            let Some(pending) = admission.register(remote.ip()) else { continue };
             let tell = tell.clone();
             tokio::spawn(async move {
                 let two_bytes =
                     async |mut tcp: TcpStream| tcp.read_exact(&mut [0; 2]).await.map(drop);
-                let _ = tell.send((remote.ip(), knock.admit(tcp, two_bytes).await));
+                let _ = tell.send((remote.ip(), pending.admit(tcp, two_bytes).await));
             });
         }
     });

@@ -56,8 +56,8 @@ pub(super) async fn run(shared: Arc<TransportState>, listener: std::net::TcpList
         };
         match accepted {
             Ok((tcp, remote)) => match door.register(remote.ip()) {
-                Some(knock) => {
-                    let task = serve(Arc::clone(&shared), tcp, tls, remote.to_string(), knock);
+                Some(pending) => {
+                    let task = serve(Arc::clone(&shared), tcp, tls, remote.to_string(), pending);
                     shared.tasks.spawn(task);
                 }
                 None => {
@@ -77,12 +77,12 @@ async fn serve(
     tcp: TcpStream,
     tls: bool,
     remote: String,
-    knock: PendingConnection,
+    pending: PendingConnection,
 ) {
     let handshake = async |tcp| admit(&shared, tcp, tls, &remote).await;
     let admitted = tokio::select! {
         () = shared.stopping.cancelled() => return,
-        admitted = knock.admit(tcp, handshake) => admitted,
+        admitted = pending.admit(tcp, handshake) => admitted,
     };
     let (stream, peer, purpose, proof) = match admitted {
         Ok(Some(admitted)) => admitted,
