@@ -4,7 +4,7 @@ use std::{io, path::PathBuf, sync::Arc, time::Duration};
 
 use hyper_util::rt::TokioIo;
 use node_engine::tls::{ClientFiles, TlsError, client_config};
-use rustls::pki_types::ServerName;
+use rustls::{ClientConfig, pki_types::ServerName};
 use tokio::net::TcpStream;
 use tonic::transport::{Channel, Endpoint, Uri};
 
@@ -44,27 +44,70 @@ impl ConnectError {
     }
 }
 
+/// Address of a member, and what a connection to it needs.
+struct Destination {
+    url: String,
+    /// Address of the TCP connection, always with the scheme `http`.
+    endpoint: Endpoint,
+    /// Set if the URL has the scheme `https`.
+    tls: Option<TlsDestination>,
+}
+
+/// What a TLS connection needs.
+struct TlsDestination {
+    config: Arc<ClientConfig>,
+    /// Host and port, separated by a colon.
+    address: String,
+    /// Name that the member's certificate must have.
+    name: ServerName<'static>,
+}
+
+impl Destination {
+    /// Parses the URL, and reads the TLS files that it needs.
+    fn new(url: &str, tls: &ClientTls) -> Result<Self, ConnectError> {
+        let url = full_url(url);
+        let wrong = || ConnectError::Url(url.clone());
+        let uri: Uri = url.parse().map_err(|_| wrong())?;
+        let host = uri.host().ok_or_else(wrong)?;
+        let (endpoint, tls) = match uri.scheme_str() {
+            Some("http") => (Endpoint::from(uri.clone()), None),
+            Some("https") => {
+                let ca = tls.ca.clone().ok_or(ConnectError::NoCa(tls.ca_flag))?;
+                let own = tls.own.clone();
+                let config = client_config(&ClientFiles { ca, own }, b"h2");
+                let config = config.map_err(|error| ConnectError::Tls(Box::new(error)))?;
+                let address = format!("{host}:{}", uri.port_u16().unwrap_or(443));
+                let name = host.trim_matches(['[', ']']).to_owned();
+                let name = ServerName::try_from(name).map_err(|_| wrong())?;
+                // TLS is added by the connector. With an https address the library would add TLS a
+                // second time.
+                let plain = Endpoint::from_shared(format!("http://{address}"));
+                let plain = plain.map_err(|error| ConnectError::Connect(url.clone(), error))?;
+                (plain, Some(TlsDestination { config, address, name }))
+            }
+            _ => return Err(wrong()),
+        };
+        let endpoint = endpoint.connect_timeout(CONNECT_TIMEOUT);
+        Ok(Self { url, endpoint, tls })
+    }
+}
+
+/// Returns the URL with its scheme, which may be left out.
+pub(super) fn full_url(url: &str) -> String {
+    if url.contains("://") { url.to_owned() } else { format!("http://{url}") }
+}
+
+/// Checks what can be checked without a connection: the URL, and the TLS files.
+pub(super) fn check_url_and_files(url: &str, tls: &ClientTls) -> Result<(), ConnectError> {
+    Destination::new(url, tls).map(drop)
+}
+
 /// Connects to the member at `url`, whose scheme may be left out.
 pub(super) async fn connect(url: &str, tls: &ClientTls) -> Result<Channel, ConnectError> {
-    let url = if url.contains("://") { url.to_owned() } else { format!("http://{url}") };
-    let wrong = || ConnectError::Url(url.clone());
-    let uri: Uri = url.parse().map_err(|_| wrong())?;
-    let host = uri.host().ok_or_else(wrong)?.trim_matches(['[', ']']).to_owned();
-    let endpoint = Endpoint::from(uri.clone()).connect_timeout(CONNECT_TIMEOUT);
-    let failed = |error| ConnectError::Connect(url.clone(), error);
-    match uri.scheme_str() {
-        Some("http") => endpoint.connect().await.map_err(failed),
-        Some("https") => {
-            let ca = tls.ca.clone().ok_or(ConnectError::NoCa(tls.ca_flag))?;
-            let own = tls.own.clone();
-            let config = client_config(&ClientFiles { ca, own }, b"h2");
-            let config = config.map_err(|error| ConnectError::Tls(Box::new(error)))?;
-            let address =
-                format!("{}:{}", uri.host().unwrap_or_default(), uri.port_u16().unwrap_or(443));
-            let name = ServerName::try_from(host).map_err(|_| wrong())?;
-            // TLS is added by the connector below. With an https address the library would add TLS
-            // a second time.
-            let plain = Endpoint::from_shared(format!("http://{address}")).map_err(failed)?;
+    let Destination { url, endpoint, tls } = Destination::new(url, tls)?;
+    let connected = match tls {
+        None => endpoint.connect().await,
+        Some(TlsDestination { config, address, name }) => {
             let dial = tower::service_fn(move |_: Uri| {
                 let (config, address, name) = (Arc::clone(&config), address.clone(), name.clone());
                 async move {
@@ -73,9 +116,28 @@ pub(super) async fn connect(url: &str, tls: &ClientTls) -> Result<Channel, Conne
                     Ok::<_, io::Error>(TokioIo::new(tls.connect(name, stream).await?))
                 }
             });
-            let plain = plain.connect_timeout(CONNECT_TIMEOUT);
-            plain.connect_with_connector(dial).await.map_err(failed)
+            endpoint.connect_with_connector(dial).await
         }
-        _ => Err(wrong()),
+    };
+    connected.map_err(|error| ConnectError::Connect(url, error))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_url_and_its_tls_files_are_checked_without_a_connection() {
+        let without = ClientTls { ca_flag: "--target-cacert", ca: None, own: None };
+        for right in ["a:2379", "http://a:2379", "http://[::1]:2379"] {
+            assert!(check_url_and_files(right, &without).is_ok(), "{right}");
+        }
+        for wrong in ["", "ftp://a:2379", "https://a:2379"] {
+            let refused = check_url_and_files(wrong, &without);
+            assert!(refused.is_err_and(|error| error.is_usage()), "{wrong}");
+        }
+        let ca = Some(PathBuf::from("/nonexistent/ca.crt"));
+        let missing = check_url_and_files("https://a:2379", &ClientTls { ca, ..without });
+        assert!(matches!(missing, Err(ConnectError::Tls(_))), "{missing:?}");
     }
 }

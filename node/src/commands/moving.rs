@@ -32,6 +32,7 @@ use super::{
     cluster::{ClusterAddress, ClusterReadError, ClusterReader, LaterChanges},
     compare::{ClusterPairArgs, CompareError, CompareReport, compare_clusters},
     comparison::shown_key,
+    connection::{check_url_and_files, full_url},
     print, print_error, print_to_stderr,
     save::{SaveError, ensure_regular_file, save_to, snapshot_revision},
 };
@@ -89,6 +90,8 @@ enum MoveError {
     InitialCluster(String),
     #[error("source and target are the same cluster, {0:x}: name the members of two clusters")]
     SameCluster(u64),
+    #[error("{0} belongs to both --source and --target: name the members of two clusters")]
+    SameUrl(String),
     #[error("the source has a CORRUPT alarm: repair it before you move its data")]
     Corrupt,
     #[error("clients write to the source, for example key {0}: stop them, or add --freeze")]
@@ -115,7 +118,7 @@ impl MoveError {
         match self {
             Self::Save(error) => error.is_usage(),
             Self::Compare(error) => error.is_usage(),
-            Self::InitialCluster(_) | Self::SameCluster(_) => true,
+            Self::InitialCluster(_) | Self::SameCluster(_) | Self::SameUrl(_) => true,
             Self::Corrupt
             | Self::Writers(_)
             | Self::Outdated { .. }
@@ -212,6 +215,7 @@ pub(super) fn run(args: &MoveArgs) -> u8 {
 async fn move_cluster(args: &MoveArgs, steps: &StepPrinter) -> Result<MoveReport, MoveError> {
     let hosts = target_hosts(&args.initial_cluster)?;
     ensure_regular_file(&args.file)?;
+    check_target(&args.clusters.source(), &args.clusters.target())?;
     let source = connect_to_source(&args.clusters.source(), steps).await?;
     let quiet_since = stop_writes(args, &source, steps).await?;
     let (revision, saved_at) = take_snapshot(args, &source, steps).await?;
@@ -247,6 +251,20 @@ async fn move_cluster(args: &MoveArgs, steps: &StepPrinter) -> Result<MoveReport
     }
     let read_only_seconds = Timestamp::now().duration_since(read_only_since).as_secs_f64();
     Ok(MoveReport { read_only_since, read_only_seconds, snapshot_revision: revision, comparison })
+}
+
+/// Refuses a target that can't be meant, or whose TLS files can't be read. Later, the source's
+/// writes are stopped already.
+fn check_target(source: &ClusterAddress, target: &ClusterAddress) -> Result<(), MoveError> {
+    let source_urls: Vec<String> = source.urls.iter().map(|url| full_url(url)).collect();
+    for url in &target.urls {
+        if source_urls.contains(&full_url(url)) {
+            return Err(MoveError::SameUrl(url.clone()));
+        }
+        check_url_and_files(url, &target.tls)
+            .map_err(|error| CompareError::Target(ClusterReadError::Connect(error)))?;
+    }
+    Ok(())
 }
 
 /// Shows the state of each of the source's members, and connects to one that can be read.
@@ -439,6 +457,7 @@ mod tests {
     use super::*;
 
     #[derive(Debug, Parser)]
+    #[command(args_override_self = true)]
     struct TestCommandLine {
         #[command(flatten)]
         args: MoveArgs,
@@ -484,6 +503,23 @@ mod tests {
             let refused = target_hosts(wrong);
             assert!(matches!(refused, Err(MoveError::InitialCluster(_))), "{wrong}: {refused:?}");
         }
+    }
+
+    #[test]
+    fn a_target_that_cannot_be_meant_is_refused_before_the_writes_are_stopped() {
+        let check = |more: &[&str]| {
+            let clusters = parse(more).unwrap().clusters;
+            check_target(&clusters.source(), &clusters.target())
+        };
+        assert!(check(&[]).is_ok());
+        let same = check(&["--source", "a:1,c:1"]);
+        assert!(matches!(&same, Err(MoveError::SameUrl(url)) if url == "c:1"), "{same:?}");
+        let same = check(&["--source", "http://c:1"]);
+        assert!(same.is_err_and(|error| error.is_usage()));
+        let no_ca = check(&["--target", "https://c:1"]);
+        assert!(no_ca.is_err_and(|error| error.is_usage()));
+        let unreadable = check(&["--target", "https://c:1", "--target-cacert", "/nonexistent"]);
+        assert!(matches!(unreadable, Err(MoveError::Compare(CompareError::Target(_)))));
     }
 
     #[test]
