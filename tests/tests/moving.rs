@@ -284,6 +284,27 @@ fn a_move_does_not_begin_while_clients_write() -> Result<()> {
 }
 
 #[test]
+fn a_target_of_an_earlier_snapshot_is_refused_even_if_its_keys_are_equal() -> Result<()> {
+    let (network, folder) = (Network::loopback(2), tempfile::tempdir()?);
+    let folder = folder.path();
+    let Some((old, mut new)) = small_clusters(&network, folder)? else { return Ok(()) };
+    let mut early = start_move([&old, &new], folder, ["early.db", "early.log"], &[])?;
+    run_restores(&mut early, folder, Path::new("none"))?;
+    early.kill();
+    old.run(&["put", "brief", ""])?;
+    old.run(&["del", "brief"])?;
+    new.start()?;
+    let mut moving = start_move([&old, &new], folder, ["moved.db", "move.log"], &[])?;
+    result_of_move(&mut moving, 1)?;
+    let printed = moving.output();
+    ensure!(
+        printed.contains("the target is at revision 3, but the snapshot ends at 5"),
+        "{printed}"
+    );
+    Ok(())
+}
+
+#[test]
 fn an_interrupted_move_goes_on_with_its_snapshot_file() -> Result<()> {
     let (network, folder) = (Network::loopback(2), tempfile::tempdir()?);
     let folder = folder.path();

@@ -106,6 +106,10 @@ enum MoveError {
         file.display()
     )]
     Behind { found: i64, wanted: i64, file: PathBuf },
+    #[error(
+        "the target is at revision {found}, but the snapshot ends at {wanted}: restore this snapshot on its hosts"
+    )]
+    TargetBehind { found: i64, wanted: i64 },
     #[error("{0} has other data than the target's other members: restore the snapshot there again")]
     OtherData(String),
     #[error("the target did not answer within {0} s")]
@@ -123,6 +127,7 @@ impl MoveError {
             | Self::Writers(_)
             | Self::Outdated { .. }
             | Self::Behind { .. }
+            | Self::TargetBehind { .. }
             | Self::OtherData(_)
             | Self::NoTarget(..) => false,
         }
@@ -234,16 +239,18 @@ async fn move_cluster(args: &MoveArgs, steps: &StepPrinter) -> Result<MoveReport
     if target.cluster_id == source.cluster_id {
         return Err(MoveError::SameCluster(source.cluster_id));
     }
-    let target_revision = target.revision().await.map_err(CompareError::Target)?;
+    let found = target.revision().await.map_err(CompareError::Target)?;
+    // Its keys may be equal nevertheless, if the last changes were deletions.
+    if found < revision {
+        return Err(MoveError::TargetBehind { found, wanted: revision });
+    }
     steps.line(&format!("5 compare: every key at revision {revision}"));
-    // A target with other data may be at an earlier revision. Then its keys differ.
-    let target_revision = target_revision.min(revision);
-    let comparison = compare_clusters((&source, revision), (&target, target_revision)).await?;
+    let comparison = compare_clusters((&source, revision), (&target, revision)).await?;
     if let Some(key) = comparison.source.first_changed_key.clone() {
         return Err(MoveError::Outdated { key, file: args.file.clone() });
     }
     if comparison.equal {
-        compare_members(&args.clusters.target(), &target, target_revision, steps).await?;
+        compare_members(&args.clusters.target(), &target, revision, steps).await?;
     }
     if comparison.equal && args.freeze {
         target.lower_nospace().await.map_err(CompareError::Target)?;
