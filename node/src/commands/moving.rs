@@ -32,7 +32,7 @@ use super::{
     cluster::{ClusterAddress, ClusterReadError, ClusterReader, LaterChanges},
     compare::{ClusterPairArgs, CompareError, CompareReport, compare_clusters},
     comparison::shown_key,
-    connection::{check_url_and_files, full_url},
+    connection::{ClientTls, check_url_and_files, full_url},
     print, print_error, print_to_stderr,
     save::{SaveError, ensure_regular_file, save_to, snapshot_revision},
 };
@@ -143,6 +143,8 @@ struct MoveReport {
     read_only_seconds: f64,
     snapshot_revision: i64,
     comparison: CompareReport,
+    /// Client URLs of the target's members that could not be compared with the others.
+    members_not_compared: Vec<String>,
 }
 
 impl MoveReport {
@@ -154,7 +156,14 @@ impl MoveReport {
         } else {
             "not moved: the target lacks something, so don't send clients to it"
         };
-        format!("{comparison}\nread-only for {seconds:.1} s, since {since}\n{end}")
+        let mut text = format!("{comparison}\nread-only for {seconds:.1} s, since {since}\n{end}");
+        if !self.members_not_compared.is_empty() {
+            let urls = self.members_not_compared.join(", ");
+            text += &format!(
+                "\nnot compared: the data of {urls}; once these members run, run this command again"
+            );
+        }
+        text
     }
 }
 
@@ -249,15 +258,23 @@ async fn move_cluster(args: &MoveArgs, steps: &StepPrinter) -> Result<MoveReport
     if let Some(key) = comparison.source.first_changed_key.clone() {
         return Err(MoveError::Outdated { key, file: args.file.clone() });
     }
+    let mut members_not_compared = Vec::new();
     if comparison.equal {
-        compare_members(&args.clusters.target(), &target, revision, steps).await?;
+        let address = args.clusters.target();
+        members_not_compared = compare_members(&address, &target, revision, steps).await?;
     }
     if comparison.equal && args.freeze {
         target.lower_nospace().await.map_err(CompareError::Target)?;
         steps.line("           the target takes writes");
     }
     let read_only_seconds = Timestamp::now().duration_since(read_only_since).as_secs_f64();
-    Ok(MoveReport { read_only_since, read_only_seconds, snapshot_revision: revision, comparison })
+    Ok(MoveReport {
+        read_only_since,
+        read_only_seconds,
+        snapshot_revision: revision,
+        comparison,
+        members_not_compared,
+    })
 }
 
 /// Refuses a target that can't be meant, or whose TLS files can't be read. Later, the source's
@@ -388,32 +405,81 @@ async fn wait_for_target(args: &MoveArgs, steps: &StepPrinter) -> Result<Cluster
     }
 }
 
+/// Data of one of the target's members, as the member itself describes it.
+struct MemberData {
+    cluster_id: u64,
+    /// Newest revision that the member has applied.
+    revision: i64,
+    /// Hash up to the snapshot's revision, and the compacted revision; or why there is no hash.
+    hash: Result<(u32, i64), String>,
+}
+
+impl MemberData {
+    async fn read(url: &str, tls: &ClientTls, revision: i64) -> Result<Self, ClusterReadError> {
+        let (member, status) = ClusterReader::connect_to(url, tls).await?;
+        let hash = member.hash(revision).await.map_err(|error| error_chain(&error));
+        let newest = status.header.as_ref().map_or(0, |header| header.revision);
+        Ok(Self { cluster_id: member.cluster_id, revision: newest, hash })
+    }
+}
+
+#[derive(Debug, PartialEq, Eq)]
+enum MemberComparison {
+    Same,
+    Other,
+    /// The data can't be compared, for this reason.
+    Impossible(String),
+}
+
+/// Compares a member's data with that of the member through which all keys were compared.
+fn compare_member(
+    expected: &MemberData,
+    found: &MemberData,
+    snapshot_revision: i64,
+) -> MemberComparison {
+    // From its first start on, a member has all revisions of the snapshot that was restored.
+    if found.cluster_id != expected.cluster_id || found.revision < snapshot_revision {
+        return MemberComparison::Other;
+    }
+    match (&expected.hash, &found.hash) {
+        (Ok(expected), Ok(found)) if expected == found => MemberComparison::Same,
+        // Members remove compacted revisions at different times. Then their hashes differ.
+        (Ok((_, expected)), Ok((_, found))) if expected != found => MemberComparison::Impossible(
+            "compacted at another revision, so its hash can't be compared".to_owned(),
+        ),
+        (Ok(_), Ok(_)) => MemberComparison::Other,
+        // etcd 3.4 computes no hash at the compacted revision.
+        (Err(reason), _) | (_, Err(reason)) => MemberComparison::Impossible(reason.clone()),
+    }
+}
+
 /// Compares the target's members with each other. Every key was read through one of them, and a
-/// host may have got another snapshot file.
+/// host may have got another snapshot file. Returns the members that can't be compared.
 async fn compare_members(
     address: &ClusterAddress,
     target: &ClusterReader,
     revision: i64,
     steps: &StepPrinter,
-) -> Result<(), MoveError> {
-    let (expected, compacted) = target.hash(revision).await.map_err(CompareError::Target)?;
-    for url in &address.urls {
-        let hash = match ClusterReader::connect_to(url, &address.tls).await {
-            Ok((member, _)) => member.hash(revision).await,
-            Err(error) => Err(error),
+) -> Result<Vec<String>, MoveError> {
+    let hash = target.hash(revision).await.map_err(|error| error_chain(&error));
+    let expected = MemberData { cluster_id: target.cluster_id, revision, hash };
+    let mut not_compared = Vec::new();
+    for url in address.urls.iter().filter(|url| **url != target.url) {
+        let compared = match MemberData::read(url, &address.tls, revision).await {
+            Ok(found) => compare_member(&expected, &found, revision),
+            Err(error) => MemberComparison::Impossible(error_chain(&error)),
         };
-        let state = match hash {
-            Ok(hash) if hash == (expected, compacted) => "same data".to_owned(),
-            // Members remove compacted revisions at different times. Then their hashes differ.
-            Ok((_, other)) if other != compacted => {
-                "compacted at another revision, so its hash can't be compared".to_owned()
+        let state = match compared {
+            MemberComparison::Same => "same data".to_owned(),
+            MemberComparison::Other => return Err(MoveError::OtherData(url.clone())),
+            MemberComparison::Impossible(reason) => {
+                not_compared.push(url.clone());
+                format!("not compared: {reason}")
             }
-            Ok(_) => return Err(MoveError::OtherData(url.clone())),
-            Err(error) => format!("not compared: {}", error_chain(&error)),
         };
         steps.line(&format!("           {url}: {state}"));
     }
-    Ok(())
+    Ok(not_compared)
 }
 
 /// Reads the value of `--initial-cluster`. A member with several peer URLs is named several times.
@@ -527,6 +593,31 @@ mod tests {
         assert!(no_ca.is_err_and(|error| error.is_usage()));
         let unreadable = check(&["--target", "https://c:1", "--target-cacert", "/nonexistent"]);
         assert!(matches!(unreadable, Err(MoveError::Compare(CompareError::Target(_)))));
+    }
+
+    #[test]
+    fn a_member_of_the_target_must_have_the_revisions_and_the_hash_of_the_others() {
+        let data = |cluster_id, revision, hash: Result<(u32, i64), &str>| MemberData {
+            cluster_id,
+            revision,
+            hash: hash.map_err(str::to_owned),
+        };
+        let expected = data(1, 10, Ok((77, 4)));
+        let compare = |found: &MemberData| compare_member(&expected, found, 10);
+        let impossible = |found: &MemberData| match compare(found) {
+            MemberComparison::Impossible(reason) => reason,
+            other => panic!("{other:?}"),
+        };
+        assert_eq!(compare(&data(1, 12, Ok((77, 4)))), MemberComparison::Same);
+        assert_eq!(compare(&data(1, 12, Ok((78, 4)))), MemberComparison::Other);
+        assert_eq!(compare(&data(2, 12, Ok((77, 4)))), MemberComparison::Other);
+        let future = data(1, 9, Err("required revision is a future revision"));
+        assert_eq!(compare(&future), MemberComparison::Other, "restored from an older snapshot");
+        assert!(impossible(&data(1, 12, Ok((78, 5)))).contains("another revision"));
+        assert_eq!(impossible(&data(1, 12, Err("compacted"))), "compacted");
+        let without = data(1, 10, Err("no hash"));
+        let compared = compare_member(&without, &data(1, 12, Ok((77, 4))), 10);
+        assert_eq!(compared, MemberComparison::Impossible("no hash".to_owned()));
     }
 
     #[test]
