@@ -305,6 +305,33 @@ fn a_target_of_an_earlier_snapshot_is_refused_even_if_its_keys_are_equal() -> Re
 }
 
 #[test]
+fn a_file_of_other_data_is_refused_before_the_writes_are_stopped() -> Result<()> {
+    let (network, folder) = (Network::loopback(2), tempfile::tempdir()?);
+    let folder = folder.path();
+    let Some((mut old, new)) = small_clusters(&network, folder)? else { return Ok(()) };
+    old.run(&["snapshot", "save", path_text(&folder.join("outdated.db"))?])?;
+    old.run(&["put", "later", ""])?;
+    old.run(&["snapshot", "save", path_text(&folder.join("ahead.db"))?])?;
+    fs_err::write(folder.join("text.db"), "no snapshot")?;
+    let refuse = |old: &TestCluster, file: &str, text: &str| -> Result<()> {
+        let log = format!("{file}.log");
+        let mut moving = start_move([old, &new], folder, [file, &log], &["--freeze"])?;
+        result_of_move(&mut moving, 1)?;
+        let printed = moving.output();
+        ensure!(printed.contains(text), "{file}: {printed}");
+        ensure!(old.run(&["put", "later", "still taken"])? == "OK");
+        Ok(())
+    };
+    refuse(&old, "outdated.db", "for example key later")?;
+    refuse(&old, "text.db", "text.db exists and is no whole snapshot")?;
+    // The same cluster from its beginning is behind the file.
+    old.nodes[0].kill();
+    fs_err::remove_dir_all(folder.join("old1.etcd"))?;
+    old.start()?;
+    refuse(&old, "ahead.db", "is another cluster's")
+}
+
+#[test]
 fn an_interrupted_move_goes_on_with_its_snapshot_file() -> Result<()> {
     let (network, folder) = (Network::loopback(2), tempfile::tempdir()?);
     let folder = folder.path();

@@ -25,6 +25,7 @@ use clap::{Args, ValueEnum};
 use jiff::Timestamp;
 use node_engine::causes::error_chain;
 use node_proto::etcdserverpb::AlarmType;
+use node_state::etcd_file::EtcdFileError;
 use serde::Serialize;
 
 use super::{
@@ -106,6 +107,17 @@ enum MoveError {
         file.display()
     )]
     Behind { found: i64, wanted: i64, file: PathBuf },
+    #[error("{} exists and is no whole snapshot: delete it, or name another file", file.display())]
+    NotASnapshot {
+        file: PathBuf,
+        #[source]
+        source: EtcdFileError,
+    },
+    #[error(
+        "the snapshot ends at revision {found}, but the source is only at {newest}: {} is another cluster's, so name another file",
+        file.display()
+    )]
+    Ahead { found: i64, newest: i64, file: PathBuf },
     #[error(
         "the target is at revision {found}, but the snapshot ends at {wanted}: restore this snapshot on its hosts"
     )]
@@ -127,6 +139,8 @@ impl MoveError {
             | Self::Writers(_)
             | Self::Outdated { .. }
             | Self::Behind { .. }
+            | Self::NotASnapshot { .. }
+            | Self::Ahead { .. }
             | Self::TargetBehind { .. }
             | Self::OtherData(_)
             | Self::NoTarget(..) => false,
@@ -231,8 +245,9 @@ async fn move_cluster(args: &MoveArgs, steps: &StepPrinter) -> Result<MoveReport
     ensure_regular_file(&args.file)?;
     check_target(&args.clusters.source(), &args.clusters.target())?;
     let source = connect_to_source(&args.clusters.source(), steps).await?;
+    let found = find_snapshot(&args.file, &source).await?;
     let quiet_since = stop_writes(args, &source, steps).await?;
-    let (revision, saved_at) = take_snapshot(args, &source, steps).await?;
+    let (revision, saved_at) = take_snapshot(args, &source, found, steps).await?;
     let read_only_since = args.since.or(saved_at).unwrap_or(quiet_since);
     steps.line(&format!(
         "3 restore: copy {} to each host of the target, run its command there, and start its member",
@@ -345,31 +360,59 @@ async fn stop_writes(
     Ok(since)
 }
 
-/// Saves the source's snapshot, or takes the file of an earlier run. Returns the snapshot's
-/// revision, and the time of an earlier run's file.
+/// Returns the revision of the snapshot file that an earlier run has saved, if there is one. An
+/// outdated file is refused here, before the writes are stopped.
+async fn find_snapshot(file: &Path, source: &ClusterReader) -> Result<Option<i64>, MoveError> {
+    if !file.exists() {
+        return Ok(None);
+    }
+    let found = snapshot_revision(file).map_err(|error| match error {
+        SaveError::Damaged(source) => MoveError::NotASnapshot { file: file.to_owned(), source },
+        error => MoveError::Save(error),
+    })?;
+    let newest = source.revision().await.map_err(CompareError::Source)?;
+    if found > newest {
+        return Err(MoveError::Ahead { found, newest, file: file.to_owned() });
+    }
+    ensure_unchanged(source, found, file).await?;
+    Ok(Some(found))
+}
+
+/// Saves the source's snapshot, unless there is the file of an earlier run, with revision `found`.
+/// Returns the snapshot's revision, and the time of an earlier run's file.
 async fn take_snapshot(
     args: &MoveArgs,
     source: &ClusterReader,
+    found: Option<i64>,
     steps: &StepPrinter,
 ) -> Result<(i64, Option<Timestamp>), MoveError> {
     let file = &args.file;
-    let (revision, saved_at) = if file.exists() {
-        (snapshot_revision(file)?, modification_time(file))
+    let revision = if let Some(found) = found {
+        found
     } else {
         let wanted = source.revision().await.map_err(CompareError::Source)?;
-        let found = save_to(source.channel(), file).await?;
-        if found < wanted {
-            return Err(MoveError::Behind { found, wanted, file: file.clone() });
+        let saved = save_to(source.channel(), file).await?;
+        if saved < wanted {
+            return Err(MoveError::Behind { found: saved, wanted, file: file.clone() });
         }
-        (found, None)
+        saved
     };
-    let changes = source.changes_after(revision).await.map_err(CompareError::Source)?;
-    if let Some(key) = first_changed_key(&changes) {
-        return Err(MoveError::Outdated { key, file: file.clone() });
-    }
-    let origin = if saved_at.is_some() { "found" } else { "saved" };
+    ensure_unchanged(source, revision, file).await?;
+    let saved_at = found.and_then(|_| modification_time(file));
+    let origin = if found.is_some() { "found" } else { "saved" };
     steps.line(&format!("2 snapshot: {origin} at {}: revision {revision}", file.display()));
     Ok((revision, saved_at))
+}
+
+/// Makes sure that no client has changed the source after the snapshot's revision.
+async fn ensure_unchanged(
+    source: &ClusterReader,
+    revision: i64,
+    file: &Path,
+) -> Result<(), MoveError> {
+    let changes = source.changes_after(revision).await.map_err(CompareError::Source)?;
+    first_changed_key(&changes)
+        .map_or(Ok(()), |key| Err(MoveError::Outdated { key, file: file.to_owned() }))
 }
 
 fn first_changed_key(changes: &LaterChanges) -> Option<String> {
