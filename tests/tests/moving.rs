@@ -340,7 +340,7 @@ fn an_interrupted_move_goes_on_with_its_snapshot_file() -> Result<()> {
     run_restores(&mut moving, folder, Path::new("none"))?;
     moving.kill();
     let mut again = start_move([&old, &new], folder, ["moved.db", "second.log"], &["--freeze"])?;
-    again.wait_for_output(WAITS, LIMIT)?;
+    again.wait_for_output("not yet: no member can serve requests: ", LIMIT)?;
     new.start()?;
     let result = result_of_move(&mut again, 0)?;
     ensure!(again.output().contains("found at moved.db"), "{}", again.output());

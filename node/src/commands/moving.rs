@@ -40,6 +40,8 @@ use super::{
 
 /// Interval between two attempts to reach the target.
 const TARGET_INTERVAL: Duration = Duration::from_millis(500);
+/// Interval between two lines that say why the target is not reached yet.
+const REASON_INTERVAL: Duration = Duration::from_secs(30);
 
 /// Program that runs on the target's hosts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -428,6 +430,7 @@ async fn wait_for_target(args: &MoveArgs, steps: &StepPrinter) -> Result<Cluster
     let address = args.clusters.target();
     steps.line(&format!("4 target:  waiting for {}", address.urls.join(", ")));
     let (started, limit) = (Instant::now(), Duration::from_secs(args.wait_seconds));
+    let mut reason_at = started;
     loop {
         let error = match ClusterReader::connect(&address).await {
             Ok(target) => match target.revision().await {
@@ -443,6 +446,10 @@ async fn wait_for_target(args: &MoveArgs, steps: &StepPrinter) -> Result<Cluster
         };
         if started.elapsed() >= limit {
             return Err(MoveError::NoTarget(args.wait_seconds, error));
+        }
+        if Instant::now() >= reason_at {
+            steps.line(&format!("           not yet: {}", error_chain(&error)));
+            reason_at = Instant::now() + REASON_INTERVAL;
         }
         tokio::time::sleep(TARGET_INTERVAL).await;
     }
