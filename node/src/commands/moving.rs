@@ -262,6 +262,10 @@ async fn move_cluster(args: &MoveArgs, steps: &StepPrinter) -> Result<MoveReport
         "           (if this command is interrupted, run it again with --since {read_only_since})"
     ));
     let target = wait_for_target(args, steps).await?;
+    // Meanwhile, the source's member may have been stopped, or a firewall may have forgotten the
+    // idle connection.
+    let source = ClusterReader::connect(&args.clusters.source()).await;
+    let source = source.map_err(CompareError::Source)?;
     if target.cluster_id == source.cluster_id {
         return Err(MoveError::SameCluster(source.cluster_id));
     }
