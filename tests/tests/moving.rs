@@ -339,12 +339,14 @@ fn an_interrupted_move_goes_on_with_its_snapshot_file() -> Result<()> {
     let mut moving = start_move([&old, &new], folder, ["moved.db", "first.log"], &["--freeze"])?;
     run_restores(&mut moving, folder, Path::new("none"))?;
     moving.kill();
-    let mut again = start_move([&old, &new], folder, ["moved.db", "second.log"], &["--freeze"])?;
+    // The target must take writes after the move, although this run has not raised the alarm.
+    let mut again = start_move([&old, &new], folder, ["moved.db", "second.log"], &[])?;
     again.wait_for_output("not yet: no member can serve requests: ", LIMIT)?;
     new.start()?;
     let result = result_of_move(&mut again, 0)?;
     ensure!(again.output().contains("found at moved.db"), "{}", again.output());
     ensure!(result["comparison"]["target"]["keys"] == 2, "{result}");
     ensure!(new.run(&["get", "b", "--print-value-only"])? == "2");
+    ensure!(new.run(&["put", "after-the-move", "taken"])? == "OK");
     Ok(())
 }

@@ -283,8 +283,8 @@ async fn move_cluster(args: &MoveArgs, steps: &StepPrinter) -> Result<MoveReport
     if comparison.equal {
         let address = args.clusters.target();
         members_not_compared = compare_members(&address, &target, revision, steps).await?;
-    }
-    if comparison.equal && args.freeze {
+        // Without --freeze the snapshot may have the alarm too: from an earlier run with the flag,
+        // or because the source was full. A target that is full raises the alarm again.
         target.lower_nospace().await.map_err(CompareError::Target)?;
         steps.line("           the target takes writes");
     }
