@@ -9,9 +9,9 @@ use futures_util::{StreamExt as _, stream};
 use node_engine::causes::error_chain;
 use node_proto::etcdserverpb::{
     AlarmMember, AlarmRequest, AlarmType, HashKvRequest, LeaseLeasesRequest, RangeRequest,
-    StatusRequest, StatusResponse, WatchCreateRequest, WatchRequest, alarm_request::AlarmAction,
-    kv_client::KvClient, lease_client::LeaseClient, maintenance_client::MaintenanceClient,
-    watch_client::WatchClient, watch_request::RequestUnion,
+    StatusRequest, StatusResponse, WatchCreateRequest, WatchRequest, WatchResponse,
+    alarm_request::AlarmAction, kv_client::KvClient, lease_client::LeaseClient,
+    maintenance_client::MaintenanceClient, watch_client::WatchClient, watch_request::RequestUnion,
 };
 use node_proto::mvccpb::{Event, KeyValue, event::EventType};
 use prost::Message as _;
@@ -222,9 +222,10 @@ impl ClusterReader {
             let next = tokio::time::timeout(ANSWER_TIMEOUT, answers.message()).await;
             let next = next.map_err(|_| self.late(CHANGES))?;
             let answer = next.map_err(|status| self.refused(CHANGES, &status))?;
-            let answer = answer.ok_or_else(|| self.late(CHANGES))?;
+            let ended = || self.refused(CHANGES, &Status::unavailable("the watch has ended"));
+            let answer = answer.ok_or_else(ended)?;
             if answer.canceled {
-                return Err(self.refused(CHANGES, &Status::out_of_range(answer.cancel_reason)));
+                return Err(self.refused(CHANGES, &cancel_status(&answer)));
             }
             for event in &answer.events {
                 reached = event.kv.as_ref().map_or(reached, |kv| kv.mod_revision);
@@ -259,6 +260,16 @@ impl ClusterReader {
 
     fn late(&self, what: &'static str) -> ClusterReadError {
         ClusterReadError::Late { url: self.url.clone(), what }
+    }
+}
+
+/// Returns why a member has ended a watch. It gives no reason if a compaction is the reason.
+fn cancel_status(answer: &WatchResponse) -> Status {
+    match answer.compact_revision {
+        0 => Status::unknown(answer.cancel_reason.clone()),
+        revision => Status::out_of_range(format!(
+            "a compaction has removed changes before revision {revision}"
+        )),
     }
 }
 
@@ -395,6 +406,17 @@ mod tests {
         changes.count(&event(EventType::Put, "put", 5));
         assert_eq!((changes.expired_keys, changes.by_clients), (1, 3));
         assert_eq!(changes.first_key.as_deref(), Some(&b"deleted"[..]));
+    }
+
+    #[test]
+    fn a_watch_that_a_compaction_has_ended_says_so() {
+        let ended = WatchResponse { canceled: true, compact_revision: 4, ..Default::default() };
+        let status = cancel_status(&ended);
+        assert_eq!(status.code(), Code::OutOfRange);
+        assert_eq!(status.message(), "a compaction has removed changes before revision 4");
+        let cancel_reason = "etcdserver: permission denied".to_owned();
+        let denied = WatchResponse { canceled: true, cancel_reason, ..Default::default() };
+        assert_eq!(cancel_status(&denied).message(), "etcdserver: permission denied");
     }
 
     #[test]
