@@ -278,7 +278,7 @@ fn cancel_status(answer: &WatchResponse) -> Status {
 pub(super) struct LaterChanges {
     /// Ids of the leases that exist now. There are as many as the cluster has leases.
     pub leases: BTreeSet<i64>,
-    /// Ids of the leases that have ended, with the deletion of at least one key.
+    /// Ids of the leases that exist no more, but had a key at first.
     pub ended_leases: BTreeSet<i64>,
     /// Number of deletions of keys whose leases have ended.
     pub expired_keys: u64,
@@ -296,10 +296,13 @@ impl LaterChanges {
 
     fn count(&mut self, event: &Event) {
         let lease = event.prev_kv.as_ref().map_or(0, |before| before.lease);
-        if event.r#type() == EventType::Delete && lease != 0 && !self.leases.contains(&lease) {
-            self.expired_keys += 1;
+        if lease != 0 && !self.leases.contains(&lease) {
+            // A put may have taken the key from the lease before that ended.
             self.ended_leases.insert(lease);
-            return;
+            if event.r#type() == EventType::Delete {
+                self.expired_keys += 1;
+                return;
+            }
         }
         self.by_clients += 1;
         if self.first_key.is_none() {
@@ -406,6 +409,14 @@ mod tests {
         changes.count(&event(EventType::Put, "put", 5));
         assert_eq!((changes.expired_keys, changes.by_clients), (1, 3));
         assert_eq!(changes.first_key.as_deref(), Some(&b"deleted"[..]));
+    }
+
+    #[test]
+    fn a_lease_has_ended_even_if_a_put_had_taken_its_key_before() {
+        let mut changes = LaterChanges { leases: [7].into(), ..LaterChanges::default() };
+        changes.count(&event(EventType::Put, "k", 5));
+        assert!(changes.had_lease(5));
+        assert_eq!((changes.expired_keys, changes.by_clients), (0, 1));
     }
 
     #[test]
