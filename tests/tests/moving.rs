@@ -88,9 +88,12 @@ impl TestCluster {
         self.run(&["put", "k03", "again"])?;
         self.run(&["del", "k04"])?;
         for (key, ttl) in [("long", "600"), ("short", "3")] {
-            let granted = self.run(&["lease", "grant", ttl])?;
-            let id = granted.split(' ').nth(1).context("lease ID granted with TTL(…)")?;
-            self.run(&["put", key, "leased", &format!("--lease={id}")])?;
+            // On a busy machine, the short lease may end before the key is put.
+            wait_for("a key with a lease", LIMIT, || {
+                let granted = self.run(&["lease", "grant", ttl]).ok()?;
+                let id = granted.split(' ').nth(1)?;
+                self.run(&["put", key, "leased", &format!("--lease={id}")]).ok()
+            })?;
         }
         Ok(())
     }
