@@ -32,6 +32,8 @@ const FIRST_PROGRESS_DELAY: Duration = Duration::from_secs(2);
 const PROGRESS_INTERVAL: Duration = Duration::from_secs(1);
 /// Maximum size of a chunk in bytes; etcd's chunks have 32 KiB.
 const MAX_CHUNK_BYTES: usize = 16 << 20;
+/// Maximum number of incomplete files that commands with one process ID leave behind.
+const MAX_LEFT_FILES: u32 = 100;
 
 /// Flags and environment variables of `snapshot save`. They are those of etcdctl.
 #[derive(Debug, Args)]
@@ -140,11 +142,7 @@ pub(super) fn ensure_regular_file(target: &Path) -> Result<(), SaveError> {
 /// Saves a snapshot of the member behind `channel` as the file `target`. Returns the snapshot's
 /// newest revision.
 pub(super) async fn save_to(channel: Channel, target: &Path) -> Result<i64, SaveError> {
-    let name = target.file_name().unwrap_or_default().to_string_lossy().into_owned();
-    let aside = target.with_file_name(format!(".{name}.part-{}", std::process::id()));
-    let mut options = OpenOptions::new();
-    options.write(true).create_new(true).mode(0o600);
-    let mut file = options.open(&aside).map_err(failed("make", &aside))?;
+    let (mut file, aside) = make_aside(target)?;
     let received = async {
         receive(channel, &mut file, &aside).await?;
         file.sync_all().map_err(failed("sync", &aside))?;
@@ -161,6 +159,27 @@ pub(super) async fn save_to(channel: Channel, target: &Path) -> Result<i64, Save
         let _ = std::fs::remove_file(&aside);
     }
     received
+}
+
+/// Makes a new file beside `target`, for a snapshot that isn't whole yet. Returns its path too.
+fn make_aside(target: &Path) -> Result<(File, PathBuf), SaveError> {
+    let name = target.file_name().unwrap_or_default().to_string_lossy().into_owned();
+    let mut options = OpenOptions::new();
+    options.write(true).create_new(true).mode(0o600);
+    let mut attempt = 1;
+    loop {
+        let aside = format!(".{name}.part-{}-{attempt}", std::process::id());
+        let aside = target.with_file_name(aside);
+        match options.open(&aside) {
+            // A killed command leaves its file. In a container, the next one has its process ID.
+            Err(error)
+                if error.kind() == io::ErrorKind::AlreadyExists && attempt < MAX_LEFT_FILES =>
+            {
+                attempt += 1;
+            }
+            made => return made.map_err(failed("make", &aside)).map(|file| (file, aside)),
+        }
+    }
 }
 
 /// Checks the hash of a snapshot file, and returns its newest revision.
@@ -194,5 +213,22 @@ async fn receive(channel: Channel, file: &mut File, path: &Path) -> Result<(), S
                 mib(chunk.remaining_bytes)
             ));
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_incomplete_file_of_a_killed_command_with_the_same_process_id_is_no_obstacle() {
+        let folder = tempfile::tempdir().unwrap();
+        let target = folder.path().join("moved.db");
+        let (_, first) = make_aside(&target).unwrap();
+        let (_, second) = make_aside(&target).unwrap();
+        assert!(first != second && first.exists() && second.exists());
+        assert!(!target.exists());
+        let nowhere = make_aside(&folder.path().join("nowhere/moved.db"));
+        assert!(matches!(nowhere, Err(SaveError::File { action: "make", .. })), "{nowhere:?}");
     }
 }
