@@ -563,7 +563,8 @@ fn restore_command(args: &MoveArgs, host: &TargetHost) -> String {
     if let Some(dir) = &args.data_dir {
         words.extend(["--data-dir".to_owned(), shell_word(&dir.display().to_string())]);
     }
-    words.extend(["--initial-cluster".to_owned(), shell_word(&args.initial_cluster)]);
+    let entries: Vec<&str> = args.initial_cluster.split(',').map(str::trim).collect();
+    words.extend(["--initial-cluster".to_owned(), shell_word(&entries.join(","))]);
     words.extend(["--initial-advertise-peer-urls".to_owned(), shell_word(&host.peer_urls)]);
     format!("  {}", words.join(" "))
 }
@@ -598,7 +599,7 @@ mod tests {
         "--target",
         "c:1",
         "--initial-cluster",
-        "one=http://c:2,two=http://d:2,one=http://e:2",
+        "one=http://c:2, two=http://d:2,one=http://e:2",
     ];
 
     fn parse(more: &[&str]) -> Result<MoveArgs, clap::Error> {
