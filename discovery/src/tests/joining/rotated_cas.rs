@@ -398,7 +398,8 @@ impl OwnersTool {
         tool
     }
 
-    /// Runs `cluster rotate-ca`, which waits for members for a moment only.
+    /// Runs `cluster rotate-ca` without questions, which waits for members for a moment only. `more`
+    /// has to name the step, or `--cancel`.
     async fn rotate(&self, more: &[&str]) -> Result<(), String> {
         let words = ["cluster", "rotate-ca", "demo", "--yes", "--timeout", "1ms"];
         let session = ["--home", self.home.as_str(), "--key", self.key.as_str()];
@@ -407,7 +408,7 @@ impl OwnersTool {
         tokio::task::spawn_blocking(move || crate::cli::run_quietly(words)).await.unwrap()
     }
 
-    /// Expects that the next step waits for the member, for the given reason.
+    /// Expects that the step that `more` names waits for the member, for the given reason.
     async fn expect_wait(&self, more: &[&str], why: &str) {
         let refused = self.rotate(more).await.unwrap_err();
         assert!(refused.contains(why), "{refused}");
@@ -418,20 +419,20 @@ impl OwnersTool {
 async fn the_tool_takes_a_step_once_all_members_have_followed_the_last_one() {
     let cluster = CommittedCluster::of(1).await;
     let (tool, agent) = (OwnersTool::of(&cluster).await, &cluster.agents[0]);
-    tool.rotate(&[]).await.unwrap();
-    tool.expect_wait(&[], "not all members are ready").await;
+    tool.rotate(&["--step", "1"]).await.unwrap();
+    tool.expect_wait(&["--step", "2"], "not all members are ready").await;
     cluster.report_cas(agent, 0, Some(0)).await;
-    tool.expect_wait(&[], "doesn't trust the new CAs").await;
+    tool.expect_wait(&["--step", "2"], "doesn't trust the new CAs").await;
     let begun = cluster.newest().await;
     assert_eq!(begun.seq, 1);
     cluster.report_cas(agent, 1, Some(0)).await;
-    tool.rotate(&[]).await.unwrap();
+    tool.rotate(&["--step", "2"]).await.unwrap();
     let switched = cluster.newest().await;
     assert_eq!(Some(switched.issuing_cas()), begun.also_trusted);
 
-    tool.expect_wait(&[], "has no certificates").await;
+    tool.expect_wait(&["--step", "3"], "has no certificates").await;
     cluster.report_cas(agent, 1, Some(2)).await;
-    tool.rotate(&[]).await.unwrap();
+    tool.rotate(&["--step", "3"]).await.unwrap();
     let ended = cluster.newest().await;
     assert_eq!((ended.seq, &ended.also_trusted), (3, &None));
     assert_eq!(ended.issuing_cas(), switched.issuing_cas());
@@ -442,15 +443,15 @@ async fn the_tool_takes_a_step_once_all_members_have_followed_the_last_one() {
 async fn the_tool_waits_for_certificates_of_the_old_cas_only_if_the_new_ones_have_issued() {
     let cluster = CommittedCluster::of(1).await;
     let (tool, agent) = (OwnersTool::of(&cluster).await, &cluster.agents[0]);
-    tool.rotate(&[]).await.unwrap();
+    tool.rotate(&["--step", "1"]).await.unwrap();
     cluster.report_cas(agent, 1, None).await;
     tool.rotate(&["--cancel"]).await.unwrap();
     let dropped = cluster.newest().await;
     assert_eq!((dropped.seq, dropped.also_trusted), (2, None));
 
-    tool.rotate(&[]).await.unwrap();
+    tool.rotate(&["--step", "1"]).await.unwrap();
     cluster.report_cas(agent, 3, None).await;
-    tool.rotate(&[]).await.unwrap();
+    tool.rotate(&["--step", "2"]).await.unwrap();
     tool.rotate(&["--cancel"]).await.unwrap();
     let back = cluster.newest().await;
     assert_eq!((back.seq, back.issuing_cas()), (5, cluster.statement.issuing_cas()));
