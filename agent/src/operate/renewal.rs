@@ -175,9 +175,10 @@ async fn wait_and_renew<T>(
     }
 }
 
-/// Returns the certificates for a start: the journal's, or those in the `tls` directory. Those in
-/// the directory are used if they are this member's, and if they expire later or the journal's ones
-/// are not from trusted CAs any more. A person may have put them there.
+/// Returns the certificates for a start: the journal's, or those in the `tls` directory, where a
+/// person may have put them. Those in the directory are used if they are this member's and better:
+/// certificates of the CAs that issue are better than others, and then those that expire later. The
+/// journal's certificates may also be from CAs that are not trusted any more.
 pub(crate) fn newest_certificates(
     layout: &Layout,
     journalled: &Leaves,
@@ -191,8 +192,9 @@ pub(crate) fn newest_certificates(
     let found = read("peer.crt").zip(read("client.crt"));
     let found = found.map(|(peer, client)| Leaves { peer, client });
     let ends = |leaves: &Leaves| leaves.validity().map(|life| life.ends);
+    let rank = |leaves: &Leaves| (leaves.are_by_issuing_cas(statement), ends(leaves));
     let is_better = |found: &Leaves| {
-        ends(found) > ends(journalled) || journalled.verify(node_key, statement).is_err()
+        rank(found) > rank(journalled) || journalled.verify(node_key, statement).is_err()
     };
     match found {
         Some(found) if found != *journalled => match found.verify(node_key, statement) {
@@ -349,6 +351,31 @@ mod tests {
         let longer = world.leaves_until(0, 2090);
         put(&longer);
         assert_eq!(taken(), longer);
+    }
+
+    #[test]
+    fn of_trusted_certificates_those_of_the_issuing_cas_are_used_even_if_they_end_earlier() {
+        let dir = tempfile::tempdir().unwrap();
+        let layout = Layout::new(dir.path()).unwrap();
+        layout.create().unwrap();
+        let world = ClusterFixture::new(1);
+        let csr = &world.records[0].csr;
+        let key = csr.verify().unwrap().node_key;
+        let (peer, client) = (TestCa::new("peers"), TestCa::new("clients"));
+        let by_new =
+            Leaves { peer: peer.issue_until(csr, 2080), client: client.issue_until(csr, 2080) };
+        let by_old = world.leaves_until(0, 2090);
+        let statement = Statement {
+            peer_ca: peer.pem,
+            client_ca: client.pem,
+            also_trusted: Some(world.statement.issuing_cas()),
+            ..world.statement.clone()
+        };
+        for (found, journalled) in [(&by_old, &by_new), (&by_new, &by_old)] {
+            std::fs::write(layout.tls().join("peer.crt"), &found.peer).unwrap();
+            std::fs::write(layout.tls().join("client.crt"), &found.client).unwrap();
+            assert_eq!(newest_certificates(&layout, journalled, &key, &statement), by_new);
+        }
     }
 
     #[test]
