@@ -202,7 +202,15 @@ pub(crate) fn newest_certificates(
                 tracing::info!("the certificates in {} are taken", layout.tls().display());
                 found
             }
-            _ => journalled.clone(),
+            Ok(()) => journalled.clone(),
+            Err(error) => {
+                tracing::warn!(
+                    "the certificates in {} are replaced by the agent's earlier ones: {}",
+                    layout.tls().display(),
+                    error_chain(&error)
+                );
+                journalled.clone()
+            }
         },
         _ => journalled.clone(),
     }
