@@ -3,7 +3,8 @@
 //!
 //! A member that was away while its cluster's CAs were replaced can't connect to its peers. If its
 //! agent doesn't get the newest statements from discovery either, a person brings them together
-//! with new certificates. Owners have signed each statement, so it doesn't matter who brings them.
+//! with new certificates. Owners have signed each statement, so nobody else can make them. An owner
+//! whose removal this agent has missed still can, as through discovery or the cluster's store.
 
 use std::path::Path;
 
