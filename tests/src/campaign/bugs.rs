@@ -178,8 +178,11 @@ fn rule_verdicts(rules: &RuleTests, ended: Option<&EndedChild>) -> Vec<PutBackBu
             bugs.push(bug(name, verdict));
         }
     }
-    let is_complete =
-        ended.is_some_and(|ended| matches!(ended.end, ChildEnd::Succeeded | ChildEnd::Failed));
+    // A test binary that crashes prints no result of all tests.
+    let is_complete = ended.is_some_and(|ended| {
+        matches!(ended.end, ChildEnd::Succeeded | ChildEnd::Failed)
+            && ended.stdout.lines().any(|line| line.starts_with("test result: "))
+    });
     if !is_complete || bugs.is_empty() {
         bugs.push(bug("the others", BugVerdict::NoResult(reason_without_result(ended))));
     }
@@ -237,5 +240,20 @@ mod tests {
         let wanted =
             [("a vote is found", &found), ("b", &BugVerdict::Missed), ("the others", &unknown)];
         assert_eq!(got, wanted);
+    }
+
+    #[test]
+    fn bugs_whose_tests_did_not_run_before_a_crash_have_no_result() {
+        let [_, rules] = &RULE_TESTS;
+        let passed = "test bugs_put_back::a ... ok\n";
+        let verdicts = |stdout: &str| {
+            let bugs = rule_verdicts(rules, Some(&ended(ChildEnd::Failed, stdout)));
+            bugs.into_iter().map(|bug| bug.verdict).collect::<Vec<_>>()
+        };
+        let found = BugVerdict::Found("simulation of the node".into());
+        let unknown = BugVerdict::NoResult("the run ended without it".into());
+        assert_eq!(verdicts(passed), [found.clone(), unknown]);
+        let all = format!("{passed}\ntest result: FAILED. 1 passed; 0 failed\n");
+        assert_eq!(verdicts(&all), [found]);
     }
 }
