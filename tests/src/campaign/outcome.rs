@@ -14,6 +14,9 @@ const MAX_FINDING_CHARS: usize = 600;
 /// Maximum number of lines of a finding's description.
 const MAX_FINDING_LINES: usize = 8;
 
+/// Text before the reason why a test was skipped.
+const SKIPPED: &str = "SKIPPED: ";
+
 /// Counters of the simulation's report that say how much it did, with their descriptions.
 const SIMULATION_WORK: [(&str, &str); 4] =
     [("histories", "histories"), ("steps", "steps"), ("writes", "writes"), ("reads", "reads")];
@@ -48,6 +51,12 @@ impl RunFigures {
             *self.faults.entry(fault).or_default() += count;
         }
         self.skipped.extend(other.skipped);
+    }
+
+    /// Whether no work was counted.
+    #[must_use]
+    pub fn is_idle(&self) -> bool {
+        self.work.values().all(|count| *count == 0)
     }
 
     fn count_work(&mut self, unit: &str, count: u64) {
@@ -113,7 +122,10 @@ pub fn read_figures(search: SearchKind, ended: &EndedChild) -> RunFigures {
         }
         SearchKind::Partitions | SearchKind::Durability => {
             let passed = ended.stdout.lines().filter(|line| line.ends_with(" ... ok")).count();
-            figures.count_work("tests", passed as u64);
+            // A skipped test passes, too.
+            let both = ended.stdout.lines().chain(ended.stderr.lines());
+            let skipped = both.filter(|line| line.contains(SKIPPED)).count();
+            figures.count_work("tests", passed.saturating_sub(skipped) as u64);
         }
         SearchKind::Requests => {
             for line in ended.stdout.lines() {
@@ -133,7 +145,7 @@ pub fn read_figures(search: SearchKind, ended: &EndedChild) -> RunFigures {
         }
     }
     for line in ended.stdout.lines().chain(ended.stderr.lines()) {
-        if let Some((_, why)) = line.split_once("SKIPPED: ") {
+        if let Some((_, why)) = line.split_once(SKIPPED) {
             figures.skipped.insert(why.trim().to_owned());
         }
     }
@@ -153,15 +165,19 @@ fn after(line: &str, text: &str) -> Option<u64> {
 }
 
 /// Returns what a run has found, if it has found anything. A run that hangs counts as a finding,
-/// too.
+/// too. So does one that did no work and gave no reason: it may run no test at all.
 #[must_use]
 pub fn read_finding(
     search: SearchKind,
     run: &SearchRun,
     name: &str,
     ended: &EndedChild,
+    figures: &RunFigures,
 ) -> Option<CampaignFinding> {
     let (what, replay) = match ended.end {
+        ChildEnd::Succeeded if figures.is_idle() && figures.skipped.is_empty() => {
+            ("it ended without any work".to_owned(), None)
+        }
         ChildEnd::Succeeded | ChildEnd::Interrupted => return None,
         ChildEnd::TimeLimit => (format!("not done after {} s", run.limit.as_secs()), None),
         ChildEnd::Failed => describe_failure(search, ended),

@@ -188,7 +188,7 @@ impl RunningCampaign<'_> {
         self.last_seed = self.last_seed.max(run.last_seed.unwrap_or_default());
         let ended = self.runner.run(name, &run.command, run.limit)?;
         let figures = read_figures(search, &ended);
-        let finding = read_finding(search, run, name, &ended);
+        let finding = read_finding(search, run, name, &ended, &figures);
         let took = ended.took.as_secs();
         (self.runner.say)(&format!("{name}: {took} s, {}", counts(&figures.work)));
         if let Some(state) = self.states.get_mut(&search) {

@@ -30,7 +30,8 @@ fn finding(search: SearchKind, end: ChildEnd, stdout: &str, stderr: &str) -> Cam
         limit: Duration::from_secs(90),
         replay: "again".to_owned(),
     };
-    read_finding(search, &run, "0001-run", &ended(end, stdout, stderr)).unwrap()
+    let ended = ended(end, stdout, stderr);
+    read_finding(search, &run, "0001-run", &ended, &read_figures(search, &ended)).unwrap()
 }
 
 #[test]
@@ -118,5 +119,19 @@ fn a_run_that_hangs_is_a_finding_but_an_interrupted_one_is_not() {
         replay: String::new(),
     };
     let interrupted = ended(ChildEnd::Interrupted, "", "");
-    assert_eq!(read_finding(SearchKind::Partitions, &run, "x", &interrupted), None);
+    let nothing = RunFigures::default();
+    assert_eq!(read_finding(SearchKind::Partitions, &run, "x", &interrupted, &nothing), None);
+}
+
+#[test]
+fn a_successful_run_without_work_or_a_reason_is_a_finding() {
+    let found = finding(SearchKind::Durability, ChildEnd::Succeeded, "running 0 tests\n", "");
+    assert_eq!(found.what, "it ended without any work");
+}
+
+#[test]
+fn a_skipped_test_is_no_work() {
+    let stdout = "test a ... ok\ntest b ... ok\n";
+    let tests = [("tests".to_owned(), 1)];
+    assert_eq!(work(SearchKind::Durability, stdout, "SKIPPED: no strace\n"), tests);
 }
