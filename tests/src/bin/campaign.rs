@@ -32,8 +32,9 @@ const PROGRAMS: [&str; 4] = ["sim", "explore", "fuzz-etcd", "mutants"];
 #[command(
     version,
     after_help = "Exit code 0: nothing was found, and each bug put back was found. 1: something \
-                  was found, or a bug put back was not. 2: wrong usage, or the campaign could not \
-                  begin."
+                  was found, a bug put back was not, a search did no work though this machine can \
+                  run it, or the campaign was interrupted. 2: wrong usage, or the campaign could \
+                  not begin."
 )]
 struct CampaignArguments {
     /// Time of the campaign, without builds: 4h, 90m, 45s, 1h30m. A third of it is for bugs put

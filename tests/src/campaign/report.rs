@@ -46,17 +46,23 @@ pub struct CampaignReport {
 }
 
 impl CampaignReport {
-    /// Whether nothing was found, and each bug put back was found.
+    /// Whether the campaign went on to its end, all searches that this machine can run did work
+    /// and found nothing, and each bug put back was found.
     #[must_use]
     pub fn is_clean(&self) -> bool {
-        self.findings.is_empty() && self.found_bugs() == self.bugs.len()
+        let worked = |entry: &SearchEntry| !entry.figures.is_idle();
+        !self.interrupted
+            && self.searches.iter().any(worked)
+            && self.ran().all(worked)
+            && self.findings.is_empty()
+            && self.found_bugs() == self.bugs.len()
     }
 
     fn found_bugs(&self) -> usize {
         self.bugs.iter().filter(|bug| matches!(bug.verdict, BugVerdict::Found(_))).count()
     }
 
-    /// Returns the result in one or two sentences.
+    /// Returns the result in a few sentences.
     #[must_use]
     pub fn summary(&self) -> String {
         let found = match self.findings.len() {
@@ -68,17 +74,23 @@ impl CampaignReport {
             0 => "No bug was put back.".to_owned(),
             all => format!("Tests found {} of {all} bugs put back.", self.found_bugs()),
         };
-        format!("{found} {bugs}")
+        let idle = self.searches.iter().filter(|entry| entry.figures.is_idle());
+        let idle: Vec<&str> = idle.map(|entry| entry.search.title()).collect();
+        let idle = match idle.len() {
+            0 => String::new(),
+            _ => format!(" Searches that did no work: {}.", idle.join(", ")),
+        };
+        let interrupted = if self.interrupted { " The campaign was interrupted." } else { "" };
+        format!("{found}{idle} {bugs}{interrupted}")
     }
 
     /// Returns the report as Markdown.
     #[must_use]
     pub fn markdown(&self) -> String {
         let mut text = String::from("# Fault campaign\n\n");
-        let interrupted = if self.interrupted { " The campaign was interrupted." } else { "" };
         let tested = &self.tested;
         // Writing to a string can't fail.
-        let _ = writeln!(text, "{}{interrupted}\n", self.summary());
+        let _ = writeln!(text, "{}\n", self.summary());
         let _ = writeln!(text, "| | |\n|---|---|\n| date | {} |", self.date);
         let _ = writeln!(text, "| commit | {} |", tested.commit);
         let gib = tested.memory_mib as f64 / 1024.0;
@@ -115,7 +127,7 @@ impl CampaignReport {
         }
     }
 
-    /// Returns the searches that ran.
+    /// Returns the searches that this machine can run.
     fn ran(&self) -> impl Iterator<Item = &SearchEntry> {
         self.searches.iter().filter(|entry| entry.missing.is_none())
     }

@@ -73,6 +73,8 @@ pub fn run(
     options: &CampaignOptions,
 ) -> CampaignReport {
     let date = jiff::Timestamp::now().strftime("%Y-%m-%d %H:%M UTC").to_string();
+    // Somebody may commit something during the campaign. Its programs are built already.
+    let tested = TestedCommit::read(&programs.root);
     let began = Instant::now();
     let states: BTreeMap<SearchKind, SearchState> = options
         .searches
@@ -98,7 +100,7 @@ pub fn run(
     let bugs = plan.bugs.map(|_| bugs_until(runner, programs, deadline)).unwrap_or_default();
     CampaignReport {
         date,
-        tested: TestedCommit::read(&programs.root),
+        tested,
         seconds: began.elapsed().as_secs(),
         interrupted: runner.interrupted.load(Ordering::Relaxed),
         seeds: (campaign.seed, campaign.last_seed),

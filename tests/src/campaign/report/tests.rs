@@ -80,14 +80,33 @@ fn the_report_says_what_ran_what_was_found_and_what_is_not_covered() {
 fn only_a_campaign_without_findings_that_found_each_bug_is_clean() {
     let mut report = report();
     assert!(!report.is_clean());
-    assert_eq!(report.summary(), "The searches found 1 fault. Tests found 1 of 3 bugs put back.");
+    let found = "The searches found 1 fault. Searches that did no work: Decoders. Tests found 1 of \
+        3 bugs put back.";
+    assert_eq!(report.summary(), found);
     report.findings.clear();
     assert!(!report.is_clean());
     report.bugs.truncate(1);
     assert!(report.is_clean());
     report.bugs.clear();
     assert!(report.is_clean());
-    assert_eq!(report.summary(), "The searches found nothing. No bug was put back.");
+    let nothing =
+        "The searches found nothing. Searches that did no work: Decoders. No bug was put back.";
+    assert_eq!(report.summary(), nothing);
+}
+
+#[test]
+fn a_campaign_that_was_interrupted_or_in_which_a_search_did_no_work_is_not_clean() {
+    let clean = || CampaignReport { findings: Vec::new(), bugs: Vec::new(), ..report() };
+    assert!(clean().is_clean(), "a search that can't run here is only named");
+    assert!(!CampaignReport { interrupted: true, ..clean() }.is_clean());
+    let mut idle = clean();
+    idle.searches[1].figures.work.clear();
+    assert!(!idle.is_clean());
+    let idle = idle.summary();
+    assert!(idle.contains("Searches that did no work: Histories, Decoders."), "{idle}");
+    let mut none = clean();
+    none.searches.retain(|entry| entry.missing.is_some());
+    assert!(!none.is_clean());
 }
 
 #[test]
