@@ -16,6 +16,7 @@ use anyhow::{Context as _, Result, ensure};
 use clap::Parser;
 use muster_tests::campaign::child::ChildRunner;
 use muster_tests::campaign::plan::{SearchKind, parse_time};
+use muster_tests::campaign::process_tree::has_children;
 use muster_tests::campaign::programs::CampaignPrograms;
 use muster_tests::campaign::report::CampaignReport;
 use muster_tests::campaign::run::{CampaignOptions, run};
@@ -73,6 +74,8 @@ fn main() -> ExitCode {
 }
 
 fn run_campaign(arguments: &CampaignArguments) -> Result<CampaignReport> {
+    // A campaign ends all its children, so none may belong to somebody else.
+    ensure!(!has_children(), "run it without `exec`: the shell's other jobs are its children now");
     let root = std::env::current_dir()?;
     ensure!(root.join("tests/mutants").is_dir(), "run it in the workspace's root");
     let own = std::env::current_exe()?;

@@ -11,7 +11,7 @@ pub mod child;
 pub mod machine;
 pub mod outcome;
 pub mod plan;
-mod process_tree;
+pub mod process_tree;
 pub mod programs;
 pub mod report;
 pub mod run;

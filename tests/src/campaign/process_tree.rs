@@ -14,14 +14,24 @@ const MAX_SWEEPS: usize = 100;
 const SWEEP_INTERVAL: Duration = Duration::from_millis(50);
 
 /// Kills a child and all processes that it has started, whatever process groups they are in.
+/// Removes the network namespaces that any of them has created.
 pub(super) fn stop(child: &mut Child) {
     let started = descendants(child.id());
     send_signal(child.id(), Signal::KILL);
-    // The child may have ended before.
-    let _ = child.wait();
-    for process in started {
+    // Nothing may wait between these signals. Another process could get the id of one that ended.
+    for &process in &started {
         send_signal(process, Signal::KILL);
     }
+    // The child may have ended before.
+    let _ = child.wait();
+    started.into_iter().for_each(remove_namespaces);
+}
+
+/// Whether this process has children. They are not its own if it replaced a shell that had started
+/// them.
+#[must_use]
+pub fn has_children() -> bool {
+    !descendants(std::process::id()).is_empty()
 }
 
 /// Returns the parent of each process that exists now.
