@@ -98,10 +98,9 @@ impl CampaignPrograms {
                     || runs("go");
                 (!is_there).then(|| "there is no stock etcd, and no Go to build it with".to_owned())
             }
-            SearchKind::Decoders => self
-                .decoders
-                .is_empty()
-                .then(|| "no fuzz target is built, which needs a C++ compiler".to_owned()),
+            SearchKind::Decoders => self.decoders.is_empty().then(|| {
+                "no fuzz target is built: no C++ compiler, or their build failed".to_owned()
+            }),
             _ => None,
         }
     }
