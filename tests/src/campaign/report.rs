@@ -46,14 +46,15 @@ pub struct CampaignReport {
 }
 
 impl CampaignReport {
-    /// Whether the campaign went on to its end, all searches that this machine can run did work
-    /// and found nothing, and each bug put back was found.
+    /// Whether the campaign went on to its end, its searches found nothing, and each bug put back
+    /// was found. Each search must have done work, or have said why this machine can't run it.
     #[must_use]
     pub fn is_clean(&self) -> bool {
         let worked = |entry: &SearchEntry| !entry.figures.is_idle();
+        let is_explained = |entry: &SearchEntry| !entry.figures.skipped.is_empty();
         !self.interrupted
             && self.searches.iter().any(worked)
-            && self.ran().all(worked)
+            && self.ran().all(|entry| worked(entry) || is_explained(entry))
             && self.findings.is_empty()
             && self.found_bugs() == self.bugs.len()
     }
