@@ -129,26 +129,35 @@ impl<T> ReloadingValue<T> {
         if let Ok(mut looked) = self.last_check.try_lock()
             && looked.at.elapsed() >= CHECK_INTERVAL
         {
-            looked.at = Instant::now();
-            let stamps = file_stamps(&self.paths);
-            let is_changed = stamps != looked.stamps;
-            // After an error of the system, such as too many open files, unchanged files are read
-            // again.
-            if is_changed || looked.is_unread {
-                looked.stamps = stamps;
-                let read = self.read_again();
-                looked.is_unread = read.as_ref().is_err_and(TlsError::is_of_system);
-                if is_changed && let Err(error) = read {
-                    self.warn(&error);
-                }
-            }
+            self.check(&mut looked, false);
         }
         Arc::clone(&self.current.read().unwrap_or_else(std::sync::PoisonError::into_inner))
     }
 
-    /// Reads the files again. If that fails, the previous value stays in force.
+    /// Reads the files again, changed or not. If that fails, the previous value stays in force.
     pub(super) fn reload(&self) {
-        if let Err(error) = self.read_again() {
+        // With the lock, a read of older content can't end after one of newer content, and replace
+        // its value.
+        let mut looked = self.last_check.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        self.check(&mut looked, true);
+    }
+
+    /// Reads the files again if they have changed, if `is_forced`, or if the system could not read
+    /// them last time, for example because of too many open files.
+    fn check(&self, looked: &mut LastCheck, is_forced: bool) {
+        looked.at = Instant::now();
+        let stamps = file_stamps(&self.paths);
+        let is_news = is_forced || stamps != looked.stamps;
+        if !is_news && !looked.is_unread {
+            return;
+        }
+        looked.stamps = stamps;
+        let read = self.read_again();
+        looked.is_unread = read.as_ref().is_err_and(TlsError::is_of_system);
+        // While the system keeps failing, only the first failure is logged.
+        if let Err(error) = read
+            && (is_news || !looked.is_unread)
+        {
             self.warn(&error);
         }
     }
@@ -307,15 +316,22 @@ impl ResolvesClientCert for ReloadingValue<CertifiedKey> {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::atomic::{AtomicBool, Ordering};
+    use std::sync::{
+        Barrier,
+        atomic::{AtomicBool, Ordering},
+    };
 
     use super::*;
 
-    /// Returns the value as of the next check of its file.
-    fn checked(value: &ReloadingValue<String>) -> String {
+    /// Makes the next check of the value's file due.
+    fn make_due(value: &ReloadingValue<String>) {
         let mut looked = value.last_check.lock().unwrap();
         looked.at = looked.at.checked_sub(CHECK_INTERVAL).unwrap();
-        drop(looked);
+    }
+
+    /// Returns the value as of the next check of its file.
+    fn checked(value: &ReloadingValue<String>) -> String {
+        make_due(value);
         value.get().to_string()
     }
 
@@ -343,6 +359,36 @@ mod tests {
         assert_eq!(checked(&value), "old");
         assert_eq!(checked(&value), "old");
         is_readable.store(true, Ordering::Relaxed);
+        assert_eq!(checked(&value), "another");
+    }
+
+    #[test]
+    fn a_slow_read_never_replaces_newer_content() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("ca");
+        std::fs::write(&path, "old").unwrap();
+        // The slow read waits twice: once it has the content, and until it may end.
+        let (is_slow, barrier) = (Arc::new(AtomicBool::new(false)), Arc::new(Barrier::new(2)));
+        let (file, slow, step) = (path.clone(), Arc::clone(&is_slow), Arc::clone(&barrier));
+        let load = move || {
+            let text = text_of(&file);
+            if slow.swap(false, Ordering::Relaxed) {
+                step.wait();
+                step.wait();
+            }
+            Ok(text)
+        };
+        let value = ReloadingValue::new(vec![path.clone()], load).unwrap();
+        make_due(&value);
+        is_slow.store(true, Ordering::Relaxed);
+        std::thread::scope(|scope| {
+            scope.spawn(|| value.reload());
+            barrier.wait();
+            std::fs::write(&path, "another").unwrap();
+            // This may find the newer content, while the slow read still has the older one.
+            value.get();
+            barrier.wait();
+        });
         assert_eq!(checked(&value), "another");
     }
 
