@@ -3,6 +3,7 @@
 
 use std::{
     fmt,
+    io::ErrorKind,
     path::{Path, PathBuf},
     sync::{Arc, Mutex, RwLock},
     time::{Duration, Instant, SystemTime},
@@ -86,9 +87,11 @@ pub enum TlsError {
 }
 
 impl TlsError {
-    /// Whether the system could not read a file. The next read of the same file may succeed.
+    /// Whether the system could not read a file. The next read of the same file may succeed, unless
+    /// the file is too large.
     fn is_of_system(&self) -> bool {
-        matches!(self, Self::File { source: pem::Error::Io(_), .. })
+        matches!(self, Self::File { source: pem::Error::Io(error), .. }
+            if error.kind() != ErrorKind::FileTooLarge)
     }
 }
 
@@ -390,6 +393,18 @@ mod tests {
             barrier.wait();
         });
         assert_eq!(checked(&value), "another");
+    }
+
+    #[test]
+    fn only_an_error_that_may_pass_makes_unchanged_files_be_read_again() {
+        let error = |kind: ErrorKind| {
+            let source = pem::Error::Io(kind.into());
+            TlsError::File { what: "a CA certificate", path: PathBuf::from("ca"), source }
+        };
+        assert!(error(ErrorKind::PermissionDenied).is_of_system());
+        assert!(!error(ErrorKind::FileTooLarge).is_of_system());
+        let empty = TlsError::Empty { what: "a CA certificate", path: PathBuf::from("ca") };
+        assert!(!empty.is_of_system());
     }
 
     #[test]
