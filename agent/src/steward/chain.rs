@@ -32,8 +32,8 @@ const DOCUMENT: &str = "muster/v1/document";
 /// Joining hosts read them.
 pub(crate) const RECOVERIES: &str = "muster/v1/recoveries";
 
-/// How often discovery is shown a chain that branches off from its own. It remembers what it was
-/// shown, unless its database is restored.
+/// How often discovery is sent a chain that branches off from its own. It remembers what it was
+/// sent, unless its database is restored.
 const BRANCH_SHOW_INTERVAL: Duration = Duration::from_secs(600);
 
 /// The longest statement chain that this agent knows, and the other signed texts that it keeps in
@@ -45,7 +45,7 @@ pub(crate) struct Statements {
     recoveries: Vec<Jws>,
     /// Sends each longer chain to the task that writes the journal.
     longest: watch::Sender<Vec<Jws>>,
-    /// When discovery was last shown that its chain and the known one branch off from each other.
+    /// When discovery was last sent the known chain, because its own one branches off from it.
     branch_shown: Option<Instant>,
 }
 
@@ -100,12 +100,14 @@ impl Statements {
         if self.branch_shown.is_some_and(|shown| shown.elapsed() < BRANCH_SHOW_INTERVAL) {
             return;
         }
-        match client.show_statements(cluster, &self.chain.jws()).await {
-            Err(error) if error.code() != Some(Code::Conflict) => {
-                let error = causes(&error);
-                tracing::debug!(error, "discovery doesn't hear of the split of the statements");
-            }
-            Ok(_) | Err(_) => self.branch_shown = Some(Instant::now()),
+        // A service that refuses the request, for example because it has too many, gets no other
+        // one at once, since a chain may be long.
+        self.branch_shown = Some(Instant::now());
+        if let Err(error) = client.show_statements(cluster, &self.chain.jws()).await
+            && error.code() != Some(Code::Conflict)
+        {
+            let error = causes(&error);
+            tracing::debug!(error, "discovery doesn't hear of the split of the statements");
         }
     }
 
@@ -251,6 +253,7 @@ enum ChainError {
 
 #[cfg(test)]
 mod tests {
+    use discovery_types::client::ClientConfig;
     use discovery_types::fixtures::{ClusterFixture, sign_newer_version};
     use discovery_types::jws::JwsType;
     use discovery_types::key::SigningKey;
@@ -313,6 +316,25 @@ mod tests {
         let other = [first, vec![another]].concat();
         let refused = statements.adopt_if_longer(&texts(&other));
         assert!(matches!(refused, Err(ChainError::Invalid(_))), "{refused:?}");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_service_that_does_not_take_the_branch_is_not_sent_it_at_once_again() {
+        let world = ClusterFixture::new(1);
+        let config = ClientConfig {
+            urls: vec!["https://127.0.0.1:1".parse().unwrap()],
+            pins: vec![Digest([1; 32])],
+            key: None,
+        };
+        let client = DiscoveryClient::new(config).unwrap();
+        let (longest, _journalled) = watch::channel(Vec::new());
+        let first = world.chain().jws();
+        let (pin, document) = (first[0].hash(), first[0].clone());
+        let mut statements = Statements::new(pin, world.chain(), document, Vec::new(), longest);
+        let sent = statements.show_branch_if_due(&client, world.statement.cluster);
+        // Nobody listens there.
+        let _ = tokio::time::timeout(Duration::from_secs(5), sent).await;
+        assert!(statements.branch_shown.is_some());
     }
 
     #[test]
