@@ -55,11 +55,11 @@ fn read_longer_chain(protocol: &Protocol, path: &Path) -> Result<Option<Statemen
 /// statement.
 fn longer_chain(known: StatementChain, file: &[u8]) -> Result<Option<StatementChain>, String> {
     let found: Vec<String> = serde_json::from_slice(file).map_err(|error| error_chain(&error))?;
-    let same = known.jws();
-    if same.iter().zip(&found).any(|(known, found)| known.as_str() != found.as_str()) {
-        return Err("they part from the statements that this agent knows".to_owned());
+    let beginning = known.jws();
+    if beginning.iter().zip(&found).any(|(known, found)| known.as_str() != found.as_str()) {
+        return Err("they branch off from the statements that this agent knows".to_owned());
     }
-    let newer = found.get(same.len()..).unwrap_or_default();
+    let newer = found.get(beginning.len()..).unwrap_or_default();
     if newer.is_empty() {
         return Ok(None);
     }
@@ -79,10 +79,16 @@ fn newest_leaves(protocol: &Protocol, statement: &Statement) -> Option<Leaves> {
 
 #[cfg(test)]
 mod tests {
-    use discovery_types::fixtures::ClusterFixture;
+    use discovery_types::convert;
+    use discovery_types::fixtures::{ClusterFixture, TestCa};
+    use discovery_types::grant::TokenKind;
     use discovery_types::key::SigningKey;
+    use discovery_types::statement::CaPair;
 
     use super::*;
+    use crate::host::machine;
+    use crate::state::Layout;
+    use crate::state::journal::{self, Join};
 
     /// Returns the chain with another statement, signed by `signer`. `seconds` distinguishes it
     /// from others.
@@ -102,8 +108,77 @@ mod tests {
         known.chain([next.sign(signer)]).map(|jws| jws.to_string()).collect()
     }
 
+    /// Returns the protocol of the only member, whose journal has the first statement and the
+    /// certificates `leaves`.
+    fn protocol(world: &mut ClusterFixture, layout: &Layout, leaves: &Leaves) -> Protocol {
+        let (_, mut journal, mut extras) =
+            journal::create(layout, machine::from_texts(None, Some("here"))).unwrap();
+        let (signed, chain) = (world.signed(0), world.chain());
+        let key = world.agents.remove(0);
+        journal.record = Some(convert::own_record(&signed, key.public()).unwrap());
+        extras.join = Some(Join {
+            urls: Vec::new(),
+            pins: Vec::new(),
+            cluster: world.statement.cluster,
+            statement: chain.newest_hash(),
+            kind: TokenKind::Boot,
+        });
+        extras.statements = chain.jws();
+        extras.leaves = Some(leaves.clone());
+        Protocol::new(layout.clone(), key, journal, extras, None)
+    }
+
+    /// Returns the chain with the three statements that replace the CAs by `new`.
+    fn with_replaced_cas(world: &ClusterFixture, new: &CaPair) -> StatementChain {
+        let (mut chain, old) = (world.chain(), world.statement.issuing_cas());
+        for (issuing, other) in [(&old, Some(new)), (new, Some(&old)), (new, None)] {
+            let next = Statement {
+                seq: chain.newest().seq + 1,
+                previous: Some(chain.newest_hash()),
+                peer_ca: issuing.peer.clone(),
+                client_ca: issuing.client.clone(),
+                also_trusted: other.cloned(),
+                ..world.statement.clone()
+            };
+            let next = Statement { version: next.format_version(), ..next };
+            chain.append(&next.sign(&world.owner)).unwrap();
+        }
+        chain
+    }
+
     fn file(texts: &[String]) -> Vec<u8> {
         serde_json::to_vec(texts).unwrap()
+    }
+
+    #[test]
+    fn a_copy_that_broke_off_changes_nothing_and_a_whole_one_is_journalled_with_its_certificates() {
+        let dir = tempfile::tempdir().unwrap();
+        let layout = Layout::new(dir.path()).unwrap();
+        layout.create().unwrap();
+        let mut world = ClusterFixture::new(1);
+        let (peer, client) = (TestCa::new("peers"), TestCa::new("clients"));
+        let new = CaPair { peer: peer.pem.clone(), client: client.pem.clone() };
+        let chain = with_replaced_cas(&world, &new);
+        let (old, csr) = (world.leaves(0), world.records[0].csr.clone());
+        let leaves = Leaves { peer: peer.issue(&csr), client: client.issue(&csr) };
+        let mut protocol = protocol(&mut world, &layout, &old);
+        let whole = serde_json::to_vec(&chain.jws()).unwrap();
+        let copy = |name: &str, bytes: &[u8]| {
+            std::fs::write(layout.tls().join(name), bytes).unwrap();
+        };
+        copy("peer.crt", leaves.peer.as_bytes());
+        copy("client.crt", leaves.client.as_bytes());
+        copy(STATEMENTS, &whole[..whole.len() / 2]);
+        take_statements(&mut protocol);
+        assert_eq!(protocol.extras.statements, world.chain().jws());
+        assert_eq!(protocol.extras.leaves, Some(old));
+
+        copy(STATEMENTS, &whole);
+        take_statements(&mut protocol);
+        let journal = std::fs::read(layout.journal()).unwrap();
+        let journal: serde_json::Value = serde_json::from_slice(&journal).unwrap();
+        assert_eq!(journal["statements"], serde_json::to_value(chain.jws()).unwrap());
+        assert_eq!(journal["leaves"], serde_json::to_value(&leaves).unwrap());
     }
 
     #[test]
@@ -119,7 +194,7 @@ mod tests {
         }
         let other = texts(&world, &first, &world.owner, 62);
         let error = longer_chain(chain, &file(&other)).unwrap_err();
-        assert!(error.contains("they part"), "{error}");
+        assert!(error.contains("they branch off"), "{error}");
         for signer in [&world.issuer, &SigningKey::generate()] {
             assert!(
                 longer_chain(first.clone(), &file(&texts(&world, &first, signer, 61))).is_err()
