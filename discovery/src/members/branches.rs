@@ -1,9 +1,9 @@
 //! Splits of a statement chain: owners have signed two statements with one number.
 //!
 //! This can happen after a restore of the database from a backup. An owner signs a statement before
-//! an agent has shown the service the one that the backup lacks. Agents that follow another
-//! statement than the service show the service theirs. The service keeps its own chain, and tells a
-//! person who follows which statement.
+//! an agent has sent the service the one that the backup lacks. If an agent follows another
+//! statement than the service, it sends the service its own chain. The service keeps the chain that
+//! it has, and tells a person which members follow which statement.
 
 use std::collections::BTreeMap;
 
@@ -47,7 +47,7 @@ impl App {
     }
 
     /// Explains a split of the cluster's statement chain, as far as present members' agents have
-    /// shown it.
+    /// sent their chains.
     pub(crate) async fn explain_branches(
         &self,
         chain: &StatementChain,
