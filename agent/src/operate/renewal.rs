@@ -175,10 +175,10 @@ async fn wait_and_renew<T>(
     }
 }
 
-/// Returns the certificates for a start: the journal's, or those in the `tls` directory, where a
-/// person may have put them. Those in the directory are used if they are this member's and better:
-/// certificates of the CAs that issue are better than others, and then those that expire later. The
-/// journal's certificates may also be from CAs that are not trusted any more.
+/// Returns the certificates for a start: the journal's, or those in the `tls` directory. A person
+/// may have put those there. They are used if they are this member's, and better than the
+/// journal's: from the CAs that issue, or otherwise equal but with a later end. They are also used
+/// if the journal's ones are not from trusted CAs any more.
 pub(crate) fn newest_certificates(
     layout: &Layout,
     journalled: &Leaves,
