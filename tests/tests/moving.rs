@@ -335,6 +335,29 @@ fn a_file_of_other_data_is_refused_before_the_writes_are_stopped() -> Result<()>
 }
 
 #[test]
+fn a_move_of_a_cluster_to_itself_is_refused_before_the_writes_are_stopped() -> Result<()> {
+    let (network, folder) = (Network::loopback(2), tempfile::tempdir()?);
+    let folder = folder.path();
+    let Some((old, new)) = small_clusters(&network, folder)? else { return Ok(()) };
+    let same_url = old.urls();
+    // Only the answer of the member tells that this URL is the source's.
+    let other_url = format!("{same_url}/");
+    for (target, log, text) in [
+        (&same_url, "same.log", "belongs to both --source and --target"),
+        (&other_url, "other.log", "source and target are the same cluster"),
+    ] {
+        let more = ["--freeze", "--target", target];
+        let mut moving = start_move([&old, &new], folder, ["moved.db", log], &more)?;
+        result_of_move(&mut moving, 2)?;
+        let printed = moving.output();
+        ensure!(printed.contains(text), "{printed}");
+        ensure!(old.run(&["put", "a", "still taken"])? == "OK");
+    }
+    ensure!(!folder.join("moved.db").exists(), "a snapshot was saved");
+    Ok(())
+}
+
+#[test]
 fn an_interrupted_move_goes_on_with_its_snapshot_file() -> Result<()> {
     let (network, folder) = (Network::loopback(2), tempfile::tempdir()?);
     let folder = folder.path();

@@ -247,6 +247,10 @@ async fn move_cluster(args: &MoveArgs, steps: &StepPrinter) -> Result<MoveReport
     ensure_regular_file(&args.file)?;
     check_target(&args.clusters.source(), &args.clusters.target())?;
     let source = connect_to_source(&args.clusters.source(), steps).await?;
+    // The target may run already.
+    if let Ok(target) = ClusterReader::connect(&args.clusters.target()).await {
+        ensure_other_cluster(&source, &target)?;
+    }
     let found = find_snapshot(&args.file, &source).await?;
     let quiet_since = stop_writes(args, &source, steps).await?;
     let (revision, saved_at) = take_snapshot(args, &source, found, steps).await?;
@@ -266,9 +270,7 @@ async fn move_cluster(args: &MoveArgs, steps: &StepPrinter) -> Result<MoveReport
     // idle connection.
     let source = ClusterReader::connect(&args.clusters.source()).await;
     let source = source.map_err(CompareError::Source)?;
-    if target.cluster_id == source.cluster_id {
-        return Err(MoveError::SameCluster(source.cluster_id));
-    }
+    ensure_other_cluster(&source, &target)?;
     let found = target.revision().await.map_err(CompareError::Target)?;
     // Its keys may be equal nevertheless, if the last changes were deletions.
     if found < revision {
@@ -308,6 +310,13 @@ fn check_target(source: &ClusterAddress, target: &ClusterAddress) -> Result<(), 
         }
         check_url_and_files(url, &target.tls)
             .map_err(|error| CompareError::Target(ClusterReadError::Connect(error)))?;
+    }
+    Ok(())
+}
+
+fn ensure_other_cluster(source: &ClusterReader, target: &ClusterReader) -> Result<(), MoveError> {
+    if target.cluster_id == source.cluster_id {
+        return Err(MoveError::SameCluster(source.cluster_id));
     }
     Ok(())
 }
