@@ -153,7 +153,7 @@ impl MoveError {
 /// Result of a move.
 #[derive(Debug, Serialize)]
 struct MoveReport {
-    /// When the source's writes stopped, or a time before that.
+    /// When the source's writes stopped, as far as this run knows: see `--since`.
     read_only_since: Timestamp,
     /// Seconds from then until the target was compared and took writes.
     read_only_seconds: f64,
