@@ -272,7 +272,7 @@ pub(crate) async fn cluster_view(app: &App, id: Uuid) -> Result<ClusterView, Api
     let present = app.present_members((&cluster, &chain), &origins, now.0 as UnixMicros).await?;
     let asking = app.asking_hosts(&cluster).await?;
     let name = chain.newest().name.as_str();
-    let others = explain_others(&app, (&cluster, &chain), &present, now.0 as UnixMicros).await?;
+    let others = explain_others(app, (&cluster, &chain), &present, now.0 as UnixMicros).await?;
     let events = store.events(id, show::TIMELINE_EVENTS).await?;
     let generation = store.watch().generation.borrow().clone();
     let decided = matches!(cluster.phase, Phase::Committed | Phase::Formed | Phase::Retired);

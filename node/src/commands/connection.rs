@@ -53,7 +53,7 @@ struct Destination {
     tls: Option<TlsDestination>,
 }
 
-/// What a TLS connection needs.
+/// Server of a TLS connection, and the configuration that the connection uses.
 struct TlsDestination {
     config: Arc<ClientConfig>,
     /// Host and port, separated by a colon.
