@@ -81,7 +81,7 @@ fn run_histories(
         let count = arguments.seconds.map_or(left, |_| left.min(HISTORIES_PER_LOOK));
         let progress = |done: u64| {
             let done = before + done;
-            if done % 500 == 0 {
+            if done.is_multiple_of(500) {
                 let rate = done as f64 / started.elapsed().as_secs_f64();
                 eprintln!("{done} histories, {rate:.0}/s");
             }
