@@ -31,7 +31,7 @@ const OVERFLOW: IpAddr = IpAddr::V6(Ipv6Addr::new(0xff00, 0, 0, 0, 0, 0, 0, 0));
 pub(crate) struct AddressLimit {
     limiter: DefaultKeyedRateLimiter<IpAddr>,
     /// Addresses that sent a request while the table wasn't full, and when each sent its last one.
-    /// They are kept longer than buckets: a cleanup drops the bucket of a client that sends little.
+    /// An address is kept longer than its bucket: a cleanup drops the bucket of a client that sends little.
     known: Mutex<HashMap<IpAddr, Instant>>,
     /// [`ADDRESSES_MAX`], and fewer in tests.
     max: usize,

@@ -331,7 +331,7 @@ fn a_file_of_other_data_is_refused_before_the_writes_are_stopped() -> Result<()>
     };
     refuse(&old, "outdated.db", "for example key later")?;
     refuse(&old, "text.db", "text.db exists and is no whole snapshot")?;
-    // The same cluster from its beginning is behind the file.
+    // With the same URLs, etcd begins again with the same cluster id, at its first revision.
     old.nodes[0].kill();
     fs_err::remove_dir_all(folder.join("old1.etcd"))?;
     old.start()?;

@@ -168,6 +168,45 @@ impl Manifest {
 }
 
 #[cfg(test)]
+impl Manifest {
+    /// Returns the manifest of a backup of 544 bytes, encrypted for `recipient` if there is one.
+    pub(crate) fn fixture(
+        name: &BackupName,
+        cluster: &ClusterFolder,
+        recipient: Option<&str>,
+    ) -> Self {
+        let sha256 = "ab".repeat(32);
+        Self {
+            version: Self::VERSION,
+            name: name.to_string(),
+            cluster: cluster.to_string(),
+            cluster_name: None,
+            raft_cluster_id: "00000000000000a1".to_owned(),
+            member: BackupMember { id: "b2".to_owned(), name: "db-1".to_owned() },
+            node_version: "3.6.0".to_owned(),
+            agent_version: "0.1.0".to_owned(),
+            begun_at: name.begun_at(),
+            stored_at: name.begun_at(),
+            snapshot: SnapshotFacts {
+                bytes: 544,
+                sha256: sha256.clone(),
+                hash: 7,
+                revision: name.revision(),
+                records: 1,
+                keys: 1,
+            },
+            stored: StoredFile {
+                file: name.data_file(recipient.is_some()),
+                bytes: 544,
+                sha256,
+                encryption: recipient.map(|_| Encryption::Age),
+                recipients: recipient.into_iter().map(str::to_owned).collect(),
+            },
+        }
+    }
+}
+
+#[cfg(test)]
 mod tests {
     use super::*;
 

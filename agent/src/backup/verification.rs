@@ -273,7 +273,7 @@ mod tests {
 
     use super::*;
     use crate::backup::chunks::Digester;
-    use crate::backup::manifest::{BackupMember, Encryption, Manifest, SnapshotFacts, StoredFile};
+    use crate::backup::manifest::Manifest;
 
     const EVERY: Duration = Duration::from_hours(24);
     const STORED: &[u8] = b"an encrypted snapshot";
@@ -310,33 +310,8 @@ mod tests {
             let mut digester = Digester::default();
             digester.update(STORED);
             let digest = digester.finish();
-            let manifest = Manifest {
-                version: Manifest::VERSION,
-                name: name.to_string(),
-                cluster: self.cluster.to_string(),
-                cluster_name: None,
-                raft_cluster_id: "00000000000000a1".to_owned(),
-                member: BackupMember { id: "b2".to_owned(), name: "db-1".to_owned() },
-                node_version: "3.6.0".to_owned(),
-                agent_version: "0.1.0".to_owned(),
-                begun_at: name.begun_at(),
-                stored_at: name.begun_at(),
-                snapshot: SnapshotFacts {
-                    bytes: 544,
-                    sha256: "ab".repeat(32),
-                    hash: 7,
-                    revision: 42,
-                    records: 1,
-                    keys: 1,
-                },
-                stored: StoredFile {
-                    file: name.data_file(true),
-                    bytes: digest.bytes,
-                    sha256: digest.sha256,
-                    encryption: Some(Encryption::Age),
-                    recipients: vec!["age1x".to_owned()],
-                },
-            };
+            let mut manifest = Manifest::fixture(&name, &self.cluster, Some("age1x"));
+            (manifest.stored.bytes, manifest.stored.sha256) = (digest.bytes, digest.sha256);
             self.write(&name.data_file(true), STORED);
             self.write(&name.manifest_file(), &manifest.to_bytes());
             name

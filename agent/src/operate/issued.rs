@@ -132,16 +132,7 @@ mod tests {
     fn with_replaced_cas(world: &ClusterFixture, new: &CaPair) -> StatementChain {
         let (mut chain, old) = (world.chain(), world.statement.issuing_cas());
         for (issuing, other) in [(&old, Some(new)), (new, Some(&old)), (new, None)] {
-            let next = Statement {
-                seq: chain.newest().seq + 1,
-                previous: Some(chain.newest_hash()),
-                peer_ca: issuing.peer.clone(),
-                client_ca: issuing.client.clone(),
-                also_trusted: other.cloned(),
-                ..world.statement.clone()
-            };
-            let next = Statement { version: next.format_version(), ..next };
-            chain.append(&next.sign(&world.owner)).unwrap();
+            world.append_cas(&mut chain, issuing, other);
         }
         chain
     }

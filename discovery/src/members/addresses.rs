@@ -119,25 +119,11 @@ mod tests {
     use discovery_types::api::MemberView;
 
     use super::*;
+    use crate::members::present;
 
     fn member(id: u64) -> MemberView {
-        MemberView {
-            id: MemberId::new(id),
-            name: format!("db-{id}"),
-            is_learner: false,
-            is_leader: false,
-            peer_urls: vec![format!("https://10.0.0.{id}:2380")],
-            client_urls: Vec::new(),
-            last_heard_ms: Some(1),
-            is_silent: false,
-            is_awaited: false,
-            is_released: false,
-            disagreement: None,
-            last_error: None,
-            source: None,
-            bound_to: Vec::new(),
-            zone: None,
-        }
+        let peer_urls = vec![format!("https://10.0.0.{id}:2380")];
+        MemberView { peer_urls, ..present::tests::member(id, Some(1), false) }
     }
 
     #[test]

@@ -115,12 +115,12 @@ fn split_line(number: u64, (kept, other): (&Digest, &Digest), names: &str) -> Ex
 
 #[cfg(test)]
 mod tests {
-    use discovery_types::api::MemberView;
     use discovery_types::digest::MemberId;
     use discovery_types::fixtures::ClusterFixture;
     use discovery_types::statement::Statement;
 
     use super::*;
+    use crate::members::present::tests::member;
 
     /// Returns the chain with another statement, which `seconds` distinguishes from others.
     fn continued(world: &ClusterFixture, chain: &StatementChain, seconds: u64) -> StatementChain {
@@ -133,26 +133,6 @@ mod tests {
         };
         longer.append(&next.sign(&world.owner)).unwrap();
         longer
-    }
-
-    fn member(id: u64) -> MemberView {
-        MemberView {
-            id: MemberId::new(id),
-            name: format!("db-{id}"),
-            is_learner: false,
-            is_leader: false,
-            peer_urls: Vec::new(),
-            client_urls: Vec::new(),
-            last_heard_ms: Some(1),
-            is_silent: false,
-            is_awaited: false,
-            is_released: false,
-            disagreement: None,
-            last_error: None,
-            source: None,
-            bound_to: Vec::new(),
-            zone: None,
-        }
     }
 
     #[test]
@@ -182,7 +162,10 @@ mod tests {
         };
         // Member 9 was removed since.
         let branches = [branch(1), branch(3), branch(9)];
-        let present = MembersView { confirmed: true, members: (1..=3).map(member).collect() };
+        let present = MembersView {
+            confirmed: true,
+            members: (1..=3).map(|id| member(id, Some(1), false)).collect(),
+        };
         let lines = explain(&one, &branches, &present);
         let [line] = &lines[..] else { panic!("{lines:?}") };
         assert_eq!(line.code, "statements_split");

@@ -319,14 +319,14 @@ fn time(ms: i64) -> String {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::*;
 
     fn awaited(id: u64) -> MemberView {
         MemberView { is_awaited: true, ..member(id, Some(1), false) }
     }
 
-    fn member(id: u64, heard: Option<i64>, is_silent: bool) -> MemberView {
+    pub(in crate::members) fn member(id: u64, heard: Option<i64>, is_silent: bool) -> MemberView {
         MemberView {
             id: MemberId::new(id),
             name: format!("db-{id}"),

@@ -18,7 +18,7 @@ use crate::member_proof::{MemberProof, sign_as_node};
 use crate::proposal::{Ack, Proposal};
 use crate::record::{Record, SignedRecord};
 use crate::role::Role;
-use crate::statement::{Permissions, Statement, StatementChain};
+use crate::statement::{CaPair, Permissions, Statement, StatementChain};
 use crate::token::Token;
 
 pub struct TestCa {
@@ -139,6 +139,21 @@ impl ClusterFixture {
     pub fn chain(&self) -> StatementChain {
         let first = self.statement.sign(&self.owner);
         StatementChain::verify_from_owners(&[first], &[*self.owner.public()]).unwrap()
+    }
+
+    /// Appends a statement by which the CAs `issuing` issue certificates, and the CAs `other` are
+    /// trusted in addition.
+    pub fn append_cas(&self, chain: &mut StatementChain, issuing: &CaPair, other: Option<&CaPair>) {
+        let next = Statement {
+            seq: chain.newest().seq + 1,
+            previous: Some(chain.newest_hash()),
+            peer_ca: issuing.peer.clone(),
+            client_ca: issuing.client.clone(),
+            also_trusted: other.cloned(),
+            ..self.statement.clone()
+        };
+        let next = Statement { version: next.format_version(), ..next };
+        chain.append(&next.sign(&self.owner)).unwrap();
     }
 
     pub fn verified_grant(&self) -> VerifiedGrant {

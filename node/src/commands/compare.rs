@@ -255,7 +255,7 @@ pub(super) async fn compare_clusters(
             }
         }
     }
-    // What has changed meanwhile belongs in the report.
+    // The report also tells which keys changed during the comparison.
     let after = tokio::try_join!(changes_of_source(), changes_of_target())?;
     Ok(CompareReport {
         equal: comparison.differences == 0,

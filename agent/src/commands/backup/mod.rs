@@ -270,38 +270,6 @@ mod tests {
     use uuid::Uuid;
 
     use super::*;
-    use crate::backup::manifest::{BackupMember, Encryption, SnapshotFacts, StoredFile};
-
-    fn manifest(name: &BackupName, cluster: &ClusterFolder, recipient: Option<&str>) -> Manifest {
-        let sha256 = "ab".repeat(32);
-        Manifest {
-            version: Manifest::VERSION,
-            name: name.to_string(),
-            cluster: cluster.to_string(),
-            cluster_name: None,
-            raft_cluster_id: "00000000000000a1".to_owned(),
-            member: BackupMember { id: "b2".to_owned(), name: "db-1".to_owned() },
-            node_version: "3.6.0".to_owned(),
-            agent_version: "0.1.0".to_owned(),
-            begun_at: name.begun_at(),
-            stored_at: name.begun_at(),
-            snapshot: SnapshotFacts {
-                bytes: 544,
-                sha256: sha256.clone(),
-                hash: 7,
-                revision: name.revision(),
-                records: 1,
-                keys: 1,
-            },
-            stored: StoredFile {
-                file: name.data_file(recipient.is_some()),
-                bytes: 544,
-                sha256,
-                encryption: recipient.map(|_| Encryption::Age),
-                recipients: recipient.into_iter().map(str::to_owned).collect(),
-            },
-        }
-    }
 
     #[tokio::test]
     async fn an_encrypted_backup_without_an_identity_is_a_usage_error_that_names_the_key() {
@@ -314,7 +282,7 @@ mod tests {
         std::fs::create_dir(folder.path().join(cluster.as_str())).unwrap();
         for (name, recipient) in [(&plain, None), (&encrypted, Some("age1x"))] {
             let file = folder.path().join(cluster.as_str()).join(name.manifest_file());
-            std::fs::write(file, manifest(name, &cluster, recipient).to_bytes()).unwrap();
+            std::fs::write(file, Manifest::fixture(name, &cluster, recipient).to_bytes()).unwrap();
         }
         let refused = ensure_identity(&store, &cluster, &encrypted, None).await.unwrap_err();
         assert_eq!(refused.code(), 2);

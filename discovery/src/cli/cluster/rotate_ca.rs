@@ -314,25 +314,6 @@ mod tests {
 
     use super::*;
 
-    /// Appends a statement with these CAs to the chain.
-    fn append(
-        world: &ClusterFixture,
-        chain: &mut StatementChain,
-        issuing: &CaPair,
-        other: Option<&CaPair>,
-    ) {
-        let next = Statement {
-            seq: chain.newest().seq + 1,
-            previous: Some(chain.newest_hash()),
-            peer_ca: issuing.peer.clone(),
-            client_ca: issuing.client.clone(),
-            also_trusted: other.cloned(),
-            ..world.statement.clone()
-        };
-        let next = Statement { version: next.format_version(), ..next };
-        chain.append(&next.sign(&world.owner)).unwrap();
-    }
-
     #[test]
     fn each_step_follows_from_the_statements_and_can_be_taken_back() {
         use RotationStep::{Begin, End, Switch};
@@ -352,7 +333,7 @@ mod tests {
             (&new, None, (Begin, None)),
             (&new, Some(&old), (Switch, Some(End))),
         ] {
-            append(&world, &mut chain, issuing, other);
+            world.append_cas(&mut chain, issuing, other);
             assert_eq!(steps(&chain), expected, "after statement {}", chain.newest().seq);
         }
     }
@@ -384,7 +365,7 @@ mod tests {
             (&new, Some(&newer), second),
             (&new, None, first),
         ] {
-            append(&world, &mut chain, issuing, other);
+            world.append_cas(&mut chain, issuing, other);
             assert_eq!(done(&chain), expected, "after statement {}", chain.newest().seq);
         }
         let refused = is_done(&chain, RotationStep::End).unwrap_err();
