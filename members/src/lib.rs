@@ -42,7 +42,7 @@ pub enum MemberRole {
     /// The member replicates the log without a vote.
     Learner,
     /// The member was requested as a voter, and is a learner until it is in sync. etcd has no such
-    /// members: there they vote from the beginning.
+    /// members: a new voter votes there from the beginning.
     PromisedVoter,
 }
 
@@ -101,7 +101,7 @@ impl FromIterator<MemberStanding> for MembershipView {
 }
 
 impl MembershipView {
-    /// Returns the objections to adding a member, in etcd's order (`mayAddMember` and
+    /// Returns the objections to adding a member, in the order of etcd's checks (`mayAddMember` and
     /// `IsReadyToAddVotingMember`).
     ///
     /// A promised voter counts as a voter. Until it has its vote, the change that added it is not
@@ -127,9 +127,9 @@ impl MembershipView {
         objections
     }
 
-    /// Returns the objection to removing this member, in etcd's order (`mayRemoveMember` and
-    /// `IsReadyToRemoveVotingMember`). There is none for a member without a vote. An unknown member
-    /// counts as an unreachable voter.
+    /// Returns the first objection to removing the member `id`, in the order of etcd's checks
+    /// (`mayRemoveMember` and `IsReadyToRemoveVotingMember`). Returns `None` for a member without a
+    /// vote. An unknown member counts as an unreachable voter.
     #[must_use]
     pub fn removal_objection(&self, id: u64) -> Option<QuorumObjection> {
         let leaving = self.0.iter().find(|member| member.id == id);
