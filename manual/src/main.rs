@@ -1,7 +1,7 @@
-//! Writes the manual pages and the shells' completions of the three programs into a folder. They
-//! are made of the same descriptions of the command lines that `--help` prints.
+//! Writes the manual pages and the shells' completions of the three programs into a folder. The
+//! pages and completions are made from the descriptions of the command lines that `--help` prints.
 //!
-//! `scripts/dist` runs it and packs the files. The programs themselves don't contain it.
+//! `scripts/dist` runs this program and packs the files. The three programs don't contain its code.
 
 use std::path::{Path, PathBuf};
 
