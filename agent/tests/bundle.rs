@@ -43,7 +43,7 @@ fn an_agent_that_waits_for_its_bundle_can_be_stopped() {
     let start = Instant::now();
     while !has_sigterm_handler(&agent) {
         assert!(agent.try_wait().unwrap().is_none(), "it ended");
-        assert!(start.elapsed() < PATIENCE, "it never minds a signal");
+        assert!(start.elapsed() < PATIENCE, "the agent installs no handler of SIGTERM");
         std::thread::sleep(Duration::from_millis(20));
     }
     kill_process(Pid::from_child(&agent), Signal::TERM).unwrap();

@@ -309,7 +309,7 @@ mod tests {
     }
 
     #[test]
-    fn what_can_not_be_kept_is_refused_with_the_flag() {
+    fn unsupported_settings_are_refused_with_the_flag() {
         let refused = |arguments: &str| node(arguments, &[]).unwrap_err().to_string();
         assert!(refused(&format!("{TLS} {LISTEN} --auto-tls")).contains("--auto-tls"));
         assert!(refused(&format!("{TLS} {LISTEN} --config-file x")).contains("--config-file"));

@@ -2,9 +2,9 @@
 //! members an agent runs.
 //!
 //! The record is changed by compare-and-swap, so two hosts can't both begin a take-over. A
-//! take-over has no time limit. If its host is killed meanwhile, the operator runs the command
-//! there again, and no other host can begin before. If the host is lost, the removal of its member
-//! from the cluster ends the take-over.
+//! take-over has no time limit. If it is interrupted, the operator runs the command on that host
+//! again. Until then, no other host can begin a take-over. If the host is lost, the removal of its
+//! member from the cluster ends the take-over.
 
 use serde::{Deserialize, Serialize};
 

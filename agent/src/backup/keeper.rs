@@ -191,7 +191,7 @@ impl BackupKeeper {
                 let spool = self.settings.open_spool(&self.layout);
                 verifier.run(&self.settings.store, &self.cluster, spool).await;
             }
-            Some(false) if verifier.shows_failure() && !has_damage => verifier.hand_over(),
+            Some(false) if verifier.shows_failure() && !has_damage => verifier.withdraw_failure(),
             _ => {}
         }
     }

@@ -261,7 +261,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_protected_is_said() {
+    fn each_missing_protection_gives_a_warning() {
         let plain = BackupStoreArguments {
             backup_endpoint: Some("http://s:1".to_owned()),
             ..typed("s3://b")

@@ -97,7 +97,7 @@ impl BackupVerifier {
     }
 
     /// Withdraws the failure of an attempt, because another member's agent verifies from now on.
-    pub(super) fn hand_over(&mut self) {
+    pub(super) fn withdraw_failure(&mut self) {
         (self.failures, self.retry_at) = (0, None);
         self.show(|status| status.failure = None);
     }

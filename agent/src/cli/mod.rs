@@ -477,7 +477,7 @@ pub(crate) struct ExamineArguments {
     /// That muster-node examines an etcd's directory, too.
     #[arg(long, value_name = "PATH")]
     pub node_binary: Option<PathBuf>,
-    /// Print JSON for programs and for --report to read.
+    /// Print JSON for programs to read; --report takes it on another host.
     #[arg(long)]
     pub json: bool,
 }

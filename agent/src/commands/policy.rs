@@ -1,4 +1,5 @@
-//! `policy`: shows and ends the replacement policies in the cluster's own store, without discovery.
+//! `policy`: lists and revokes the replacement policies in the cluster's own store. No request is
+//! sent to discovery.
 
 use discovery_types::grant::GrantId;
 use serde::Serialize;

@@ -84,8 +84,8 @@ fn write_pid_file(path: &Path, text: &str) -> Result<(), StateError> {
     })
 }
 
-/// Locks `path` through a file that stays open across exec. Returns false if the lock is taken. It
-/// tries several times, because a process that tests the lock holds it for an instant.
+/// Locks `path` through a file that stays open across exec. Returns false if the lock is taken.
+/// Tries several times, because a process that tests the lock holds it for an instant.
 fn take_inherited_lock(path: &Path) -> Result<bool, StateError> {
     for _ in 1..LOCK_TRIES {
         if try_inherited_lock(path)? {

@@ -32,7 +32,8 @@ pub enum SupervisionOutcome {
     Stopped,
     /// The cluster has removed this member for good, and its node wrote this tombstone.
     Removed(Tombstone),
-    /// The node logged that its member was removed, but wrote no tombstone. Stock etcd does so.
+    /// The node logged that its member was removed, but wrote no tombstone. Stock etcd never writes
+    /// one.
     RemovalLogged,
     /// The agent must exit with this error.
     Failed(ExitError),

@@ -110,8 +110,8 @@ pub(crate) fn apply_address_flags(
     log_move(&before, &now);
     if lock::holder(&settings.layout.node_lock()).is_ok_and(|holder| holder.is_some()) {
         tracing::warn!(
-            "its node runs already, where it was: it moves when it is stopped, with this agent, and \
-             both are started again"
+            "this member's node still runs at its earlier addresses: to move it, stop this agent \
+             and the node, and start both again"
         );
     }
     extras.note_move(&before, now, unix_seconds());

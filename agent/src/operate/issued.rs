@@ -3,8 +3,9 @@
 //!
 //! A member that was away while its cluster's CAs were replaced can't connect to its peers. If its
 //! agent doesn't get the newest statements from discovery either, a person brings them together
-//! with new certificates. Owners have signed each statement, so nobody else can make them. An owner
-//! whose removal this agent has missed still can, as through discovery or the cluster's store.
+//! with new certificates. Each statement must be signed by an owner, so nobody else can make one.
+//! But this agent may have missed the removal of an owner. Then it accepts that owner's statements,
+//! as it does those from discovery and from the cluster's store.
 
 use std::path::Path;
 

@@ -398,8 +398,8 @@ fn is_settled(answer: &Result<ClusterState, ClientError>) -> bool {
     }
 }
 
-/// Returns whether an operator has to see the answer: nothing changes soon, or not before other
-/// members have reported, too.
+/// Returns whether an operator has to see the answer: repeating the report changes nothing, at
+/// least until other members have reported.
 fn is_for_operators(answer: &Result<ClusterState, ClientError>) -> bool {
     let code = answer.as_ref().err().and_then(ClientError::code);
     is_settled(answer) || code == Some(Code::WrongState)
@@ -418,7 +418,7 @@ fn log(answer: &Result<ClusterState, ClientError>, status: &NodeStatus, said: &m
         Ok(state) if is_news => tracing::info!(
             cluster.state = state.as_str(),
             raft_cluster_id = format!("{:016x}", status.cluster_id),
-            "discovery knows that this member runs, as most of them do"
+            "discovery knows that this member runs, and that most members of the cluster do"
         ),
         Ok(_) => tracing::debug!(cluster.state = says, "reported"),
         Err(_) if is_news => {

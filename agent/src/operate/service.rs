@@ -102,7 +102,7 @@ pub(crate) struct ServiceFinder {
 
 /// Facts with which a [`ServiceFinder`] starts.
 pub(crate) struct FinderStart {
-    /// Client of discovery, whose URLs and pins the finder changes.
+    /// Client of discovery. The [`ServiceFinder`] changes the client's URLs and pins.
     pub client: Arc<DiscoveryClient>,
     /// API client of this host's own node.
     pub node: ClusterApiClient,

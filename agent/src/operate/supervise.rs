@@ -305,8 +305,8 @@ impl NodeStart {
         })
     }
 
-    /// Returns the statement chain in the journal; the chain of the start if that can't be
-    /// verified.
+    /// Returns the statement chain in the journal. If that chain can't be verified, returns the
+    /// chain with which the node was started.
     fn journalled_chain(&self, protocol: &Protocol) -> StatementChain {
         let join = protocol.extras.join.as_ref();
         let journalled = &protocol.extras.statements;
@@ -623,8 +623,8 @@ async fn report_removal(plan: &NodeStart, protocol: &Protocol, known: &SharedFac
     };
     match tokio::time::timeout(REMOVAL_REPORT_TIMEOUT, told).await {
         Ok(Ok(())) => {}
-        Ok(Err(why)) => tracing::info!("discovery doesn't hear of the removal from here: {why}"),
-        Err(_) => tracing::info!("discovery doesn't hear of the removal from here in time"),
+        Ok(Err(why)) => tracing::info!("the removal can't be reported to discovery: {why}"),
+        Err(_) => tracing::info!("the removal was not reported to discovery in time"),
     }
 }
 

@@ -302,7 +302,7 @@ pub(crate) enum PlanObjection {
 /// A risk of a change that the cluster allows.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Warning {
-    /// N voters (N even) tolerate no more failures than N-1.
+    /// An even number N of voters tolerates no more failures than N-1 voters do.
     EvenSize(usize),
     /// The new member stays a learner, without a vote, until a person promotes it.
     LearnerWaits(String),

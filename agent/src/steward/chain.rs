@@ -32,8 +32,8 @@ const DOCUMENT: &str = "muster/v1/document";
 /// Joining hosts read them.
 pub(crate) const RECOVERIES: &str = "muster/v1/recoveries";
 
-/// How often discovery is sent a chain that branches off from its own. It remembers what it was
-/// sent, unless its database is restored.
+/// How often discovery is sent a chain that branches off from its own. Discovery keeps a note of
+/// such a chain, but a restore of its database can lose the note.
 const BRANCH_SHOW_INTERVAL: Duration = Duration::from_secs(600);
 
 /// The longest statement chain that this agent knows, and the other signed texts that it keeps in
@@ -100,8 +100,8 @@ impl Statements {
         if self.branch_shown.is_some_and(|shown| shown.elapsed() < BRANCH_SHOW_INTERVAL) {
             return;
         }
-        // A service that refuses the request, for example because it has too many, gets no other
-        // one at once, since a chain may be long.
+        // Set the time even if the request fails, for example because the service gets too many
+        // requests. A chain may be long, so it must not be sent again at once.
         self.branch_shown = Some(Instant::now());
         if let Err(error) = client.show_statements(cluster, &self.chain.jws()).await
             && error.code() != Some(Code::Conflict)

@@ -144,7 +144,7 @@ impl ChangeSession {
         answers: &CommandOutput<'_, '_>,
     ) -> Result<MemberList, ExitError> {
         if survey.observed_cluster().must_hand_over(id) {
-            hand_over(survey, None).await?;
+            hand_leadership_over(survey, None).await?;
         }
         self.change(survey, &ClusterMemberChange::Remove(id), answers).await
     }
@@ -371,7 +371,7 @@ pub(super) async fn move_leader(
             "the leadership is to move from and to the same member".to_owned(),
         ));
     }
-    let to = hand_over(&survey, to).await?;
+    let to = hand_leadership_over(&survey, to).await?;
     answers.print_result(&MoveLeaderOutput { from, to }, || {
         format!("Leadership moved from {from} to {to}")
     })
@@ -379,7 +379,7 @@ pub(super) async fn move_leader(
 
 /// Hands the leadership to `to`, or else to the voter that has applied the most entries. Waits
 /// until there is a new leader, and returns it.
-pub(super) async fn hand_over(
+pub(super) async fn hand_leadership_over(
     survey: &Survey,
     to: Option<MemberId>,
 ) -> Result<MemberId, ExitError> {

@@ -7,7 +7,7 @@ use std::time::Duration;
 use discovery_types::digest::Digest;
 
 use super::change::{
-    ChangeSession, check_static_objections, environment, format_environment, hand_over,
+    ChangeSession, check_static_objections, environment, format_environment, hand_leadership_over,
 };
 use super::wait::{self, WaitTimer};
 use super::{CommandOutput, Survey, find_member};
@@ -106,7 +106,7 @@ impl Replacement<'_> {
                 answers.print_note(&format!("{} votes", typed.name));
             }
             ReplacementStep::HandOver(_) => {
-                hand_over(survey, None).await?;
+                hand_leadership_over(survey, None).await?;
             }
             ReplacementStep::Remove(id) => self.remove(survey, id, answers).await?,
             ReplacementStep::Done(id) => return Ok(Some(id)),

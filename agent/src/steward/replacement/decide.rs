@@ -69,8 +69,8 @@ pub(crate) struct VoterFacts {
     pub unreachable: Vec<(MemberId, Duration)>,
     /// Whether this host has looked at every other voter lately.
     pub are_known: bool,
-    /// Voters, this host's included, whose agents have observed for the policy's time that the
-    /// unreachable voter is unreachable.
+    /// Voters, this host's included, whose agents have observed for `after_seconds` of the policy's
+    /// limits that the unreachable voter is unreachable.
     pub observers: Vec<MemberId>,
     /// Voters that don't answer, have not started, or lack entries of the log. The unreachable one
     /// needn't be among them.
@@ -223,8 +223,8 @@ impl PolicyReplacementFacts<'_> {
         }
     }
 
-    /// Returns the decision if something prevents any change of members now, or this newcomer's.
-    /// `dead` is the member that the newcomer replaces.
+    /// Returns the decision if something now prevents all changes of members, or prevents the
+    /// admission of this newcomer. `dead` is the member that the newcomer replaces.
     fn obstacle(&self, dead: Option<MemberId>) -> Option<PolicyDecision> {
         if let Some(running) = self.uses.under_way() {
             let (newcomer, old) = (&running.newcomer, &running.member_name);

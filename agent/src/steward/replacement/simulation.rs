@@ -59,7 +59,7 @@ enum Guard {
     Freshness,
     /// Exactly one voter is unreachable.
     OneDead,
-    /// The member has been unreachable for the policy's time.
+    /// The member has been unreachable for `LIMITS.after_seconds`.
     Patience,
     /// All other voters are in sync.
     InSync,
@@ -363,7 +363,7 @@ impl Simulation {
         }
     }
 
-    /// Whether the path was cut for nearly the policy's time, until now or a short time ago.
+    /// Whether the path was cut for nearly `LIMITS.after_seconds`, until now or a short time ago.
     fn was_cut_for_long(&self, from: MemberId, to: MemberId) -> bool {
         let slack = 3 * TICK;
         let enough = LIMITS.after_seconds - slack;
@@ -718,8 +718,8 @@ impl Simulation {
         }
     }
 
-    /// Records a violation if a member is `lost` to a newcomer that doesn't vote, although the
-    /// member came back long before.
+    /// Records a violation if the member `old` came back long before its replacement took this
+    /// step. `lost` says what the step did to the member, as a word of a sentence.
     fn check_still_dead(&mut self, own: MemberId, old: MemberId, lost: &str) {
         if self.members.of_id(old).is_none() {
             return;

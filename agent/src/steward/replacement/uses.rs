@@ -138,8 +138,8 @@ impl UseLog {
         self.uses.iter().filter(counts).count()
     }
 
-    /// Returns when the oldest of a policy's uses that count now counts no more, in seconds since
-    /// 1970.
+    /// Returns when the next of a policy's uses stops counting, in seconds since 1970. `None` if no
+    /// use counts now.
     pub(crate) fn next_free(
         &self,
         policy: &GrantId,
@@ -227,7 +227,8 @@ mod hexadecimal {
 
 #[cfg(test)]
 impl UseLog {
-    /// Returns the log with vacant places that never count as filled: it switches the guard off.
+    /// Returns the log with vacant places that never count as filled. The simulation switches a
+    /// guard off in this way.
     pub(super) fn with_vacancies_for_ever(mut self) -> Self {
         for each in &mut self.uses {
             each.voters = usize::MAX;
@@ -304,7 +305,7 @@ mod tests {
     }
 
     #[test]
-    fn a_full_log_makes_room_of_uses_that_count_no_more_and_of_no_others() {
+    fn a_full_log_drops_only_uses_that_no_longer_count() {
         let (mut log, policy) = (UseLog::default(), GrantId::random());
         let mut number = 0_u16;
         let mut begin = |log: &mut UseLog, at: u64| {
