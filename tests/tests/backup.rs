@@ -52,7 +52,7 @@ fn a_service_that_lost_all_but_its_keys_is_restored_and_touches_no_cluster() -> 
     let stopped = testbed.path("backup-2");
     let without = [&back_up[..6], &[path_text(&stopped)?]].concat();
     let refused = testbed.admin_output(&without)?;
-    ensure!(refused.status.code() == Some(2), "of a service that is stopped: {refused:?}");
+    ensure!(refused.status.code() == Some(2), "a backup of a stopped service: {refused:?}");
     fs_err::remove_dir_all(&ledger)?;
     fs_err::rename(&postgres, testbed.path("postgres-of-today"))?;
 
@@ -61,7 +61,7 @@ fn a_service_that_lost_all_but_its_keys_is_restored_and_touches_no_cluster() -> 
         [&restore[..], &[path_text(&postgres)?, "--ledger", path_text(&ledger)?]].concat();
     testbed.admin_command(&restore)?;
     let again = testbed.admin_output(&restore)?;
-    ensure!(again.status.code() == Some(2), "it was restored over itself: {again:?}");
+    ensure!(again.status.code() == Some(2), "a second restore into one folder: {again:?}");
     testbed.start_discovery()?;
 
     // The service detects the restored database, and decides nothing until an owner has accepted

@@ -263,7 +263,7 @@ fn the_service_names_a_broken_database() -> Result<()> {
     let url = setup.testbed.database_url()?;
     let database = ["--database-url", url.as_str()];
     let running = check(&setup, database)?;
-    ensure!(running.code == 1, "the other ledger is free, so the address is another's");
+    ensure!(running.code == 1, "another service has the address: {}", running.output);
     running.expect("database", "ok", "up to date")?;
     let ledger = setup.testbed.path("discovery-ledger");
 

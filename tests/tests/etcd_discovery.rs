@@ -318,12 +318,12 @@ fn check_revocation(release: Option<EtcdRelease>) -> Result<()> {
 }
 
 #[test]
-fn a_revoked_token_ends_who_waits_by_v2() -> Result<()> {
+fn a_revoked_token_ends_a_waiting_etcd_by_v2() -> Result<()> {
     check_revocation(release(stock_etcd::oldest(), "v2"))
 }
 
 #[test]
-fn a_revoked_token_ends_who_waits_by_v3() -> Result<()> {
+fn a_revoked_token_ends_a_waiting_etcd_by_v3() -> Result<()> {
     check_revocation(release(stock_etcd::newest(work()), "v3"))
 }
 

@@ -107,7 +107,7 @@ fn a_killed_fuzzer_leaves_no_server_behind() -> Result<()> {
     fuzz.kill()?;
     fuzz.wait()?;
     let started = started?;
-    wait_for("all of them to end", Duration::from_secs(60), || {
+    wait_for("the fuzzer's children to end", Duration::from_secs(60), || {
         started.iter().all(|pid| !is_alive(*pid)).then_some(())
     })
 }

@@ -57,7 +57,7 @@ fn move_all_members(
     let agent = &mut agents[0];
     agent.terminate(LIMIT)?;
     agent.start_without_address()?;
-    poll_slowly("the member to be back where it has moved to", LIMIT, || {
+    poll_slowly("the restarted member to serve at its new address", LIMIT, || {
         let own = testbed.etcdctl("demo", &moved[..1]).ok()?;
         own.run(&["put", "after", "x"]).ok()
     })

@@ -192,8 +192,8 @@ fn machines_are_replaced_one_by_one() -> Result<()> {
         ensure!(text.contains("as a learner"), "{text}");
         machines.join_by_list(new)?;
         machines.run_member_command(&args)?;
-        let gone = machines.all.iter_mut().find(|node| node.name == old).context("it")?;
-        ensure!(gone.exit_code()? == 3, "it is removed");
+        let gone = machines.all.iter_mut().find(|node| node.name == old).context(old)?;
+        ensure!(gone.exit_code()? == 3, "the removed member {old} has another exit code");
         gone.kill();
     }
     machines.wait_voters(&["n4", "n5", "n6"])?;
@@ -219,7 +219,7 @@ fn members_change_addresses_one_by_one_with_member_wait_between() -> Result<()> 
             let name = machines.all[number].name.clone();
             let to = machines.all[number].peer_url.replace(":2380", ":12380");
             machines.run_member_command(&["move-leader", "--from", &name])?;
-            ensure!(leader(&machines)? != number, "it led, and leads");
+            ensure!(leader(&machines)? != number, "{name} still leads");
             machines.run_member_command(&["update", &name, "--peer-urls", &to])?;
             machines.all[number].move_to(&to);
             machines.all[number].stop()?;
@@ -318,7 +318,7 @@ fn a_change_whose_answer_is_lost_is_made_once() -> Result<()> {
             let id = added["member_id"].as_str().context("an id")?.to_owned();
             members(4)?;
             through(&["update", &id, "--peer-urls", &elsewhere])?;
-            ensure!(members(4)?.to_string().contains(&elsewhere), "it has moved");
+            ensure!(members(4)?.to_string().contains(&elsewhere), "the update was not made");
             through(&["remove", &id])?;
             members(3)?;
         }

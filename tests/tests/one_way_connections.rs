@@ -115,7 +115,7 @@ impl OneWayCluster {
         self.nodes[away].wait_ready(LIMIT)?;
         self.write(away).await?;
         let output = self.nodes[away].output();
-        ensure!(output.contains("installed a snapshot"), "it was brought up to date without one");
+        ensure!(output.contains("installed a snapshot"), "{away} caught up without a snapshot");
         Ok(())
     }
 

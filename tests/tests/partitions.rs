@@ -234,7 +234,7 @@ impl PartitionedCluster {
     /// is about.
     async fn prepare(&mut self, change: MembershipChange, leader: usize) -> Result<usize> {
         for host in 0..SPARE {
-            let status = retry("its status", async || self.status(host).await).await?;
+            let status = retry("a member's status", async || self.status(host).await).await?;
             self.ids.push(header(&status)?.member_id);
         }
         self.ids.push(0);
@@ -514,7 +514,7 @@ impl PartitionedCluster {
     }
 
     async fn term(&self, host: usize) -> Result<u64> {
-        Ok(retry("its status", async || self.status(host).await).await?.raft_term)
+        Ok(retry("a member's status", async || self.status(host).await).await?.raft_term)
     }
 
     async fn status(&self, host: usize) -> Result<StatusResponse> {

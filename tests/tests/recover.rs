@@ -161,7 +161,7 @@ fn a_new_cluster_is_made_from_the_directory_with_the_longest_log() -> Result<()>
     // Members of the old cluster return, and form a cluster among themselves only.
     second.start()?;
     lost.start()?;
-    wait_for("the old cluster's rest to serve", LIMIT, || rest.run(&["put", "k", "old"]).ok())?;
+    wait_for("the old members to serve", LIMIT, || rest.run(&["put", "k", "old"]).ok())?;
     ensure!(members()?.as_array().map(Vec::len) == Some(1), "{}", members()?);
     ensure!(value()? == "YWZ0ZXI=", "{}", value()?);
 
@@ -491,7 +491,7 @@ fn check_recovery_killed_at_each_step(
     }
     ensure!(olds + news >= least && news > 0, "{olds} times old, {news} times new");
     agent.start()?;
-    wait_for("it to serve", LIMIT, || etcdctl.run(&["put", "new", "one"]).ok())?;
+    wait_for("the new cluster to serve", LIMIT, || etcdctl.run(&["put", "new", "one"]).ok())?;
     ensure!(etcdctl.run(&["get", "k", "--print-value-only"])?.trim() == "v");
     ensure!(cluster_id(&etcdctl)? != old);
     Ok(())
@@ -552,7 +552,8 @@ fn a_killed_recovery_leaves_no_program_behind() -> Result<()> {
     .with_context(|| asked.output())?;
     ensure!(is_alive(pid));
     asked.kill();
-    let gone = wait_for("its program to end with it", LIMIT, || (!is_alive(pid)).then_some(()));
+    let gone =
+        wait_for("the killed command's program to end", LIMIT, || (!is_alive(pid)).then_some(()));
     if gone.is_err() {
         send_signal(pid, Signal::KILL);
     }

@@ -129,7 +129,7 @@ fn check_hosts_serve(testbed: &Testbed, hosts: &[&TestHost]) -> Result<()> {
     for host in hosts {
         let own = etcdctl.with_endpoint(host);
         let mut last = String::new();
-        wait_for("certificates for where a member is", LIMIT, || {
+        wait_for("a certificate for the member's address", LIMIT, || {
             let found = own.run(&["get", "k", "--print-value-only"]);
             last = format!("{}: {found:?}", host.address);
             (found.ok()?.trim() == "v").then_some(())
@@ -403,12 +403,12 @@ fn a_newcomer_joins_at_the_cluster_address_that_an_operator_gives() -> Result<()
     newcomer.options.env.clear();
     newcomer.start()?;
     newcomer.wait_for_output("say --cluster-address", LIMIT)?;
-    ensure!(newcomer.node_pid().is_none(), "it was started on nobody's word");
+    ensure!(newcomer.node_pid().is_none(), "a node was started without the cluster's list");
     newcomer.kill();
     let address = first.host.address.to_string();
     newcomer.options.args.extend(["--cluster-address".to_owned(), address]);
     newcomer.start()?;
-    wait_for("its node", LIMIT, || newcomer.node_pid())
+    wait_for("the newcomer's node", LIMIT, || newcomer.node_pid())
         .with_context(|| last_lines(&newcomer.output(), 30))?;
     first.start()?;
     wait_settled(&testbed, &first, 2)?;
@@ -440,7 +440,7 @@ fn discovery_follows_a_recovery_again_after_a_restore_from_before_it() -> Result
     fs_err::rename(&postgres, testbed.path("postgres-of-today"))?;
     testbed.admin_command(&[&["restore", "--from", path_text(&backup)?], &places[..]].concat())?;
     testbed.start_discovery()?;
-    poll_slowly("an owner's word", LIMIT, || {
+    poll_slowly("an owner to accept the database", LIMIT, || {
         testbed.admin_command(&["db", "accept", "--yes"]).ok()
     })?;
     // An agent reports at its start, and later only every two minutes.

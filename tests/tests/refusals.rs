@@ -105,7 +105,7 @@ fn expired_revoked_and_foreign_tokens_are_refused() -> Result<()> {
         testbed.admin_command(&[&create[..], &[&format!("{seconds}s")]].concat()).is_ok()
     });
     made.context("no token is taken")?;
-    poll_slowly("it to expire", LIMIT, || {
+    poll_slowly("the token to expire", LIMIT, || {
         let tokens = testbed.admin_json(&["token", "list", "--cluster", "demo"]).ok()?;
         (tokens["grants"][0]["state"] == "expired").then_some(())
     })?;
@@ -187,7 +187,7 @@ fn two_hosts_with_one_peer_url_do_not_form_a_cluster() -> Result<()> {
     agents[0].wait_for_output("waiting", LIMIT)?;
     agents[1].start()?;
     agents[2].start()?;
-    poll_slowly("the second to be told", LIMIT, || {
+    poll_slowly("the second agent to name the URL", LIMIT, || {
         agents[1].output().contains(&url).then_some(())
     })?;
     let shown = testbed.admin_json(&["cluster", "show", "demo"])?;
@@ -213,7 +213,7 @@ fn a_record_changed_in_the_database_is_signed_by_nobody() -> Result<()> {
     let mut third = testbed.agent(2, &bundle);
     third.start()?;
     agents.push(third);
-    let printed = poll_slowly("somebody to say so", LIMIT, || {
+    let printed = poll_slowly("a complaint about the changed record", LIMIT, || {
         let discovery = testbed.discovery.as_ref()?.output();
         let all: String = agents.iter().map(muster_tests::harness::AgentProcess::output).collect();
         let all = all + &discovery;

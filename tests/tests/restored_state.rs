@@ -154,10 +154,10 @@ fn a_restored_database_whose_ledger_is_gone_freezes_nothing_until_an_owner_decid
         let text = testbed.admin_command(&["cluster", "explain", "demo"]).ok()?;
         text.contains("db accept").then_some(text)
     })?;
-    ensure!(explained.contains("process forget"), "the other way out is not told: {explained}");
+    ensure!(explained.contains("process forget"), "`process forget` is not named: {explained}");
     std::thread::sleep(Duration::from_secs(3));
     let shown = testbed.admin_json(&["cluster", "show", "demo"])?;
-    ensure!(shown["state"] == "open", "it went on without an owner: {shown}");
+    ensure!(shown["state"] == "open", "discovery went on without an owner's decision: {shown}");
 
     testbed.admin_command(&["db", "accept", "--yes"])?;
     for agent in &mut late {
@@ -216,7 +216,7 @@ fn restore_without_forming_process() -> Result<RestoredService> {
     let identity = raft_cluster(&testbed, &testbed.network.hosts[..3])?;
     formed_it.kill();
     let ledger = fs_err::read_to_string(testbed.path("discovery-ledger").join("ledger.jsonl"))?;
-    ensure!(!ledger.contains(r#""kind":"commit""#), "the survivor let it out as well: {ledger}");
+    ensure!(!ledger.contains(r#""kind":"commit""#), "the survivor has the commit, too: {ledger}");
 
     let server = url.replace(":///muster?", ":///postgres?");
     for sql in ["DROP DATABASE muster WITH (FORCE)", "CREATE DATABASE muster TEMPLATE template0"] {

@@ -44,14 +44,14 @@ fn every_invariant_holds_in_every_history() {
     assert!(total.leases_expired > HISTORIES && total.renewals > HISTORIES);
     assert!(total.lease_checkpoints > HISTORIES && total.outdated_clocks > HISTORIES / 200);
     assert!(total.user_changes > 2 * HISTORIES && total.denied > 10 * HISTORIES);
-    assert!(total.tokens_used > 2 * HISTORIES, "tokens that prove something");
-    assert!(total.compared > 10 * HISTORIES, "members that no false alarm could be about");
+    assert!(total.tokens_used > 2 * HISTORIES, "tokens that identified their user");
+    assert!(total.compared > 10 * HISTORIES, "members whose data was compared");
     assert!(total.lost_bodies > HISTORIES / 10 && total.disk_space_warnings > HISTORIES / 10);
     assert!(total.lists > HISTORIES && total.pages > total.lists + HISTORIES / 4);
     assert!(total.copies_checked > 10 * HISTORIES && total.lists_restarted > HISTORIES / 4);
     assert!(total.updates > 3 * HISTORIES && total.updates_conflicted > HISTORIES / 2);
     assert!(total.races_won > HISTORIES / 2 && total.races_lost > HISTORIES / 2);
-    assert!(total.races_compacted > HISTORIES / 10, "compactions by who won");
+    assert!(total.races_compacted > HISTORIES / 10, "compactions by the winner of a race");
 }
 
 #[test]

@@ -101,7 +101,7 @@ struct ExploreArguments {
     /// Switch off the reductions that treat states or steps as equal, to compare.
     #[arg(long)]
     unreduced: bool,
-    /// Play one fault-free run for this many states; 0 for none.
+    /// Play a fault-free run from one in this many states; 0 for none.
     #[arg(long, default_value_t = 256)]
     roads: u64,
     /// Stop after this many minutes. If the exploration was cut short, the last twelfth of them is

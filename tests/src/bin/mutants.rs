@@ -178,7 +178,7 @@ fn try_all(
             let verdict = try_one(bench, mutant, useless)?;
             let took = began.elapsed().as_secs_f64();
             println!("{} {} ({took:.1} s): {}", mutant.id, verdict.describe(), mutant.title);
-            results.lock().expect("nobody panics with it").insert(mutant.id, verdict);
+            results.lock().expect("no holder panics").insert(mutant.id, verdict);
         }
         Ok(())
     };
@@ -186,7 +186,7 @@ fn try_all(
         let workers: Vec<_> = (0..jobs.max(1)).map(|_| scope.spawn(work)).collect();
         workers.into_iter().try_for_each(|worker| worker.join().expect("a worker returns"))
     })?;
-    Ok(results.into_inner().expect("nobody panics with it"))
+    Ok(results.into_inner().expect("no holder panics"))
 }
 
 /// Prints how many mutants of each list were found, and then every mutant that was not.

@@ -196,6 +196,7 @@ mod tests {
         assert_eq!(ended.end, ChildEnd::TimeLimit);
         let started: u32 = ended.stdout.trim().parse().unwrap();
         let limit = Duration::from_secs(10);
-        wait_for("it to end", limit, || (!is_alive(started)).then_some(())).unwrap();
+        wait_for("the background process to end", limit, || (!is_alive(started)).then_some(()))
+            .unwrap();
     }
 }

@@ -18,7 +18,8 @@ const SWEEP_INTERVAL: Duration = Duration::from_millis(50);
 pub(super) fn stop(child: &mut Child) {
     let started = descendants(child.id());
     send_signal(child.id(), Signal::KILL);
-    // Nothing may wait between these signals. Another process could get the id of one that ended.
+    // Wait for no process before all signals are sent: once a process was waited for, another one
+    // can get its id.
     for &process in &started {
         send_signal(process, Signal::KILL);
     }

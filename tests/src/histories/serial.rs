@@ -47,7 +47,7 @@ pub fn check(history: &RecordedHistory) -> Result<(ReferenceModel, HistoryReport
     for change in &history.users {
         let change = Some(change.clone());
         let applied = replay.apply(None, Operation::ChangeAuth(AuthChange { change }));
-        applied.expect("who makes users makes them in an order that is allowed");
+        applied.expect("a recording creates users in an order that the model accepts");
     }
     let happened = replay.run(&requests_by_revision)?;
     for request in &history.requests {

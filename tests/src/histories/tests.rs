@@ -49,11 +49,11 @@ impl HistoryBuilder {
         let answer = match &operation {
             RequestedOperation::Write(operation) => {
                 let outcome = self.apply(operation.clone());
-                Answer::Write(outcome.expect("the test asks for what can be"))
+                Answer::Write(outcome.expect("the model carries the request out"))
             }
             RequestedOperation::Read(request) => {
                 let state = StoreRevisions { revision: self.model.newest(), compacted: -1 };
-                Answer::Read(self.model.range(state, request).expect("so it does"))
+                Answer::Read(self.model.range(state, request).expect("the model has this range"))
             }
         };
         let end = self.now + 2;
@@ -62,7 +62,7 @@ impl HistoryBuilder {
 
     /// Adds a write that is carried out, but whose outcome is unknown.
     fn add_applied_unknown(&mut self, operation: Operation) -> usize {
-        self.apply(operation.clone()).expect("the test asks for what can be");
+        self.apply(operation.clone()).expect("the model carries the request out");
         self.add_unapplied_unknown(operation)
     }
 
@@ -123,7 +123,8 @@ impl HistoryBuilder {
         changes.push(AuthOperation::Enable(AuthEnableRequest {}));
         for change in &changes {
             let change = Some(change.clone());
-            self.apply(Operation::ChangeAuth(AuthChange { change })).expect("in this order");
+            self.apply(Operation::ChangeAuth(AuthChange { change }))
+                .expect("the changes are in a valid order");
         }
         self.history.users = changes;
     }
@@ -327,7 +328,7 @@ const LAST_PUT: usize = 6;
 
 #[test]
 fn the_sample_history_passes() {
-    judge(&sample_history()).expect("it is");
+    judge(&sample_history()).expect("the sample is correct");
 }
 
 #[test]
@@ -354,10 +355,12 @@ fn a_lost_write_is_found() {
 fn a_stale_read_is_found_unless_it_is_serializable_or_concurrent() {
     let mut history = sample_history();
     let stale_outcome = history.requests[FIRST_READ].outcome.clone();
-    let RequestOutcome::Answered { answer, .. } = stale_outcome else { panic!("it was answered") };
+    let RequestOutcome::Answered { answer, .. } = stale_outcome else {
+        panic!("the first read was answered")
+    };
     let second = &mut history.requests[SECOND_READ];
     let RequestOutcome::Answered { answer: second_answer, .. } = &mut second.outcome else {
-        panic!("so was it")
+        panic!("the second read was answered")
     };
     *second_answer = answer;
     assert_eq!(violated_rule(&history), Rule::RealTime);
@@ -365,14 +368,14 @@ fn a_stale_read_is_found_unless_it_is_serializable_or_concurrent() {
         panic!("a read")
     };
     request.serializable = true;
-    judge(&history).expect("it may look back");
+    judge(&history).expect("a serializable read may be stale");
     // The read now begins before the change was known, so its answer may lack the change.
     let RequestedOperation::Read(request) = &mut history.requests[SECOND_READ].operation else {
         panic!("a read")
     };
     request.serializable = false;
     history.requests[SECOND_READ].begin = history.requests[SECOND_PUT].begin;
-    judge(&history).expect("they were asked at once");
+    judge(&history).expect("a concurrent read may lack the change");
 }
 
 #[test]
@@ -384,7 +387,7 @@ fn a_read_older_than_what_a_watcher_had_received_is_found() {
         // Move the responses at revision 3 to before the read, which is answered at revision 3 too.
         *at = if header.revision == 3 { began - 1 } else { *at };
     }
-    judge(&history).expect("no more than the read has");
+    judge(&history).expect("the watcher knew no newer revision than the read");
     let (at, _) = &mut history.watchers[0].streams[1].responses[1];
     *at = began - 1;
     assert_eq!(violated_rule(&history), Rule::RealTime);
@@ -477,7 +480,7 @@ fn a_write_without_an_answer_is_placed_where_its_value_was_seen() {
     let mut history = sample_history();
     history.requests[LAST_PUT].outcome = unknown();
     history.requests[TXN].outcome = unknown();
-    assert_eq!(judge(&history).expect("they have happened").happened, 2);
+    assert_eq!(judge(&history).expect("both writes can be placed").happened, 2);
     // A write must not happen before its request was sent.
     history.requests[TXN].outcome = sample_history().requests[TXN].outcome.clone();
     history.requests[SECOND_PUT].outcome = unknown();
@@ -509,7 +512,7 @@ fn each_delete_without_a_known_cause_needs_its_own_lost_request() {
         builder.add_applied_unknown(Operation::DeleteRange(both));
     }
     let mut history = builder.finish();
-    judge(&history).expect("four of four");
+    judge(&history).expect("four requests for four deletes");
     history.requests.retain({
         let mut left = 3;
         move |request| {
@@ -519,7 +522,7 @@ fn each_delete_without_a_known_cause_needs_its_own_lost_request() {
             }
         }
     });
-    assert_eq!(violated_rule(&history), Rule::AtMostOnce, "four of three");
+    assert_eq!(violated_rule(&history), Rule::AtMostOnce, "three requests for four deletes");
 }
 
 #[test]
@@ -588,7 +591,7 @@ fn a_lease_that_expires_before_its_ttl_is_found() {
         builder.add_answered(put_with("a", "1", 7));
         builder.now += slept;
         // A leader ends an expired lease by its own clock, without a request by a client.
-        builder.apply(revoke(7)).expect("it is there");
+        builder.apply(revoke(7)).expect("the lease exists");
         builder.add_answered(read("a"));
         let found = judge(&builder.finish()).err().map(|violation| violation.rule);
         assert_eq!(found, expected, "after {slept}");
@@ -648,7 +651,7 @@ fn a_user_without_permission_is_refused_and_receives_no_data() {
     }
     let mut history = new_builder().finish();
     history.requests[0].outcome = RequestOutcome::Unknown { text: String::new() };
-    judge(&history).expect("it is the same");
+    judge(&history).expect("the answer to a write may be lost");
     history.requests[0].user = Some("b".to_owned());
     assert_eq!(violated_rule(&history), Rule::Permitted);
     let mut watching = new_builder();

@@ -78,7 +78,8 @@ impl WatchChecker<'_> {
     fn check_stream(&mut self, stream: &RecordedStream) -> Result<(), RuleViolation> {
         if stream.start_revision > 0 {
             let next = *self.received_up_to.get_or_insert(stream.start_revision - 1) + 1;
-            assert_eq!(stream.start_revision.min(self.last + 1), next, "it goes on where it was");
+            let start = stream.start_revision.min(self.last + 1);
+            assert_eq!(start, next, "each stream continues the one before");
         }
         for (at, response) in &stream.responses {
             let received = self.check_response(response, stream);

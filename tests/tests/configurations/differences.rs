@@ -1,6 +1,7 @@
 //! Parser for the tables in `docs/differences.md` with configurations that only one of the programs
 //! accepts. A row describes a configuration that contains each text in backticks in the row's first
-//! cell, except for texts after the word "without". These must be missing from it.
+//! cell. The exceptions are texts after the word "without", which must be missing from the
+//! configuration.
 
 use std::collections::BTreeSet;
 

@@ -227,7 +227,7 @@ fn answers(address: SocketAddr, hello: &[u8]) -> bool {
     [REQUEST, hello].iter().any(|bytes| exchange(address, bytes).is_some_and(|read| read.is_ok()))
 }
 
-/// Whether a program accepts connections at `address`. It tries twice: a program that is about to
+/// Whether a program accepts connections at `address`. Connects twice: a program that is about to
 /// end may close the first connection, and refuses the second one.
 fn reacts_twice(address: SocketAddr) -> bool {
     let reacts = || match exchange(address, REQUEST) {

@@ -148,7 +148,7 @@ impl Shell {
                 if args.iter().any(|word| word == "add") {
                     std::thread::sleep(ADDITION_PAUSE);
                 }
-                let printed = wait_for("an answer for good", LIMIT, || {
+                let printed = wait_for("an answer that is no temporary refusal", LIMIT, || {
                     let printed = self.etcdctl(args).ok()?;
                     (!retried || !texts::is_retryable(&String::from_utf8_lossy(&printed.stderr)))
                         .then_some(printed)
@@ -235,7 +235,7 @@ impl Shell {
             ("listed", [text]) => {
                 let text = self.to_real_names(text);
                 let list = ["member", "list"].map(str::to_owned);
-                wait_for("the list to say so", LIMIT, || {
+                wait_for("the member list to contain the text", LIMIT, || {
                     let printed = self.etcdctl(&list).ok()?;
                     String::from_utf8_lossy(&printed.stdout).contains(&text).then_some(())
                 })?;

@@ -50,7 +50,7 @@ fn wait_for_cluster(running: &FormedCluster) -> Result<Etcdctl> {
         let last = running.agents.iter().map(|agent| last_lines(&agent.output(), 25));
         format!("{:?}\n{}", running.members(), last.collect::<Vec<_>>().join("\n\n"))
     };
-    wait_for("all members to be written to where they are", LIMIT, || {
+    wait_for("all members to take writes at their new addresses", LIMIT, || {
         let each = running
             .agents
             .iter()
@@ -58,7 +58,7 @@ fn wait_for_cluster(running: &FormedCluster) -> Result<Etcdctl> {
         each.collect::<Option<Vec<_>>>()
     })
     .with_context(logs)?;
-    wait_for("the cluster to list where they are", LIMIT, || {
+    wait_for("the cluster to list the new addresses", LIMIT, || {
         let members = running.members().ok()?;
         let are_listed = running.agents.iter().all(|agent| members.contains_key(&peer_url(agent)));
         (members.len() == running.agents.len() && are_listed).then_some(())
@@ -69,7 +69,7 @@ fn wait_for_cluster(running: &FormedCluster) -> Result<Etcdctl> {
 
 /// Waits until discovery lists the members' present addresses.
 fn wait_for_discovery(running: &FormedCluster) -> Result<()> {
-    wait_for("discovery to know where they are", LIMIT, || {
+    wait_for("discovery to list the new addresses", LIMIT, || {
         let shown = running.testbed.admin_json(&["cluster", "show", "demo"]).ok()?.to_string();
         running.agents.iter().all(|agent| shown.contains(&peer_url(agent))).then_some(())
     })
@@ -216,7 +216,7 @@ fn check_one_member(node: Option<&Path>) -> Result<()> {
     // Once the cluster has recorded the new address, the agent must not change it again, because an
     // operator may set an earlier address.
     let journal = running.agents[moved].data_dir.join("agent/journal.json");
-    wait_for("the agent to journal that", LIMIT, || {
+    wait_for("the agent to journal the recorded address", LIMIT, || {
         let text = fs_err::read_to_string(&journal).ok()?;
         let journal: Value = serde_json::from_str(&text).ok()?;
         (journal["former_peer_urls"] == json!([]) && journal["moved"].is_object()).then_some(())

@@ -132,7 +132,7 @@ fn without_a_service_a_person_makes_the_certificates_of_old_and_new_members() ->
     running.testbed.kill_discovery();
 
     // Wait until the certificates have expired, the agents report that, and clients are refused.
-    poll_slowly("the certificates to be over", LIMIT, || {
+    poll_slowly("the certificates to expire", LIMIT, || {
         let late = running.agents.iter().all(|agent| {
             agent.status().is_ok_and(|status| status["certificates_late"].is_string())
         });
@@ -191,7 +191,7 @@ fn add_host_by_hand(running: &FormedCluster, export: &Path) -> Result<()> {
         "--client-cert-auth".to_owned(),
         "--peer-client-cert-auth".to_owned(),
     ];
-    let environment = added["environment"].as_object().context("what it is told")?;
+    let environment = added["environment"].as_object().context("the new node's environment")?;
     let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
     node.env = environment.iter().map(|(name, value)| (name.clone(), text(value))).collect();
     node.start()?;

@@ -72,7 +72,7 @@ fn a_host_whose_node_is_down_finds_the_members_that_came_after_it() -> Result<()
     let founder = peer_url(&running.agents[0]);
     running.remove(&running.agents[0])?;
     let known = first.data_dir.join("agent/known-members.json");
-    wait_for("the first one to have written down who the members are", LIMIT, || {
+    wait_for("the first newcomer's agent to write the member list", LIMIT, || {
         let text = fs_err::read_to_string(&known).ok()?;
         (text.contains(&peer_url(&third)) && !text.contains(&founder)).then_some(())
     })?;

@@ -29,7 +29,7 @@ fn a_cluster_of_two_shrinks_to_one_and_discovery_learns_of_it() -> Result<()> {
     running.remove(&newcomer)?;
     ensure!(newcomer.exit_code(LIMIT)? == 3, "{}", newcomer.output());
     let name = running.name(&running.agents[0])?;
-    poll_slowly("discovery to know the one that is left", LIMIT, || {
+    poll_slowly("discovery to list only the last member", LIMIT, || {
         let shown = running.testbed.admin_json(&["cluster", "show", "demo"]).ok()?;
         let members = shown["directory"]["membership"]["members"].as_array()?;
         (members.len() == 1 && members[0]["name"] == name.as_str()).then_some(())
@@ -104,7 +104,7 @@ fn a_revoked_operators_order_is_refused_after_a_restore_of_discovery() -> Result
         let order = ["intent", "remove", "demo", &name, "--yes", "--key", path_text(&key)?];
         let output = running.testbed.admin_output(&order)?;
         let printed = String::from_utf8_lossy(&output.stderr).into_owned();
-        ensure!(output.status.success(), "the service that forgot it takes her order: {printed}");
+        ensure!(output.status.success(), "the restored service refuses her order: {printed}");
         Ok(())
     };
     order()?;
@@ -113,7 +113,7 @@ fn a_revoked_operators_order_is_refused_after_a_restore_of_discovery() -> Result
         agent.start()?;
     }
     let refused = || running.agents.iter().any(|agent| agent.output().contains("that is refused"));
-    wait_for("an agent to refuse it", LIMIT, || refused().then_some(()))?;
+    wait_for("an agent to refuse her order", LIMIT, || refused().then_some(()))?;
     // An agent of the cluster reports the order as refused, with the reason.
     let ended = wait_for("her order to end", LIMIT, || {
         let list = running.testbed.admin_json(&["intent", "list", "demo", "--all"]).ok()?;
@@ -149,23 +149,23 @@ fn check_move_by_order(node: Option<&Path>) -> Result<()> {
     moved.host = elsewhere;
     moved.start()?;
     let own = running.etcdctl()?.with_endpoint(&running.agents[0].host);
-    wait_for("the member to serve where it is now", LIMIT, || own.run(&["put", "k", "v"]).ok())
+    wait_for("the member to serve at its new address", LIMIT, || own.run(&["put", "k", "v"]).ok())
         .with_context(|| last_lines(&running.agents[0].output(), 25))?;
     let client = format!("https://{}:2379", running.agents[0].host.address);
-    wait_for("the cluster to know where it is now", LIMIT, || {
+    wait_for("the cluster to list the new address", LIMIT, || {
         let list = own.json(&["member", "list"]).ok()?;
         let is_it = |member: &&Value| member["peerURLs"] == json!([url]);
         let found = list["members"].as_array()?.iter().find(is_it)?;
         (found["clientURLs"] == json!([client]) && found["name"] == name.as_str()).then_some(())
     })?;
     writer.stop_and_check(&client)?;
-    wait_for("its agent to find it", LIMIT, || {
+    wait_for("the moved node to be ready for its agent", LIMIT, || {
         (running.agents[0].status().ok()?["node_health"]["ready"] == true).then_some(())
     })?;
     // Stop another member, so that the moved member is needed for the quorum. Then check that the
     // moved member's agent restarts without flags for the address.
     running.agents[1].terminate(LIMIT)?;
-    wait_for("the two that are left to write", LIMIT, || own.run(&["put", "k", "w"]).ok())?;
+    wait_for("a write without the stopped member", LIMIT, || own.run(&["put", "k", "w"]).ok())?;
     running.agents[0].terminate(LIMIT)?;
     running.agents[0].start_without_address()?;
     wait_for("the member to serve again", LIMIT, || own.run(&["put", "k", "x"]).ok())

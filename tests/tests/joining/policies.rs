@@ -197,7 +197,7 @@ fn one_of_two_standbys_takes_the_place_and_the_limit_stops_the_other() -> Result
     let (mut running, bundle, id) = form(5, "1")?;
     let standbys = [running.standby(3, &bundle)?, running.standby(4, &bundle)?];
     let gone = kill_last(&mut running)?;
-    poll_slowly("one of the two to take the place", REPLACED, || {
+    poll_slowly("one standby to take the dead member's place", REPLACED, || {
         let members = running.members().ok()?;
         let come = standbys.iter().filter(|each| running.is_voter(each)).count();
         (members.len() == 3 && !members.contains_key(&gone) && come == 1).then_some(())
@@ -224,7 +224,7 @@ fn one_of_two_standbys_takes_the_place_and_the_limit_stops_the_other() -> Result
     Ok(())
 }
 
-/// A member that is unreachable for less than the policy's time stays.
+/// A member that is unreachable for less time than the policy requires stays.
 #[test]
 fn a_member_that_comes_back_in_time_stays() -> Result<()> {
     let (mut running, bundle, _) = form(4, "2")?;
@@ -307,7 +307,7 @@ fn a_policy_that_was_revoked_at_discovery_ends_in_the_cluster_for_ever() -> Resu
     ensure!(code == 3 && elsewhere.output().contains("for the zone"), "{}", elsewhere.output());
 
     running.testbed.admin_command(&["policy", "revoke", &id, "--yes"])?;
-    poll_slowly("the cluster's own store to know it", LIMIT, || {
+    poll_slowly("the cluster's own store to have the revocation", LIMIT, || {
         let output = running.policy_command(&["list"]).ok()?.output().ok()?;
         let text = String::from_utf8_lossy(&output.stdout).into_owned();
         text.contains(&format!("policy {id} is revoked")).then_some(())
@@ -366,8 +366,8 @@ fn a_replacement_that_discovery_has_forgotten_comes_to_an_end() -> Result<()> {
         let last = running.agents.iter().map(|agent| last_lines(&agent.output(), 25));
         format!("{:?}\n{}", running.replacements(), last.collect::<Vec<_>>().join("\n---\n"))
     })?;
-    // The next newcomer gets a longer time limit than the first: a slow machine makes no progress
-    // in 3 s.
+    // Restart the agents without the limit of 3 s for a newcomer's progress. On a slow machine, the
+    // next newcomer may need longer.
     running.restart_agents(&[AFTER])?;
     let second = running.standby(4, &bundle)?;
     running.wait_replaced(&second, &gone)
@@ -386,8 +386,8 @@ fn a_place_that_a_dead_newcomer_left_is_filled_by_the_next_one() -> Result<()> {
     first.exit_code(REPLACED)?;
     running.wait_intents("replace", "stalled", 1)?;
     ensure!(running.members()?.len() == 2, "{:?}", running.members());
-    // The next newcomer gets a longer time limit than the first: a slow machine makes no progress
-    // in 3 s.
+    // Restart the agents without the limit of 3 s for a newcomer's progress. On a slow machine, the
+    // next newcomer may need longer.
     running.restart_agents(&[AFTER, ZONE])?;
     let second = running.standby(4, &bundle)?;
     running.wait_replaced(&second, &gone)?;

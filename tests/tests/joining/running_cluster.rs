@@ -188,7 +188,7 @@ impl FormedCluster {
     /// Waits until exactly `count` intents of this kind are in this state.
     pub(crate) fn wait_intents(&self, verb: &str, state: &str, count: usize) -> Result<()> {
         let wanted = (verb.to_owned(), state.to_owned());
-        poll_slowly(&format!("{count} times {verb} to be {state}"), LIMIT, || {
+        poll_slowly(&format!("{count} {verb} intents to be {state}"), LIMIT, || {
             let found = self.intents().ok()?.into_iter().filter(|intent| *intent == wanted).count();
             (found == count).then_some(())
         })

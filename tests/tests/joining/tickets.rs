@@ -214,7 +214,7 @@ fn check_one_of_two_replaces(old_runs: bool, node: Option<&Path>) -> Result<()> 
         states.sort_unstable();
         Some(states)
     };
-    poll_slowly("one to come and the other to be refused", LIMIT, || {
+    poll_slowly("one newcomer to be promoted and one to be refused", LIMIT, || {
         (states(&running)? == ["promoted", "refused"]).then_some(())
     })
     .with_context(|| format!("{:?} {:?}", running.intents(), running.members()))?;

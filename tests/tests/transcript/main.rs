@@ -1,7 +1,7 @@
 //! Compares the output and exit code of `etcdctl` on stock etcd and on `muster-node`. The lines of
 //! `etcdctl.txt` are run one after another on a one-member cluster of each. Values that always
-//! differ are masked: ids, addresses, terms and times. Every other difference must be listed there
-//! with its reason, and must occur.
+//! differ are masked: ids, addresses, terms and times. Every other difference must be listed in
+//! `etcdctl.txt` with its reason, and must occur.
 
 mod checks;
 mod mask;

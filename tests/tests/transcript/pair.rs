@@ -108,17 +108,18 @@ impl TranscriptCluster {
                 (!output.as_ref().is_ok_and(other)).then_some(output)
             })??,
             RunMode::StartBackground => {
-                ensure!(self.background.is_none(), "something goes on already");
+                ensure!(self.background.is_none(), "a background command runs already");
                 self.background = Some(self.start(line)?);
                 return Ok(CommandResult::default());
             }
             RunMode::AwaitBackgroundLines(lines) => {
-                self.background.as_mut().context("nothing goes on")?.wait_distinct_lines(lines)?;
+                let background = self.background.as_mut().context("no background command runs")?;
+                background.wait_distinct_lines(lines)?;
                 return Ok(CommandResult::default());
             }
             RunMode::EndBackground => {
-                let output =
-                    self.background.take().context("nothing goes on")?.kill_and_output()?;
+                let background = self.background.take().context("no background command runs")?;
+                let output = background.kill_and_output()?;
                 // Timing decides whether the command was killed or ended by itself, so the exit
                 // code is left out.
                 ProgramOutput {

@@ -146,7 +146,7 @@ impl ClusterUnderTest {
                 match self.cluster(*at).member_add(request).await {
                     Ok(answer) => {
                         let answer = answer.into_inner();
-                        let added = answer.member.context("it says who was added")?;
+                        let added = answer.member.context("the answer has the added member")?;
                         self.ids.push(added.id);
                         (Some(added), Ok(answer.members))
                     }
@@ -220,7 +220,7 @@ impl ClusterUnderTest {
 
     /// Waits until the process of a removed member has ended.
     pub(super) async fn wait_for_end(&mut self, number: usize) -> Result<()> {
-        let mut process = self.processes.remove(&number).context("it runs")?;
+        let mut process = self.processes.remove(&number).context("the removed member runs")?;
         until(async || process.exit_status()).await?;
         Ok(())
     }
@@ -252,7 +252,7 @@ impl ClusterUnderTest {
     }
 
     fn check_running(&mut self, number: usize) -> Result<()> {
-        let process = self.processes.get_mut(&number).context("it runs")?;
+        let process = self.processes.get_mut(&number).context("the member runs")?;
         ensure!(process.exit_status()?.is_none(), "member {number} ended: {}", self.dir.display());
         Ok(())
     }

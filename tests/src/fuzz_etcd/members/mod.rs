@@ -160,7 +160,7 @@ impl MembershipFuzzRun {
                     let ends = cluster.wait_for_end(ended_process.expect("it ran"));
                     timeout(SETTLE_TIMEOUT, ends)
                         .await
-                        .context("who was removed does not end")??;
+                        .context("the process of the removed member does not end")??;
                 }
             }
             MemberCall::List { .. } => return Ok(()),
@@ -176,7 +176,7 @@ impl MembershipFuzzRun {
         for cluster in clusters {
             timeout(SETTLE_TIMEOUT, cluster.settle(known))
                 .await
-                .context("it does not settle")??;
+                .context("a cluster does not settle")??;
         }
         if known.running_voters() > 1 {
             self.healthy_at = Instant::now() + HEALTH_DELAY;

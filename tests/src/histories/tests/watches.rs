@@ -52,7 +52,7 @@ fn an_event_after_the_last_revision_shows_missing_earlier_events() {
         history
     };
     let one_key = WatchCreateRequest { key: "a".into(), ..WatchCreateRequest::default() };
-    judge(&after_the_end(one_key)).expect("nothing else was wanted");
+    judge(&after_the_end(one_key)).expect("the watcher of one key misses no change of it");
     let mut history = after_the_end(everything());
     second_stream(&mut history).remove(1);
     assert_eq!(violated_rule(&history), Rule::WatchInOrder);
@@ -108,7 +108,7 @@ fn an_event_that_differs_from_the_change_is_found() {
     }
     let mut history = sample_history();
     history.watchers[0].request.prev_kv = false;
-    assert_eq!(violated_rule(&history), Rule::WatchEvents, "nobody asked for what was before");
+    assert_eq!(violated_rule(&history), Rule::WatchEvents, "no previous value is wanted");
     let mut history = sample_history();
     history.watchers[0].request.filters = vec![FilterType::Noput.into()];
     let evidence = sample_history().watchers.remove(0);
