@@ -151,7 +151,8 @@ fn apply_in_place(
     Ok(())
 }
 
-/// Applies an action that ends the cluster or undoes its end, within the bounds.
+/// Applies an action that ends the cluster or undoes its end. Counts the action against its bound,
+/// if it has one.
 fn apply_end(
     system: &mut SystemState,
     config: &ExplorationConfig,

@@ -106,7 +106,8 @@ impl Simulation {
         self.schedule(1_000, ScheduledEvent::Restart { node: copy });
     }
 
-    /// Returns the machine's image, if every other member knows that it is old.
+    /// Returns the stored image of the machine's disk, if the image has a log and every peer would
+    /// refuse it as outdated.
     fn outdated_image(&self, id: u64, seed: u64) -> Option<(SimulatedDisk, SmallFiles)> {
         let DiskImage { disk, files, on_disk: disk_state } =
             self.nodes[index_of(id)].image.as_ref()?;

@@ -96,7 +96,7 @@ pub(super) struct MemberProcess {
     pub witness_written: u64,
     /// Member tables that its peers have reported.
     pub censuses: Censuses,
-    /// Peers that will never accept this process as its member.
+    /// Peers that will never accept this process as the member that it claims to be.
     pub disowned_by: BTreeSet<u64>,
     /// Membership change that this member has under way as leader.
     pub pending_change: Option<PendingChange>,

@@ -60,7 +60,7 @@ pub fn replay(seed: u64, options: SimulationOptions) -> HistoryResult {
 pub struct Campaign {
     /// Number of histories run.
     pub histories: u64,
-    /// Sum of their reports.
+    /// Sum of the reports of all histories.
     pub total: SimulationReport,
     /// Failed history with the lowest seed.
     pub failure: Option<HistoryResult>,
