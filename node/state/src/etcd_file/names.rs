@@ -2,19 +2,19 @@
 
 /// Bucket of the records: revision → `mvccpb.KeyValue`.
 pub(super) const KEY: &str = "key";
-/// Bucket of fixed rows about the store.
+/// Bucket of rows with fixed keys, about the store.
 pub(super) const META: &str = "meta";
 /// Bucket of the leases: lease id → `leasepb.Lease`.
 pub(super) const LEASE: &str = "lease";
 /// Bucket of the alarms: `etcdserverpb.AlarmMember` → empty value.
 pub(super) const ALARM: &str = "alarm";
-/// Bucket of fixed rows about the cluster.
+/// Bucket of rows with fixed keys, about the cluster.
 pub(super) const CLUSTER: &str = "cluster";
 /// Bucket of the members: member id in hex → JSON.
 pub(super) const MEMBERS: &str = "members";
 /// Bucket of the removed members: member id in hex → the word `removed`.
 pub(super) const MEMBERS_REMOVED: &str = "members_removed";
-/// Bucket of fixed rows about authentication.
+/// Bucket of rows with fixed keys, about authentication.
 pub(super) const AUTH: &str = "auth";
 /// Bucket of the users: name → `authpb.User`.
 pub(super) const AUTH_USERS: &str = "authUsers";
