@@ -106,7 +106,7 @@ you know which hosts are yours.")]
         #[arg(long)]
         yes: bool,
     },
-    /// Revoke a token: no new host can redeem it, and taken seats stay
+    /// Revoke a token: no new host can redeem it, and hosts keep the seats that they took with it
     Revoke {
         /// The token's id, as `token list` prints it
         id: GrantId,

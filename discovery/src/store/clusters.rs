@@ -516,8 +516,8 @@ impl Store {
         Ok(true)
     }
 
-    /// Notifies other processes that clusters have changed. The notifications need no wait for the
-    /// disk, because this statement writes nothing else. They may be lost, so the connection isn't
+    /// Notifies other processes that clusters have changed. Postgres doesn't wait for the disk,
+    /// because the statement writes no row. A notification may be lost, so the connection isn't
     /// pinged first.
     pub(crate) async fn notify_clusters(&self, clusters: &[Uuid]) -> Result<(), StoreError> {
         sqlx::query("SELECT pg_notify($1, id::text) FROM unnest($2::uuid[]) AS id")

@@ -26,7 +26,7 @@ pub struct Adoption {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct AdoptedMember {
-    /// Id of the member, which stays.
+    /// Id of the member, which the adoption doesn't change.
     pub id: MemberId,
     /// Name of the member at discovery. See [`member_name`].
     pub name: Name,

@@ -53,8 +53,9 @@ impl Phase {
             .find(|phase| phase.as_str() == text)
     }
 
-    /// Whether the cluster has ended. An end by `db accept` is undone if a host sends the commit
-    /// document. An owner can take a retirement back, and reopen an expired cluster.
+    /// Whether the cluster has ended. Some ends can be undone. A host that sends the commit
+    /// document brings back a cluster that `db accept` has abandoned. An owner can undo a
+    /// retirement, and reopen an expired cluster.
     #[must_use]
     pub fn has_ended(self) -> bool {
         matches!(self, Phase::Expired | Phase::Abandoned | Phase::Retired)

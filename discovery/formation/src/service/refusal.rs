@@ -63,7 +63,7 @@ pub enum Refusal {
     /// The record has no zone, and the members are spread over zones.
     #[error("the record can't be a member's: it {0}")]
     NoZone(ZoneFault),
-    /// Another live agent has a value of this record that must be unique.
+    /// The record and another live agent's record have the same value where values must be unique.
     #[error("{other} is live and shares with it {clash}")]
     Duplicate { other: AgentKey, clash: RecordConflict },
     /// The cluster isn't committed yet: only members of a decided list may report.

@@ -147,8 +147,8 @@ fn parse_step(text: &str) -> Result<RotationStep, String> {
     }
 }
 
-/// Requires the step's number if nobody is asked. A script that runs the command again after a
-/// time-out would otherwise take the step after the intended one.
+/// Requires the step's number if `--yes` skips the confirmation. Otherwise a script that runs the
+/// command again after a time-out would take the step after the intended one.
 fn check_step_is_named(args: &RotateCaArgs) -> Result<(), CliError> {
     if args.yes && args.step.is_none() && !args.cancel {
         return Err(CliError::Usage(

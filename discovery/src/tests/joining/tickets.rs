@@ -303,7 +303,7 @@ async fn a_newcomer_needs_a_free_name_or_that_of_the_member_it_replaces() {
     let mut newcomer = cluster.newcomer(9).await;
     newcomer.record.name = "node-2".parse().unwrap();
     assert_eq!(code(newcomer.join().await), Code::NameTaken);
-    // The refused request didn't use the ticket.
+    // The refused request didn't use the ticket up.
     newcomer.record.name = "node-9".parse().unwrap();
     assert!(newcomer.join().await.is_ok());
     let b = cluster.id(&cluster.agents[1]);

@@ -1,4 +1,4 @@
-//! API bodies of the discovery processes that share a database.
+//! Answers of the API about the discovery processes that share a database.
 
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
