@@ -70,9 +70,9 @@ impl Testbed {
 
     /// Prepares a test bed as [`Testbed::start`] does, but doesn't start discovery.
     pub fn prepare(network: Network, options: TestbedOptions) -> Result<Self> {
-        // The folder is in /tmp, because an unprivileged Postgres must be able to reach its socket
-        // there. A socket's path may have at most 107 bytes.
-        let mut folder = tempfile::Builder::new().prefix("muster-").tempdir_in("/tmp")?;
+        // An unprivileged Postgres must be able to reach its socket in this folder. A socket's path
+        // may have at most 107 bytes.
+        let mut folder = tempfile::Builder::new().prefix("muster-").tempdir()?;
         // If the variable is set, the folder is kept after the test.
         folder.disable_cleanup(std::env::var_os("MUSTER_TEST_KEEP").is_some());
         let mode = std::os::unix::fs::PermissionsExt::from_mode(0o755);
