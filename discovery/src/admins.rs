@@ -29,8 +29,8 @@ pub(crate) struct Admins {
     /// Every key that was ever an owner's. Any of these keys can have signed a cluster's first
     /// statement.
     pub ever_owners: BTreeSet<KeyId>,
-    /// Number of rows that don't belong to the chain.
-    pub ignored_rows: usize,
+    /// Rows that don't belong to the chain.
+    pub ignored_rows: Vec<String>,
     /// Error for the first row that a newer program wrote. The error contains the row's version.
     /// This row and all later rows are ignored.
     pub newer: Option<JwsError>,
@@ -45,13 +45,23 @@ pub(crate) struct AdminCache {
     clock: Arc<Clock>,
     metrics: Arc<ServiceMetrics>,
     known: RwLock<Option<Arc<Admins>>>,
+    /// Held while the rows are read and become `known`, so that no older reading replaces a newer
+    /// one.
+    reading: tokio::sync::Mutex<()>,
 }
 
 impl AdminCache {
     /// `root` is the owner key of the key directory.
     pub(crate) fn new(root: PublicKey, store: Store, clock: Arc<Clock>) -> Self {
         let metrics = store.watch().metrics.clone();
-        AdminCache { root, store, clock, metrics, known: RwLock::new(None) }
+        AdminCache {
+            root,
+            store,
+            clock,
+            metrics,
+            known: RwLock::new(None),
+            reading: tokio::sync::Mutex::default(),
+        }
     }
 
     /// The owner key at which the chain starts.
@@ -61,10 +71,13 @@ impl AdminCache {
 
     /// Returns the current admins.
     pub(crate) async fn current(&self) -> Result<Arc<Admins>, ApiError> {
-        let (fingerprint, now) = self.store.admin_fingerprint().await?;
-        self.clock.set(now);
-        let known = self.known.read().unwrap_or_else(PoisonError::into_inner).clone();
-        if let Some(known) = known.filter(|known| known.fingerprint == fingerprint) {
+        let fingerprint = self.read_fingerprint().await?;
+        if let Some(known) = self.known_with(&fingerprint) {
+            return Ok(known);
+        }
+        let _reading = self.reading.lock().await;
+        let fingerprint = self.read_fingerprint().await?;
+        if let Some(known) = self.known_with(&fingerprint) {
             return Ok(known);
         }
         let rows = self.store.admin_elements().await?;
@@ -74,20 +87,34 @@ impl AdminCache {
         // The chain must be durable in the ledger before this process acts on it.
         ledger.ensure_admins(&texts).await?;
         let mut known = self.known.write().unwrap_or_else(PoisonError::into_inner);
-        // Two requests can read the rows at the same time; only the first one raises the alarm.
-        let news = known.as_ref().is_none_or(|known| known.fingerprint != admins.fingerprint);
-        if news && admins.ignored_rows > 0 {
+        // A row that was inserted after the fingerprint was read is read twice, but it is reported
+        // once.
+        let ignored = &admins.ignored_rows;
+        let is_news = known.as_ref().is_none_or(|known| known.ignored_rows != *ignored);
+        if is_news && !ignored.is_empty() {
             self.metrics.count_alarm("admin_rows_ignored");
             admins.log_ignored_rows();
         }
         *known = Some(admins.clone());
         Ok(admins)
     }
+
+    async fn read_fingerprint(&self) -> Result<Vec<u8>, ApiError> {
+        let (fingerprint, now) = self.store.admin_fingerprint().await?;
+        self.clock.set(now);
+        Ok(fingerprint)
+    }
+
+    /// Returns the admins that were read last, if the rows then had this fingerprint.
+    fn known_with(&self, fingerprint: &[u8]) -> Option<Arc<Admins>> {
+        let known = self.known.read().unwrap_or_else(PoisonError::into_inner).clone();
+        known.filter(|known| known.fingerprint == fingerprint)
+    }
 }
 
 impl Admins {
     fn log_ignored_rows(&self) {
-        let ignored = self.ignored_rows;
+        let ignored = self.ignored_rows.len();
         match &self.newer {
             Some(newer) => tracing::error!(
                 ignored,
@@ -112,7 +139,7 @@ fn verify_rows(
         chain: AdminChain::root(root),
         elements: Vec::new(),
         ever_owners: BTreeSet::from([root.key_id()]),
-        ignored_rows: 0,
+        ignored_rows: Vec::new(),
         newer: None,
         fingerprint,
     };
@@ -122,12 +149,12 @@ fn verify_rows(
         let (element, change) = match applied {
             Some((Ok(change), element)) => (element, change),
             Some((Err(error), _)) => {
-                admins.ignored_rows += 1;
+                admins.ignored_rows.push(row.clone());
                 admins.newer = admins.newer.or_else(|| newer_version(&error).cloned());
                 continue;
             }
             None => {
-                admins.ignored_rows += 1;
+                admins.ignored_rows.push(row.clone());
                 continue;
             }
         };
@@ -167,7 +194,7 @@ mod tests {
         let good = chain.sign_next(&root, AdminOperation::Add(issuer));
         let rows = [planted.as_str(), "not even a JWS", good.as_str()].map(str::to_owned);
         let admins = verify_rows(root.public(), &[], &rows, Vec::new());
-        assert_eq!(admins.ignored_rows, 2);
+        assert_eq!(admins.ignored_rows.len(), 2);
         assert!(admins.chain.find(&thief.key_id()).is_none());
         assert_eq!(admins.chain.admins().len(), 2);
     }
@@ -185,12 +212,12 @@ mod tests {
         let later = Jws::sign(JwsType::Admin, &root, &later);
         let rows = [&first, &newer, &later].map(|jws| jws.as_str().to_owned());
         let admins = verify_rows(root.public(), &[], &rows, Vec::new());
-        assert_eq!((admins.chain.seq(), admins.ignored_rows), (1, 2));
+        assert_eq!((admins.chain.seq(), admins.ignored_rows.len()), (1, 2));
         assert_eq!(admins.newer, Some(JwsError::Newer { found: 2, known: 1 }));
         let planted = sign_newer_version(JwsType::Admin, &SigningKey::generate(), &change);
         let rows = [first.as_str(), planted.as_str()].map(str::to_owned);
         let admins = verify_rows(root.public(), &[], &rows, Vec::new());
-        assert_eq!((admins.ignored_rows, admins.newer), (1, None), "nobody may sign that");
+        assert_eq!((admins.ignored_rows.len(), admins.newer), (1, None), "nobody may sign that");
     }
 
     #[test]
@@ -220,11 +247,11 @@ mod tests {
         let known = [&add, &revoke].map(|jws| jws.as_str().to_owned());
         let back = [add.as_str().to_owned()];
         let admins = verify_rows(root.public(), &known, &back, Vec::new());
-        assert_eq!((admins.chain.seq(), admins.ignored_rows), (2, 0));
+        assert_eq!((admins.chain.seq(), admins.ignored_rows.len()), (2, 0));
         assert!(admins.chain.find(&thief.key_id()).is_none());
         let other = [&add, &forked].map(|jws| jws.as_str().to_owned());
         let admins = verify_rows(root.public(), &known, &other, Vec::new());
-        assert_eq!((admins.chain.seq(), admins.ignored_rows), (2, 1));
+        assert_eq!((admins.chain.seq(), admins.ignored_rows.len()), (2, 1));
         assert_eq!(admins.chain.admins().len(), 1);
     }
 }
