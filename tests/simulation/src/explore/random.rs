@@ -6,9 +6,10 @@ use std::time::{Duration, Instant};
 
 use formation_explored::service::Phase;
 
-use crate::explore::actions::{SystemAction, enumerate};
+use crate::explore::actions::SystemAction;
 use crate::explore::apply::apply;
 use crate::explore::config::ExplorationConfig;
+use crate::explore::enumeration::enumerate;
 use crate::explore::fault_free_run;
 use crate::explore::properties::PropertyViolation;
 use crate::explore::search::Counterexample;

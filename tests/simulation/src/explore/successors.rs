@@ -1,7 +1,8 @@
 //! Work of both searches at each state: checking it and computing its successors.
 
-use crate::explore::actions::{SystemAction, enumerate};
+use crate::explore::actions::SystemAction;
 use crate::explore::apply::apply;
+use crate::explore::enumeration::enumerate;
 use crate::explore::fault_free_run;
 use crate::explore::fingerprint::{Fingerprint, fingerprint};
 use crate::explore::properties::PropertyViolation;

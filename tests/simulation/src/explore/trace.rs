@@ -1,8 +1,8 @@
 //! Readable description of a path, for reports.
 
-use crate::explore::actions::enumerate;
 use crate::explore::apply::apply;
 use crate::explore::config::ExplorationConfig;
+use crate::explore::enumeration::enumerate;
 use crate::explore::fault_free_run;
 use crate::explore::state::SystemState;
 
