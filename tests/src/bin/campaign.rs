@@ -13,14 +13,15 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context as _, Result, ensure};
-use clap::Parser;
+use clap::{Parser, Subcommand, value_parser};
 use muster_tests::campaign::child::ChildRunner;
+use muster_tests::campaign::guard::run_guarded;
 use muster_tests::campaign::plan::{SearchKind, parse_time};
 use muster_tests::campaign::process_tree::has_children;
 use muster_tests::campaign::programs::CampaignPrograms;
 use muster_tests::campaign::report::CampaignReport;
 use muster_tests::campaign::run::{CampaignOptions, run};
-use muster_tests::campaign::searches::SEEDS_PER_RUN;
+use muster_tests::campaign::searches::{MAX_FIRST_SEED, SEEDS_PER_RUN};
 use rustix::process::{getpid, set_child_subreaper};
 use tokio::runtime::Runtime;
 use tokio::signal::unix::{SignalKind, signal};
@@ -32,6 +33,7 @@ const PROGRAMS: [&str; 4] = ["sim", "explore", "fuzz-etcd", "mutants"];
 #[derive(Parser)]
 #[command(
     version,
+    disable_help_subcommand = true,
     after_help = "Exit code 0: nothing was found, and each bug put back was found. 1: something \
                   was found, a bug put back was not, a search did no work though this machine can \
                   run it, or the campaign was interrupted. 2: wrong usage, or the campaign could \
@@ -49,7 +51,7 @@ struct CampaignArguments {
     #[arg(long)]
     json: bool,
     /// First seed [default: taken from the clock, so that each campaign has seeds of its own].
-    #[arg(long)]
+    #[arg(long, value_parser = value_parser!(u64).range(..=MAX_FIRST_SEED))]
     seed: Option<u64>,
     /// Run only these searches.
     #[arg(long, value_delimiter = ',')]
@@ -60,12 +62,34 @@ struct CampaignArguments {
     /// Folder of built fuzz targets [default: none, which skips the decoders].
     #[arg(long)]
     fuzz: Option<PathBuf>,
+    #[command(subcommand)]
+    internal: Option<InternalCommand>,
+}
+
+/// Commands that a campaign runs itself.
+#[derive(Subcommand)]
+enum InternalCommand {
+    /// Run a program, and end it when the process CAMPAIGN has ended.
+    #[command(hide = true)]
+    Guard {
+        campaign: u32,
+        program: PathBuf,
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        arguments: Vec<String>,
+    },
 }
 
 fn main() -> ExitCode {
-    match run_campaign(&CampaignArguments::parse()) {
-        Ok(report) if report.is_clean() => ExitCode::SUCCESS,
-        Ok(_) => ExitCode::FAILURE,
+    let arguments = CampaignArguments::parse();
+    let code = match &arguments.internal {
+        Some(InternalCommand::Guard { campaign, program, arguments }) => {
+            run_guarded(*campaign, program, arguments).map(ExitCode::from)
+        }
+        None => run_campaign(&arguments)
+            .map(|report| if report.is_clean() { ExitCode::SUCCESS } else { ExitCode::FAILURE }),
+    };
+    match code {
+        Ok(code) => code,
         Err(error) => {
             eprintln!("campaign: {error:#}");
             ExitCode::from(2)
@@ -107,8 +131,13 @@ fn run_campaign(arguments: &CampaignArguments) -> Result<CampaignReport> {
     // Processes whose parents are killed become children of this one, which ends them.
     set_child_subreaper(Some(getpid()))?;
     let say = |text: &str| eprintln!("{text}");
-    let runner =
-        ChildRunner { logs: &logs, interrupted: &interrupted, adopts_orphans: true, say: &say };
+    let runner = ChildRunner {
+        logs: &logs,
+        interrupted: &interrupted,
+        adopts_orphans: true,
+        guard: Some(&own),
+        say: &say,
+    };
     let programs = CampaignPrograms::build(&runner, &root, folder, arguments.fuzz.as_deref())?;
     let report = run(&runner, &programs, &options);
     fs_err::write(&arguments.report, report.markdown())?;

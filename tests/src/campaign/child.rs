@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result};
 
+use super::guard::GUARD_COMMAND;
 use super::process_tree::{end_orphans, remove_namespaces, stop};
 
 /// Interval at which a running child is polled.
@@ -64,6 +65,9 @@ pub struct ChildRunner<'a> {
     pub interrupted: &'a AtomicBool,
     /// Whether processes without a parent become children of this process, which then ends them.
     pub adopts_orphans: bool,
+    /// Program of the campaign, which also guards each child. Without it, a child survives the
+    /// campaign's SIGKILL.
+    pub guard: Option<&'a Path>,
     /// Receives lines of progress.
     pub say: &'a dyn Fn(&str),
 }
@@ -81,7 +85,8 @@ impl ChildRunner<'_> {
         fs_err::set_permissions(temporary.path(), Permissions::from_mode(0o755))?;
         let (stdout, stderr) =
             (self.logs.join(format!("{name}.out")), self.logs.join(format!("{name}.err")));
-        let mut child = Command::new(&command.program)
+        let mut child = self
+            .guarded(command)
             .args(&command.arguments)
             .current_dir(&command.directory)
             .envs(command.variables.iter().cloned())
@@ -107,6 +112,15 @@ impl ChildRunner<'_> {
             stdout: text(&stdout)?,
             stderr: text(&stderr)?,
         })
+    }
+
+    /// Returns the command that starts a child's program, still without the program's arguments.
+    fn guarded(&self, command: &ChildCommand) -> Command {
+        let Some(guard) = self.guard else { return Command::new(&command.program) };
+        let mut guarded = Command::new(guard);
+        guarded.args([GUARD_COMMAND, &std::process::id().to_string(), "--"]);
+        guarded.arg(&command.program);
+        guarded
     }
 
     fn wait(
@@ -167,6 +181,7 @@ mod tests {
             logs: logs.path(),
             interrupted: &interrupted,
             adopts_orphans: false,
+            guard: None,
             say: &|_| (),
         };
         let command = ChildCommand {

@@ -12,6 +12,9 @@ use super::programs::CampaignPrograms;
 
 /// Distance between the first seeds of two runs of the simulation. No run has more histories.
 pub const SEEDS_PER_RUN: u64 = 1_000_000;
+/// Maximum first seed of a campaign. The seeds of its runs, in at most 30 days, are far fewer than
+/// those above this one.
+pub const MAX_FIRST_SEED: u64 = u64::MAX / 2;
 /// Shortest and longest time of a run that ends by itself.
 const RUN_SECONDS: std::ops::RangeInclusive<u64> = 10..=600;
 /// Longest run of one fuzz target, after which the next target has its turn.
