@@ -26,7 +26,8 @@ pub(crate) struct Protocol {
     /// The pure state machine of `discovery-formation`.
     pub agent: Agent,
     /// Facts in the journal that aren't part of the state machine's journal. Changes become durable
-    /// by [`Self::persist_extras`], or with the next step that writes the journal.
+    /// by [`Self::change_extras`], by [`Self::persist_extras`], or with the next step that writes
+    /// the journal.
     pub extras: JournalExtras,
     /// The verified commit document: the one that this agent holds, or that of the cluster that
     /// added this host.
@@ -65,6 +66,22 @@ impl Protocol {
         journal::write(&self.layout, &self.agent.journal, &self.extras).map_err(state_exit_error)
     }
 
+    /// Changes `extras`, and makes the change durable.
+    ///
+    /// # Errors
+    /// If the journal can't be written. Then `extras` is unchanged, so nothing acts on facts that a
+    /// restart would forget.
+    pub(crate) fn change_extras(
+        &mut self,
+        change: impl FnOnce(&mut JournalExtras),
+    ) -> Result<(), ExitError> {
+        let mut changed = self.extras.clone();
+        change(&mut changed);
+        journal::write(&self.layout, &self.agent.journal, &changed).map_err(state_exit_error)?;
+        self.extras = changed;
+        Ok(())
+    }
+
     /// Applies one event. When this returns, the journal is durable, so the returned actions may be
     /// carried out.
     pub(crate) fn step(&mut self, event: AgentEvent) -> Result<Vec<AgentAction>, ExitError> {
@@ -98,5 +115,30 @@ impl Protocol {
             }
         }
         Ok(output.actions)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::host::machine;
+
+    #[test]
+    fn a_change_that_can_not_be_journalled_is_not_made() {
+        let dir = tempfile::tempdir().unwrap();
+        let layout = Layout::new(dir.path()).unwrap();
+        layout.create().unwrap();
+        let machine = machine::from_texts(None, Some("here"));
+        let (key, journal, extras) = journal::create(&layout, machine).unwrap();
+        let mut protocol = Protocol::new(layout.clone(), key, journal, extras.clone(), None);
+        // A folder in the place of the journal makes every write fail.
+        std::fs::remove_file(layout.journal()).unwrap();
+        std::fs::create_dir(layout.journal()).unwrap();
+        assert!(protocol.change_extras(|extras| extras.address_number = 7).is_err());
+        assert_eq!(protocol.extras, extras);
+        std::fs::remove_dir(layout.journal()).unwrap();
+        protocol.change_extras(|extras| extras.address_number = 7).unwrap();
+        let (_, journalled) = journal::read(&layout).unwrap().unwrap();
+        assert_eq!((journalled.extras.address_number, protocol.extras.address_number), (7, 7));
     }
 }

@@ -15,7 +15,7 @@ use discovery_types::statement::{Statement, StatementChain};
 use super::node_start::own_record;
 use super::renewal::newest_certificates;
 use crate::enrol::protocol::Protocol;
-use crate::exit::error_chain;
+use crate::exit::{ExitError, error_chain};
 use crate::state;
 
 /// Name of the file with the statement chain, a JSON array of signed statements.
@@ -24,24 +24,30 @@ const STATEMENTS: &str = "statements.json";
 /// Journals the statements in the `tls` directory if they continue the journalled ones, and with
 /// them the certificates there. Only logs if they can't be used, because the node may run without
 /// them.
-pub(super) fn take_statements(protocol: &mut Protocol) {
+///
+/// # Errors
+/// If usable statements can't be journalled. The agent then has to end, and its next start takes
+/// them. If it started the node now, it would replace the certificates that came with them: the
+/// older statements don't name the CAs of those certificates.
+pub(super) fn take_statements(protocol: &mut Protocol) -> Result<(), ExitError> {
     let path = protocol.layout.tls().join(STATEMENTS);
     let chain = match read_longer_chain(protocol, &path) {
-        Ok(None) => return,
+        Ok(None) => return Ok(()),
         Ok(Some(chain)) => chain,
         Err(why) => {
             tracing::warn!("the statements in {} can't be taken: {why}", path.display());
-            return;
+            return Ok(());
         }
     };
-    protocol.extras.statements = chain.jws();
-    if let Some(leaves) = newest_leaves(protocol, chain.newest()) {
-        protocol.extras.leaves = Some(leaves);
-    }
-    match protocol.persist_extras() {
-        Ok(()) => tracing::info!("the statements in {} are taken", path.display()),
-        Err(end) => tracing::warn!("the newest statement can't be journalled: {end}"),
-    }
+    let leaves = newest_leaves(protocol, chain.newest());
+    protocol.change_extras(|extras| {
+        extras.statements = chain.jws();
+        if leaves.is_some() {
+            extras.leaves = leaves;
+        }
+    })?;
+    tracing::info!("the statements in {} are taken", path.display());
+    Ok(())
 }
 
 fn read_longer_chain(protocol: &Protocol, path: &Path) -> Result<Option<StatementChain>, String> {
@@ -161,12 +167,22 @@ mod tests {
         copy("peer.crt", leaves.peer.as_bytes());
         copy("client.crt", leaves.client.as_bytes());
         copy(STATEMENTS, &whole[..whole.len() / 2]);
-        take_statements(&mut protocol);
+        take_statements(&mut protocol).unwrap();
+        assert_eq!(protocol.extras.statements, world.chain().jws());
+        assert_eq!(protocol.extras.leaves.as_ref(), Some(&old));
+
+        // The journal can't be written, so nothing is taken before it can.
+        copy(STATEMENTS, &whole);
+        std::fs::remove_file(layout.journal()).unwrap();
+        std::fs::create_dir(layout.journal()).unwrap();
+        let end = take_statements(&mut protocol).unwrap_err();
+        assert_eq!(end.code(), 1, "a restart of the agent tries again: {end}");
         assert_eq!(protocol.extras.statements, world.chain().jws());
         assert_eq!(protocol.extras.leaves, Some(old));
 
-        copy(STATEMENTS, &whole);
-        take_statements(&mut protocol);
+        std::fs::remove_dir(layout.journal()).unwrap();
+        take_statements(&mut protocol).unwrap();
+        assert_eq!(protocol.extras.statements, chain.jws());
         let journal = std::fs::read(layout.journal()).unwrap();
         let journal: serde_json::Value = serde_json::from_slice(&journal).unwrap();
         assert_eq!(journal["statements"], serde_json::to_value(chain.jws()).unwrap());

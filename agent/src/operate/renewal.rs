@@ -83,7 +83,13 @@ impl Renewal {
 
     async fn request_once(&self, old: &ExpiringCertificates) -> Result<Leaves, String> {
         let leaves = self.client.renew_leaves(self.cluster, &self.csr).await;
-        let leaves = leaves.map_err(|error| error_chain(&error))?;
+        self.check_new(leaves.map_err(|error| error_chain(&error))?, old)
+    }
+
+    /// Returns the certificates that discovery has sent, if they are better than the old ones. A
+    /// service that was restored from a backup may still issue by CAs which the cluster has
+    /// replaced. During a replacement, members still trust those CAs, but not after its last step.
+    fn check_new(&self, leaves: Leaves, old: &ExpiringCertificates) -> Result<Leaves, String> {
         let node_key = self.csr.verify().map_err(|error| error_chain(&error))?.node_key;
         leaves.verify(&node_key, &self.statement).map_err(|error| error_chain(&error))?;
         if !leaves.are_by_issuing_cas(&self.statement) {
@@ -312,6 +318,45 @@ mod tests {
             Statement { peer_ca: peer, client_ca: client, also_trusted, ..renewal.statement };
         let late = is_asking(&renewal).await.unwrap();
         assert!(late.contains("not from the CAs that issue now"), "{late}");
+    }
+
+    #[test]
+    fn certificates_from_a_service_that_issues_by_the_old_cas_are_refused() {
+        let world = ClusterFixture::new(1);
+        let mut renewal = renewal(&world);
+        let csr = &world.records[0].csr;
+        let (peer, client) = (TestCa::new("peers"), TestCa::new("clients"));
+        let by_new = Leaves {
+            peer: peer.issue_for(csr, "10.0.0.1"),
+            client: client.issue_for(csr, "10.0.0.1"),
+        };
+        let by_old = world.leaves(0);
+        let mixed = Leaves { peer: by_new.peer.clone(), client: by_old.client.clone() };
+        let old = |are_by_issuing_cas| ExpiringCertificates {
+            life: Validity { begins: 0, ends: 1 },
+            is_for_own_address: true,
+            are_by_issuing_cas,
+        };
+        // The old CAs are still trusted, then they are dropped.
+        let old_cas = world.statement.issuing_cas();
+        for also_trusted in [Some(old_cas), None] {
+            renewal.statement = Statement {
+                peer_ca: peer.pem.clone(),
+                client_ca: client.pem.clone(),
+                also_trusted,
+                ..world.statement.clone()
+            };
+            for are_new in [false, true] {
+                for refused in [&by_old, &mixed] {
+                    let answer = renewal.check_new(refused.clone(), &old(are_new));
+                    assert!(answer.is_err(), "{:?}", renewal.statement.also_trusted);
+                }
+                assert_eq!(renewal.check_new(by_new.clone(), &old(are_new)), Ok(by_new.clone()));
+            }
+        }
+        // If the switch is undone, the first CAs are the ones that issue.
+        renewal.statement = world.statement.clone();
+        assert_eq!(renewal.check_new(by_old.clone(), &old(false)), Ok(by_old));
     }
 
     #[test]

@@ -94,7 +94,7 @@ pub(crate) async fn run(
             withheld.join(", ")
         );
     }
-    issued::take_statements(protocol);
+    issued::take_statements(protocol)?;
     refresh_admission(protocol).await;
     let plan = NodeStart::of(protocol, settings, kind)?;
     plan.show(board);
@@ -195,9 +195,7 @@ impl SharedFacts {
 /// have been added or removed since the newcomer was admitted.
 async fn refresh_admission(protocol: &mut Protocol) {
     let (layout, Ok(life)) = (&protocol.layout, RaftIdentity::of(protocol)) else { return };
-    let (Some(admission), false) =
-        (&mut protocol.extras.admission, node_dir::has_log(&layout.node()))
-    else {
+    let (Some(admission), false) = (&mut protocol.extras.admission, layout.has_log()) else {
         return;
     };
     let Ok(record) = own_record(&protocol.agent.journal, protocol.key.public()) else { return };
@@ -238,7 +236,7 @@ impl NodeStart {
             client,
             join.cluster,
             node,
-            StewardParts { statements, announced, hint, replacement },
+            StewardParts { statements, list: self.document.hash(), announced, hint, replacement },
         ))
     }
 
@@ -425,7 +423,7 @@ async fn supervise_and_journal(
     let layout = protocol.layout.clone();
     let mut ran = protocol.agent.journal.launch_state == LaunchState::Ran;
     let mut renewal = plan.renewal(protocol, board, found);
-    // When to write the CAs of a longer chain; `None` if that is done.
+    // When to journal a longer chain and to write its CAs; `None` if that is done.
     let (mut follow_in, mut renewal_pause): (Option<Duration>, _) = (None, Duration::ZERO);
     let (mut newest, mut leaves) = (plan.statements.newest().clone(), plan.leaves.clone());
     let mut chores = Box::pin(background_tasks(plan, protocol, board, found));
@@ -458,13 +456,11 @@ async fn supervise_and_journal(
                 protocol.persist_extras()?;
                 node.stop.cancel();
             }
-            Ok(()) = statements.changed() => {
-                journal_statements(&statements.borrow_and_update(), protocol);
-                follow_in = Some(Duration::ZERO);
-            }
+            Ok(()) = statements.changed() => follow_in = Some(Duration::ZERO),
             () = tokio::time::sleep(follow_in.unwrap_or_default()), if follow_in.is_some() => {
                 follow_in = None;
-                match plan.follow_statements(protocol, found, &leaves) {
+                let journalled = journal_statements(&statements.borrow(), protocol);
+                match journalled.and_then(|()| plan.follow_statements(protocol, found, &leaves)) {
                     Ok(None) => {}
                     Ok(Some(changed)) => {
                         if let Some(renewal) = &mut renewal {
@@ -475,7 +471,7 @@ async fn supervise_and_journal(
                         chores.set(self::background_tasks(plan, protocol, board, found));
                     }
                     Err(end) => {
-                        tracing::error!("the cluster's new CAs can't be put in place: {end}");
+                        tracing::error!("the newest statement can't be put in force: {end}");
                         follow_in = Some(FILE_RETRY_PAUSE);
                     }
                 }
@@ -551,15 +547,13 @@ fn background_tasks(
 
 /// Journals a longer statement chain. Later starts begin with it, so nobody can present a shorter
 /// one to this agent as current.
-fn journal_statements(longer: &[Jws], protocol: &mut Protocol) {
+fn journal_statements(longer: &[Jws], protocol: &mut Protocol) -> Result<(), ExitError> {
     if longer.len() <= protocol.extras.statements.len() {
-        return;
+        return Ok(());
     }
-    protocol.extras.statements = longer.to_vec();
-    match protocol.persist_extras() {
-        Ok(()) => tracing::info!("the cluster's owners have made a new statement"),
-        Err(end) => tracing::warn!("the newest statement can't be journalled: {end}"),
-    }
+    protocol.change_extras(|extras| extras.statements = longer.to_vec())?;
+    tracing::info!("the cluster's owners have made a new statement");
+    Ok(())
 }
 
 /// Shows in status and log whether `client` reaches discovery.

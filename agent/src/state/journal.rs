@@ -89,6 +89,11 @@ pub struct JournalExtras {
 const MAX_FORMER_URLS: usize = 8;
 
 impl JournalExtras {
+    /// Returns the addresses on which the node listens now.
+    pub(crate) fn current_listen(&self) -> Option<ListenAddresses> {
+        self.moved.as_ref().map(|moved| moved.listen).or(self.listen)
+    }
+
     /// Notes that the member is at `now` and not at `before` any more. `seconds` is the time since
     /// 1970.
     pub(crate) fn note_move(&mut self, before: &Addresses, now: Addresses, seconds: u64) {
@@ -521,8 +526,10 @@ mod tests {
                 client: ([10, 0, 0, host], 2379).into(),
             },
         };
-        let mut extras = JournalExtras::default();
+        let mut extras = JournalExtras { listen: Some(at(1).listen), ..JournalExtras::default() };
+        assert_eq!(extras.current_listen(), Some(at(1).listen));
         extras.note_move(&at(1), at(2), 1_000);
+        assert_eq!(extras.current_listen(), Some(at(2).listen));
         assert_eq!(
             (extras.address_number, &extras.former_peer_urls),
             (1_000, &vec![at(1).peer_url])

@@ -80,9 +80,12 @@ fn certificates(agent: &AgentProcess) -> Result<String> {
     Ok(fs_err::read_to_string(agent.data_dir.join("agent/tls/peer.crt"))?)
 }
 
+fn trusted_bundle(agent: &AgentProcess) -> Result<String> {
+    Ok(fs_err::read_to_string(agent.data_dir.join("agent/tls/peer-ca.crt"))?)
+}
+
 fn trusted_cas(agent: &AgentProcess) -> Result<usize> {
-    let bundle = fs_err::read_to_string(agent.data_dir.join("agent/tls/peer-ca.crt"))?;
-    Ok(bundle.matches("BEGIN CERTIFICATE").count())
+    Ok(trusted_bundle(agent)?.matches("BEGIN CERTIFICATE").count())
 }
 
 fn wait_trusted_cas(running: &FormedCluster, count: usize) -> Result<()> {
@@ -189,13 +192,15 @@ fn a_replacement_of_the_cas_waits_for_a_member_that_is_away_and_is_taken_back() 
 
     let back = rotate(&running, &["--cancel"])?;
     ensure!(back["step"] == "switch", "{back}");
-    let dropped = rotate(&running, &["--cancel"])?;
+    let repeated = rotate(&running, &["--cancel"])?;
+    ensure!(repeated["taken"] == false, "{repeated}");
+    let dropped = rotate(&running, &["--cancel", "--step", "1"])?;
     ensure!(dropped["step"] == "end", "{dropped}");
     wait_trusted_cas(&running, 1)?;
     renew_credentials(&running, &client)?;
     check_each_serves(&running, &client)?;
-    let nothing = running.testbed.admin_output(&["cluster", "rotate-ca", "demo", "--cancel"])?;
-    ensure!(nothing.status.code() == Some(2), "{nothing:?}");
+    let nothing = rotate(&running, &["--cancel"])?;
+    ensure!(nothing["taken"] == false, "{nothing}");
     Ok(())
 }
 
@@ -253,10 +258,51 @@ fn a_service_restored_from_before_a_replacement_gets_the_statements_back_and_rep
     })
     .with_context(|| last_lines(&running.agents[0].output(), 25))?;
 
-    for step in ["begin", "switch", "end"] {
+    let begun = rotate(&running, &["--step", "1", "--again"])?;
+    ensure!(begun["taken"] == true, "{begun}");
+    for step in ["switch", "end"] {
         expect_step(&running, step)?;
     }
     ensure!(certificates(&running.agents[0])? != certificate);
     renew_credentials(&running, &client)?;
     check_each_serves(&running, &client)
+}
+
+/// After a restore, an owner signs a statement before any agent has shown the service the lost one.
+/// Each agent sends the service its own branch of the chain, so that a person can repair the split.
+#[test]
+fn agents_show_a_restored_service_the_statement_that_its_own_one_contradicts() -> Result<()> {
+    let mut running = FormedCluster::start(Network::loopback(3), 3, None)?;
+    let backups = back_up(&running)?;
+    rotate(&running, &["--step", "1"])?;
+    wait_trusted_cas(&running, 2)?;
+    let (mut names, mut trusted) = (Vec::new(), Vec::new());
+    for agent in &mut running.agents {
+        trusted.push(trusted_bundle(agent)?);
+        names.push(agent.status()?["name"].as_str().context("a name")?.to_owned());
+        agent.terminate(LIMIT)?;
+    }
+    let port = running.testbed.options.ports[0];
+    lose_and_restore(&mut running, &backups, port)?;
+    let signed = rotate(&running, &["--step", "1"])?;
+    ensure!(signed["taken"] == true && signed["seq"] == 1, "{signed}");
+    for agent in &mut running.agents {
+        agent.start()?;
+    }
+    poll_slowly("the service to know each agent's branch", REPORT_LIMIT, || {
+        let explained = running.testbed.admin_json(&["cluster", "explain", "demo"]).ok()?;
+        let lines = explained["explain"].as_array()?;
+        let split = lines.iter().find(|line| line["code"] == "statements_split")?;
+        let text = split["missing"].as_str()?;
+        names.iter().all(|name| text.contains(name.as_str())).then_some(())
+    })
+    .with_context(|| {
+        let explained = running.testbed.admin_command(&["cluster", "explain", "demo"]);
+        format!("{explained:?}\n{}", last_lines(&running.agents[0].output(), 25))
+    })?;
+    // The members trust the CAs of the statement that their agents knew first.
+    for (agent, trusted) in running.agents.iter().zip(&trusted) {
+        ensure!(trusted_bundle(agent)? == *trusted, "{}", last_lines(&agent.output(), 25));
+    }
+    Ok(())
 }

@@ -80,7 +80,9 @@ Before steps 2 and 3 the command waits until all members have followed the last 
 itself; stock etcd has to be restarted after steps 1 and 3.
 
 With --step, the command does nothing if that step is done already, and refuses if another step is next. So a
-script can repeat it.")]
+script can repeat it. After step 3, only --step 1 --again begins another replacement.
+
+A repeated --cancel changes nothing. To drop the new CAs once step 2 is undone: --cancel --step 1.")]
     RotateCa(rotate_ca::RotateCaArgs),
     /// List the clusters and their states, the newest first
     #[command(after_help = "\

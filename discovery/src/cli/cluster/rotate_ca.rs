@@ -21,10 +21,14 @@ const INTERVAL: Duration = Duration::from_secs(1);
 pub(super) struct RotateCaArgs {
     /// Name or id of the cluster
     cluster: String,
-    /// Take this step alone, and only once. Required with --yes, except to --cancel
-    #[arg(long, value_name = "1|2|3", value_parser = parse_step, conflicts_with = "cancel")]
+    /// Take this step alone, and only once. With --cancel, undo it. Required with --yes, except to
+    /// --cancel
+    #[arg(long, value_name = "1|2|3", value_parser = parse_step)]
     step: Option<RotationStep>,
-    /// Undo the last step: let the old CAs issue again, or drop the new CAs
+    /// With --step 1: begin another replacement after a finished one
+    #[arg(long, conflicts_with = "cancel")]
+    again: bool,
+    /// Undo the last step, and only once: let the old CAs issue again, or drop the new CAs
     #[arg(long)]
     cancel: bool,
     /// Time to wait for the members to be ready for the step
@@ -71,6 +75,20 @@ impl Readiness {
     }
 }
 
+/// Decision about a run of the command, from the statements alone.
+#[derive(Debug, PartialEq, Eq)]
+enum RotationDecision {
+    /// Sign the statement of this step.
+    Take(RotationStep),
+    /// Sign nothing, because nothing is left to do.
+    Keep {
+        /// The step that the command line names.
+        asked: Option<RotationStep>,
+        /// Reason that is shown to the operator.
+        why: String,
+    },
+}
+
 pub(super) async fn rotate(
     session: &AdminSession,
     args: &RotateCaArgs,
@@ -82,14 +100,14 @@ pub(super) async fn rotate(
     let chain = session.chain(cluster.cluster).await?;
     session.check_role_in_statement(&chain, Action::PutStatement)?;
     let last = chain.newest();
-    let step = next_step(&chain, args.cancel)?;
-    if let Some(wanted) = args.step
-        && is_done(&chain, wanted)?
-    {
-        let value = json!({ "cluster": cluster.cluster, "step": word(wanted), "taken": false });
-        let text = format!("step {} of 3 is done already: nothing to do", number(wanted));
-        return printer.print_value(&value, |out| out.line(&text));
-    }
+    let step = match choose_step(&chain, args)? {
+        RotationDecision::Take(step) => step,
+        RotationDecision::Keep { asked, why } => {
+            let step = asked.map(word);
+            let value = json!({ "cluster": cluster.cluster, "step": step, "taken": false });
+            return printer.print_value(&value, |out| out.line(&why));
+        }
+    };
     let mut next =
         Statement { seq: last.seq + 1, previous: Some(chain.newest_hash()), ..last.clone() };
     match step {
@@ -155,7 +173,67 @@ fn check_step_is_named(args: &RotateCaArgs) -> Result<(), CliError> {
             "--yes asks nobody: name the step that this run may take with --step 1, 2 or 3".into(),
         ));
     }
+    if args.again && args.step != Some(RotationStep::Begin) {
+        return Err(CliError::Usage(
+            "--again begins a replacement of the CAs: add --step 1, or leave --again away".into(),
+        ));
+    }
     Ok(())
+}
+
+/// Decides whether this run signs a statement, and for which step.
+///
+/// # Errors
+/// Fails if the statements don't allow the step that the command line names, and if a finished
+/// replacement would be followed by another one without `--again`.
+fn choose_step(chain: &StatementChain, args: &RotateCaArgs) -> Result<RotationDecision, CliError> {
+    if args.cancel {
+        return choose_undoing_step(chain, args.step);
+    }
+    if let Some(wanted) = args.step
+        && is_done(chain, wanted)?
+    {
+        let why = format!("step {} of 3 is done already: nothing to do", number(wanted));
+        return Ok(RotationDecision::Keep { asked: Some(wanted), why });
+    }
+    let next = next_step(chain);
+    if next == RotationStep::Begin && is_finished(chain) && !args.again {
+        return Err(CliError::Usage(
+            "the last replacement of the CAs is finished: --step 1 --again begins another one"
+                .into(),
+        ));
+    }
+    Ok(RotationDecision::Take(next))
+}
+
+/// Decides what `--cancel` does. A repeated run must not undo a second step: between the two, an
+/// operator renews the clients' certificates.
+fn choose_undoing_step(
+    chain: &StatementChain,
+    asked: Option<RotationStep>,
+) -> Result<RotationDecision, CliError> {
+    use RotationStep::{Begin, End, Switch};
+    let keep =
+        |why: &str| Ok(RotationDecision::Keep { asked, why: format!("nothing to cancel: {why}") });
+    if asked == Some(End) {
+        return Err(CliError::Usage(
+            "step 3 can't be undone: the keys of the old CAs are deleted".into(),
+        ));
+    }
+    if chain.newest().also_trusted.is_none() {
+        return keep("the cluster's CAs are not being replaced");
+    }
+    match (asked, is_new_pair_issuing(chain)) {
+        (Some(Begin), true) => Err(CliError::Usage(
+            "step 1 can't be undone now: undo step 2 first, with --cancel --step 2".into(),
+        )),
+        (_, true) => Ok(RotationDecision::Take(Switch)),
+        (Some(Switch), false) => keep("the old CAs issue"),
+        (None, false) if is_switch_undone(chain) => {
+            keep("step 2 is undone already. --cancel --step 1 drops the new CAs")
+        }
+        (_, false) => Ok(RotationDecision::Take(End)),
+    }
 }
 
 /// Returns whether the step is done already: by the replacement that is under way, or by the last
@@ -164,7 +242,7 @@ fn check_step_is_named(args: &RotateCaArgs) -> Result<(), CliError> {
 /// # Errors
 /// Fails if the step is neither done nor the next one.
 fn is_done(chain: &StatementChain, wanted: RotationStep) -> Result<bool, CliError> {
-    let next = next_step(chain, false)?;
+    let next = next_step(chain);
     if wanted == next {
         return Ok(false);
     }
@@ -182,16 +260,25 @@ fn is_done(chain: &StatementChain, wanted: RotationStep) -> Result<bool, CliErro
     Err(CliError::Usage(format!("step {wanted} can't be taken now: the next step is {next}")))
 }
 
-/// Returns the next step, or with `cancel` the step that undoes the last one.
-fn next_step(chain: &StatementChain, cancel: bool) -> Result<RotationStep, CliError> {
+/// Returns the next step of the replacement that is under way, or the first one of another.
+fn next_step(chain: &StatementChain) -> RotationStep {
     match (chain.newest().also_trusted.is_some(), is_new_pair_issuing(chain)) {
-        (false, _) if cancel => Err(CliError::Usage(
-            "nothing to cancel: the cluster's CAs are not being replaced".into(),
-        )),
-        (false, _) => Ok(RotationStep::Begin),
-        (true, is_switched) if is_switched == cancel => Ok(RotationStep::Switch),
-        (true, _) => Ok(RotationStep::End),
+        (false, _) => RotationStep::Begin,
+        (true, false) => RotationStep::Switch,
+        (true, true) => RotationStep::End,
     }
+}
+
+/// Whether the last replacement was taken to its end. A cancelled one was not, and the end of an
+/// adoption is no replacement.
+fn is_finished(chain: &StatementChain) -> bool {
+    chain.newest().also_trusted.is_none() && last_begin(chain) > 0 && is_new_pair_issuing(chain)
+}
+
+/// Whether the last step was a switch back to the old CAs. The caller has checked that the old CAs
+/// issue.
+fn is_switch_undone(chain: &StatementChain) -> bool {
+    steps(chain).last().is_some_and(|(_, step)| step == RotationStep::Switch)
 }
 
 /// Whether the CAs that the last replacement made are the issuing CAs now. A switch can be undone
@@ -294,7 +381,7 @@ fn next_commands(step: RotationStep, cancel: bool, name: &str) -> String {
             format!("next, {renew}; then: {rotate}")
         }
         (RotationStep::Switch, true) => {
-            format!("next, {renew}; then, to drop the new CAs: {rotate} --cancel")
+            format!("next, {renew}; then, to drop the new CAs: {rotate} --cancel --step 1")
         }
         (RotationStep::End, _) => format!(
             "at last, so that clients and stock etcd forget the other CAs: stop and start the agents of \
@@ -314,28 +401,109 @@ mod tests {
 
     use super::*;
 
+    #[derive(Parser)]
+    struct RotateCaCommandLine {
+        #[command(flatten)]
+        args: RotateCaArgs,
+    }
+
+    /// Returns the decision about a run with these arguments; `None` if the run is refused.
+    fn decide(chain: &StatementChain, more: &[&str]) -> Option<RotationDecision> {
+        let line = [&["rotate-ca", "demo"][..], more].concat();
+        let line = RotateCaCommandLine::try_parse_from(line).unwrap();
+        choose_step(chain, &line.args).inspect_err(|error| assert_eq!(error.exit_code(), 2)).ok()
+    }
+
+    /// Returns the step that a run with these arguments takes; `None` if it takes none.
+    fn taken(chain: &StatementChain, more: &[&str]) -> Option<RotationStep> {
+        match decide(chain, more) {
+            Some(RotationDecision::Take(step)) => Some(step),
+            Some(RotationDecision::Keep { .. }) | None => None,
+        }
+    }
+
+    /// Whether a run with these arguments finds nothing to do, and succeeds.
+    fn is_kept(chain: &StatementChain, more: &[&str]) -> bool {
+        matches!(decide(chain, more), Some(RotationDecision::Keep { .. }))
+    }
+
     #[test]
-    fn each_step_follows_from_the_statements_and_can_be_taken_back() {
+    fn each_step_follows_from_the_statements_and_can_be_taken_back_once() {
         use RotationStep::{Begin, End, Switch};
         let world = ClusterFixture::new(1);
         let old = world.statement.issuing_cas();
         let new = CaPair { peer: TestCa::new("p").pem, client: TestCa::new("c").pem };
         let mut chain = world.chain();
-        let steps = |chain: &StatementChain| {
-            (next_step(chain, false).unwrap(), next_step(chain, true).ok())
-        };
-        assert_eq!(steps(&chain), (Begin, None));
-        for (issuing, other, expected) in [
-            (&old, Some(&new), (Switch, Some(End))),
-            (&new, Some(&old), (End, Some(Switch))),
-            (&old, Some(&new), (Switch, Some(End))),
-            (&new, Some(&old), (End, Some(Switch))),
-            (&new, None, (Begin, None)),
-            (&new, Some(&old), (Switch, Some(End))),
+        assert_eq!(taken(&chain, &[]), Some(Begin));
+        assert!(is_kept(&chain, &["--cancel"]));
+        for (issuing, other, next, undoing) in [
+            (&old, Some(&new), Some(Switch), Some(End)),
+            (&new, Some(&old), Some(End), Some(Switch)),
+            (&old, Some(&new), Some(Switch), None), // Step 2 was undone.
+            (&new, Some(&old), Some(End), Some(Switch)),
+            (&new, None, None, None),
+            (&new, Some(&old), Some(Switch), Some(End)),
+            (&new, None, Some(Begin), None), // Step 1 was undone.
         ] {
             world.append_cas(&mut chain, issuing, other);
-            assert_eq!(steps(&chain), expected, "after statement {}", chain.newest().seq);
+            let number = chain.newest().seq;
+            assert_eq!(taken(&chain, &[]), next, "after statement {number}");
+            assert_eq!(taken(&chain, &["--cancel"]), undoing, "after statement {number}");
+            assert_eq!(is_kept(&chain, &["--cancel"]), undoing.is_none(), "{number}");
         }
+    }
+
+    #[test]
+    fn a_cancelled_step_is_undone_once_however_often_the_command_is_repeated() {
+        use RotationStep::{End, Switch};
+        let world = ClusterFixture::new(1);
+        let old = world.statement.issuing_cas();
+        let new = CaPair { peer: TestCa::new("p").pem, client: TestCa::new("c").pem };
+        let mut chain = world.chain();
+        let (first, second) = (["--cancel", "--step", "1"], ["--cancel", "--step", "2"]);
+        world.append_cas(&mut chain, &old, Some(&new));
+        assert!(is_kept(&chain, &second), "step 2 was not taken");
+        world.append_cas(&mut chain, &new, Some(&old));
+        assert_eq!(decide(&chain, &first), None, "step 2 has to be undone first");
+        assert_eq!(taken(&chain, &second), Some(Switch));
+        world.append_cas(&mut chain, &old, Some(&new));
+        let Some(RotationDecision::Keep { asked: None, why }) = decide(&chain, &["--cancel"])
+        else {
+            panic!("a repeated --cancel drops the new CAs");
+        };
+        assert!(why.contains("--cancel --step 1"), "{why}");
+        assert!(is_kept(&chain, &second));
+        assert_eq!(taken(&chain, &first), Some(End));
+        world.append_cas(&mut chain, &old, None);
+        for repeated in [&first[..], &second, &["--cancel"]] {
+            assert!(is_kept(&chain, repeated), "{repeated:?}");
+        }
+        assert_eq!(decide(&chain, &["--cancel", "--step", "3"]), None);
+    }
+
+    #[test]
+    fn another_replacement_begins_only_if_the_command_says_so() {
+        use RotationStep::Begin;
+        let world = ClusterFixture::new(1);
+        let old = world.statement.issuing_cas();
+        let new = CaPair { peer: TestCa::new("p").pem, client: TestCa::new("c").pem };
+        let newer = CaPair { peer: TestCa::new("q").pem, client: TestCa::new("d").pem };
+        let mut chain = world.chain();
+        let (plain, again) = (["--step", "1"], ["--step", "1", "--again"]);
+        assert_eq!(taken(&chain, &plain), Some(Begin));
+        for (issuing, other) in [(&old, Some(&new)), (&new, Some(&old)), (&new, None)] {
+            world.append_cas(&mut chain, issuing, other);
+        }
+        for accidental in [&plain[..], &[]] {
+            assert_eq!(decide(&chain, accidental), None, "{accidental:?}");
+        }
+        assert_eq!(taken(&chain, &again), Some(Begin));
+        world.append_cas(&mut chain, &new, Some(&newer));
+        for repeated in [&plain[..], &again] {
+            assert!(is_kept(&chain, repeated), "{repeated:?}");
+        }
+        world.append_cas(&mut chain, &new, None);
+        assert_eq!(taken(&chain, &plain), Some(Begin), "the second replacement was cancelled");
     }
 
     /// Returns for each step whether it is done; `None` if it is refused.
@@ -373,12 +541,6 @@ mod tests {
         assert!(refused.to_string().contains("the next step is 1"), "{refused}");
     }
 
-    #[derive(Parser)]
-    struct RotateCaCommandLine {
-        #[command(flatten)]
-        args: RotateCaArgs,
-    }
-
     #[test]
     fn without_a_question_the_step_has_to_be_named() {
         let check = |more: &[&str]| {
@@ -393,7 +555,12 @@ mod tests {
         }
         assert_eq!(check(&["--yes"]), Some(Err(2)));
         assert_eq!(check(&["--step", "4"]), None);
-        assert_eq!(check(&["--step", "1", "--cancel"]), None);
+        assert_eq!(check(&["--step", "1", "--cancel"]), Some(Ok(())));
+        assert_eq!(check(&["--step", "1", "--again"]), Some(Ok(())));
+        for refused in [&["--again"][..], &["--step", "2", "--again"], &["--yes", "--again"]] {
+            assert_eq!(check(refused), Some(Err(2)), "{refused:?}");
+        }
+        assert_eq!(check(&["--cancel", "--again"]), None);
     }
 
     #[test]
@@ -414,7 +581,7 @@ mod tests {
             ..world.statement.clone()
         };
         let mut chain = StatementChain::verify_links(&[first.sign(&world.owner)]).unwrap();
-        assert_eq!(next_step(&chain, false).unwrap(), RotationStep::End);
+        assert_eq!(next_step(&chain), RotationStep::End);
         assert_eq!(done(&chain), [Some(true), Some(true), Some(false)]);
         let next = Statement {
             version: 1,
@@ -424,8 +591,10 @@ mod tests {
             ..first
         };
         chain.append(&next.sign(&world.owner)).unwrap();
-        assert_eq!(next_step(&chain, false).unwrap(), RotationStep::Begin);
+        assert_eq!(next_step(&chain), RotationStep::Begin);
         assert_eq!(done(&chain), [Some(false), None, Some(true)]);
+        // The end of the adoption was no replacement, so the first one needs no --again.
+        assert_eq!(taken(&chain, &["--step", "1"]), Some(RotationStep::Begin));
     }
 
     #[test]

@@ -436,6 +436,12 @@ async fn the_tool_takes_a_step_once_all_members_have_followed_the_last_one() {
     let ended = cluster.newest().await;
     assert_eq!((ended.seq, &ended.also_trusted), (3, &None));
     assert_eq!(ended.issuing_cas(), switched.issuing_cas());
+    // A script that is run again from its first line begins no other replacement.
+    let refused = tool.rotate(&["--step", "1"]).await.unwrap_err();
+    assert!(refused.contains("--step 1 --again"), "{refused}");
+    assert_eq!(cluster.newest().await.seq, 3);
+    tool.rotate(&["--step", "1", "--again"]).await.unwrap();
+    assert_eq!(cluster.newest().await.seq, 4);
     cluster.service.stop().await;
 }
 
@@ -456,9 +462,14 @@ async fn the_tool_waits_for_certificates_of_the_old_cas_only_if_the_new_ones_hav
     let back = cluster.newest().await;
     assert_eq!((back.seq, back.issuing_cas()), (5, cluster.statement.issuing_cas()));
     cluster.report_cas(agent, 3, Some(4)).await;
-    tool.expect_wait(&["--cancel"], "has no certificates").await;
+    let drop_new = ["--cancel", "--step", "1"];
+    tool.expect_wait(&drop_new, "has no certificates").await;
     cluster.report_cas(agent, 3, Some(5)).await;
     tool.rotate(&["--cancel"]).await.unwrap();
-    assert_eq!(cluster.newest().await.seq, 6);
+    assert_eq!(cluster.newest().await.seq, 5, "a repeated --cancel undoes no second step");
+    for _ in 0..2 {
+        tool.rotate(&drop_new).await.unwrap();
+        assert_eq!(cluster.newest().await.seq, 6);
+    }
     cluster.service.stop().await;
 }
