@@ -21,6 +21,7 @@ use super::schedule::{due_at, newest, retry_pause};
 use super::settings::BackupSettings;
 use super::store::BackupStore;
 use super::verification::BackupVerifier;
+use super::verification_file::VerificationFile;
 use crate::cli::BackupBy;
 use crate::cluster::ClusterApiClient;
 use crate::endpoint::ClientEndpoint;
@@ -66,7 +67,10 @@ impl BackupKeeper {
         (cluster, cluster_name): (Uuid, String),
         board: StatusHandle,
     ) -> Self {
-        let verifier = settings.verify_every.map(|every| BackupVerifier::new(every, board.clone()));
+        let verifier = settings.verify_every.map(|every| {
+            let file = VerificationFile::new(&layout, &settings.store);
+            BackupVerifier::new(every, board.clone(), file)
+        });
         Self {
             settings,
             layout,
@@ -114,7 +118,7 @@ impl BackupKeeper {
             }
         });
         if let Some(verifier) = &self.verifier {
-            verifier.show_interval();
+            verifier.show_last_result();
         }
         let pause = PASS_INTERVAL.min(self.settings.every / 4);
         loop {

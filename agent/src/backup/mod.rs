@@ -16,7 +16,7 @@
 //! | module | owns |
 //! |---|---|
 //! | `keeper` | the schedule beside a running node |
-//! | `verification` | the scheduled proof of stored backups |
+//! | `verification`, `verification_file` | the scheduled proof of stored backups; its last result on disk |
 //! | `save`, `examine`, `drill` | one round; the proof of a stored backup; the trial of a restore |
 //! | `chunks`, `encryption`, `spool` | a file on its way to or from a store; the age format; temporary files |
 //! | `store/` | a directory or a bucket of an S3-compatible store |
@@ -42,6 +42,7 @@ pub(crate) mod settings;
 mod spool;
 pub(crate) mod store;
 mod verification;
+mod verification_file;
 
 pub(crate) use self::encryption::read_identities;
 pub(crate) use self::spool::Spool;

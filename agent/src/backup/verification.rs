@@ -19,6 +19,7 @@ use super::schedule::{choose_for_verification, is_verification_due, retry_pause}
 use super::settings::StoreSettings;
 use super::spool::Spool;
 use super::store::{BackupStore, BackupStoreError};
+use super::verification_file::VerificationFile;
 use crate::exit::error_chain;
 use crate::observe::backup::{BackupFailure, VerificationFailureReason, VerificationStatus};
 use crate::observe::status::StatusHandle;
@@ -57,11 +58,14 @@ enum VerificationError {
 }
 
 /// Verifies stored backups on schedule. The status shows the last result, and which backups are
-/// damaged. The agent makes a new verifier whenever it starts its node, and keeps the status.
+/// damaged. The agent makes a new verifier whenever it starts its node, and keeps the status. A file
+/// keeps the last result for the next agent on this host.
 pub(super) struct BackupVerifier {
     /// Interval between two verifications.
     every: Duration,
     board: StatusHandle,
+    /// The last result, for the time after a restart of the agent.
+    file: VerificationFile,
     /// Number of attempts without a result since the last result.
     failures: u32,
     /// No attempt is made before this time.
@@ -69,14 +73,19 @@ pub(super) struct BackupVerifier {
 }
 
 impl BackupVerifier {
-    pub(super) fn new(every: Duration, board: StatusHandle) -> Self {
-        Self { every, board, failures: 0, retry_at: None }
+    pub(super) fn new(every: Duration, board: StatusHandle, file: VerificationFile) -> Self {
+        Self { every, board, file, failures: 0, retry_at: None }
     }
 
-    /// Shows the interval in the status.
-    pub(super) fn show_interval(&self) {
+    /// Shows the interval in the status. If this process has no result yet, shows the last one of
+    /// an earlier process, too.
+    pub(super) fn show_last_result(&self) {
         let every_seconds = self.every.as_secs();
-        self.show(|status| status.every_seconds = every_seconds);
+        let last = match self.shown() {
+            shown if shown == VerificationStatus::default() => self.file.read().unwrap_or_default(),
+            shown => shown,
+        };
+        self.show(|status| *status = VerificationStatus { every_seconds, ..last });
     }
 
     /// Whether it is time for a verification.
@@ -104,7 +113,9 @@ impl BackupVerifier {
 
     /// Withdraws the failure about damaged backups that the store doesn't have any more.
     pub(super) fn note_listing(&self, listing: &BackupListing) {
-        self.clear_damage(|name| !has_backup(listing, name));
+        if self.clear_damage(|name| !has_backup(listing, name)) {
+            self.keep_result();
+        }
     }
 
     /// Verifies backups of the cluster, and shows the result.
@@ -123,6 +134,7 @@ impl BackupVerifier {
             Ok(()) => self.note_success(&whole),
             Err(error) => self.note_failure(error),
         }
+        self.keep_result();
     }
 
     /// Examines backups, and adds those that are whole to `whole`. Ends at the first failure.
@@ -155,7 +167,8 @@ impl BackupVerifier {
 
     /// The store was read, and has nothing to verify: an earlier failure is over.
     fn note_empty_store(&mut self) {
-        (self.failures, self.retry_at) = (0, Some(Instant::now() + EMPTY_STORE_PAUSE));
+        (self.failures, self.retry_at) =
+            (0, Some(Instant::now() + EMPTY_STORE_PAUSE.min(self.every)));
         self.show(|status| {
             status.damaged.clear();
             status.failure = None;
@@ -206,14 +219,29 @@ impl BackupVerifier {
         self.show(|status| status.failure = Some(BackupFailure { at, reason, text }));
     }
 
+    /// Writes the shown result to the file. A failure to examine a backup is left out, because the
+    /// next agent tries that again at once.
+    fn keep_result(&self) {
+        let mut last = self.shown();
+        if last.damaged.is_empty() {
+            last.failure = None;
+        }
+        if let Err(error) = self.file.write(last) {
+            let error = error_chain(&error);
+            tracing::warn!("the result of the verification can't be written down: {error}");
+        }
+    }
+
     /// Takes backups out of those that are shown as damaged. The failure stays as long as one is
-    /// left, and then names that one.
-    fn clear_damage(&self, is_cleared: impl Fn(&BackupName) -> bool) {
+    /// left, and then names that one. Returns whether a backup was taken out.
+    fn clear_damage(&self, is_cleared: impl Fn(&BackupName) -> bool) -> bool {
+        let mut is_changed = false;
         self.show(|status| {
             let before = status.damaged.len();
             let stays = |name: BackupName| !is_cleared(&name);
             status.damaged.retain(|name| name.parse::<BackupName>().is_ok_and(stays));
-            if status.damaged.len() == before {
+            is_changed = status.damaged.len() < before;
+            if !is_changed {
                 return;
             }
             let left = status.damaged.first();
@@ -222,6 +250,7 @@ impl BackupVerifier {
                 status.failure.take().map(|failure| BackupFailure { text, ..failure })
             });
         });
+        is_changed
     }
 
     fn shown(&self) -> VerificationStatus {
@@ -274,12 +303,14 @@ mod tests {
     use super::*;
     use crate::backup::chunks::Digester;
     use crate::backup::manifest::Manifest;
+    use crate::state::Layout;
 
     const EVERY: Duration = Duration::from_hours(24);
     const STORED: &[u8] = b"an encrypted snapshot";
 
     struct TestStore {
         folder: tempfile::TempDir,
+        layout: Layout,
         settings: StoreSettings,
         cluster: ClusterFolder,
         verifier: BackupVerifier,
@@ -290,12 +321,20 @@ mod tests {
             let folder = tempfile::tempdir().unwrap();
             let cluster = ClusterFolder::of_cluster(Uuid::from_u128(7));
             std::fs::create_dir(folder.path().join(cluster.as_str())).unwrap();
-            Self {
-                settings: StoreSettings::Directory(folder.path().to_owned()),
-                verifier: BackupVerifier::new(EVERY, StatusHandle::default()),
-                folder,
-                cluster,
-            }
+            let layout = Layout::new(&folder.path().join("data")).unwrap();
+            std::fs::create_dir(layout.root()).unwrap();
+            layout.create().unwrap();
+            let settings = StoreSettings::Directory(folder.path().to_owned());
+            let file = VerificationFile::new(&layout, &settings);
+            let verifier = BackupVerifier::new(EVERY, StatusHandle::default(), file);
+            Self { folder, layout, settings, cluster, verifier }
+        }
+
+        /// Makes the verifier of another node, by an agent with this status.
+        fn restart_verifier(&mut self, board: StatusHandle) {
+            let file = VerificationFile::new(&self.layout, &self.settings);
+            self.verifier = BackupVerifier::new(EVERY, board, file);
+            self.verifier.show_last_result();
         }
 
         fn write(&self, file: &str, bytes: &[u8]) {
@@ -435,12 +474,49 @@ mod tests {
         show_damage(&store.verifier, &damaged);
         assert_eq!(reason(&store.run().await), Some("damaged"));
         // The node was started again.
-        store.verifier = BackupVerifier::new(EVERY, store.verifier.board.clone());
+        let board = store.verifier.board.clone();
+        store.restart_verifier(board);
         assert!(store.verifier.has_damage());
         assert_eq!(reason(&store.run().await), Some("damaged"));
         store.write(&damaged.data_file(true), STORED);
         let status = store.run().await;
         assert!(status.failure.is_none() && !store.verifier.has_damage(), "{status:?}");
+    }
+
+    #[tokio::test]
+    async fn a_restarted_agent_still_shows_a_damaged_backup_until_it_is_whole_or_gone() {
+        let mut store = TestStore::new();
+        let damaged = store.save(1);
+        store.write(&damaged.data_file(true), b"short");
+        let before = store.run().await;
+        assert_eq!(reason(&before), Some("damaged"));
+        store.restart_verifier(StatusHandle::default());
+        let every_seconds = EVERY.as_secs();
+        assert_eq!(store.verifier.shown(), VerificationStatus { every_seconds, ..before });
+        assert!(store.verifier.has_damage() && store.verifier.shows_failure());
+        assert!(!store.verifier.is_due(Timestamp::now()), "a restart loop fetches no backups");
+
+        let folder = store.folder.path().join(store.cluster.as_str());
+        std::fs::remove_file(folder.join(damaged.manifest_file())).unwrap();
+        store.verifier.note_listing(&store.listing().await);
+        store.restart_verifier(StatusHandle::default());
+        assert!(!store.verifier.shows_failure() && !store.verifier.has_damage());
+        let whole = store.save(1);
+        assert_eq!(store.run().await.whole, [whole.to_string()]);
+        store.restart_verifier(StatusHandle::default());
+        assert_eq!(store.verifier.shown().whole, [whole.to_string()]);
+    }
+
+    #[tokio::test]
+    async fn a_backup_that_could_not_be_examined_is_tried_at_once_after_a_restart() {
+        let mut store = TestStore::new();
+        let newer = BackupName::new(Timestamp::now(), 43);
+        store.write(&newer.manifest_file(), br#"{"version": 99}"#);
+        store.write(&newer.data_file(true), b"x");
+        assert_eq!(reason(&store.run().await), Some("not_done"));
+        store.restart_verifier(StatusHandle::default());
+        assert!(!store.verifier.shows_failure());
+        assert!(store.verifier.is_due(Timestamp::now()));
     }
 
     #[tokio::test]

@@ -222,6 +222,11 @@ impl Layout {
         self.agent().join("contradiction.json")
     }
 
+    /// File with the result of the last verification of stored backups.
+    pub(crate) fn backup_verification(&self) -> PathBuf {
+        self.agent().join("backup-verification.json")
+    }
+
     /// Directory of temporary files of backups.
     pub(crate) fn backup_spool(&self) -> PathBuf {
         self.agent().join("backup-spool")
