@@ -272,6 +272,31 @@ fn a_write_after_the_snapshot_fails_the_move_which_names_the_key() -> Result<()>
 }
 
 #[test]
+fn a_move_reads_the_source_through_another_member_once_the_first_has_stopped() -> Result<()> {
+    let (network, folder) = (Network::loopback(4), tempfile::tempdir()?);
+    let folder = folder.path();
+    let (Some(etcd), Some(_)) = (oldest(), oldest_etcdctl()) else { return Ok(()) };
+    let mut old = TestCluster::new(&network.hosts[..3], "old", &etcd, folder);
+    let node = program_path("muster-node")?;
+    let mut new = TestCluster::new(&network.hosts[3..], "new", &node, folder);
+    old.start()?;
+    old.run(&["put", "a", "1"])?;
+    let mut moving = start_move([&old, &new], folder, ["moved.db", "move.log"], &["--freeze"])?;
+    run_restores(&mut moving, folder, Path::new("none"))?;
+    // The move has used this member, because its URL is the first one.
+    old.nodes[0].kill();
+    wait_for("the other members of the source to serve reads", LIMIT, || {
+        old.run(&["get", "a"]).ok()
+    })?;
+    new.start()?;
+    let result = result_of_move(&mut moving, 0)?;
+    ensure!(result["comparison"]["equal"] == true, "{result}");
+    let stopped = client_url(&old.nodes[0].host);
+    ensure!(result["comparison"]["source"]["url"] != stopped.as_str(), "{result}");
+    Ok(())
+}
+
+#[test]
 fn a_move_does_not_begin_while_clients_write() -> Result<()> {
     let (network, folder) = (Network::loopback(2), tempfile::tempdir()?);
     let folder = folder.path();
@@ -356,6 +381,70 @@ fn a_move_of_a_cluster_to_itself_is_refused_before_the_writes_are_stopped() -> R
         let printed = moving.output();
         ensure!(printed.contains(text), "{printed}");
         ensure!(old.run(&["put", "a", "still taken"])? == "OK");
+    }
+    ensure!(!folder.join("moved.db").exists(), "a snapshot was saved");
+    Ok(())
+}
+
+#[test]
+fn users_and_roles_are_compared_after_a_move() -> Result<()> {
+    let (network, folder) = (Network::loopback(2), tempfile::tempdir()?);
+    let folder = folder.path();
+    let Some((old, mut new)) = small_clusters(&network, folder)? else { return Ok(()) };
+    old.run(&["user", "add", "alice:secret"])?;
+    old.run(&["role", "add", "reader"])?;
+    old.run(&["role", "grant-permission", "reader", "read", "a", "b"])?;
+    old.run(&["user", "grant-role", "alice", "reader"])?;
+    let mut moving = start_move([&old, &new], folder, ["moved.db", "first.log"], &["--freeze"])?;
+    run_restores(&mut moving, folder, Path::new("none"))?;
+    new.start()?;
+    let result = result_of_move(&mut moving, 0)?;
+    let auth = &result["comparison"]["auth"];
+    ensure!(auth["users"] == 1 && auth["roles"] == 1 && auth["enabled"] == false, "{result}");
+    ensure!(auth["differences"] == 0 && auth["not_compared"].is_null(), "{result}");
+
+    new.run(&["user", "revoke-role", "alice", "reader"])?;
+    new.run(&["role", "grant-permission", "reader", "write", "c"])?;
+    let (code, differs) = compare(&old, &new, &[])?;
+    let expected = serde_json::json!([
+        "user alice: role reader only in the source",
+        "role reader: write of c only in the target",
+    ]);
+    ensure!(code == Some(1) && differs["equal"] == false, "{differs}");
+    ensure!(differs["differences"] == 0, "{differs}");
+    ensure!(differs["auth"]["first_differences"] == expected, "{differs}");
+    let mut again = start_move([&old, &new], folder, ["moved.db", "again.log"], &["--freeze"])?;
+    result_of_move(&mut again, 1)?;
+    Ok(())
+}
+
+#[test]
+fn urls_of_two_clusters_in_one_list_are_refused_before_the_writes_are_stopped() -> Result<()> {
+    let (network, folder) = (Network::loopback(3), tempfile::tempdir()?);
+    let folder = folder.path();
+    let Some((old, mut new)) = small_clusters(&network, folder)? else { return Ok(()) };
+    let node = program_path("muster-node")?;
+    let mut other = TestCluster::new(&network.hosts[2..], "other", &node, folder);
+    new.start()?;
+    other.start()?;
+    let wrong_source = format!("{},{}", old.urls(), other.urls());
+    let wrong_target = format!("{},{}", new.urls(), other.urls());
+    for (flag, urls, log) in
+        [("--source", &wrong_source, "source.log"), ("--target", &wrong_target, "target.log")]
+    {
+        let more = ["--freeze", flag, urls];
+        let mut moving = start_move([&old, &new], folder, ["moved.db", log], &more)?;
+        result_of_move(&mut moving, 2)?;
+        let printed = moving.output();
+        let (first, second) = urls.split_once(',').context("two URLs")?;
+        ensure!(printed.contains(&format!("{first} is of cluster ")), "{printed}");
+        ensure!(printed.contains(&format!("but {second} of cluster ")), "{printed}");
+        ensure!(old.run(&["put", "a", "still taken"])? == "OK");
+        let mut command = Command::new(&node);
+        command.args(["compare", "--source", &old.urls(), "--target", &new.urls(), flag, urls]);
+        let compared = command.output()?;
+        let error = String::from_utf8_lossy(&compared.stderr).into_owned();
+        ensure!(compared.status.code() == Some(2) && error.contains("of one cluster"), "{error}");
     }
     ensure!(!folder.join("moved.db").exists(), "a snapshot was saved");
     Ok(())

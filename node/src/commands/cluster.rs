@@ -5,7 +5,7 @@ use std::collections::{BTreeSet, VecDeque};
 use std::time::Duration;
 
 use bytes::Bytes;
-use futures_util::{StreamExt as _, stream};
+use futures_util::{StreamExt as _, future::join_all, stream};
 use node_engine::causes::error_chain;
 use node_proto::etcdserverpb::{
     AlarmMember, AlarmRequest, AlarmType, HashKvRequest, LeaseLeasesRequest, RangeRequest,
@@ -46,6 +46,10 @@ pub(super) enum ClusterReadError {
     Connect(#[from] ConnectError),
     #[error("no member can serve requests: {0}")]
     NoMember(String),
+    #[error(
+        "{url} is of cluster {cluster_id:x}, but {other_url} of cluster {other_cluster_id:x}: name the members of one cluster"
+    )]
+    TwoClusters { url: String, cluster_id: u64, other_url: String, other_cluster_id: u64 },
     #[error("{url} refused the request for {what}: {code}: {text}")]
     Refused { url: String, what: &'static str, code: Code, text: String },
     #[error("{url} did not answer the request for {what} within {} s", ANSWER_TIMEOUT.as_secs())]
@@ -57,6 +61,7 @@ impl ClusterReadError {
     pub(super) fn is_usage(&self) -> bool {
         match self {
             Self::Connect(error) => error.is_usage(),
+            Self::TwoClusters { .. } => true,
             Self::NoMember(_) | Self::Refused { .. } | Self::Late { .. } => false,
         }
     }
@@ -67,6 +72,34 @@ impl ClusterReadError {
 pub(super) struct ClusterAddress {
     pub urls: Vec<String>,
     pub tls: ClientTls,
+}
+
+impl ClusterAddress {
+    /// Makes sure that the members that answer belong to one cluster. Members that don't answer are
+    /// left out.
+    pub(super) async fn ensure_one_cluster(&self) -> Result<(), ClusterReadError> {
+        let urls = self.urls.iter();
+        let connect = urls.map(|url| ClusterReader::connect_to(url, &self.tls));
+        let answers = join_all(connect).await;
+        let members = answers.into_iter().filter_map(Result::ok);
+        let members: Vec<(String, u64)> =
+            members.map(|(member, _)| (member.url, member.cluster_id)).collect();
+        ensure_equal_ids(&members)
+    }
+}
+
+/// Makes sure that the members with these client URLs have equal cluster ids.
+pub(super) fn ensure_equal_ids(members: &[(String, u64)]) -> Result<(), ClusterReadError> {
+    let Some((url, id)) = members.first() else { return Ok(()) };
+    let Some((other_url, other_id)) = members.iter().find(|(_, other)| other != id) else {
+        return Ok(());
+    };
+    Err(ClusterReadError::TwoClusters {
+        url: url.clone(),
+        cluster_id: *id,
+        other_url: other_url.clone(),
+        other_cluster_id: *other_id,
+    })
 }
 
 /// A connection to one member, through which its cluster is read.
@@ -241,7 +274,7 @@ impl ClusterReader {
     }
 
     /// Waits for an answer, within [`ANSWER_TIMEOUT`].
-    async fn answer<T>(
+    pub(super) async fn answer<T>(
         &self,
         what: &'static str,
         answer: impl Future<Output = Result<Response<T>, Status>>,
@@ -396,6 +429,19 @@ mod tests {
         let kv = KeyValue { key: key.into(), ..KeyValue::default() };
         let before = KeyValue { lease, ..kv.clone() };
         Event { r#type: kind.into(), kv: Some(kv), prev_kv: Some(before) }
+    }
+
+    #[test]
+    fn members_of_two_clusters_are_named_with_their_clusters() {
+        let members = [("a:1", 10), ("b:1", 10), ("c:1", 11)];
+        let members = members.map(|(url, id)| (url.to_owned(), id));
+        assert!(ensure_equal_ids(&members[..2]).is_ok() && ensure_equal_ids(&[]).is_ok());
+        let error = ensure_equal_ids(&members).unwrap_err();
+        assert!(error.is_usage());
+        assert_eq!(
+            error.to_string(),
+            "a:1 is of cluster a, but c:1 of cluster b: name the members of one cluster"
+        );
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! `muster-node compare`: compares every key of two running clusters.
+//! `muster-node compare`: compares every key of two running clusters, and their users and roles.
 
 use std::{cmp::Ordering, path::PathBuf, time::Instant};
 
@@ -11,6 +11,7 @@ use super::{
     comparison::{KeyComparison, KeyDifference, shown_key},
     connection::ClientTls,
     print, print_error,
+    users::{AuthComparison, compare_auth},
 };
 
 /// Addresses and TLS files of two clusters.
@@ -99,12 +100,14 @@ impl CompareError {
 /// Result of a comparison.
 #[derive(Debug, Serialize)]
 pub(super) struct CompareReport {
+    /// Whether keys, users and roles were all compared, and none differs.
     pub equal: bool,
     pub source: ComparedCluster,
     pub target: ComparedCluster,
     /// Number of keys that differ.
     pub differences: u64,
     pub first_differences: Vec<KeyDifference>,
+    pub auth: AuthComparison,
     /// Duration of the comparison in seconds.
     pub seconds: f64,
 }
@@ -172,6 +175,10 @@ impl CompareReport {
         for KeyDifference { key, difference } in &self.first_differences {
             lines.add("differs", format!("{key}: {difference}"));
         }
+        for difference in self.auth.first_differences() {
+            lines.add("differs", difference);
+        }
+        lines.add("users", self.auth.to_text());
         let seconds = self.seconds;
         let result = match (self.differences, self.first_differences.len()) {
             (0, _) => format!("all keys are equal ({seconds:.1} s)"),
@@ -211,9 +218,11 @@ pub(super) fn run(args: &CompareArgs) -> u8 {
 }
 
 async fn compare(args: &CompareArgs) -> Result<CompareReport, CompareError> {
-    let source = ClusterReader::connect(&args.clusters.source()).await;
-    let source = source.map_err(CompareError::Source)?;
-    let target = ClusterReader::connect(&args.clusters.target()).await;
+    let (source, target) = (args.clusters.source(), args.clusters.target());
+    source.ensure_one_cluster().await.map_err(CompareError::Source)?;
+    target.ensure_one_cluster().await.map_err(CompareError::Target)?;
+    let source = ClusterReader::connect(&source).await.map_err(CompareError::Source)?;
+    let target = ClusterReader::connect(&target).await;
     let target = target.map_err(CompareError::Target)?;
     let newest = (source.revision().await, target.revision().await);
     let source_revision = newest.0.map_err(CompareError::Source)?;
@@ -225,7 +234,8 @@ async fn compare(args: &CompareArgs) -> Result<CompareReport, CompareError> {
     .await
 }
 
-/// Compares every key of the source with the target, each at the given revision.
+/// Compares every key of the source with the target, each at the given revision. Users and roles
+/// are compared as they are now.
 ///
 /// One page of each cluster's keys is in memory at a time, and the ids of all leases.
 pub(super) async fn compare_clusters(
@@ -255,14 +265,16 @@ pub(super) async fn compare_clusters(
             }
         }
     }
+    let auth = compare_auth(source, target).await?;
     // The report also tells which keys changed during the comparison.
     let after = tokio::try_join!(changes_of_source(), changes_of_target())?;
     Ok(CompareReport {
-        equal: comparison.differences == 0,
+        equal: comparison.differences == 0 && auth.is_equal(),
         source: ComparedCluster::new(source, source_revision, comparison.source_keys, &after.0),
         target: ComparedCluster::new(target, target_revision, comparison.target_keys, &after.1),
         differences: comparison.differences,
         first_differences: comparison.first_differences,
+        auth,
         seconds: started.elapsed().as_secs_f64(),
     })
 }

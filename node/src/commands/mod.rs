@@ -10,6 +10,7 @@ mod data;
 mod moving;
 mod save;
 mod snapshot;
+mod users;
 
 use std::{
     fmt::Write as _,
@@ -40,12 +41,13 @@ enum ToolCommand {
     /// Save, examine and restore snapshots, in etcd's format.
     #[command(subcommand)]
     Snapshot(snapshot::SnapshotCommand),
-    /// Compare every key of two running clusters.
+    /// Compare every key of two running clusters, and their users and roles.
     #[command(
         long_about = "Compares every key of two running clusters, each at one revision: value, \
             version, create and modification revision, and whether the key's lease exists. The keys \
             are read in pages, so memory stays small. The first differences are printed, without \
-            values. Changes after the compared revision are counted, and don't count as differences.",
+            values. Changes after the compared revision are counted, and don't count as differences. \
+            Users, roles and permissions are compared as they are now, without passwords.",
         after_long_help = "EXIT CODES\n  \
             0  equal    1  different, or a cluster can't be read    2  wrong usage"
     )]
@@ -55,15 +57,15 @@ enum ToolCommand {
         long_about = "Moves a running cluster's data to another cluster, from etcd to muster-node or \
             back. It checks that the source is healthy and takes no writes, saves its snapshot, and \
             prints the command that restores it on each host of the target. Then it waits until you \
-            have started the target, compares every key, and says for how many seconds the data was \
-            read-only. After an interruption, run it again: the snapshot file is found.",
+            have started the target, compares every key, user and role, and says for how many \
+            seconds the data was read-only. After an interruption, run it again: the snapshot file is found.",
         after_long_help = "STOPPING THE WRITES\n  \
             --freeze raises the source's NOSPACE alarm: no member takes puts any more, and clients \
             get `etcdserver: mvcc: database space exceeded`. Deletions are not stopped, but found: \
             then the move fails. `etcdctl alarm disarm` lets the source take writes again. The \
-            target takes writes as soon as all keys are equal.\n\n\
+            target takes writes as soon as all is equal.\n\n\
             EXIT CODES\n  \
-            0  moved    1  failed, or a key differs    2  wrong usage"
+            0  moved    1  failed, or something differs    2  wrong usage"
     )]
     Move(Box<moving::MoveArgs>),
 }

@@ -1,7 +1,7 @@
 //! `muster-node move`: guides an operator who moves a running cluster's data to another cluster.
 //!
 //! The steps are: the source stops taking writes; its snapshot is saved; the operator restores the
-//! snapshot on the target's hosts and starts them; every key is compared. The command keeps no
+//! snapshot on the target's hosts and starts them; every key, user and role is compared. The command keeps no
 //! state of its own. After an interruption the same command goes on: it finds the snapshot file.
 //!
 //! # Stopping the writes
@@ -30,7 +30,7 @@ use serde::Serialize;
 
 use super::{
     FAILED, USAGE,
-    cluster::{ClusterAddress, ClusterReadError, ClusterReader, LaterChanges},
+    cluster::{ClusterAddress, ClusterReadError, ClusterReader, LaterChanges, ensure_equal_ids},
     compare::{ClusterPairArgs, CompareError, CompareReport, compare_clusters},
     comparison::shown_key,
     connection::{ClientTls, check_url_and_files, full_url},
@@ -170,7 +170,7 @@ impl MoveReport {
         let end = if self.comparison.equal {
             "moved: send the clients to the target, and keep the source until you need no way back"
         } else {
-            "not moved: the target lacks something, so don't send clients to it"
+            "not moved: not all was found equal, so don't send clients to the target"
         };
         let mut text = format!("{comparison}\nread-only for {seconds:.1} s, since {since}\n{end}");
         if !self.members_not_compared.is_empty() {
@@ -248,6 +248,7 @@ async fn move_cluster(args: &MoveArgs, steps: &StepPrinter) -> Result<MoveReport
     check_target(&args.clusters.source(), &args.clusters.target())?;
     let source = connect_to_source(&args.clusters.source(), steps).await?;
     // The target may run already.
+    args.clusters.target().ensure_one_cluster().await.map_err(CompareError::Target)?;
     if let Ok(target) = ClusterReader::connect(&args.clusters.target()).await {
         ensure_other_cluster(&source, &target)?;
     }
@@ -321,15 +322,18 @@ fn ensure_other_cluster(source: &ClusterReader, target: &ClusterReader) -> Resul
     Ok(())
 }
 
-/// Shows the state of each of the source's members, and connects to one that can be read.
+/// Shows the state of each of the source's members, and connects to one that can be read. Members of
+/// two clusters are refused.
 async fn connect_to_source(
     address: &ClusterAddress,
     steps: &StepPrinter,
 ) -> Result<ClusterReader, MoveError> {
     steps.line("1 source:  its members");
+    let mut members = Vec::new();
     for url in &address.urls {
         let state = match ClusterReader::connect_to(url, &address.tls).await {
             Ok((member, status)) => {
+                members.push((url.clone(), member.cluster_id));
                 let role = match status.leader {
                     0 => "knows no leader",
                     leader if leader == member.member_id => "leader",
@@ -344,6 +348,7 @@ async fn connect_to_source(
         };
         steps.line(&format!("           {url}: {state}"));
     }
+    ensure_equal_ids(&members).map_err(CompareError::Source)?;
     Ok(ClusterReader::connect(address).await.map_err(CompareError::Source)?)
 }
 
