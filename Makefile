@@ -56,7 +56,7 @@ test-examples: ## check the examples for Terraform and Ansible with ansible-lint
 verify: ## what a reviewer runs: unused dependencies, each crate on its own, the release build's lints, then the tests (with format, lints, docs)
 	@scripts/setup verify
 	$(CARGO) machete
-	for crate in muster-files muster-checks member-rules muster-identity muster-jws muster-manual muster-notify muster-shares muster-tls managed-postgres muster-simulation discovery-types discovery-formation muster-discovery muster-agent node-bbolt node-proto node-consensus node-etcd-wal node-state node-engine node-api muster-node; do \
+	for crate in muster-files muster-checks member-rules muster-identity muster-jws muster-manual muster-notify muster-shares muster-tls managed-postgres muster-simulation discovery-types discovery-formation muster-discovery muster-agent node-bbolt node-proto node-consensus node-etcd-config node-etcd-wal node-state node-engine node-api muster-node; do \
 	  $(CARGO) check -p $$crate --locked || exit 1; done
 	$(CARGO) clippy --release --workspace --bins --locked --quiet -- -D warnings
 	@scripts/test

@@ -32,7 +32,39 @@ fn newest() -> Option<PathBuf> {
     stock_etcd::newest(Path::new(env!("CARGO_TARGET_TMPDIR")))
 }
 
-/// Three etcds with certificates of their own CA, and a discovery service.
+/// Flags about TLS, without the prefix `peer-`. In a configuration file they are in a section.
+const TLS_FLAGS: [&str; 4] = ["cert-file", "key-file", "trusted-ca-file", "client-cert-auth"];
+
+/// Writes the settings of a node to a configuration file, and starts the node with this file alone
+/// from then on.
+fn move_settings_to_file(node: &mut NodeProcess, file: &Path) -> Result<()> {
+    let mut lines = Vec::new();
+    let mut sections = [("client-transport-security", vec![]), ("peer-transport-security", vec![])];
+    for flag in std::mem::take(&mut node.flags) {
+        let flag = flag.trim_start_matches('-');
+        let (name, value) = flag.split_once('=').unwrap_or((flag, "true"));
+        let own_name = name.strip_prefix("peer-").unwrap_or(name);
+        if TLS_FLAGS.contains(&own_name) {
+            let (_, section) = &mut sections[usize::from(own_name != name)];
+            section.push(format!("  {own_name}: {value}"));
+        } else {
+            lines.push(format!("{name}: {value}"));
+        }
+    }
+    for (section, keys) in sections {
+        lines.push(format!("{section}:"));
+        lines.extend(keys);
+    }
+    // A key of etcd's sample file that has no flag in newer versions.
+    lines.push("discovery-fallback: 'proxy'".to_owned());
+    fs_err::write(file, lines.join("\n"))?;
+    node.flags = vec![format!("--config-file={}", file.display())];
+    Ok(())
+}
+
+/// Three etcds with certificates of their own CA, and a discovery service. The first one has flags
+/// and a variable, the second one a configuration file. The second and the third have their logs
+/// apart from their data.
 struct AdoptionTestbed {
     testbed: Testbed,
     etcd: PathBuf,
@@ -60,8 +92,17 @@ impl AdoptionTestbed {
             node.flags.extend(credentials.mutual_flags());
             node.flags.push(format!("--initial-cluster={}", initial.join(",")));
             node.flags.push("--quota-backend-bytes=1073741824".to_owned());
+            if n > 1 {
+                let wal = testbed.path(&format!("wal-{n}"));
+                node.flags.push(format!("--wal-dir={}", wal.display()));
+            }
             // The take-over must also keep settings from environment variables.
-            node.env.push(("ETCD_NAME".to_owned(), format!("Infra.{n}")));
+            if n == 2 {
+                node.flags.push("--name=Infra.2".to_owned());
+                move_settings_to_file(&mut node, &testbed.path("etcd-2.yml"))?;
+            } else {
+                node.env.push(("ETCD_NAME".to_owned(), format!("Infra.{n}")));
+            }
             node.start()?;
             etcds.push(node);
         }
@@ -334,11 +375,19 @@ fn check_whole_way(etcd: &Path) -> Result<()> {
 }
 
 fn check_settings_are_kept(adoption: &AdoptionTestbed) -> Result<()> {
-    let pid = adoption.agents[0].node_pid().context("the node's process")?;
-    let line = fs_err::read(format!("/proc/{pid}/cmdline"))?;
-    let line = String::from_utf8_lossy(&line).replace('\0', " ");
-    for kept in ["--name=Infra.1", "--quota-backend-bytes=1073741824", "etcd-1"] {
-        ensure!(line.contains(kept), "{kept} is not in {line}");
+    for (index, agent) in adoption.agents.iter().enumerate() {
+        let n = index + 1;
+        let pid = agent.node_pid().context("the node's process")?;
+        let line = fs_err::read(format!("/proc/{pid}/cmdline"))?;
+        let line = String::from_utf8_lossy(&line).replace('\0', " ");
+        let quota = "--quota-backend-bytes=1073741824".to_owned();
+        for kept in [format!("--name=Infra.{n}"), quota, format!("etcd-{n}")] {
+            ensure!(line.contains(kept.as_str()), "{kept} is not in {line}");
+        }
+        let wal = adoption.testbed.path(&format!("wal-{n}"));
+        ensure!(line.contains(&format!("--wal-dir={}", wal.display())) == (n > 1), "{line}");
+        let inner = adoption.testbed.path(&format!("etcd-{n}/member/wal"));
+        ensure!(inner.exists() == (n == 1), "{}: the log is in one place", inner.display());
     }
     Ok(())
 }
@@ -361,22 +410,34 @@ fn check_old_ca_is_dropped(adoption: &mut AdoptionTestbed) -> Result<()> {
     Ok(())
 }
 
-/// Lets a host take a member's place with a join ticket, as in any managed cluster.
-fn check_management(adoption: &mut AdoptionTestbed) -> Result<()> {
+/// Starts the agent of a fourth host with a join ticket. `more` are arguments for the ticket.
+fn start_newcomer(adoption: &AdoptionTestbed, more: &[&str]) -> Result<AgentProcess> {
     let ticket = adoption.testbed.path("ticket.bundle");
-    let create = ["token", "create", "--cluster", "demo", "--kind", "join", "--replace", "Infra.3"];
-    adoption.testbed.admin_command(&[&create[..], &["--out", path_text(&ticket)?]].concat())?;
+    let create = ["token", "create", "--cluster", "demo", "--kind", "join"];
+    let create = [&create[..], more, &["--out", path_text(&ticket)?]].concat();
+    adoption.testbed.admin_command(&create)?;
     let args = ["--node-binary", path_text(&adoption.etcd)?, "--name", "fourth"];
     let args = args.map(str::to_owned).to_vec();
     let options = AgentOptions { args, ..AgentOptions::default() };
     let mut agent = adoption.testbed.agent_with(3, &ticket, options);
     agent.start()?;
+    Ok(agent)
+}
+
+/// Whether the newcomer is a voter, according to the agents' reports.
+fn newcomer_votes(adoption: &AdoptionTestbed) -> Result<bool> {
+    let shown = adoption.testbed.admin_command(&["cluster", "show", "demo"])?;
+    let votes =
+        |line: &str| line.contains("fourth") && (line.contains("voter") || line.contains("leader"));
+    Ok(shown.lines().any(votes))
+}
+
+/// Lets a host take a member's place with a join ticket, as in any managed cluster.
+fn check_management(adoption: &mut AdoptionTestbed) -> Result<()> {
+    let agent = start_newcomer(adoption, &["--replace", "Infra.3"])?;
     poll_slowly("the newcomer to take the member's place", LIMIT, || {
         let shown = adoption.testbed.admin_command(&["cluster", "show", "demo"]).ok()?;
-        let votes = |line: &str| {
-            line.contains("fourth") && (line.contains("voter") || line.contains("leader"))
-        };
-        (shown.lines().any(votes) && !shown.contains("Infra.3 ")).then_some(())
+        (newcomer_votes(adoption).ok()? && !shown.contains("Infra.3 ")).then_some(())
     })
     .with_context(|| agent.output())?;
     let code = adoption.agents[2].exit_code(LIMIT)?;
@@ -425,7 +486,8 @@ fn the_newest_etcd_comes_under_management_and_goes_back() -> Result<()> {
 }
 
 /// Kills a take-over after the etcd has stopped, and another after the journal was written.
-/// Discovery is down during both. No other host may restart its member meanwhile.
+/// Discovery is down during both. No other host may restart its member meanwhile. Then a newcomer
+/// waits for the third take-over.
 #[test]
 fn a_take_over_goes_on_after_a_crash_and_without_discovery() -> Result<()> {
     let Some(etcd) = oldest() else { return Ok(()) };
@@ -449,7 +511,38 @@ fn a_take_over_goes_on_after_a_crash_and_without_discovery() -> Result<()> {
     writer.stop_and_check(&adoption.endpoints()[2])?;
     adoption.testbed.start_discovery()?;
     adoption.testbed.wait_cluster_state("demo", "formed", LIMIT)?;
-    Ok(())
+    check_newcomer_waits(&mut adoption)
+}
+
+/// Moves the leadership away from the third member, if that member leads. Only the agent of the
+/// leader's host carries out intents, and the third host has no agent yet.
+fn move_leadership_from_third(adoption: &AdoptionTestbed) -> Result<()> {
+    let third = adoption.etcdctl("old").with_endpoint(&adoption.testbed.network.hosts[2]);
+    let status = &third.json(&["endpoint", "status"])?[0]["Status"];
+    let own = status["header"]["member_id"].as_u64().context("a member id")?;
+    if status["leader"].as_u64() != Some(own) {
+        return Ok(());
+    }
+    let other = member_ids(&third)?.into_iter().find(|id| *id != own).context("another member")?;
+    third.run(&["move-leader", &format!("{other:x}")]).map(drop)
+}
+
+/// A newcomer must wait for the take-over of the last member, which would refuse its certificate.
+fn check_newcomer_waits(adoption: &mut AdoptionTestbed) -> Result<()> {
+    move_leadership_from_third(adoption)?;
+    let newcomer = start_newcomer(adoption, &[])?;
+    poll_slowly("the newcomer to wait for the take-over", LIMIT, || {
+        let list = adoption.testbed.admin_json(&["intent", "list", "demo", "--all"]).ok()?;
+        let views = list["intents"].as_array()?;
+        let mut reasons = views.iter().filter_map(|view| view["waits"]["reason"].as_str());
+        let expected = "infra-3 would refuse a newcomer's certificate";
+        reasons.any(|reason| reason.contains(expected)).then_some(())
+    })
+    .with_context(|| newcomer.output())?;
+    ensure!(member_ids(&adoption.etcdctl("old"))?.len() == 3, "nobody was added");
+    adoption.take_over(2)?;
+    poll_slowly("the newcomer to vote", LIMIT, || newcomer_votes(adoption).ok()?.then_some(()))
+        .with_context(|| newcomer.output())
 }
 
 /// Gives an etcd back in the middle of its take-over, and takes it over again later.

@@ -1,4 +1,5 @@
-//! Reads the settings of a running etcd from its command line and environment. Pure.
+//! Reads the settings of a running etcd from its command line and environment, or from its
+//! configuration file. Pure.
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
@@ -13,12 +14,18 @@ use crate::state::adopted::{AdoptedNode, AdoptionStage, CertificateFiles};
 
 /// Prefix of etcd's environment variables.
 const VARIABLE_PREFIX: &str = "ETCD_";
+/// Name of the flag for a configuration file. If it is given, etcd ignores all other flags and
+/// variables.
+pub(crate) const CONFIG_FILE: &str = "config-file";
 
 /// Flags of the etcd that the agent leaves out, besides the flags that it sets itself.
 const OMITTED_FLAGS: &[&str] = &[
     // etcd has to log to standard error, because the agent reads its log there.
     "log-output",
     "log-outputs",
+    // etcd refuses to rotate a log that isn't a file.
+    "enable-log-rotation",
+    "log-rotation-config-json",
     // The agent adds the one of these two flags that the etcd's version knows.
     "experimental-peer-skip-client-san-verification",
     "peer-skip-client-san-verification",
@@ -26,11 +33,6 @@ const OMITTED_FLAGS: &[&str] = &[
 
 /// Flags that keep an etcd from coming under management, each with the reason.
 const UNSUPPORTED_FLAGS: &[(&str, &str)] = &[
-    (
-        "config-file",
-        "its settings are in a configuration file: start it with flags or ETCD_* variables",
-    ),
-    ("wal-dir", "its log lies in another directory than its data: move it into the data directory"),
     ("auto-tls", "it makes its certificates itself: give it certificates of a CA"),
     ("peer-auto-tls", "it makes its certificates itself: give it certificates of a CA"),
     ("force-new-cluster", "it makes a new cluster at each start: start it without this flag"),
@@ -47,6 +49,9 @@ const UNSUPPORTED_FLAGS: &[(&str, &str)] = &[
     ("client-crl-file", "it reads a list of revoked certificates, which covers no new ones"),
     ("peer-crl-file", "it reads a list of revoked certificates, which covers no new ones"),
 ];
+
+/// Default directory of etcd's log, in the data directory.
+const WAL_FOLDER: &str = "member/wal";
 
 /// Values of a Go flag that mean false.
 const FALSE_WORDS: &[&str] = &["0", "f", "F", "false", "FALSE", "False"];
@@ -97,7 +102,9 @@ impl EtcdConfig {
         for (variable, value) in environment {
             let Some(name) = variable.strip_prefix(VARIABLE_PREFIX) else { continue };
             let name = name.to_ascii_lowercase().replace('_', "-");
-            if known.contains(&name) && !value.is_empty() {
+            // etcd's help shows this flag among the ways to start etcd, and not in the list.
+            let is_known = known.contains(&name) || name == CONFIG_FILE;
+            if is_known && !value.is_empty() {
                 flags.insert(name, value);
             }
         }
@@ -116,6 +123,16 @@ impl EtcdConfig {
             flags.insert(name.to_owned(), value);
         }
         Self { flags, working_directory: working_directory.to_owned() }
+    }
+
+    /// Returns these settings with the flags of a configuration file in place of all others.
+    pub(crate) fn with_flags(self, flags: BTreeMap<String, String>) -> Self {
+        Self { flags, ..self }
+    }
+
+    /// Returns the path of the configuration file, if the etcd was started with one.
+    pub(crate) fn config_file(&self) -> Option<PathBuf> {
+        self.value(CONFIG_FILE).map(|path| self.path(path))
     }
 
     fn value(&self, flag: &str) -> Option<&str> {
@@ -172,15 +189,20 @@ impl EtcdConfig {
         self.listen()?;
         let listen = |flag| self.value(flag).unwrap_or_default().to_owned();
         let default_directory = format!("{}.etcd", self.etcd_name());
+        let directory = self.path(self.value("data-dir").unwrap_or(&default_directory));
+        let wal_directory = self.value("wal-dir").map(|path| self.path(path));
+        // Leave out the directory that etcd uses without this flag.
+        let wal_directory = wal_directory.filter(|path| *path != directory.join(WAL_FOLDER));
         let kept = self.flags.iter().filter(|(name, _)| {
             let is_refused = UNSUPPORTED_FLAGS.iter().any(|(flag, _)| flag == name);
             !is_set_by_agent(name) && !OMITTED_FLAGS.contains(&name.as_str()) && !is_refused
         });
         Ok(AdoptedNode {
-            version: AdoptedNode::VERSION,
+            version: AdoptedNode::version_for(wal_directory.as_deref()),
             stage: AdoptionStage::Enrolled,
             program: program.to_owned(),
-            directory: self.path(self.value("data-dir").unwrap_or(&default_directory)),
+            directory,
+            wal_directory,
             etcd_name: self.etcd_name().to_owned(),
             listen_peer_urls: listen("listen-peer-urls"),
             listen_client_urls: listen("listen-client-urls"),
@@ -272,6 +294,26 @@ mod tests {
     }
 
     #[test]
+    fn a_log_in_a_directory_of_its_own_stays_there() {
+        let wal = |arguments: &str| {
+            let node = node(&format!("{TLS} {LISTEN} --data-dir d {arguments}"), &[]).unwrap();
+            assert!(node.flags.is_empty(), "{:?}", node.flags);
+            node.wal_directory
+        };
+        assert_eq!(wal("--wal-dir wal"), Some(PathBuf::from("/srv/wal")));
+        assert_eq!(wal("--wal-dir /srv/d/member/wal"), None);
+        assert_eq!(wal(""), None);
+    }
+
+    #[test]
+    fn an_etcd_that_logs_to_a_rotated_file_logs_to_the_agent_without_rotation() {
+        let log = "--log-outputs=/var/log/etcd.log --enable-log-rotation \
+            --log-rotation-config-json={\"maxsize\":1} --log-level=warn";
+        let node = node(&format!("{TLS} {LISTEN} {log}"), &[]).unwrap();
+        assert_eq!(node.flags, ["--log-level=warn"]);
+    }
+
+    #[test]
     fn an_empty_value_of_a_flag_is_kept() {
         let typed = format!("{TLS} {LISTEN}");
         let typed = typed.split_whitespace().chain(["--listen-metrics-urls", "", "--name", "a"]);
@@ -299,6 +341,20 @@ mod tests {
     }
 
     #[test]
+    fn a_configuration_file_replaces_all_flags_and_variables() {
+        let by_flag = config("--config-file etcd.yml --name flag", &[("ETCD_NAME", "variable")]);
+        assert_eq!(by_flag.config_file().unwrap(), Path::new("/srv/etcd.yml"));
+        let by_variable = config("", &[("ETCD_CONFIG_FILE", "/etc/etcd.yml")]);
+        assert_eq!(by_variable.config_file().unwrap(), Path::new("/etc/etcd.yml"));
+        assert_eq!(config("--name flag", &[]).config_file(), None);
+
+        let file = config(&format!("{TLS} {LISTEN} --enable-pprof"), &[]).flags;
+        let node = by_flag.with_flags(file).node(Path::new("/usr/bin/etcd"), None).unwrap();
+        assert_eq!(node.directory, Path::new("/srv/default.etcd"));
+        assert_eq!(node.flags, ["--enable-pprof=true"]);
+    }
+
+    #[test]
     fn the_agent_asks_at_the_first_address_with_tls() {
         let listen = config(LISTEN, &[]).listen().unwrap();
         assert_eq!(listen.peer, "10.0.0.1:2380".parse().unwrap());
@@ -312,7 +368,6 @@ mod tests {
     fn unsupported_settings_are_refused_with_the_flag() {
         let refused = |arguments: &str| node(arguments, &[]).unwrap_err().to_string();
         assert!(refused(&format!("{TLS} {LISTEN} --auto-tls")).contains("--auto-tls"));
-        assert!(refused(&format!("{TLS} {LISTEN} --config-file x")).contains("--config-file"));
         assert!(node(&format!("{TLS} {LISTEN} --auto-tls=false"), &[]).is_ok());
         assert!(refused(LISTEN).contains("without --cert-file"));
         let plain = LISTEN.replace("https://10", "http://10");

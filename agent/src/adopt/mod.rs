@@ -11,6 +11,8 @@
 //! This module does not decide who is a member: the owner's statement and the cluster do.
 
 pub(crate) mod config;
+pub(crate) mod config_file;
+pub(crate) mod container;
 pub(crate) mod process;
 pub(crate) mod record;
 pub(crate) mod systemd;

@@ -1,20 +1,26 @@
-//! Finds out how a running etcd was started, from `/proc`.
+//! Finds out how a running etcd was started, from `/proc` and its configuration file.
 
+use std::collections::BTreeMap;
 use std::io;
 use std::path::{Path, PathBuf};
-use std::process::Stdio;
+use std::process::{Output, Stdio};
 use std::time::Duration;
 
 use rustix::fs::{FlockOperation, flock};
 
 use super::config::{EtcdConfig, flags_in_help};
-use crate::exit::ExitError;
+use super::config_file::FileSettings;
+use super::container::ContainerKind;
+use crate::exit::{ExitError, error_chain};
 use crate::launch::environment;
 
-/// How long a program may take to print its help.
+/// How long a program may take to print its help or its version.
 const HELP_DEADLINE: Duration = Duration::from_secs(10);
 /// File in etcd's data directory that a running etcd keeps locked.
 const DATABASE: &str = "member/snap/db";
+
+/// Maximum size of a configuration file, in bytes.
+const MAX_CONFIG_FILE_BYTES: u64 = 1 << 20;
 
 /// Suffix that Linux adds to `/proc/PID/exe` if the program's file was deleted.
 const DELETED: &str = " (deleted)";
@@ -24,6 +30,8 @@ pub(crate) struct EtcdProcess {
     /// The program that the process executes.
     pub program: PathBuf,
     pub config: EtcdConfig,
+    /// Keys of the configuration file that set no flag. Their settings can't be kept.
+    pub keys_without_flag: Vec<String>,
 }
 
 impl EtcdProcess {
@@ -36,6 +44,9 @@ impl EtcdProcess {
                  user or as root, and say the etcd's own process id"
             ))
         };
+        if let Some(container) = ContainerKind::of(pid).map_err(failed)? {
+            return Err(container.refusal(pid));
+        }
         let program = program_of(pid).map_err(failed)?;
         let working_directory = std::fs::read_link(folder.join("cwd")).map_err(failed)?;
         let arguments = command_line(pid).map_err(failed)?;
@@ -53,26 +64,77 @@ impl EtcdProcess {
         }
         let own = arguments.get(1..).unwrap_or_default();
         let config = EtcdConfig::new(own, variables, &known, &working_directory);
-        Ok(Self { program, config })
+        let Some(path) = config.config_file() else {
+            return Ok(Self { program, config, keys_without_flag: Vec::new() });
+        };
+        let FileSettings { flags, misplaced } = read_config_file(&path)?;
+        let (flags, mut keys_without_flag) = choose_flags(&program, &known, flags).await?;
+        keys_without_flag.extend(misplaced);
+        Ok(Self { program, config: config.with_flags(flags), keys_without_flag })
     }
+}
+
+/// Reads the configuration file of an etcd.
+fn read_config_file(path: &Path) -> Result<FileSettings, ExitError> {
+    let failed = |what: String| {
+        ExitError::Failed(format!(
+            "can't read the etcd's configuration file {}: {what}",
+            path.display()
+        ))
+    };
+    let bytes = muster_files::read_named(path, MAX_CONFIG_FILE_BYTES);
+    let bytes = bytes.map_err(|error| failed(error_chain(&error)))?;
+    let text = String::from_utf8(bytes).map_err(|error| failed(error.to_string()))?;
+    FileSettings::parse(&text)
+        .map_err(|problem| failed(format!("line {}: {}", problem.line, problem.text)))
+}
+
+/// Returns the settings that are flags of this program, and the names of the others. etcd's help
+/// doesn't list all flags, so the program itself is asked about the rest.
+async fn choose_flags(
+    program: &Path,
+    known: &[String],
+    settings: BTreeMap<String, String>,
+) -> Result<(BTreeMap<String, String>, Vec<String>), ExitError> {
+    let (mut flags, mut others) = (BTreeMap::new(), Vec::new());
+    for (name, value) in settings {
+        if known.contains(&name) || is_flag(program, &name, &value).await? {
+            flags.insert(name, value);
+        } else {
+            others.push(name);
+        }
+    }
+    Ok((flags, others))
+}
+
+/// Whether the program has this flag, and accepts the value. etcd parses all flags before it prints
+/// its version, and fails at an unknown one.
+async fn is_flag(program: &Path, name: &str, value: &str) -> Result<bool, ExitError> {
+    let flag = format!("--{name}={value}");
+    Ok(output_of(program, &[&flag, "--version"]).await?.status.success())
 }
 
 /// Runs the program with `--help`, and returns its output.
 async fn help(program: &Path) -> Result<String, ExitError> {
-    let failed = |what: String| ExitError::Failed(format!("{} --help: {what}", program.display()));
+    let output = output_of(program, &["--help"]).await?;
+    let text = [output.stdout, output.stderr].concat();
+    Ok(String::from_utf8_lossy(&text).into_owned())
+}
+
+async fn output_of(program: &Path, arguments: &[&str]) -> Result<Output, ExitError> {
+    let shown = format!("{} {}", program.display(), arguments.join(" "));
+    let failed = |what: String| ExitError::Failed(format!("{shown}: {what}"));
     let asked = tokio::process::Command::new(program)
-        .arg("--help")
+        .args(arguments)
         .env_clear()
         .envs(environment::node_variables())
         .stdin(Stdio::null())
         .kill_on_drop(true)
         .output();
-    let output = tokio::time::timeout(HELP_DEADLINE, asked)
+    tokio::time::timeout(HELP_DEADLINE, asked)
         .await
         .map_err(|_| failed(format!("no answer within {} s", HELP_DEADLINE.as_secs())))?
-        .map_err(|error| failed(error.to_string()))?;
-    let text = [output.stdout, output.stderr].concat();
-    Ok(String::from_utf8_lossy(&text).into_owned())
+        .map_err(|error| failed(error.to_string()))
 }
 
 /// Returns the arguments of a process, its program first.
@@ -139,6 +201,36 @@ mod tests {
     async fn a_process_that_is_no_etcd_is_refused() {
         let refused = EtcdProcess::read(std::process::id()).await;
         assert!(refused.is_err());
+    }
+
+    #[tokio::test]
+    async fn a_setting_that_is_no_flag_of_the_program_is_named() {
+        let dir = tempfile::tempdir().unwrap();
+        let etcd = dir.path().join("etcd");
+        // A child process writes the file, so that no child of another test can inherit the file,
+        // open for writing. Then the file could not be executed.
+        let script = "#!/bin/sh\ncase $1 in --hidden=5) ;; *) exit 2 ;; esac\n";
+        let write = r#"printf %s "$0" >"$1" && chmod +x "$1""#;
+        let made = std::process::Command::new("sh").args(["-c", write, script]).arg(&etcd).status();
+        assert!(made.unwrap().success());
+        let pairs = [("name", "a"), ("hidden", "5"), ("discovery-fallback", "proxy")];
+        let settings = pairs.map(|(name, value)| (name.to_owned(), value.to_owned()));
+        let known = ["name".to_owned()];
+        let (flags, others) = choose_flags(&etcd, &known, settings.into()).await.unwrap();
+        assert_eq!(flags.keys().collect::<Vec<_>>(), ["hidden", "name"]);
+        assert_eq!(others, ["discovery-fallback"]);
+    }
+
+    #[test]
+    fn an_unreadable_configuration_file_is_named_in_the_error() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("etcd.yml");
+        let refused = || read_config_file(&path).unwrap_err().to_string();
+        assert!(refused().contains("etcd.yml"), "{}", refused());
+        std::fs::write(&path, "just text").unwrap();
+        assert!(refused().contains("line 1: "), "{}", refused());
+        std::fs::write(&path, "name: a").unwrap();
+        assert_eq!(read_config_file(&path).unwrap().flags["name"], "a");
     }
 
     #[test]

@@ -5,10 +5,16 @@
 //! take-over has no time limit. If it is interrupted, the operator runs the command on that host
 //! again. Until then, no other host can begin a take-over. If the host is lost, the removal of its
 //! member from the cluster ends the take-over.
+//!
+//! The store may come from a backup of another managed cluster, even of one whose members had equal
+//! ids. So the record names the signed list of members for which it was written, and a record for
+//! another list counts as empty.
 
+use discovery_types::adoption::Adoption;
+use discovery_types::digest::Digest;
 use serde::{Deserialize, Serialize};
 
-use crate::cluster::{ClusterApiClient, ClusterError, MemberId, StoredValue};
+use crate::cluster::{ClusterApiClient, ClusterError, MemberId, MemberList, StoredValue};
 use crate::exit::{ExitError, error_chain};
 
 /// Key of the record.
@@ -22,6 +28,10 @@ const TRIES: usize = 5;
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct TakeOverRecord {
     version: u32,
+    /// Hash of the signed list of members for which the record was written. Missing in records of
+    /// older agents.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    list: Option<Digest>,
     /// The member that is being restarted.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     at_work: Option<RestartingMember>,
@@ -38,6 +48,18 @@ struct RestartingMember {
 }
 
 impl TakeOverRecord {
+    fn empty(list: Digest) -> Self {
+        Self { version: VERSION, list: Some(list), ..Self::default() }
+    }
+
+    /// Returns the record for the list, which is empty if this one was written for another list.
+    fn for_list(self, list: Digest) -> Self {
+        match self.list {
+            Some(other) if other != list => Self::empty(list),
+            _ => Self { list: Some(list), ..self },
+        }
+    }
+
     /// Notes that the member is being restarted. `members` are the ids of all members.
     ///
     /// # Errors
@@ -67,20 +89,27 @@ impl TakeOverRecord {
         }
     }
 
-    /// Whether an agent runs the member.
-    pub(crate) fn is_managed(&self, id: MemberId) -> bool {
-        self.managed.contains(&id.to_string())
+    /// Returns ids and names of the signed members that are in the cluster and that no agent runs.
+    pub(crate) fn unmanaged<'a>(
+        &self,
+        adoption: &'a Adoption,
+        members: &MemberList,
+    ) -> Vec<(MemberId, &'a str)> {
+        let signed = adoption.members.iter().map(|it| (MemberId(it.id.get()), it.name.as_str()));
+        let is_unmanaged =
+            |id: MemberId| members.of_id(id).is_some() && !self.managed.contains(&id.to_string());
+        signed.filter(|(id, _)| is_unmanaged(*id)).collect()
     }
 }
 
-/// Reads the record. Returns an empty record if the store has none.
+/// Reads the record for the signed list with this hash. Returns an empty record if the store has
+/// none for that list.
 pub(crate) async fn read(
     cluster: &ClusterApiClient,
+    list: Digest,
 ) -> Result<(StoredValue, TakeOverRecord), ExitError> {
     let stored = cluster.read_key(KEY).await.map_err(store_error)?;
-    let Some(bytes) = &stored.value else {
-        return Ok((stored, TakeOverRecord { version: VERSION, ..TakeOverRecord::default() }));
-    };
+    let Some(bytes) = &stored.value else { return Ok((stored, TakeOverRecord::empty(list))) };
     let bad = |what: String| {
         ExitError::DoNotRestart(format!(
             "the key {KEY} in the cluster's store can't be read ({what}): if no member is being \
@@ -90,7 +119,7 @@ pub(crate) async fn read(
     let record: TakeOverRecord =
         serde_json::from_slice(bytes).map_err(|error| bad(error.to_string()))?;
     match record.version {
-        VERSION => Ok((stored, record)),
+        VERSION => Ok((stored, record.for_list(list))),
         newer => Err(bad(format!("version {newer}, this program knows {VERSION}"))),
     }
 }
@@ -98,12 +127,13 @@ pub(crate) async fn read(
 /// Records that this member is being restarted. Fails if another member is being restarted.
 pub(crate) async fn begin(
     cluster: &ClusterApiClient,
+    list: Digest,
     id: MemberId,
     name: &str,
 ) -> Result<(), ExitError> {
     let members = cluster.list_members().await.map_err(store_error)?;
     let members: Vec<MemberId> = members.list.iter().map(|member| member.id).collect();
-    change(cluster, |record| {
+    change(cluster, list, |record| {
         record.begin(id, name, &members).map_err(|other| {
             ExitError::Failed(format!(
                 "the member {other} is being restarted by another host: wait until it is done, or \
@@ -118,10 +148,11 @@ pub(crate) async fn begin(
 /// Records that the member's restart is over, and whether an agent runs the member.
 pub(crate) async fn end(
     cluster: &ClusterApiClient,
+    list: Digest,
     id: MemberId,
     is_managed: bool,
 ) -> Result<(), ExitError> {
-    change(cluster, |record| {
+    change(cluster, list, |record| {
         record.end(id, is_managed);
         Ok(())
     })
@@ -130,10 +161,11 @@ pub(crate) async fn end(
 
 async fn change(
     cluster: &ClusterApiClient,
+    list: Digest,
     edit: impl Fn(&mut TakeOverRecord) -> Result<(), ExitError>,
 ) -> Result<(), ExitError> {
     for _ in 0..TRIES {
-        let (stored, before) = read(cluster).await?;
+        let (stored, before) = read(cluster, list).await?;
         let mut record = before.clone();
         edit(&mut record)?;
         if record == before && stored.value.is_some() {
@@ -159,7 +191,65 @@ fn store_error(error: ClusterError) -> ExitError {
 
 #[cfg(test)]
 mod tests {
+    use discovery_types::adoption::AdoptedMember;
+    use discovery_types::digest;
+    use discovery_types::fixtures::ClusterFixture;
+
     use super::*;
+    use crate::cluster::ClusterMember;
+
+    /// Returns the ids of the members `a` to `c` (0xa to 0xc) that are in the cluster and that no
+    /// agent runs.
+    fn unmanaged(record: &TakeOverRecord, present: &[MemberId]) -> Vec<MemberId> {
+        let world = ClusterFixture::new(3);
+        let member = |(id, record): (u64, &discovery_types::record::Record)| AdoptedMember {
+            id: digest::MemberId::new(id),
+            name: record.name.clone(),
+            peer_url: record.peer_urls[0].clone(),
+            client_urls: record.client_urls.clone(),
+        };
+        let signed = (0xa..).zip(&world.records).map(member).collect();
+        let adoption = Adoption { raft_cluster: "0".repeat(15) + "1", members: signed };
+        let present = present.iter().map(|id| ClusterMember {
+            id: *id,
+            name: String::new(),
+            peer_urls: Vec::new(),
+            client_urls: Vec::new(),
+            is_learner: false,
+        });
+        let members = MemberList { list: present.collect(), ..MemberList::default() };
+        record.unmanaged(&adoption, &members).into_iter().map(|(id, _)| id).collect()
+    }
+
+    #[test]
+    fn a_signed_member_is_unmanaged_until_its_take_over_or_its_removal() {
+        let [a, b, c] = [0xa, 0xb, 0xc].map(MemberId);
+        let mut record = TakeOverRecord::default();
+        record.end(b, true);
+        assert_eq!(unmanaged(&record, &[a, b, c]), [a, c]);
+        assert_eq!(unmanaged(&record, &[b, c]), [c]);
+        record.end(c, true);
+        assert!(unmanaged(&record, &[b, c]).is_empty());
+        record.end(b, false);
+        assert_eq!(unmanaged(&record, &[b, c]), [b]);
+    }
+
+    #[test]
+    fn a_record_from_another_clusters_backup_counts_as_empty() {
+        let (own, other) = (Digest::of(b"own"), Digest::of(b"other"));
+        let mut record = TakeOverRecord::empty(other);
+        let (a, b) = (MemberId(0xa), MemberId(0xb));
+        record.end(a, true);
+        assert_eq!(record.begin(b, "b", &[a, b]), Ok(()));
+        assert_eq!(record.clone().for_list(other), record);
+        assert_eq!(record.clone().for_list(own), TakeOverRecord::empty(own));
+        // An older agent writes no list.
+        let text = r#"{"version":1,"managed":["a"]}"#;
+        let older: TakeOverRecord = serde_json::from_str(text).unwrap();
+        let kept = older.for_list(own);
+        assert_eq!((unmanaged(&kept, &[a, b]), kept.list), (vec![b], Some(own)));
+        assert!(serde_json::to_string(&kept).unwrap().contains(&own.to_string()));
+    }
 
     #[test]
     fn one_member_at_a_time_is_restarted() {
@@ -173,9 +263,9 @@ mod tests {
         record.end(a, true);
         assert_eq!(record.begin(b, "b", &[a, b]), Ok(()));
         record.end(b, true);
-        assert!(record.is_managed(a) && record.is_managed(b));
+        assert_eq!(record.managed, ["a", "b"]);
         record.end(a, false);
-        assert!(!record.is_managed(a) && record.is_managed(b));
+        assert_eq!(record.managed, ["b"]);
         assert_eq!(record.begin(a, "a", &[a, b]), Ok(()));
         assert_eq!(record.begin(b, "b", &[b]), Ok(()), "a was removed from the cluster");
     }

@@ -214,7 +214,7 @@ impl SetupChecker<'_> {
                 return None;
             }
         };
-        let read = journal::read(layout).and_then(|found| Ok((found, node_dir::classify(&node)?)));
+        let read = journal::read(layout).and_then(|found| Ok((found, layout.classify_node()?)));
         let (found, directory) = match read {
             Ok(read) => read,
             Err(error) => {

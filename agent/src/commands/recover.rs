@@ -57,10 +57,16 @@ async fn examine(typed: &ExamineArguments, printer: &mut Printer<'_>) -> Result<
 fn open_layout(dir: &Path) -> Result<Layout, ExitError> {
     let layout =
         Layout::new(dir).map_err(|error| ExitError::Usage(format!("--data-dir: {error}")))?;
-    if layout.root().is_dir() {
-        Ok(layout)
-    } else {
-        Err(ExitError::Failed(format!("{}: no such folder", layout.root().display())))
+    if !layout.root().is_dir() {
+        return Err(ExitError::Failed(format!("{}: no such folder", layout.root().display())));
+    }
+    match layout.separate_wal() {
+        None => Ok(layout),
+        Some(wal) => Err(ExitError::Usage(format!(
+            "the log of this member's etcd lies in {}, apart from its data, and recover reads no such \
+             log: make the new cluster from another member's data, or restore a backup",
+            wal.display()
+        ))),
     }
 }
 
@@ -362,4 +368,25 @@ fn format_revision(report: &DirectoryReport) -> Option<String> {
 
 fn print_text(printer: &mut Printer<'_>, text: &str) -> Result<(), ExitError> {
     printer.line(text).map_err(|error| ExitError::Failed(error.to_string()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::state::adopted::{self, AdoptedNode, AdoptionStage};
+
+    #[test]
+    fn an_etcd_whose_log_lies_apart_is_refused() {
+        let dir = tempfile::tempdir().unwrap();
+        let layout = Layout::new(dir.path()).unwrap();
+        layout.create().unwrap();
+        let stage = AdoptionStage::TakenOver;
+        let node = AdoptedNode { stage, ..adopted::tests::node(&dir.path().join("etcd")) };
+        adopted::write_adopted(&layout, &node).unwrap();
+        assert!(open_layout(dir.path()).is_ok());
+        let node = AdoptedNode { version: 2, wal_directory: Some("/srv/wal".into()), ..node };
+        adopted::write_adopted(&layout, &node).unwrap();
+        let refused = open_layout(dir.path()).unwrap_err().to_string();
+        assert!(refused.contains("/srv/wal"), "{refused}");
+    }
 }

@@ -59,7 +59,13 @@ pub(crate) fn run(typed: &ResetArguments, printer: &mut Printer<'_>) -> Result<(
     } else {
         to.as_ref().map_or_else(
             || "There was no state: this host is a new one already.".to_owned(),
-            |to| format!("The old state lies in {}. This host is a new one now.", to.display()),
+            |to| {
+                let data = layout
+                    .adopted()
+                    .map(|node| format!(" The etcd's data stay in {}.", node.directory.display()));
+                let data = data.unwrap_or_default();
+                format!("The old state lies in {}. This host is a new one now.{data}", to.display())
+            },
         )
     };
     printer.line(&text).map_err(|error| ExitError::Failed(error.to_string()))
@@ -69,6 +75,7 @@ pub(crate) fn run(typed: &ResetArguments, printer: &mut Printer<'_>) -> Result<(
 mod tests {
     use super::*;
     use crate::cli::DataDir;
+    use crate::state::adopted::{self, AdoptedNode, AdoptionStage};
 
     fn reset(dir: &std::path::Path, yes: bool) -> (Result<(), ExitError>, String) {
         let typed =
@@ -97,6 +104,22 @@ mod tests {
         result.unwrap();
         assert!(out.contains("quarantine-"), "{out}");
         assert!(!layout.agent().exists() && !layout.node().exists());
+    }
+
+    #[test]
+    fn a_reset_says_where_an_adopted_etcds_data_stay() {
+        let dir = tempfile::tempdir().unwrap();
+        let layout = Layout::new(&dir.path().join("agent-data")).unwrap();
+        layout.create().unwrap();
+        let etcd = dir.path().join("etcd");
+        let node = AdoptedNode { stage: AdoptionStage::TakenOver, ..adopted::tests::node(&etcd) };
+        adopted::write_adopted(&layout, &node).unwrap();
+        let data_dir = DataDir { data_dir: layout.root().to_owned() };
+        let mut out = Vec::new();
+        let typed = ResetArguments { data_dir, yes: true, json: false };
+        run(&typed, &mut Printer::new(&mut out)).unwrap();
+        let out = String::from_utf8(out).unwrap();
+        assert!(out.contains(&format!("stay in {}", etcd.display())), "{out}");
     }
 
     #[test]

@@ -198,7 +198,7 @@ impl Daemon<'_> {
             if node.join(node_dir::FORCING_FILE).exists() {
                 return Err(half_made_error(&node));
             }
-            let directory = node_dir::classify(&node).map_err(state_exit_error)?;
+            let directory = self.settings.layout.classify_node().map_err(state_exit_error)?;
             let journal = loaded.as_ref().map(|(_, loaded)| loaded.for_directory());
             let decision = decide_at_start(&Rules::ALL, journal.as_ref(), &machine, &directory);
             let copied = journal.is_some_and(|journal| journal.machine.differs_from(&machine));

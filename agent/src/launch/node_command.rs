@@ -269,8 +269,9 @@ impl NodeCommand<'_> {
             ("peer-trusted-ca-file", text(&tls.join("peer-ca.crt"))),
             ("peer-client-cert-auth", adopted.peer_client_cert_auth.to_string()),
         ];
+        let wal = adopted.wal_directory.iter().map(|path| ("wal-dir", text(path)));
         let mut arguments: Vec<String> =
-            flags.into_iter().map(|(name, value)| format!("--{name}={value}")).collect();
+            flags.into_iter().chain(wal).map(|(name, value)| format!("--{name}={value}")).collect();
         arguments.extend(kind.flag_for_any_source().map(str::to_owned));
         arguments.extend(adopted.flags.iter().chain(more).cloned());
         CommandLine { path: path.to_owned(), arguments }

@@ -7,7 +7,6 @@
 
 use std::collections::BTreeSet;
 use std::net::{IpAddr, SocketAddr};
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -28,7 +27,7 @@ use crate::observe::status::{Phase, StatusHandle};
 use crate::operate::node_start;
 use crate::state::addresses::Addresses;
 use crate::state::journal::{JournalExtras, VerifiedJournal};
-use crate::state::{Layout, lock, node_dir, service};
+use crate::state::{Layout, lock, service};
 
 /// How long a host must have another address before its member moves there. An address can be gone
 /// for a moment only.
@@ -98,7 +97,7 @@ pub(crate) fn apply_address_flags(
     if now == before {
         return Ok(());
     }
-    if now.peer_url != before.peer_url && !node_dir::has_log(&settings.layout.node()) {
+    if now.peer_url != before.peer_url && !settings.layout.has_log() {
         tracing::warn!(
             "this member's node has never run, and its cluster expects it at {}: it can move to {} once \
              it has run",
@@ -156,9 +155,9 @@ pub(crate) struct HostAddressWatch {
     pub urls: Vec<ServiceUrl>,
     /// The member's addresses in the journal when the node was started.
     pub journalled: Addresses,
-    /// The node's data directory. A node without a log has never run: its cluster expects it at the
+    /// Paths of the node's files. A node without a log has never run: its cluster expects it at the
     /// agreed addresses, so it can't follow its host.
-    pub node_dir: PathBuf,
+    pub layout: Layout,
 }
 
 impl HostAddressWatch {
@@ -180,7 +179,7 @@ impl HostAddressWatch {
             flags: flags.clone(),
             urls,
             journalled,
-            node_dir: layout.node(),
+            layout: layout.clone(),
         })
     }
 
@@ -243,7 +242,7 @@ impl HostAddressWatch {
     /// Returns the status text of a start that waits for the address `lost`. The text says how the
     /// wait can end.
     fn waiting_text(&self, lost: &str) -> String {
-        if !node_dir::has_log(&self.node_dir) {
+        if !self.layout.has_log() {
             return format!(
                 "waits for the address {lost}: this member's node has never run, and its cluster expects it \
                  there. Give the host this address, or give the member's place to another host \
@@ -278,7 +277,7 @@ impl HostAddressWatch {
     }
 
     async fn new_addresses(&self) -> Option<Addresses> {
-        if self.lost().is_empty() || !node_dir::has_log(&self.node_dir) {
+        if self.lost().is_empty() || !self.layout.has_log() {
             return None;
         }
         let route = local_address(&*self.host, &self.urls).await.ok()?;
@@ -336,7 +335,7 @@ mod tests {
                     client: SocketAddr::new(listen, 2379),
                 },
             },
-            node_dir: dir.path().to_owned(),
+            layout: Layout::new(dir.path()).unwrap(),
         };
         assert_eq!(watch(own).waits_for(), None);
         let text = watch(lost).waits_for().unwrap();

@@ -27,16 +27,16 @@ use crate::exit::{ExitError, error_chain};
 use crate::launch::node_command::{NodeCommand, NodeKind, Origin};
 use crate::launch::running_node::CommandLine;
 use crate::observe::status::{Phase, StatusHandle};
+use crate::state::Layout;
 use crate::state::addresses::Addresses;
 use crate::state::journal::{self, signed_record};
 use crate::state::node_dir::Tombstone;
-use crate::state::{Layout, node_dir};
 
 /// Refuses to start a node on the other program's data. muster-node and etcd each take the other's
 /// directory for an empty or broken one.
 pub(super) fn check_maker(layout: &Layout, kind: NodeKind) -> Result<(), ExitError> {
     let made_by_own = layout.node().join(MUSTER_NODE_FILE).exists();
-    if !node_dir::has_log(&layout.node()) || made_by_own == (kind == NodeKind::Muster) {
+    if !layout.has_log() || made_by_own == (kind == NodeKind::Muster) {
         return Ok(());
     }
     let maker = if made_by_own { "muster-node" } else { "etcd" };
@@ -49,7 +49,7 @@ pub(super) fn check_maker(layout: &Layout, kind: NodeKind) -> Result<(), ExitErr
 
 /// Journals that the node has created its log. Returns whether it has.
 pub(super) fn journal_log(layout: &Layout, protocol: &mut Protocol) -> Result<bool, ExitError> {
-    if !node_dir::has_log(&layout.node()) {
+    if !layout.has_log() {
         return Ok(false);
     }
     crash::at(Failpoint::Exec);
@@ -60,7 +60,7 @@ pub(super) fn journal_log(layout: &Layout, protocol: &mut Protocol) -> Result<bo
 
 /// Whether the node's data was made by stock etcd.
 pub(crate) fn is_stock_etcd(layout: &Layout) -> bool {
-    node_dir::has_log(&layout.node()) && !layout.node().join(MUSTER_NODE_FILE).exists()
+    layout.has_log() && !layout.node().join(MUSTER_NODE_FILE).exists()
 }
 
 /// A file that muster-node creates in its data directory at its first start, and etcd never

@@ -42,8 +42,8 @@ use crate::cluster::{
 use crate::exit::error_chain;
 use crate::observe::status::StatusHandle;
 use crate::retry::jittered;
+use crate::state::Layout;
 use crate::state::peer_addresses::{self, PeerAddresses};
-use crate::state::{Layout, node_dir};
 
 /// How often the node is asked for its leader while it has one and the cluster has the new address.
 const CALM_INTERVAL: Duration = Duration::from_secs(15);
@@ -309,7 +309,7 @@ impl Relocation {
     /// Writes the peers' addresses where the node reads them. Addresses that an operator has put
     /// there stay, unless a statement has others for the same key.
     fn give_to_node(&self, progress: &mut Progress) {
-        if !node_dir::has_log(&self.layout.node()) {
+        if !self.layout.has_log() {
             return;
         }
         let before = peer_addresses::read(&self.layout);

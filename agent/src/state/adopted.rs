@@ -14,6 +14,11 @@ use super::{Layout, MAX_FILE_BYTES, StateError, read};
 
 /// Version of the file's format.
 const VERSION: u32 = 1;
+/// Version of a file with [`AdoptedNode::wal_directory`]. An older agent must not start such an
+/// etcd: without its log, it would be a member that has forgotten its votes.
+const VERSION_WITH_WAL_DIRECTORY: u32 = 2;
+/// Newest version that this program reads.
+const NEWEST_VERSION: u32 = VERSION_WITH_WAL_DIRECTORY;
 
 /// Stage of an etcd's adoption by an agent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -56,6 +61,9 @@ pub struct AdoptedNode {
     pub program: PathBuf,
     /// Value of `--data-dir`, as an absolute path.
     pub directory: PathBuf,
+    /// Value of `--wal-dir`, as an absolute path; `None` if the log is in the data directory.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub wal_directory: Option<PathBuf>,
     /// Value of `--name`. It may contain characters that discovery doesn't allow in names.
     pub etcd_name: String,
     /// Value of the flag `--listen-peer-urls`.
@@ -76,8 +84,10 @@ pub struct AdoptedNode {
 }
 
 impl AdoptedNode {
-    /// Version of the format that [`write_adopted`] writes.
-    pub const VERSION: u32 = VERSION;
+    /// Returns the version of the format that can express whether the log lies apart from the data.
+    pub(crate) fn version_for(wal_directory: Option<&Path>) -> u32 {
+        if wal_directory.is_some() { VERSION_WITH_WAL_DIRECTORY } else { VERSION }
+    }
 }
 
 impl Layout {
@@ -102,8 +112,8 @@ pub fn read_adopted(layout: &Layout) -> Result<Option<AdoptedNode>, StateError> 
     };
     let json: serde_json::Value = serde_json::from_slice(&bytes).map_err(damaged)?;
     let found = json["version"].as_u64().unwrap_or(0);
-    if found > u64::from(VERSION) {
-        return Err(StateError::Newer { path, found, known: u64::from(VERSION) });
+    if found > u64::from(NEWEST_VERSION) {
+        return Err(StateError::Newer { path, found, known: u64::from(NEWEST_VERSION) });
     }
     serde_json::from_value(json).map(Some).map_err(damaged)
 }
@@ -184,6 +194,7 @@ pub(crate) mod tests {
             stage: AdoptionStage::Enrolled,
             program: "/usr/bin/etcd".into(),
             directory: directory.to_owned(),
+            wal_directory: None,
             etcd_name: "Node_1".to_owned(),
             listen_peer_urls: "https://10.0.0.1:2380".to_owned(),
             listen_client_urls: "https://127.0.0.1:2379,https://10.0.0.1:2379".to_owned(),
@@ -220,8 +231,25 @@ pub(crate) mod tests {
         assert_eq!(taken.adopted(), Some(&node));
         assert_eq!(taken.create().unwrap().node(), taken.node(), "also of the claimed layout");
         let newer = std::fs::read_to_string(layout.adopted_file()).unwrap();
-        std::fs::write(layout.adopted_file(), newer.replacen("1", "2", 1)).unwrap();
-        assert!(matches!(read_adopted(&layout), Err(StateError::Newer { found: 2, .. })));
+        std::fs::write(layout.adopted_file(), newer.replacen("1", "3", 1)).unwrap();
+        assert!(matches!(read_adopted(&layout), Err(StateError::Newer { found: 3, .. })));
+    }
+
+    #[test]
+    fn an_older_agent_refuses_an_etcd_whose_log_lies_apart() {
+        let dir = tempfile::tempdir().unwrap();
+        let layout = Layout::new(dir.path()).unwrap();
+        layout.create().unwrap();
+        let (wal, stage) = (dir.path().join("wal"), AdoptionStage::TakenOver);
+        let version = AdoptedNode::version_for(Some(&wal));
+        assert!(version > AdoptedNode::version_for(None));
+        let before = node(dir.path());
+        let node = AdoptedNode { version, stage, wal_directory: Some(wal.clone()), ..before };
+        write_adopted(&layout, &node).unwrap();
+        assert_eq!(read_adopted(&layout).unwrap(), Some(node));
+        let taken = Layout::new(dir.path()).unwrap();
+        assert_eq!(taken.separate_wal(), Some(&*wal));
+        assert!(!taken.has_log());
     }
 
     #[test]

@@ -6,7 +6,7 @@ use discovery_formation::agent::{self, DirectoryKind, DirectoryListing, MARKER, 
 use discovery_formation::{Incarnation, Rules};
 use serde::{Deserialize, Serialize};
 
-use super::StateError;
+use super::{Layout, StateError};
 
 /// File that is in the node's directory after a new cluster was made from that directory.
 pub const FORCED_FILE: &str = "muster-forced.json";
@@ -15,8 +15,28 @@ pub const FORCED_FILE: &str = "muster-forced.json";
 /// node starts then.
 pub const FORCING_FILE: &str = "muster-forcing.json";
 
+/// Suffix of the files of etcd's log.
+const WAL_SUFFIX: &str = "wal";
+
+impl Layout {
+    /// Lists the node's directory and returns its kind.
+    pub fn classify_node(&self) -> Result<DirectoryKind, StateError> {
+        classify(&self.node(), self.separate_wal())
+    }
+
+    /// Returns whether the node's own log exists under its final name.
+    pub fn has_log(&self) -> bool {
+        has_log(&self.node(), self.separate_wal())
+    }
+
+    /// Returns the directory of the node's log, if it isn't in the node's directory.
+    pub(crate) fn separate_wal(&self) -> Option<&Path> {
+        self.adopted()?.wal_directory.as_deref()
+    }
+}
+
 /// Lists the node's directory. An unfinished marker, which a crash may leave behind, is left out.
-pub fn list_directory(node: &Path) -> Result<DirectoryListing, StateError> {
+fn list_directory(node: &Path, wal: Option<&Path>) -> Result<DirectoryListing, StateError> {
     let mut found = DirectoryListing::default();
     let entries = match std::fs::read_dir(node) {
         Ok(entries) => entries,
@@ -30,20 +50,23 @@ pub fn list_directory(node: &Path) -> Result<DirectoryListing, StateError> {
         }
     }
     found.entries.sort();
-    found.has_log = has_log(node);
+    found.has_log = has_log(node, wal);
     let marker = super::read(&node.join(MARKER))?;
     found.marker = marker.and_then(|bytes| parse_marker(&String::from_utf8_lossy(&bytes)));
     Ok(found)
 }
 
-/// Lists the node's directory and returns its kind.
-pub fn classify(node: &Path) -> Result<DirectoryKind, StateError> {
-    Ok(agent::classify(&Rules::ALL, &list_directory(node)?))
+fn classify(node: &Path, wal: Option<&Path>) -> Result<DirectoryKind, StateError> {
+    Ok(agent::classify(&Rules::ALL, &list_directory(node, wal)?))
 }
 
-/// Returns whether the node's own log exists under its final name.
-pub fn has_log(node: &Path) -> bool {
-    node.join("member/wal").is_dir()
+/// Whether the node has a log. An empty directory `wal` counts as no log: it may be the mount point
+/// of a volume that isn't mounted yet.
+fn has_log(node: &Path, wal: Option<&Path>) -> bool {
+    let Some(wal) = wal else { return node.join("member/wal").is_dir() };
+    let is_segment = |path: PathBuf| path.extension().is_some_and(|suffix| suffix == WAL_SUFFIX);
+    let entries = std::fs::read_dir(wal).into_iter().flatten().flatten();
+    entries.map(|entry| entry.path()).any(is_segment)
 }
 
 fn parse_marker(text: &str) -> Option<Incarnation> {
@@ -129,6 +152,10 @@ mod tests {
 
     const INCARNATION: Incarnation = Incarnation(0x0011_2233_4455_6677_8899_aabb_ccdd_eeff);
 
+    fn classify(node: &Path) -> Result<DirectoryKind, StateError> {
+        super::classify(node, None)
+    }
+
     #[test]
     fn absent_empty_and_lost_and_found_are_blank() {
         let dir = tempfile::tempdir().unwrap();
@@ -182,6 +209,21 @@ mod tests {
         assert_eq!(classify(dir.path()).unwrap(), DirectoryKind::Marked(INCARNATION));
         std::fs::create_dir_all(dir.path().join("member/wal")).unwrap();
         assert_eq!(classify(dir.path()).unwrap(), DirectoryKind::Log(Some(INCARNATION)));
+    }
+
+    #[test]
+    fn a_log_in_a_directory_of_its_own_is_seen_by_its_files() {
+        let dir = tempfile::tempdir().unwrap();
+        let (node, wal) = (dir.path().join("node"), dir.path().join("wal"));
+        write_marker(&node, INCARNATION).unwrap();
+        let kind = || super::classify(&node, Some(&wal)).unwrap();
+        assert_eq!(kind(), DirectoryKind::Marked(INCARNATION), "the directory is missing");
+        std::fs::create_dir_all(wal.join("lost+found")).unwrap();
+        assert_eq!(kind(), DirectoryKind::Marked(INCARNATION), "a volume isn't mounted");
+        std::fs::create_dir_all(node.join("member/wal")).unwrap();
+        assert_eq!(kind(), DirectoryKind::Marked(INCARNATION), "etcd reads no log there");
+        std::fs::write(wal.join("0000000000000000-0000000000000000.wal"), "").unwrap();
+        assert_eq!(kind(), DirectoryKind::Log(Some(INCARNATION)));
     }
 
     #[test]

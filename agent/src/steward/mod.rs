@@ -12,6 +12,7 @@
 //! works.
 
 mod act;
+mod adoption;
 mod chain;
 mod decide;
 mod progress;
@@ -27,7 +28,7 @@ use discovery_types::api::{
     IntentList, IntentState, IntentView, Outcome, OutcomeRequest, WaitRequest,
 };
 use discovery_types::client::{ClientError, DiscoveryClient};
-use discovery_types::digest::{self, OperationId};
+use discovery_types::digest::{self, Digest, OperationId};
 use discovery_types::intent::{IntentChange, IntentError, VerifiedIntent};
 use discovery_types::jws::{Jws, newer_version};
 use tokio::sync::{Notify, watch};
@@ -70,6 +71,8 @@ pub(crate) struct Steward {
     pub node: ClusterApiClient,
     /// The statement chain, which says who may sign what.
     pub statements: Statements,
+    /// Hash of the signed list of members.
+    list: Digest,
     /// The service statement (discovery's URLs and TLS keys) that discovery sent last. The task
     /// that finds discovery uses it.
     pub announced: watch::Sender<Option<Jws>>,
@@ -112,6 +115,8 @@ struct IntentObservations {
 pub(crate) struct StewardParts {
     /// The statement chain, which says who may sign what.
     pub statements: Statements,
+    /// Hash of the signed list of members.
+    pub list: Digest,
     /// The service statement (discovery's URLs and TLS keys) that discovery sent last. The task
     /// that finds discovery uses it.
     pub announced: watch::Sender<Option<Jws>>,
@@ -129,13 +134,14 @@ impl Steward {
         node: ClusterApiClient,
         parts: StewardParts,
     ) -> Self {
-        let StewardParts { statements, announced, hint, replacement } = parts;
+        let StewardParts { statements, list, announced, hint, replacement } = parts;
         Self {
             service_moves: client.moves(),
             client,
             cluster,
             node,
             statements,
+            list,
             announced,
             hint,
             intent_states: BTreeMap::new(),
@@ -435,6 +441,10 @@ impl Steward {
         let act = match (act, continuation) {
             (StewardAction::Change(..), Some(Continuation::Pause(why))) => StewardAction::Wait(why),
             (act, _) => act,
+        };
+        let act = match self.why_not_add(intent, &act, members).await {
+            Some(why) => StewardAction::Wait(why),
+            None => act,
         };
         match act {
             StewardAction::AwaitNewcomer(why) => self.report_wait(intent, why).await,

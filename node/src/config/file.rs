@@ -8,56 +8,23 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
+use node_etcd_config::{
+    SECTIONS,
+    integers::yaml_whole_number,
+    yaml::{self, Scalar, YamlEntry, YamlNode, YamlProblem},
+};
+
 use super::{
     RawFlags, Remark,
     flags::{FLAGS, Flag, FlagKind, find_flag},
-    integers::yaml_whole_number,
     raw_flags::{nearest, parse_bool},
     validate::ConfigError,
-    yaml::{self, Scalar, YamlEntry, YamlNode, YamlProblem},
 };
 
 pub(super) const CONFIG_FILE: &str = "config-file";
 const CONFIG_FILE_VARIABLE: &str = "ETCD_CONFIG_FILE";
 /// Maximum size of a configuration file in bytes.
 const MAX_BYTES: u64 = 1 << 20;
-
-/// Sections of the file. For each section: its keys, and the flag that each key sets.
-const SECTIONS: &[(&str, &[(&str, &str)])] = &[
-    (
-        "client-transport-security",
-        &[
-            ("cert-file", "cert-file"),
-            ("key-file", "key-file"),
-            ("client-cert-file", "client-cert-file"),
-            ("client-key-file", "client-key-file"),
-            ("client-cert-auth", "client-cert-auth"),
-            ("trusted-ca-file", "trusted-ca-file"),
-            ("auto-tls", "auto-tls"),
-            ("allowed-hostname", "client-cert-allowed-hostname"),
-        ],
-    ),
-    (
-        "peer-transport-security",
-        &[
-            ("cert-file", "peer-cert-file"),
-            ("key-file", "peer-key-file"),
-            ("client-cert-file", "peer-client-cert-file"),
-            ("client-key-file", "peer-client-key-file"),
-            ("client-cert-auth", "peer-client-cert-auth"),
-            ("trusted-ca-file", "peer-trusted-ca-file"),
-            ("auto-tls", "peer-auto-tls"),
-            ("allowed-cn", "peer-cert-allowed-cn"),
-            ("allowed-hostname", "peer-cert-allowed-hostname"),
-            ("skip-client-san-verification", "peer-skip-client-san-verification"),
-        ],
-    ),
-    (
-        "socket-options",
-        &[("reuse-port", "socket-reuse-port"), ("reuse-address", "socket-reuse-address")],
-    ),
-    ("discovery-config", &[("token", "discovery-token")]),
-];
 
 /// Keys of etcd's sample file before 3.5 that no longer correspond to a flag, with the reason why
 /// they are ignored.

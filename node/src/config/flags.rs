@@ -358,6 +358,14 @@ mod tests {
     }
 
     #[test]
+    fn every_duration_is_one_in_a_configuration_file_too() {
+        let durations = FLAGS.iter().filter(|flag| flag.kind == Duration);
+        for flag in durations.filter(|flag| !flag.name.starts_with("discovery-")) {
+            assert!(node_etcd_config::DURATION_FLAGS.contains(&flag.name), "{}", flag.name);
+        }
+    }
+
+    #[test]
     fn every_flag_that_etcd_had_in_3_5_and_3_6_is_known() {
         let lines = include_str!("etcd_flags_before.txt").lines();
         for name in lines.filter(|line| !line.starts_with('#')) {

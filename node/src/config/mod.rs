@@ -16,14 +16,12 @@ mod duration;
 mod file;
 mod flags;
 mod help;
-mod integers;
 mod raw_flags;
 mod resolve;
 mod tls;
 mod unsupported;
 mod urls;
 mod validate;
-mod yaml;
 
 use std::{collections::BTreeMap, path::PathBuf, sync::Arc, time::Duration};
 

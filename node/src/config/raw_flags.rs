@@ -4,11 +4,12 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
+use node_etcd_config::integers::{parse_int, parse_uint};
+
 use super::{
     Remark, duration,
     file::CONFIG_FILE,
     flags::{FLAGS, Flag, FlagEffect, FlagKind, find_flag},
-    integers::{parse_int, parse_uint},
     validate::ConfigError,
 };
 

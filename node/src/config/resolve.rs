@@ -4,14 +4,13 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use node_engine::{driver::MAX_PROPOSAL_BYTES, tls::TlsPolicy};
+use node_etcd_config::integers::{parse_int, parse_uint};
 use node_state::identity::MemberDocument;
 
 use super::{
     AllowedNames, AutoCompaction, ClusterState, Config, ConfigError, ForceNewCluster, ListenUrl,
     LogLineFormat, LogOutput, PeerUrl, RawFlags, Remark, UrlError, auth_token, duration,
-    integers::{parse_int, parse_uint},
-    raw_flags::parse_bool,
-    tls,
+    raw_flags::parse_bool, tls,
 };
 
 pub(super) fn resolve(flags: &RawFlags, remarks: &mut Vec<Remark>) -> Result<Config, ConfigError> {

@@ -27,7 +27,7 @@ pub(super) async fn run(
                 .to_owned(),
         ));
     }
-    let listen = host.extras.listen.ok_or_else(|| {
+    let listen = host.extras.current_listen().ok_or_else(|| {
         ExitError::DoNotRestart(
             "the journal holds no listen address: the node can't be started from it".to_owned(),
         )
@@ -71,11 +71,11 @@ async fn refuse_unmanaged(
     cluster: &ClusterApiClient,
 ) -> Result<(), ExitError> {
     let members = cluster.list_members().await?;
-    let (_, record) = record::read(cluster).await?;
-    let missing: Vec<String> = host
-        .signed_members()
-        .filter(|(id, _)| members.of_id(*id).is_some() && !record.is_managed(*id))
-        .map(|(_, name)| name.to_string())
+    let (_, record) = record::read(cluster, host.list()).await?;
+    let adoption = host.statement.adopted.iter();
+    let missing: Vec<&str> = adoption
+        .flat_map(|adoption| record.unmanaged(adoption, &members))
+        .map(|(_, name)| name)
         .collect();
     if missing.is_empty() {
         return Ok(());

@@ -232,12 +232,22 @@ impl LocalEtcd {
         };
         let process = EtcdProcess::read(pid).await?;
         let refused = |error: &dyn std::error::Error| ExitError::Usage(error_chain(error));
+        if !process.keys_without_flag.is_empty() {
+            let keys = process.keys_without_flag.join(", ");
+            note(
+                &format!("keys of the etcd's configuration file that set no flag: {keys}"),
+                typed.json,
+            );
+        }
         let config = &process.config;
         let node = config.node(&process.program, typed.unit.clone());
         let mut node = node.map_err(|error| refused(&error))?;
         let listen = config.listen().map_err(|error| refused(&error))?;
         let name = config.name().map_err(|error| refused(&error))?;
-        check_owner(&node.directory)?;
+        for directory in [Some(&node.directory), node.wal_directory.as_ref()].into_iter().flatten()
+        {
+            check_owner(directory)?;
+        }
         let absolute = |path: &Option<PathBuf>, default: &PathBuf| match path {
             Some(path) => std::path::absolute(path).map_err(|error| refused(&error)),
             None => Ok(default.clone()),
@@ -288,8 +298,10 @@ impl LocalEtcd {
         let Self { node, member, .. } = self;
         let runs_by = node.unit.as_deref().unwrap_or("no unit");
         let flags = node.flags.join(" ");
+        let log = node.wal_directory.as_ref();
+        let log = log.map(|path| format!("\n  log        {}", path.display())).unwrap_or_default();
         let found = format!(
-            "{} ({}) at {}\n  program    {}\n  data       {}\n  run by     {runs_by}\n  kept flags {flags}",
+            "{} ({}) at {}\n  program    {}\n  data       {}{log}\n  run by     {runs_by}\n  kept flags {flags}",
             member.name,
             member.id,
             member.peer_url,

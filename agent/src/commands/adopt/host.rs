@@ -4,6 +4,7 @@ use std::path::Path;
 
 use discovery_formation::agent::{Journal, LaunchState};
 use discovery_types::convert;
+use discovery_types::digest::Digest;
 use discovery_types::document::VerifiedDocument;
 use discovery_types::name::Name;
 use discovery_types::statement::{Statement, StatementChain};
@@ -70,7 +71,7 @@ impl EnrolledHost {
     /// Returns a client of this host's own etcd, with the client certificate that was named at
     /// enrolment.
     pub(super) fn own(&self) -> Result<ClusterApiClient, ExitError> {
-        let listen = self.extras.listen.ok_or_else(|| {
+        let listen = self.extras.current_listen().ok_or_else(|| {
             ExitError::DoNotRestart(
                 "the journal holds no listen address: the node can't be started from it".to_owned(),
             )
@@ -109,10 +110,9 @@ impl EnrolledHost {
             if has_run { LaunchState::Ran } else { LaunchState::NotStarted };
     }
 
-    /// Returns the members that the owner signed.
-    pub(super) fn signed_members(&self) -> impl Iterator<Item = (MemberId, &Name)> {
-        let adopted = self.statement.adopted.iter();
-        adopted.flat_map(|it| &it.members).map(|it| (MemberId(it.id.get()), &it.name))
+    /// Returns the hash of the signed list of members.
+    pub(super) fn list(&self) -> Digest {
+        self.document.hash()
     }
 
     /// Returns the key of this host's agent, as text.

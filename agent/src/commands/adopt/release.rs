@@ -5,13 +5,14 @@
 //! copied to a folder that no agent uses.
 
 use std::fs::Permissions;
+use std::io;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
 use discovery_types::api::{RELEASED, Session, TroubleRequest};
-use discovery_types::digest::Nonce;
+use discovery_types::digest::{Digest, Nonce};
 use discovery_types::statement::StatementChain;
 use muster_files::data::OpenMode;
 use serde::{Deserialize, Serialize};
@@ -82,7 +83,7 @@ pub(crate) async fn run(
     }
     release.start(&plan).await?;
     release.wait(&cluster, id).await?;
-    record::end(&cluster, id, false).await?;
+    record::end(&cluster, release.list()?, id, false).await?;
     let unit = release.unit_file();
     let text = if typed.json {
         json!({ "member": plan.member, "name": plan.name, "unit_file": unit, "command": plan.command })
@@ -108,6 +109,18 @@ fn open_out(path: &Path) -> Result<PathBuf, ExitError> {
         folder.set_permissions(Permissions::from_mode(OUT_MODE)).map_err(failed)?;
     }
     path.canonicalize().map_err(failed)
+}
+
+/// Returns the program of a process, or the path by which the process was called if this user may
+/// not know the program. The kernel hides the program if the process is in another user namespace,
+/// as the node of an agent with `PrivateUsers=` in its unit.
+fn program_or_name(program: io::Result<PathBuf>, arguments: &[String]) -> io::Result<PathBuf> {
+    program.or_else(|error| {
+        let name = arguments.first().map(PathBuf::from);
+        let is_usable = |path: &PathBuf| path.is_absolute() && path.is_file();
+        let is_hidden = error.kind() == io::ErrorKind::PermissionDenied;
+        name.filter(|path| is_hidden && is_usable(path)).ok_or(error)
+    })
 }
 
 fn failed(error: impl std::error::Error) -> ExitError {
@@ -148,8 +161,8 @@ impl NodeRelease<'_> {
         let process = text.and_then(|text| ProcessIdentity::from_text(&text));
         let process = process.ok_or_else(no_node)?;
         let pid = process.pid.unsigned_abs();
-        let (arguments, program) =
-            (command_line(pid).map_err(failed)?, program_of(pid).map_err(failed)?);
+        let arguments = command_line(pid).map_err(failed)?;
+        let program = program_or_name(program_of(pid), &arguments).map_err(failed)?;
         let status = self.own()?.status().await?;
         let members = self.own()?.list_members().await?;
         let own = members.of_id(status.member_id).ok_or_else(no_node)?;
@@ -207,12 +220,20 @@ impl NodeRelease<'_> {
         std::os::unix::fs::fchown(&file, Some(user), Some(group)).map_err(failed)
     }
 
+    /// Returns the hash of the signed list of members.
+    fn list(&self) -> Result<Digest, ExitError> {
+        let loaded = journal::read(&self.layout).map_err(state_exit_error)?;
+        let document = loaded.and_then(|(_, loaded)| loaded.document);
+        document.map(|document| document.hash()).ok_or_else(|| {
+            ExitError::Usage(format!("{}: no member is here", self.layout.root().display()))
+        })
+    }
+
     /// Returns a client of this host's own node.
     fn own(&self) -> Result<ClusterApiClient, ExitError> {
         let loaded = journal::read(&self.layout).map_err(state_exit_error)?;
         let extras = loaded.map(|(_, loaded)| loaded.extras).unwrap_or_default();
-        let moved = extras.moved.as_ref().map(|moved| moved.listen);
-        let listen = moved.or(extras.listen).ok_or_else(|| {
+        let listen = extras.current_listen().ok_or_else(|| {
             ExitError::Usage(format!("{}: no member is here", self.layout.root().display()))
         })?;
         let endpoint = ClientEndpoint::own_node(&self.layout.tls(), listen.client);
@@ -239,11 +260,12 @@ impl NodeRelease<'_> {
         id: MemberId,
     ) -> Result<(), ExitError> {
         let json = self.typed.json;
-        record::begin(cluster, id, &plan.name).await?;
+        let list = self.list()?;
+        record::begin(cluster, list, id, &plan.name).await?;
         let runs = lock::holder(&self.layout.node_lock()).map_err(state_exit_error)?.is_some();
         if runs {
             if let Err(end) = wait_until_all_in_sync(cluster, None, IN_SYNC_LIMIT, json).await {
-                record::end(cluster, id, true).await?;
+                record::end(cluster, list, id, true).await?;
                 return Err(end);
             }
             move_leadership_away(cluster, id).await;
@@ -337,7 +359,9 @@ impl NodeRelease<'_> {
                 Ok(())
             }
             None => {
-                note(&format!("start the node now: {}", plan.command.join(" ")), self.typed.json);
+                let (unit, command) = (self.unit_file(), plan.command.join(" "));
+                let text = format!("start the node now, as {} does: {command}", unit.display());
+                note(&text, self.typed.json);
                 Ok(())
             }
         }
@@ -466,6 +490,22 @@ mod tests {
 
     fn mode(path: &Path) -> u32 {
         std::fs::metadata(path).unwrap().mode() & 0o7777
+    }
+
+    #[test]
+    fn a_program_that_the_kernel_hides_is_named_by_the_command_line() {
+        let hidden = || Err(io::Error::from(io::ErrorKind::PermissionDenied));
+        let words = |program: &str| [program.to_owned(), "--name=a".to_owned()];
+        let found = program_or_name(hidden(), &words("/bin/sh")).unwrap();
+        assert_eq!(found, Path::new("/bin/sh"));
+        for unusable in ["sh", "/no/such/program"] {
+            assert!(program_or_name(hidden(), &words(unusable)).is_err(), "{unusable}");
+        }
+        assert!(program_or_name(hidden(), &[]).is_err());
+        let gone = Err(io::Error::from(io::ErrorKind::NotFound));
+        assert!(program_or_name(gone, &words("/bin/sh")).is_err(), "its program was removed");
+        let known = program_or_name(Ok("/usr/bin/etcd".into()), &words("/bin/sh")).unwrap();
+        assert_eq!(known, Path::new("/usr/bin/etcd"));
     }
 
     #[test]

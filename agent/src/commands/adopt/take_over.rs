@@ -61,11 +61,11 @@ impl TakeOver<'_> {
     /// Stops the etcd once all other members are healthy, and makes it the agent's node.
     async fn stop_and_take(&self, host: &mut EnrolledHost) -> Result<(), ExitError> {
         let (cluster, json) = (host.cluster()?, self.typed.json);
-        record::begin(&cluster, host.member, host.name.as_str()).await?;
+        record::begin(&cluster, host.list(), host.member, host.name.as_str()).await?;
         if let Err(end) = self.stop_etcd(host, &cluster).await {
             // If the etcd still runs, its member isn't being restarted.
             if is_in_use(&host.node.directory).unwrap_or(false) {
-                record::end(&cluster, host.member, false).await?;
+                record::end(&cluster, host.list(), host.member, false).await?;
             }
             return Err(end);
         }
@@ -142,7 +142,7 @@ impl TakeOver<'_> {
         .await?;
         let cluster = host.cluster()?;
         wait_until_all_in_sync(&cluster, None, self.patience, json).await?;
-        record::end(&cluster, host.member, true).await
+        record::end(&cluster, host.list(), host.member, true).await
     }
 
     /// Undoes a take-over: the etcd runs again as it did before.
@@ -182,7 +182,7 @@ impl TakeOver<'_> {
         }
         let cluster = host.cluster()?;
         wait_until_all_in_sync(&cluster, None, self.patience, json).await?;
-        record::end(&cluster, host.member, false).await
+        record::end(&cluster, host.list(), host.member, false).await
     }
 
     fn print(

@@ -116,8 +116,7 @@ impl Bootstrap<'_> {
 
     /// Classifies the node's directory and passes the result to the state machine.
     pub(super) fn classify_directory(&mut self) -> Result<Vec<AgentAction>, ExitError> {
-        let directory =
-            node_dir::classify(&self.protocol.layout.node()).map_err(state_exit_error)?;
+        let directory = self.protocol.layout.classify_node().map_err(state_exit_error)?;
         self.protocol.step(AgentEvent::DirectoryExamined(directory))
     }
 

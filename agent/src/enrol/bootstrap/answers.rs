@@ -26,7 +26,6 @@ use crate::enrol::redeem::{ChainError, verify_statements};
 use crate::exit::{ExitError, error_chain};
 use crate::observe::status::Phase;
 use crate::probe::Answer;
-use crate::state::node_dir;
 use crate::state::state_exit_error;
 
 /// Why an answer of the service can't be used.
@@ -214,8 +213,7 @@ impl Bootstrap<'_> {
             invalid_records: self.invalid_seats(&verified, approvals, &chain),
             skew: Millis(self.client.clock_offset_ms().unsigned_abs()),
             is_behind: self.client.clock_offset_ms() > 0,
-            directory: node_dir::classify(&self.protocol.layout.node())
-                .map_err(state_exit_error)?,
+            directory: self.protocol.layout.classify_node().map_err(state_exit_error)?,
             machine: self.facts()?,
             proposal: list,
         };

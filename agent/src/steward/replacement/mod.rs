@@ -378,8 +378,10 @@ impl Steward {
         self.replacement.stored = store::read(&self.node).await?;
         let members = self.node.list_members().await.map_err(|error| causes(&error))?;
         let (own_now, service_now) = self.clocks();
-        let other_change =
-            begun.first().map(|(intent, view)| format!("{} {}", intent.verb, view.subject));
+        let other_change = match begun.first() {
+            Some((intent, view)) => Some(format!("{} {}", intent.verb, view.subject)),
+            None => self.unfinished_adoption(&members, None).await?,
+        };
         let pass = Pass { members: &members, status, other_change, own_now, service_now };
         let mut shown = (None, false);
         for (intent, _) in waiting {

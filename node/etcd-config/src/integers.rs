@@ -2,7 +2,7 @@
 
 /// Parses a signed integer: decimal, or with the prefix `0x`, `0o`, `0` or `0b`. Digits may be
 /// separated by `_`.
-pub(super) fn parse_int(text: &str) -> Option<i64> {
+pub fn parse_int(text: &str) -> Option<i64> {
     let (is_negative, digits) = match text.strip_prefix('-') {
         Some(digits) => (true, digits),
         None => (false, text.strip_prefix('+').unwrap_or(text)),
@@ -12,7 +12,7 @@ pub(super) fn parse_int(text: &str) -> Option<i64> {
 }
 
 /// Parses an unsigned integer in the forms that [`parse_int`] accepts.
-pub(super) fn parse_uint(text: &str) -> Option<u64> {
+pub fn parse_uint(text: &str) -> Option<u64> {
     let lower = text.to_ascii_lowercase();
     let prefixed = [("0x", 16), ("0o", 8), ("0b", 2), ("0", 8)]
         .into_iter()
@@ -39,7 +39,7 @@ const MAX_PLAIN_FLOAT: f64 = 1e21;
 
 /// Returns the decimal digits of a whole number in any form of YAML 1.1: `10_000`, `0x2710`,
 /// `1e+05`, `5.0`.
-pub(super) fn yaml_whole_number(text: &str) -> Option<String> {
+pub fn yaml_whole_number(text: &str) -> Option<String> {
     let text = text.replace('_', "");
     let integer = parse_int(&text).map(|number| number.to_string());
     let integer = integer.or_else(|| parse_uint(&text).map(|number| number.to_string()));

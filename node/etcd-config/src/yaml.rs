@@ -7,7 +7,7 @@ use saphyr_parser::{Event, Parser, ScalarStyle, ScanError, Span, StrInput};
 
 /// A problem in a file, with its line.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct YamlProblem {
+pub struct YamlProblem {
     /// Line number, counting from 1.
     pub line: usize,
     pub text: String,
@@ -15,7 +15,7 @@ pub(super) struct YamlProblem {
 
 /// The first document of a file.
 #[derive(Debug, Default)]
-pub(super) struct YamlDocument {
+pub struct YamlDocument {
     pub entries: Vec<YamlEntry>,
     /// Parts that the parser ignored. etcd's parser ignores them as well.
     pub ignored: Vec<YamlProblem>,
@@ -23,7 +23,7 @@ pub(super) struct YamlDocument {
 
 /// A key of a mapping, with its value.
 #[derive(Clone, Debug)]
-pub(super) struct YamlEntry {
+pub struct YamlEntry {
     pub key: String,
     /// Line number of the key.
     pub line: usize,
@@ -32,7 +32,7 @@ pub(super) struct YamlEntry {
 
 /// A value: single, list or mapping.
 #[derive(Clone, Debug)]
-pub(super) enum YamlNode {
+pub enum YamlNode {
     /// A single value; `None` for null.
     Scalar(Option<Scalar>),
     List(Vec<YamlNode>),
@@ -41,7 +41,7 @@ pub(super) enum YamlNode {
 
 /// A single value, with its text as written in the file.
 #[derive(Clone, Debug)]
-pub(super) struct Scalar {
+pub struct Scalar {
     pub text: String,
     /// Whether the value is written without quotes. Only such a value can be a number.
     pub is_plain: bool,
@@ -60,7 +60,7 @@ const MERGE: &str = "<<";
 ///
 /// # Errors
 /// Fails if the text is not YAML, or if the document is not a mapping.
-pub(super) fn parse(text: &str) -> Result<YamlDocument, YamlProblem> {
+pub fn parse(text: &str) -> Result<YamlDocument, YamlProblem> {
     let parser = Parser::new_from_str(text);
     let mut reader =
         YamlReader { parser, anchors: BTreeMap::new(), values: 0, ignored: Vec::new() };

@@ -1,0 +1,55 @@
+//! Keeps newcomers out of an adopted cluster until agents run all of its members.
+//!
+//! The other members trust only the CAs that the cluster had before its adoption. They would refuse
+//! a newcomer's certificate. Once an owner has dropped these CAs, no such member can be left.
+
+use discovery_types::intent::{IntentChange, IntentStep, VerifiedIntent};
+
+use super::Steward;
+use super::decide::StewardAction;
+use crate::adopt::record;
+use crate::cluster::{MemberId, MemberList};
+
+impl Steward {
+    /// Returns why the newcomer of an intent can't be added now, if `act` adds it.
+    pub(super) async fn why_not_add(
+        &self,
+        intent: &VerifiedIntent,
+        act: &StewardAction,
+        members: &MemberList,
+    ) -> Option<String> {
+        let StewardAction::Change(_, IntentStep::Add) = act else { return None };
+        let replaced = match intent.change() {
+            IntentChange::Add { replaces, .. } => (*replaces).map(|id| MemberId(id.get())),
+            IntentChange::Remove { .. } | IntentChange::Update { .. } => None,
+        };
+        self.unfinished_adoption(members, replaced).await.unwrap_or_else(Some)
+    }
+
+    /// Returns why an adopted cluster can have no newcomer yet, except in the place of `replaced`.
+    ///
+    /// # Errors
+    /// Fails if the record of take-overs can't be read.
+    pub(super) async fn unfinished_adoption(
+        &self,
+        members: &MemberList,
+        replaced: Option<MemberId>,
+    ) -> Result<Option<String>, String> {
+        let newest = self.statements.chain().newest();
+        let (Some(adoption), true) = (&newest.adopted, newest.also_trusted.is_some()) else {
+            return Ok(None);
+        };
+        let read = record::read(&self.node, self.list).await;
+        let (_, record) = read.map_err(|error| error.to_string())?;
+        let mut unmanaged = record.unmanaged(adoption, members);
+        unmanaged.retain(|(id, _)| Some(*id) != replaced);
+        let names: Vec<&str> = unmanaged.into_iter().map(|(_, name)| name).collect();
+        Ok((!names.is_empty()).then(|| {
+            format!(
+                "{} would refuse a newcomer's certificate: take over all members first (muster-agent \
+                 adopt take-over)",
+                names.join(", ")
+            )
+        }))
+    }
+}
