@@ -204,8 +204,8 @@ fn read_meta(
 ///
 /// The walk ends even if the pages form a cycle. The keys of a page must lie in the range that its
 /// parent gives it, and the ranges of a branch's children are disjoint. A page must have entries
-/// unless it is the only page of its bucket. So no page is visited twice, except below itself if it
-/// is a branch with a single child. The maximum depth ends that case.
+/// unless it is the only page of its bucket. So a page is visited again only below itself, if it is
+/// a branch with a single child. The maximum depth ends such a walk.
 pub struct BucketEntries<'a, R> {
     reader: &'a mut BboltReader<R>,
     path: Vec<PathLevel>,

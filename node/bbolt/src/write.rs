@@ -293,7 +293,7 @@ impl PageBuilder {
 
     /// Whether an element with `bytes` bytes of key and value fits. A leaf takes as many elements
     /// as fit into the pages that its first element needs. A branch takes at least two children,
-    /// because a branch with one would be useless.
+    /// however large their keys are.
     fn has_room(&self, bytes: usize) -> bool {
         let least = if self.is_leaf { 1 } else { 2 };
         let fits = self.bytes() + ELEMENT_BYTES + bytes <= self.pages() * PAGE_BYTES;

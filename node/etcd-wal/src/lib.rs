@@ -147,7 +147,7 @@ pub struct EtcdLog {
     pub member: u64,
     /// Raft's hard state, as last written.
     pub state: HardState,
-    /// Index of the last entry that the log no longer has: the one before its first entry.
+    /// Index just before the log's first entry.
     pub base: u64,
     /// Position of the last entry, or of a later snapshot; `None` if the log has neither.
     pub last: Option<Position>,
@@ -568,7 +568,7 @@ mod tests {
                     (log.last_position().index, log.tail.offset as usize) == (1, end)
                 };
                 match found {
-                    // Only padding is missing. Padding consists of zeros anyway.
+                    // Only padding is missing, and padding consists of zeros.
                     Ok(log) if room > 0 && whole.len() - cut < 8 && !log.tail.torn => {}
                     Ok(log) => assert!(torn(&log), "{cut} of {}", whole.len()),
                     // The missing part is shorter than a sector. etcd also treats that as damage.
