@@ -113,7 +113,7 @@ impl PeerStatus {
     }
 }
 
-/// Snapshot of an instance's state at one moment.
+/// State of a consensus instance at one moment.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Status {
     pub term: u64,

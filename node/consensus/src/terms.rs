@@ -12,7 +12,7 @@ pub struct Terms {
 }
 
 impl Terms {
-    /// Appends entry `index`. Entries at or after that index are discarded.
+    /// Appends entry `index`. It replaces the entries from that index on.
     pub fn push(&mut self, index: u64, term: u64) {
         while self.runs.last().is_some_and(|run| run.0 >= index) {
             self.runs.pop();

@@ -91,8 +91,8 @@ impl Runner for Script {
                 }
                 cluster.propose(id, EntryKind::Normal, data)?;
             }
-            // change MEMBER voter=ID (or learner=, remove=): the test's state machine parses this
-            // text when it applies the change.
+            // change MEMBER voter=ID (or learner=ID, remove=ID): proposes a change of members. The
+            // test's state machine parses this text when it applies the change.
             "change" => {
                 let (what, who) = args.next_key().ok_or("voter=, learner= or remove=")?;
                 number(who)?;

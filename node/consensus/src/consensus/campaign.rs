@@ -20,8 +20,8 @@ use crate::convert::message_to_raft;
 /// ignore its request.
 const HASTENED_TICKS: usize = 1;
 
-/// Ticks between two members' turns. A tick is longer than an election takes, and members' ticks
-/// begin at different times.
+/// Ticks between two members' turns. An election takes less than a tick. One tick would still be
+/// too short, because members' ticks begin at different times.
 const TURN_TICKS: usize = 2;
 
 /// A member's place among the voters that campaign in turn. All voters should number these places

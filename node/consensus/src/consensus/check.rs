@@ -21,15 +21,15 @@ pub enum StepError {
         /// Member that the message is addressed to.
         to: u64,
     },
-    /// The sender isn't a member and the kind is one that only members send, or the sender was
-    /// removed.
+    /// The sender was removed, or it is no member and sent a kind of message that only members may
+    /// send.
     #[error("a message from {from:016x}, who is not a member")]
     NotAMember {
         /// Sender of the message.
         from: u64,
     },
-    /// The message contradicts this member's state. The sender lost data, this member did, or
-    /// somebody lies.
+    /// The message contradicts this member's state: the sender or this member has lost data, or the
+    /// sender lies.
     #[error("{kind:?} from {from:016x} can't be: {what}")]
     Impossible {
         /// Sender of the message.
@@ -99,10 +99,10 @@ impl Consensus {
         Ok(Some(message))
     }
 
-    /// Returns whether `from` may send a message of this kind. A member that was offline doesn't
-    /// know members added meanwhile. An added member may be the leader, or need this member's vote.
-    /// A Raft server accepts such requests from servers that are not in its configuration (Raft
-    /// dissertation 4.1). The transport decides which peers may connect at all.
+    /// Returns whether `from` may send a message of this kind. A sender that is not a member here
+    /// may have been added while this member was offline. It may be the leader, or need this
+    /// member's vote. A Raft server accepts such requests from servers that are not in its
+    /// configuration (Raft dissertation 4.1). The transport decides which peers may connect.
     fn may_send(&self, from: u64, kind: MessageKind) -> bool {
         let anybody = matches!(
             kind,

@@ -14,8 +14,8 @@ use crate::{Message, MessageKind};
 /// dropped, and their senders retry later.
 const MAX_READ_REQUESTS: usize = 64;
 
-/// Ticks for which a member that hears from its leader keeps a pre-vote request. If this member
-/// learns in that time that its leader's process has ended, it answers the kept request.
+/// Ticks for which a member that hears from its leader keeps an ignored pre-vote request. If the
+/// member learns in that time that its leader's process has ended, it answers the request.
 const KEPT_PRE_VOTE_TICKS: usize = 2;
 
 /// Requests that came too early.
@@ -57,8 +57,8 @@ impl DeferredRequests {
 }
 
 impl Consensus {
-    /// Passes on a request for the leader's commit index, by this member or by a peer. Keeps the
-    /// request if this leader has not committed an entry in its term yet.
+    /// Passes a read index request, of this member or of a peer, to the library. A leader that has
+    /// not committed an entry in its term yet keeps the request instead.
     pub(super) fn request_read_index(&mut self, request: Message) {
         let raft = &self.raw.raft;
         if raft.state != StateRole::Leader || raft.commit_to_current_term() {

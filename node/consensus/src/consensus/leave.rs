@@ -10,12 +10,12 @@ impl Consensus {
     /// Returns whether this member has applied its own removal, and no other member needs it any
     /// more.
     ///
-    /// A leader that found its own removal to be committed can be the only member that knows of it,
-    /// for example in a cluster of two. A restarted process can be in the same position, because it
-    /// no longer knows which leader informed it. Such a member stays until another member informs
-    /// it that it was removed. Until then it votes, acknowledges appends, and sends its commit
-    /// index. A member that learned of its removal from another leader may leave at once, because
-    /// that leader knows of the removal.
+    /// A leader that found its own removal to be committed can be the only member that knows of it.
+    /// That happens in a cluster of two, for example. A restarted process can be in the same
+    /// position, because it no longer knows which leader informed it. Such a member stays until
+    /// another member reports the removal to it. Until then it votes, acknowledges appends, and
+    /// sends its commit index. A member that learned of its removal from another leader may leave
+    /// at once, because that leader knows of the removal.
     pub fn has_left(&self) -> bool {
         !self.members.contains(self.member) && !self.stays_after_removal
     }
