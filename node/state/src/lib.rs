@@ -1,7 +1,7 @@
-//! The replicated state of a node: what the log's entries do to it, and how it is stored.
+//! The replicated state of a node: the effects of the log's entries, and the storage of the state.
 //!
 //! Nothing here opens a socket or knows consensus. `node-engine` decides which entries are applied,
-//! and `node-api` serves what is stored.
+//! and `node-api` serves the stored data.
 
 pub mod apply;
 pub mod auth;

@@ -18,8 +18,8 @@ pub(super) fn change(batch: &mut Batch<'_>, change: AuthChange) -> Result<Respon
     Ok(Response::AuthChanged(response_header(batch.revision())))
 }
 
-/// Assigns a token to a user whose password was right. If users or roles have changed since the
-/// password was checked, the password must be checked again.
+/// Assigns a token to a user whose password was verified. Fails if users or roles have changed
+/// since then: the password must be verified again.
 pub(super) fn assign_token(
     batch: &mut Batch<'_>,
     assign: &AssignToken,

@@ -46,9 +46,9 @@ impl KvStateMachine {
         Ok(Self { writer, events, is_answered: Box::new(|_| true) })
     }
 
-    /// Makes the reads for an answer (ranges of a transaction, previous values) depend on `own`.
-    /// `own` must accept the requests whose caller waits on this member. Other requests get an
-    /// outcome without these reads.
+    /// Limits the reads that only serve an answer (ranges of a transaction, previous values) to the
+    /// requests that `own` accepts. `own` must accept each request whose caller waits on this
+    /// member. All other requests get an outcome without these reads.
     ///
     /// An answer can be many times as large as the store. Only one member should bear that cost:
     /// not every member, and not each member again when it restarts.
@@ -326,8 +326,8 @@ fn alarm_error(alarms: &[AlarmMember], operation: &Operation) -> Option<ApplyErr
         return None;
     }
     let raised = |alarm: AlarmType| alarms.iter().any(|a| a.alarm() == alarm);
-    // Changes of members, users or roles stay allowed, because they may be needed for a repair.
-    // Noting the remaining time of leases does not touch the data.
+    // Changes of members, users or roles stay allowed, because they may be needed for a repair. A
+    // lease checkpoint does not touch the data.
     let writes = !matches!(
         operation,
         Operation::Alarm(_)
@@ -349,7 +349,7 @@ fn alarm_error(alarms: &[AlarmMember], operation: &Operation) -> Option<ApplyErr
     }
 }
 
-/// Applies an alarm request. Only members and the cluster as a whole have alarms, so the number of
+/// Applies an alarm request. Only members and the cluster as a whole have alarms. So the number of
 /// alarms is at most (members + 1) times the number of kinds. A request for an alarm of unknown
 /// kind gets an empty answer, as in etcd (server/etcdserver/apply, `Alarm`).
 fn apply_alarm(

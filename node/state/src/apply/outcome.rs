@@ -30,7 +30,7 @@ pub enum Response {
     LeaseGrant(LeaseGrantResponse),
     /// Answer to the revocation of a lease, by a client or by the leader's clock.
     LeaseRevoke(LeaseRevokeResponse),
-    /// The remaining time of leases has been noted.
+    /// Answer to a checkpoint of leases' remaining times.
     LeasesCheckpointed,
     /// A member's name and URLs have been published.
     MemberPublished,

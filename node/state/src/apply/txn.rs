@@ -154,7 +154,7 @@ impl BranchPath<'_> {
     }
 }
 
-/// Applies a transaction; if it is refused, nothing has changed. Reads for the answer are left out
+/// Applies a transaction. A refused transaction changes nothing. Reads for the answer are left out
 /// if `room` is `None`, because no caller waits, or if `room` has too little space left.
 pub(super) fn apply_txn(
     batch: &mut Batch<'_>,

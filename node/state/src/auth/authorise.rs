@@ -1,4 +1,4 @@
-//! The decision whether a caller may do what a request asks.
+//! The decision whether a caller has permission for a request.
 
 use std::cell::Cell;
 use std::sync::Arc;
@@ -59,7 +59,7 @@ pub enum RequestedAccess<'a> {
     Range(&'a RangeRequest),
     /// Write a key and attach it to a lease.
     Put(&'a PutRequest),
-    /// Delete a range, and perhaps read what was deleted.
+    /// Delete a range, and perhaps read the deleted values.
     DeleteRange(&'a DeleteRangeRequest),
     /// Carry out a transaction. All of its branches must be allowed.
     Txn(&'a TxnRequest),

@@ -7,7 +7,8 @@
 //! installed a snapshot. Each member keeps its own expiry times: using a token on one member
 //! extends its lifetime on that member only.
 //!
-//! A token becomes invalid when its user is deleted or gets another password.
+//! A token becomes invalid when its user is deleted or gets another password, and when
+//! authentication is disabled.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

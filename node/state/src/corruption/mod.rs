@@ -6,14 +6,14 @@
 //! about the data of all members, including its own, and judges them:
 //!
 //! ```text
-//! leader: Question (position of its own store) ──► each member waits until its store is there
-//!         Claims ◄── the member's data then, each claim under a subject that all members share
-//!         judge: for each subject, the claim of a quorum of the voters is right
+//! leader: Question (position of its own store) ──► each member waits until its store is there too
+//!         Claims ◄── about the member's data then, each under a subject that all members share
+//!         judge: the claim of a quorum of the voters about a subject is the right one
 //! ```
 //!
 //! Only claims about the same subject are compared. So load, compactions, snapshots and changes of
-//! the leader cause no false alarm: at worst, a comparison finds no common subject. A member that
-//! is found to differ is compared once more before anything is done.
+//! the leader cause no false alarm: at worst, a comparison finds no common subject. Before a member
+//! gets the alarm, a second comparison must find that its data differs.
 //!
 //! While one member has the CORRUPT alarm, that member serves no clients, but still applies the
 //! log. While the whole cluster has the alarm, every member refuses writes when it applies them.

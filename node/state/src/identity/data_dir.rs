@@ -94,7 +94,7 @@ pub enum DataDirError {
     /// The member was removed from its cluster and can never return.
     #[error("this member has been permanently removed from the cluster")]
     Removed(Box<Tombstone>),
-    /// The directory belongs to another incarnation than the one that is to start.
+    /// The directory belongs to another incarnation than expected.
     #[error("the data directory {} belongs to incarnation {found}, not to {expected}", path.display())]
     OtherIncarnation {
         /// Path of the data directory.
@@ -171,7 +171,8 @@ impl Tombstone {
 
 impl DataDir {
     /// Opens the directory `path` and locks it. If it does not exist, it is created with mode 0700.
-    /// An existing directory is not changed, not even its mode, which is possibly intended.
+    /// An existing directory is not changed. Even its mode stays, because the operator may have
+    /// chosen it.
     ///
     /// # Errors
     /// Fails with `InUse` if another process has locked it, `Removed` if it contains a tombstone,
@@ -328,7 +329,7 @@ impl DataDir {
         if self.has(LOG_MARK)? { Ok(()) } else { self.replace(LOG_MARK, b"begun\n") }
     }
 
-    /// Whether the file `name` exists. Fails if the disk can't tell.
+    /// Whether the file `name` exists. Fails if the disk can't be read.
     fn has(&self, name: &str) -> Result<bool, DataDirError> {
         let path = self.join(name);
         Ok(path.try_exists().map_err(muster_files::Error::io("look for", &path))?)

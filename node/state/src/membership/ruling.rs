@@ -138,8 +138,8 @@ impl ChangeJudge<'_> {
                 self.check_add(member)?;
                 let voters = self.table.voters_and_learners().voters.len();
                 if self.rules.strict && !member.is_learner && voters == 1 {
-                    // The only voter is joined by a second member, which is added as a learner
-                    // first. As a voter, it would be half of the quorum before it has even started.
+                    // A second member that joins the only voter is added as a learner first. As a
+                    // voter, it would be needed for the quorum before it has even started.
                     member.is_learner = true;
                     member.vote_when_ready = true;
                 }
@@ -168,9 +168,9 @@ impl ChangeJudge<'_> {
         self.check_if_strict(|view| view.removal_objection(id.0))
     }
 
-    /// Checks that a quorum of the remaining voters has the last change of members. The removed
-    /// member stops. If the remaining members knew only that member, they would refuse each other's
-    /// connections for ever.
+    /// Checks that a quorum of the remaining voters has the last change of members on disk.
+    /// Otherwise voters might know no member but the removed one, which stops. They would then
+    /// refuse each other's connections for ever.
     fn check_settled_without(&self, id: MemberId) -> Result<(), ChangeObjection> {
         if self.table.is_learner(id) || !self.rules.guards.change_barrier() {
             return Ok(());

@@ -199,7 +199,7 @@ fn a_start_binds_no_member_while_any_started_member_is_unbound() {
     let mut table = MemberTable::new([plain(1), unbound(4)]);
     table.publish(MemberId(4), starts(4)).unwrap();
     assert_eq!(bindings(&table, 4), (None, None));
-    // One member was added with a key, and others run without a binding. So a start binds neither a
+    // Member 3 is bound to a key, and the others run without a binding. So a start binds neither a
     // member that has already run nor a new one.
     let mut table = MemberTable::new([plain(1), plain(2), member(3), unbound(4)]);
     for id in [1, 4] {

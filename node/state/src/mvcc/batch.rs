@@ -58,8 +58,8 @@ impl TokenChange {
 /// Event whose encoded `KeyValue` is still in the batch's buffer, because the buffer grows until
 /// the batch is done.
 struct BufferedEvent {
-    /// Offset in the buffer at which the event's bytes end. They begin where the previous event's
-    /// end.
+    /// Offset in the buffer at which the event's bytes end. They begin at the `end` of the previous
+    /// event.
     end: usize,
     kind: EventKind,
     revision: Revision,

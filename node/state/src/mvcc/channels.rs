@@ -1,8 +1,8 @@
 //! The channels of the store and its watches. Only this file of `mvcc` uses tokio's channels.
 //!
 //! The thread that applies entries never waits for a channel: it only replaces values and wakes
-//! tasks. Queues are bounded. A sender that finds a queue full waits, or leaves a mark that tells
-//! the receiver what it missed.
+//! tasks. Queues are bounded. A sender that finds a queue full waits, or records for the receiver
+//! what the receiver missed.
 
 use tokio::sync::mpsc::error::TrySendError;
 use tokio::sync::{Notify, mpsc, watch};

@@ -7,7 +7,7 @@
 //! the rows that hold several tombstones ([`super::rows`]).
 //!
 //! The work may stop anywhere. A store that is opened with the work unfinished begins again at the
-//! first key, and finds only what is still there.
+//! first key. It finds only the records that are still in the file.
 
 use std::sync::atomic::Ordering;
 
@@ -129,7 +129,7 @@ impl Store {
     }
 
     /// Compacts the histories of some keys, and deletes the dropped records that have a row of
-    /// their own. Returns what is left to do and the freed bytes.
+    /// their own. Returns the next stage of the work and the number of freed bytes.
     fn compact_keys(
         &self,
         rows: &mut Rows<'_>,

@@ -1,4 +1,4 @@
-//! Errors of the store, divided by what the caller does about them.
+//! Errors of the store, divided by the caller's reaction to them.
 
 use std::io::ErrorKind::{InvalidData, UnexpectedEof};
 

@@ -83,8 +83,9 @@ impl Store {
         self.hash_view(view, revision)
     }
 
-    /// Hashes the key space as [`Self::hash_kv`] does, for a comparison with other members. For
-    /// that, `revision` and the view's compaction revision must determine the checksum.
+    /// Hashes the key space as [`Self::hash_kv`] does, for a comparison with other members. Members
+    /// can be compared only if `revision` and the view's compaction revision determine the
+    /// checksum.
     ///
     /// The two revisions determine it if that compaction is finished and no other has begun. A
     /// finished compaction leaves at most one change of each key up to its revision, and all later

@@ -1,5 +1,5 @@
-//! Loading of a store's file when it is opened: checks tables and format, builds what is kept in
-//! RAM.
+//! Loading of a store's file when it is opened: checks tables and format, and builds the state that
+//! is kept in RAM.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;

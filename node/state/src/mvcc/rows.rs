@@ -14,7 +14,8 @@ use super::error::StoreError;
 use super::event::{KEY_TAG, encode_tombstone};
 use super::revision::Revision;
 
-/// Maximum length of a row of several tombstones. With what redb adds, it fills a page.
+/// Maximum length of a row of several tombstones. Together with redb's overhead, such a row fills a
+/// page.
 const MAX_TOMBSTONE_ROW_BYTES: usize = 4_000;
 /// First byte of a row of several tombstones. No encoded `KeyValue` begins with it.
 const TOMBSTONE_ROW_TAG: u8 = 0;

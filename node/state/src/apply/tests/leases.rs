@@ -1,4 +1,4 @@
-//! Leases are granted, revoked and expired, and their remaining time is noted.
+//! Leases are granted, revoked and expired, and checkpoints record their remaining time.
 
 use super::*;
 

@@ -134,8 +134,8 @@ fn first_key_block(pem: &[u8]) -> Option<(String, Zeroizing<Vec<u8>>)> {
     keys.next().map(|key| (key.label, Zeroizing::new(key.contents)))
 }
 
-/// Reads a private key of the method's family from PEM. This is not left to the JWT library, which
-/// reads no SEC 1 keys and does not check that the key's curve is the method's.
+/// Reads a private key of the method's family from PEM. The JWT library is not used for this: it
+/// reads no SEC 1 keys, and does not check that the key has the method's curve.
 fn private_key(pem: &[u8], method: Algorithm) -> Option<EncodingKey> {
     let (label, der) = first_key_block(pem)?;
     match (method.family(), label.as_str()) {

@@ -6,9 +6,9 @@
 //! only the public key can verify tokens but not sign them. Members keep no record of signed
 //! tokens, so a token ends only when it expires or when users or roles change.
 //!
-//! The one accepted algorithm is that of the settings, and never depends on the token. A token
-//! whose header names another algorithm, or none, is refused before its signature is checked.
-//! Tokens that were signed elsewhere are accepted too, with or without `exp`, as in etcd
+//! Only the configured algorithm is accepted; a token can't choose another one. A token whose
+//! header names another algorithm, or none, is refused before its signature is checked. Tokens that
+//! were signed elsewhere with the key are accepted too, with or without `exp`, as in etcd
 //! (server/auth/jwt.go).
 
 mod keys;

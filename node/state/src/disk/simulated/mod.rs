@@ -7,7 +7,7 @@
 //!
 //! [`SimulatedDisk::crash`] then chooses for each sector which contents survive, so a write can
 //! survive in part or out of order. For each directory it chooses how many of the operations
-//! survive, in their order. This is harsher than a journaling file system: syncing a new file does
+//! survive, in their order. This is harsher than a journaling file system. Syncing a new file does
 //! not make its name durable, and operations on different directories are not ordered.
 //!
 //! A sync that fails by an injected error leaves pages that look clean but are not on the medium. A

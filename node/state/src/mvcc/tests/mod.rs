@@ -1,4 +1,4 @@
-//! Tests of the store against a simple model, on a disk that loses and tears what was not synced.
+//! Tests of the store against a simple model, on a disk that loses and tears unsynced writes.
 
 mod auth;
 mod damage;

@@ -1,8 +1,8 @@
 //! Finds the watchers of an event.
 //!
-//! Nearly all watches are of one key or of a prefix, so both are looked up by hash. The lookups use
-//! the event's key itself, and the beginnings of that key whose length some watched prefix has.
-//! Other ranges are in a separate tree. Watchers of the same keys with the same filters form a
+//! Nearly all watches are of one key or of a prefix, so both are looked up by hash. An event's key
+//! is looked up as a whole, and then by its first bytes, once for each length that a watched prefix
+//! has. Other ranges are in a separate tree. Watchers of the same keys with the same filters form a
 //! group, which is matched once.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
