@@ -73,7 +73,7 @@ pub(super) struct PendingRecord {
 
 impl Log {
     /// Makes all batches durable, in order, with one write and one sync (more only if they exceed
-    /// one record). Empty batches seal what was written before. After an error nothing is written
+    /// one record). An empty batch seals the record before it. After an error nothing is written
     /// any more.
     ///
     /// # Panics
@@ -245,7 +245,7 @@ impl Log {
         self.reader.shared().segments.len()
     }
 
-    /// Returns the disk on which the log lies.
+    /// Returns the disk that holds the log.
     pub fn disk(&self) -> &SharedDisk {
         &self.disk
     }

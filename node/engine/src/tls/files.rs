@@ -139,14 +139,13 @@ impl<T> ReloadingValue<T> {
 
     /// Reads the files again, changed or not. If that fails, the previous value stays in force.
     pub(super) fn reload(&self) {
-        // With the lock, a read of older content can't end after one of newer content, and replace
-        // its value.
+        // The lock keeps a slow read of older content from replacing the value of a later read.
         let mut looked = self.last_check.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
         self.check(&mut looked, true);
     }
 
-    /// Reads the files again if they have changed, if `is_forced`, or if the system could not read
-    /// them last time, for example because of too many open files.
+    /// Reads the files again if they have changed or if `is_forced`. Also reads them again if the
+    /// system could not read them last time, for example because of too many open files.
     fn check(&self, looked: &mut LastCheck, is_forced: bool) {
         looked.at = Instant::now();
         let stamps = file_stamps(&self.paths);

@@ -1,11 +1,11 @@
-//! Addresses at which peers may be found beside those in the member table.
+//! Addresses that the member table doesn't have, at which peers may be found.
 //!
-//! If all members of a cluster get other addresses at once, no member can reach another one by the
-//! table, and without a majority the table can't be changed. An agent or an operator may then write
-//! the new addresses to a file. This member dials them, too, and the cluster records the new
-//! addresses once it has a majority again.
+//! All members of a cluster may get other addresses at once. Then no member can reach another one
+//! by the table, and without a majority the table can't be changed. An agent or an operator may
+//! then write the new addresses to a file. This member dials them, too, and the cluster records the
+//! new addresses once it has a majority again.
 //!
-//! The file needs no protection beyond that of the data directory: it names public keys, and a peer
+//! The file needs no protection beyond that of the data directory. It names public keys, and a peer
 //! that is dialled at such an address has to prove its key by its certificate. A wrong address
 //! costs a failed attempt. A peer without a key in the member table, or without TLS, has no hints.
 //!

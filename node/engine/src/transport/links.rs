@@ -1,4 +1,5 @@
-//! Message streams of one peer, and what follows from them. No clock, no I/O.
+//! Message streams of one peer: which of them carries messages, and whether the peer is reachable.
+//! This code uses no clock and no I/O.
 //!
 //! Each of two members opens a stream to the other. A stream carries messages of its opener. If
 //! both ends' builds know two-way streams, it also carries messages of the other end. So one stream

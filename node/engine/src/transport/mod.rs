@@ -11,14 +11,14 @@
 //! members work together as long as either can connect to the other. A firewall, NAT, or a name
 //! that one side can't resolve doesn't separate them.
 //!
-//! - `links` decides which of several streams carries what this member sends; `link` runs one
+//! - `links` decides which of several streams carries this member's messages; `link` runs one
 //!   stream.
 //! - `dial` keeps trying to open a stream until this member has opened one, even if the peer's
 //!   stream carries everything. Operators thus learn which direction fails (log, `/metrics`,
 //!   status).
 //! - Snapshots and requests have streams of their own. A member that can't open such a stream
 //!   invites the peer, on the message stream, to open it: see `invitations`.
-//! - `address_hints` adds addresses at which peers may be found since they have moved.
+//! - `address_hints` adds addresses of peers that have moved, if the member table lacks them.
 //! - A joining member opens its streams itself, because no other member knows it yet.
 //! - Older builds know one-way streams only. Each end of a message stream learns from the other
 //!   end's hello or first frame whether the other end knows two-way streams. An older build is sent
@@ -206,10 +206,9 @@ pub struct TransportOptions {
     pub listen: Vec<ListenAddress>,
     /// TLS configuration for https URLs.
     pub tls: Option<Arc<PeerTls>>,
-    /// File of what this member remembers of its peers' promises and processes.
+    /// File with this member's memory of its peers' promises and processes.
     pub witness_file: Arc<WitnessFile>,
-    /// File of addresses at which peers may be found beside those in the member table: see
-    /// [`address_hints`].
+    /// File with addresses of peers that the member table doesn't have: see [`address_hints`].
     pub address_hints: Option<PathBuf>,
     pub limits: TransportLimits,
 }

@@ -217,8 +217,8 @@ impl PeerHandle {
         }
     }
 
-    /// Changes the streams and reports what follows from that, while holding the lock. So changes
-    /// are reported in their order.
+    /// Changes the streams and reports the resulting changes of reachability, while holding the
+    /// lock. So these changes are reported in order.
     fn change(
         &self,
         events: &dyn PeerEvents,

@@ -1,6 +1,6 @@
 //! Record of one peer, and the streams of its processes.
 //!
-//! A stream is accepted on the basis of what its process has proven: incarnation and key. When the
+//! A stream is accepted by the identity that its process has proven: incarnation and key. When the
 //! peer's record changes, each stream is checked again. A stream continues if its process still
 //! fits the new record, whatever else has changed. Otherwise the stream ends.
 

@@ -1,7 +1,7 @@
 //! The file that makes a [`Witness`] durable: what this member remembers of its peers.
 //!
-//! The file is always written as a whole, with everything that is known by then. A caller that has
-//! waited for another write need not write if that write included its change.
+//! The file is always written as a whole, with all changes so far. So a caller that had to wait for
+//! another write needs no write of its own, if that write included its change.
 
 use std::{
     path::{Path, PathBuf},

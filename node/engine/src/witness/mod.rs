@@ -1,5 +1,5 @@
-//! Memory of what peers have promised. With it, a member is refused if its disk has less than the
-//! member promised.
+//! Memory of peers' promises. With it, a peer is refused if its disk lacks something that the peer
+//! has promised.
 //!
 //! A promise is a vote or an acknowledgement of entries. A data directory may be wiped, restored
 //! from an image, or run twice. It then lacks votes and entries that other members counted, and
@@ -92,7 +92,7 @@ enum BootProcess {
     Several,
 }
 
-/// Record of what is known about one member.
+/// Known facts about one member.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct WitnessRecord {
     incarnation: Incarnation,

@@ -19,7 +19,7 @@ fn the_end_of_a_process_is_reported_once() {
     assert_eq!(a.events.reachable.lock().unwrap().last(), Some(&false));
 }
 
-/// The listening socket remains, as that of a process that hangs.
+/// The peer's process hangs: its listening socket remains open.
 #[test]
 fn a_peer_that_still_listens_has_not_ended() {
     let (a, b) = connected_pair();

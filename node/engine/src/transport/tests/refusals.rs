@@ -1,4 +1,4 @@
-//! Tests of the connections that a member refuses, and of what it makes of refusals.
+//! Tests of the connections that a member refuses, and of a member's reaction when peers refuse it.
 
 use super::*;
 

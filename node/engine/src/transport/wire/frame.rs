@@ -1,5 +1,5 @@
-//! Frames of a stream. A frame is the length of what follows (u32, big endian), a kind and a
-//! payload.
+//! Frames of a stream. A frame consists of a length (u32, big endian), a kind and a payload. The
+//! length is that of kind and payload together.
 
 use std::io;
 
