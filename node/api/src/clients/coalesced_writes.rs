@@ -108,7 +108,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> CollectedWrites<S> {
             return Poll::Pending;
         }
         shared.postponed = 0;
-        // The stream is flushed even if nothing is collected: TLS accepts bytes that the socket
+        // The stream is flushed even if nothing is collected. TLS accepts bytes that the socket
         // doesn't take yet, and sends them only when it is flushed.
         match shared.poll_flush_all(context) {
             Poll::Ready(Err(_)) => Poll::Ready(()),

@@ -1,9 +1,9 @@
 //! Answers the KV calls that carry most of the load directly, without a router and without tonic.
 //!
-//! A call takes this path if it is an ordinary one: gRPC over HTTP/2, a method of [`DirectKv`], and
-//! one whole, uncompressed message that can be decoded. Any other request goes to the router, with
-//! the bytes that were read already in front of its body. So all errors for unusual requests are
-//! made in one place, by the router's services.
+//! A call takes this path if it is an ordinary one. It uses gRPC over HTTP/2 and a method of
+//! [`DirectKv`], and has one whole, uncompressed message that can be decoded. Any other request
+//! goes to the router, with the bytes that were read already in front of its body. So all errors
+//! for unusual requests are made in one place, by the router's services.
 
 use std::collections::VecDeque;
 use std::pin::Pin;
@@ -90,7 +90,7 @@ where
     Some(request)
 }
 
-/// Body of a request that returns the frames again that were read before, and then the rest.
+/// Request body that first returns the frames that were read from it before, and then the rest.
 #[derive(Debug)]
 pub(super) struct ReplayedBody<B> {
     /// Frames that were read, in order; the last one is possibly an error.

@@ -141,7 +141,7 @@ struct MessageTracker {
     /// Length of the current or last message with its header. For a unary request, the length of
     /// all its bytes.
     held: usize,
-    /// Highest value that `held` has had.
+    /// Highest value of `held` so far.
     largest: usize,
 }
 
@@ -224,7 +224,7 @@ impl<B> Counted<B> {
         self
     }
 
-    /// Charges what the request costs now. Returns false if that would exceed a limit.
+    /// Charges the request's current cost. Returns false if that would exceed a limit.
     fn charge(&mut self) -> bool {
         let compressed = self.decompressor.as_ref().map_or(0, Decompressor::incomplete_bytes);
         self.charge.try_set(self.messages.cost(compressed), BudgetShare::WHOLE)

@@ -3,14 +3,14 @@
 //! A client itself determines how much it is ready to receive, and can be ready to receive nothing.
 //! So the memory of an answer is charged until its last byte was sent.
 //!
-//! - The API charges what it gathers before an answer is complete, and refuses an answer that would
-//!   exceed a limit. That charge is taken over here, and covers the encoded bytes of the answer.
+//! - The API charges an answer while it gathers the answer's values, and refuses an answer that
+//!   would exceed a limit. Its charge is kept here until the encoded answer was sent.
 //! - Any other answer is charged piece by piece, as it is written. The next piece is only requested
 //!   once there is room for it.
 //!
 //! A client is disconnected if complete answers wait for it and it reads nothing for long. A client
-//! that doesn't read its watches stays connected. Such watches wait, and read the store once the
-//! client continues.
+//! that only leaves the events of its watches unread stays connected. Its watches wait, and read
+//! the store once the client reads again.
 
 use std::net::IpAddr;
 use std::pin::Pin;
@@ -38,7 +38,8 @@ const ALL_BYTES: usize = 512 << 20;
 const LEAST_BYTES: usize = 1 << 20;
 /// Bytes reserved for a piece of an answer that is written in pieces.
 const PIECE_BYTES: usize = 2 << 20;
-/// Bytes passed to the HTTP library at a time. It takes the next part once this one has been sent.
+/// Bytes passed to the HTTP library at a time. The library takes the next part once the last one
+/// has been sent.
 const PART_BYTES: usize = 64 << 10;
 /// Wait before another attempt to reserve room for a piece.
 const RETRY_INTERVAL: Duration = Duration::from_millis(50);

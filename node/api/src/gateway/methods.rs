@@ -169,7 +169,7 @@ mod tests {
         assert!(takes_values("/v3/watch") && !takes_values("/v3/maintenance/snapshot"));
     }
 
-    /// Checks which methods have no path. They are the ones without a path in etcd.
+    /// The methods without a path are exactly those without a path in etcd.
     #[test]
     fn every_method_has_a_path_except_those_without_one_in_etcd() {
         let pool = DescriptorPool::decode(node_proto::DESCRIPTORS).unwrap();

@@ -1,8 +1,9 @@
 //! Restrictions for browsers.
 //!
 //! - Pages of the origins in `--cors` may call this server.
-//! - A server without TLS may be called only by the host names in `--host-whitelist`. Otherwise the
-//!   owner of any name could let it resolve to this server's address (CVE-2018-5702).
+//! - A request without TLS must name this server by a host name in `--host-whitelist`. Otherwise
+//!   the owner of a domain could make its name resolve to this server's address. Pages of that
+//!   domain could then call the server (DNS rebinding, CVE-2018-5702).
 //!
 //! As in etcd, both rules apply to HTTP and not to gRPC, which browsers don't use.
 

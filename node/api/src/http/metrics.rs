@@ -321,7 +321,7 @@ impl MetricsCollector {
             "Time that the sync of a peer's whole state took",
             &metrics.snapshot_syncs,
         )?;
-        // Metrics of etcd's first API, which doesn't exist here. They exist for dashboards, and are
+        // Metrics of etcd's API v2, which this node doesn't have. Dashboards expect them. They are
         // always 0, as in etcd 3.7.
         out.counter("etcd_debugging_store_expires", "Expired keys of API v2: none", 0)?;
         out.counter("etcd_debugging_store_watch_requests", "Watches of API v2: none", 0)?;

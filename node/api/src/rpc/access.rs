@@ -94,9 +94,9 @@ struct TokenClock {
     ttl: Duration,
 }
 
-/// Returns the user of a signed token, if the token's auth revision is the one of `view`.
+/// Returns the user of a signed token, if the token's auth revision equals that of `view`.
 ///
-/// A token with an older auth revision proves nothing: since then the user may have changed the
+/// A token with an older auth revision proves nothing. Since then the user may have changed the
 /// password, or the name may belong to another user. (etcd accepts such a token where only `root`
 /// is needed.)
 ///

@@ -65,8 +65,8 @@ impl AuthService {
         }
     }
 
-    /// Returns a view of the store that has everything acknowledged before the request arrived, if
-    /// the caller may read it.
+    /// Returns a view of the store, if the caller may read it. The view includes every write that
+    /// was acknowledged before the request arrived.
     async fn read_view(
         &self,
         request: &impl CheckedRequest,

@@ -423,8 +423,8 @@ impl ApiContext {
         Ok(outcome?)
     }
 
-    /// Waits until this member's store has everything acknowledged before the call. A serializable
-    /// request doesn't wait.
+    /// Waits until this member's store includes every write that was acknowledged before the call.
+    /// A serializable request doesn't wait.
     pub(crate) async fn barrier(&self, serializable: bool) -> Result<(), Error> {
         if !serializable {
             self.handle.read_barrier().await?;
@@ -468,9 +468,9 @@ impl ApiContext {
         self.store.leases().read().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Checks `access` by the newest view. A refusal is checked again after a read barrier, on a
-    /// view with everything acknowledged before the call. The second check is skipped for a
-    /// serializable call.
+    /// Checks `access` by the newest view. If the access is refused, it is checked again after a
+    /// read barrier, on a view with every write that was acknowledged before the call. A
+    /// serializable call gets no second check.
     pub(super) async fn authorise_call(
         &self,
         who: &Credentials,

@@ -217,7 +217,7 @@ table! {
         "auth: authentication failed, password was given for no password user",
     /// The password is longer than bcrypt can read. etcd has no gRPC code for this.
     PasswordTooLong: Unknown "bcrypt: password length exceeds 72 bytes",
-    /// `RangeStream` supports no other order than that of the keys.
+    /// `RangeStream` supports key order only.
     StreamSorted: Unimplemented "RangeStream does not support custom sort orders",
     /// `RangeStream` supports no filters by revision.
     StreamFiltered: Unimplemented "RangeStream does not support revision filters",

@@ -94,8 +94,8 @@ impl LeaseService {
             let question = LeaseQuestion { renew: false, ids: vec![id] };
             match ask_leader_about_leases(&self.context, question, deadline).await {
                 Ok(seconds) if seconds[0] != LEASE_UNKNOWN => break seconds[0],
-                // Either the lease was revoked meanwhile, which the next barrier makes visible
-                // here, or the leader changed. In both cases the loop tries again.
+                // Either the lease was revoked meanwhile, or the leader changed. In both cases the
+                // loop tries again: after the next barrier, this member's store shows a revocation.
                 Ok(_) | Err(Error::NotLeader) if Instant::now() < deadline => {
                     sleep(LEADER_POLL_INTERVAL).await;
                 }

@@ -1,5 +1,5 @@
-//! Questions about leases, which only the leader's clock can answer. Other members send them to the
-//! leader.
+//! Questions about leases. Only the leader's clock can answer them, so other members send them to
+//! the leader.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;

@@ -388,7 +388,7 @@ impl Drop for QueueEntry {
     }
 }
 
-/// Makes the request for the last entry before the one created at `created`.
+/// Makes the request for the entry just before the entry that was created at `created`.
 fn predecessor_request(name: &[u8], created: i64) -> RangeRequest {
     let (key, range_end) = queue_range(name);
     RangeRequest {

@@ -94,9 +94,9 @@ async fn begin(
     Ok(context.barrier(asked.serializable).await?)
 }
 
-/// Refuses requests with an explicit order other than that of keys, or with filters by revision.
-/// Parts are sent in key order while the range is read, but such a request would need the whole
-/// range first.
+/// Refuses requests that explicitly ask for another order than key order, and requests with filters
+/// by revision. Parts are sent in key order while the range is read, but such a request would need
+/// the whole range first.
 fn check(request: &RangeRequest) -> Result<(), Error> {
     let by_key =
         request.sort_order() == SortOrder::Ascend && request.sort_target() == SortTarget::Key;

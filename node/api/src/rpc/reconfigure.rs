@@ -35,7 +35,7 @@ const PROMOTE_RETRY_INTERVAL: Duration = Duration::from_millis(200);
 /// Maximum time to wait until this member shows a change that the leader has made.
 const CATCH_UP_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// Makes a change of members, through whichever member leads.
+/// Has the leader make a change of members, whether this member leads or another one.
 pub(super) async fn change_members(
     context: &ApiContext,
     asked: ChangeRequest,
@@ -114,7 +114,8 @@ async fn forward_change(
     Err(Error::from_text(&answer.refused, answer.changed).unwrap_or(Error::Timeout))
 }
 
-/// Answers a change that another member has sent to this one as the leader.
+/// Answers another member's request for a change, which it sent because it takes this member for
+/// the leader.
 pub(super) async fn answer_change(context: &ApiContext, request: Bytes) -> Option<Bytes> {
     let asked = command::MemberChange::decode(request).ok()?;
     let asked = ChangeRequest::try_from(asked).ok()?;

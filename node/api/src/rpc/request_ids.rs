@@ -1,4 +1,4 @@
-//! Request IDs, by which an applied entry finds the request that waits for it.
+//! Request IDs. They connect an applied entry with the request that waits for its outcome.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 

@@ -135,7 +135,8 @@ struct SnapshotClient {
 }
 
 impl SnapshotClient {
-    /// Whether the client is connected and nothing else ends the snapshot.
+    /// Whether the snapshot goes on: the client is connected, the node isn't stopping, and the
+    /// deadline has not passed.
     fn is_active(&self) -> bool {
         !self.sender.is_closed() && self.abort_error().is_none()
     }

@@ -1,5 +1,5 @@
-//! Replaces two errors of tonic by those that etcd's clients know. One is for requests larger than
-//! the limit, the other for messages with an unknown compression.
+//! Replaces two errors of tonic by etcd's, which clients know: for requests above the size limit,
+//! and for messages with an unknown compression.
 //!
 //! tonic refuses such a request itself, with a code and text of its own. The refusal is a response
 //! with only headers, or an error for the code that reads a stream. Both forms are rewritten here.

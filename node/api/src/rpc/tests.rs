@@ -1,5 +1,5 @@
-//! Tests of the API over the wire: a single voter with real files and a client port on loopback,
-//! used by independent gRPC and HTTP clients.
+//! Tests of the API over the wire. The member is a single voter with real files and a client port
+//! on loopback. Independent gRPC and HTTP clients use it.
 
 use std::net::SocketAddr;
 use std::sync::Arc;

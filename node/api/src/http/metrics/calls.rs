@@ -23,7 +23,8 @@ impl MetricsCollector {
         let mut family = out.0.encode_descriptor(name, help, None, MetricType::Counter)?;
         for method in Method::ALL {
             for (code, handled) in (0..).zip(&self.0.metrics.calls(*method).handled) {
-                // etcd, too, shows a code that no call has had yet: else `rate()` misses the first.
+                // As in etcd, codes without a call are shown too. Otherwise `rate()` would miss the
+                // first call.
                 let code = code_name(tonic::Code::from_i32(code));
                 let [name, service, kind] = labels(*method);
                 let labels = [("grpc_code", code), name, service, kind];
@@ -63,7 +64,7 @@ impl MetricsCollector {
         Ok(())
     }
 
-    /// Writes the durations of unary calls under etcd's names for its requests.
+    /// Writes the durations of unary calls, applied entries and ranges, under etcd's names.
     fn requests(&self, out: &mut MetricWriter<'_>) -> std::fmt::Result {
         let name = "etcd_server_request_duration_seconds";
         let help = "Response latency distribution in seconds for each type";

@@ -1,8 +1,8 @@
 //! Conversion of the library's OpenMetrics to Prometheus' text format.
 //!
-//! In Prometheus' format the family of a counter has the suffix `_total` of its samples; in
-//! OpenMetrics it has no suffix. The node always sends Prometheus' format, as etcd does. Scrapers
-//! that ask for OpenMetrics accept it too.
+//! In Prometheus' format, the name of a counter's family ends in `_total`, as the names of its
+//! samples do. In OpenMetrics, the family's name has no such suffix. The node always sends
+//! Prometheus' format, as etcd does. Scrapers that ask for OpenMetrics accept it too.
 
 use std::fmt::Write as _;
 

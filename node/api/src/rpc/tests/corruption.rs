@@ -1,4 +1,4 @@
-//! Tests of what a CORRUPT alarm stops.
+//! Tests of the requests that a CORRUPT alarm stops.
 
 use node_proto::etcdserverpb::lease_client::LeaseClient;
 use node_proto::etcdserverpb::{LeaseGrantRequest, SnapshotRequest};

@@ -1,4 +1,4 @@
-//! Leases over the wire.
+//! Tests of leases over the wire, with the leader's lease clock.
 
 use node_proto::etcdserverpb::lease_client::LeaseClient;
 use node_proto::etcdserverpb::{

@@ -11,7 +11,7 @@ use super::*;
 /// Maximum request size. A part has half of it.
 const REQUEST: usize = 64 << 10;
 const KEYS: usize = 400;
-/// HTTP/2 window in bytes, which limits what is in transit to a client that doesn't read. It is
+/// HTTP/2 window in bytes. It limits the bytes on their way to a client that doesn't read, and is
 /// much smaller than the range.
 const WINDOW: u32 = 64 << 10;
 

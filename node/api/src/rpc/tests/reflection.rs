@@ -1,4 +1,4 @@
-//! Tests of what a client without `.proto` files learns about the API.
+//! Tests of gRPC server reflection, with a client that has no `.proto` files.
 
 use prost_reflect::DescriptorPool;
 use prost_reflect::prost::Message as _;
