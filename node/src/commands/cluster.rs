@@ -1,5 +1,5 @@
-//! Reads of a whole cluster through one of its members, over etcd's API. They are what the
-//! comparison of two clusters and the move of a cluster need.
+//! Reads of a whole cluster through one of its members, over etcd's API. The commands `compare` and
+//! `move` use them.
 
 use std::collections::{BTreeSet, VecDeque};
 use std::time::Duration;
@@ -31,8 +31,9 @@ const PAGE_BYTES: usize = 4 << 20;
 const MAX_PAGE_KEYS: i64 = 10_000;
 /// Number of keys in the first page, when the size of the values isn't known yet.
 const FIRST_PAGE_KEYS: i64 = 100;
-/// How often leases and changes are read again if the cluster changed meanwhile. After that, the
-/// last result counts, in which the end of a lease may look like a client's deletion.
+/// Maximum number of times that leases and changes are read. They are read again if the cluster
+/// changed meanwhile. If it changed during the last read too, the end of a lease may look like a
+/// client's deletion.
 const MAX_READS: u32 = 10;
 
 /// First possible key, and the end of a range that means all keys from its start on.
@@ -198,7 +199,7 @@ impl ClusterReader {
         Ok(self.answer("alarms", client.alarm(request)).await?.alarms)
     }
 
-    /// Returns the leases that exist now, and what has changed after `revision`.
+    /// Returns the leases that exist now, and the changes after `revision`.
     pub(super) async fn changes_after(
         &self,
         revision: i64,
@@ -209,8 +210,8 @@ impl ClusterReader {
             let now = self.revision().await?;
             let leases = self.leases().await?;
             let changes = self.read_changes(revision, now, leases).await?;
-            // A lease may have ended after its deletions were looked for. Then the revision is
-            // another one, unless the lease had no keys.
+            // A lease may have ended after the revision `now` was read. The deletions of its keys
+            // are then missing, and the revision has risen, unless the lease had no keys.
             if reads == MAX_READS || self.revision().await? == now {
                 return Ok(changes);
             }
@@ -309,13 +310,13 @@ fn cancel_status(answer: &WatchResponse) -> Status {
 /// A cluster's leases, and its changes after a revision.
 #[derive(Debug, Default)]
 pub(super) struct LaterChanges {
-    /// Ids of the leases that exist now. There are as many as the cluster has leases.
+    /// Ids of all leases that exist now.
     pub leases: BTreeSet<i64>,
-    /// Ids of the leases that exist no more, but had a key at first.
+    /// Ids of leases that have ended since the revision, of those that had keys.
     pub ended_leases: BTreeSet<i64>,
     /// Number of deletions of keys whose leases have ended.
     pub expired_keys: u64,
-    /// Number of all other changes. Clients have made them.
+    /// Number of all other changes, which clients have made.
     pub by_clients: u64,
     /// Key of the first change that a client has made.
     pub first_key: Option<Bytes>,
@@ -330,7 +331,7 @@ impl LaterChanges {
     fn count(&mut self, event: &Event) {
         let lease = event.prev_kv.as_ref().map_or(0, |before| before.lease);
         if lease != 0 && !self.leases.contains(&lease) {
-            // A put may have taken the key from the lease before that ended.
+            // A put may have taken the key from the lease before the lease ended.
             self.ended_leases.insert(lease);
             if event.r#type() == EventType::Delete {
                 self.expired_keys += 1;
@@ -391,19 +392,19 @@ impl<'c> KeyPages<'c> {
         Ok(())
     }
 
-    /// Returns the first key that was not taken. [`Self::fill`] must have been called before.
+    /// Returns the first remaining key. [`Self::fill`] must have been called before.
     pub(super) fn first(&self) -> Option<&KeyValue> {
         self.page.front()
     }
 
-    /// Takes the first key off.
+    /// Removes the first remaining key.
     pub(super) fn take(&mut self) {
         self.page.pop_front();
     }
 }
 
-/// Whether a page with fewer keys may succeed where one was refused with this code. The first code
-/// is this client's for a message above its limit, the second one is a server's.
+/// Whether a page with fewer keys may succeed where one was refused with this code. `OutOfRange` is
+/// this client's code for a message above its limit, `ResourceExhausted` is a server's.
 fn may_be_too_large(code: Code) -> bool {
     matches!(code, Code::OutOfRange | Code::ResourceExhausted)
 }

@@ -13,7 +13,7 @@ const MAX_SHOWN: usize = 20;
 /// Maximum length of a shown key in bytes. A longer one is cut off.
 const MAX_SHOWN_KEY_BYTES: usize = 256;
 
-/// A key that the two clusters don't have alike.
+/// A key that differs between the two clusters.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub(super) struct KeyDifference {
     /// Shown form of the key: see [`shown_key`].
@@ -45,9 +45,9 @@ impl<'l> KeyComparison<'l> {
         }
     }
 
-    /// Compares the first remaining keys of both clusters. Returns which of them is done with:
-    /// `Less` for the source's, `Greater` for the target's, `Equal` for both. Returns `None` if
-    /// there are no more keys.
+    /// Compares the first remaining keys of both clusters. Returns which of the two keys the caller
+    /// must remove: `Less` for the source's, `Greater` for the target's, `Equal` for both. Returns
+    /// `None` if there are no more keys.
     pub(super) fn compare(
         &mut self,
         source: Option<&KeyValue>,

@@ -14,7 +14,7 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 /// TLS files for the members of one cluster, as given on the command line.
 #[derive(Clone, Debug)]
 pub(super) struct ClientTls {
-    /// Name of the flag for [`Self::ca`], which an error tells to give.
+    /// Name of the flag for [`Self::ca`], for errors that ask for it.
     pub ca_flag: &'static str,
     /// CA that must have signed the members' certificates.
     pub ca: Option<PathBuf>,
@@ -44,7 +44,7 @@ impl ConnectError {
     }
 }
 
-/// Address of a member, and what a connection to it needs.
+/// Address of a member, with the settings for a connection to it.
 struct Destination {
     url: String,
     /// Address of the TCP connection, always with the scheme `http`.

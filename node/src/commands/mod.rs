@@ -1,6 +1,6 @@
-//! Commands of `muster-node` other than running a member. They examine data directories, save,
-//! examine and restore snapshots, compare two clusters, and guide a move between them. Results go to
-//! standard output, everything else to standard error.
+//! Commands of `muster-node` other than running a member. They examine data directories, and save,
+//! examine and restore snapshots. They also compare two clusters, and guide a move between them.
+//! Results go to standard output, everything else to standard error.
 
 mod cluster;
 mod compare;

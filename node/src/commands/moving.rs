@@ -1,17 +1,23 @@
 //! `muster-node move`: guides an operator who moves a running cluster's data to another cluster.
 //!
-//! The steps are: the source stops taking writes; its snapshot is saved; the operator restores the
-//! snapshot on the target's hosts and starts them; every key, user and role is compared. The command keeps no
-//! state of its own. After an interruption the same command goes on: it finds the snapshot file.
+//! The steps are:
+//!
+//! 1. The source stops taking writes.
+//! 2. Its snapshot is saved.
+//! 3. The operator restores the snapshot on the target's hosts and starts them.
+//! 4. Every key, user and role is compared.
+//!
+//! The command keeps no state of its own. After an interruption the same command continues: it
+//! finds the snapshot file.
 //!
 //! # Stopping the writes
 //!
-//! `--freeze` raises the NOSPACE alarm of the source. The alarm goes through the log, so there is
+//! `--freeze` raises the NOSPACE alarm of the source. The alarm goes through the log. So there is
 //! one entry after which no member applies a put, a lease's grant, or a transaction with a put.
-//! Reads and keep-alives go on, and `etcdctl alarm disarm` undoes it. Deletions, compactions, ends
-//! of leases, and changes of users and members are not stopped. So at the end the changes after the
-//! snapshot's revision are read, and one change by a client fails the move. Ends of leases are no
-//! failure, because the target ends these leases too.
+//! Reads and keep-alives continue, and `etcdctl alarm disarm` undoes it. Deletions, compactions,
+//! ends of leases, and changes of users and members are not stopped. So at the end the changes
+//! after the snapshot's revision are read, and one change by a client fails the move. Ends of
+//! leases are no failure, because the target ends these leases too.
 //!
 //! The snapshot contains the alarm. So the target takes no puts either, until this command lowers
 //! its alarm after the comparison. The source stays as it is: late clients can't write to it.
@@ -273,7 +279,7 @@ async fn move_cluster(args: &MoveArgs, steps: &StepPrinter) -> Result<MoveReport
     let source = source.map_err(CompareError::Source)?;
     ensure_other_cluster(&source, &target)?;
     let found = target.revision().await.map_err(CompareError::Target)?;
-    // An older snapshot may have equal keys nevertheless, if the last changes were deletions.
+    // An older snapshot can have equal keys, if the last changes were deletions.
     if found < revision {
         return Err(MoveError::TargetBehind { found, wanted: revision });
     }
@@ -301,8 +307,8 @@ async fn move_cluster(args: &MoveArgs, steps: &StepPrinter) -> Result<MoveReport
     })
 }
 
-/// Refuses a target that can't be meant, or whose TLS files can't be read. Later, the source's
-/// writes are stopped already.
+/// Refuses a target that has a URL of the source, or whose TLS files can't be read. These errors
+/// must be found before the source's writes are stopped.
 fn check_target(source: &ClusterAddress, target: &ClusterAddress) -> Result<(), MoveError> {
     let source_urls: Vec<String> = source.urls.iter().map(|url| full_url(url)).collect();
     for url in &target.urls {
@@ -322,8 +328,8 @@ fn ensure_other_cluster(source: &ClusterReader, target: &ClusterReader) -> Resul
     Ok(())
 }
 
-/// Shows the state of each of the source's members, and connects to one that can be read. Members of
-/// two clusters are refused.
+/// Shows the state of each of the source's members, and connects to one that can be read. Members
+/// of two clusters are refused.
 async fn connect_to_source(
     address: &ClusterAddress,
     steps: &StepPrinter,
@@ -352,8 +358,8 @@ async fn connect_to_source(
     Ok(ClusterReader::connect(address).await.map_err(CompareError::Source)?)
 }
 
-/// Makes sure that no client puts keys at the source. Returns a time at which none did any more, or
-/// a time just before the freeze.
+/// Makes sure that no client puts keys at the source. Returns a time after which no client has put
+/// keys, or a time just before the freeze.
 async fn stop_writes(
     args: &MoveArgs,
     source: &ClusterReader,
@@ -398,8 +404,8 @@ async fn find_snapshot(file: &Path, source: &ClusterReader) -> Result<Option<i64
     Ok(Some(found))
 }
 
-/// Saves the source's snapshot, unless there is the file of an earlier run, with revision `found`.
-/// Returns the snapshot's revision, and the time of an earlier run's file.
+/// Saves the source's snapshot, unless an earlier run has saved it at revision `found`. Returns the
+/// snapshot's revision, and the time of an earlier run's file.
 async fn take_snapshot(
     args: &MoveArgs,
     source: &ClusterReader,

@@ -171,7 +171,8 @@ fn make_aside(target: &Path) -> Result<(File, PathBuf), SaveError> {
         let aside = format!(".{name}.part-{}-{attempt}", std::process::id());
         let aside = target.with_file_name(aside);
         match options.open(&aside) {
-            // A killed command leaves its file. In a container, the next one has its process ID.
+            // A killed command leaves its incomplete file behind. In a container, the next command
+            // can have the same process ID.
             Err(error)
                 if error.kind() == io::ErrorKind::AlreadyExists && attempt < MAX_LEFT_FILES =>
             {

@@ -87,8 +87,8 @@ impl AuthTables {
     }
 }
 
-/// Whether authentication is enabled. etcd 3.4 can't be asked, but its refusal of a nameless user
-/// tells the state.
+/// Whether authentication is enabled. etcd 3.4 has no request for this. Its refusal of an attempt
+/// to authenticate without a user name shows the state.
 async fn is_enabled(
     cluster: &ClusterReader,
     client: &mut AuthClient<Channel>,
@@ -174,8 +174,8 @@ impl AuthComparison {
     }
 }
 
-/// Adds the names that only one of the clusters has, and what belongs to a name in one of them
-/// only.
+/// Adds the differences between two maps, each from names to sets. They are names that only one map
+/// has, and elements that only one of a name's two sets has.
 fn add_differences<T: Ord>(
     kind: &str,
     [source, target]: [&BTreeMap<String, BTreeSet<T>>; 2],

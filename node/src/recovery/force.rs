@@ -1,4 +1,5 @@
-//! Plans the new single-member cluster, and makes the one commit that puts it into effect.
+//! Plans a new single-member cluster, and makes the one commit with which the directory becomes
+//! that cluster's.
 
 use std::path::Path;
 

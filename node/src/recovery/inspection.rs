@@ -1,5 +1,6 @@
-//! Inspects a data directory without changing it: the end of the log, the store, and the state of
-//! the store if the whole log were applied. It reads the directory as a start would.
+//! Inspects a data directory without changing it. The result describes the end of the log, the
+//! store, and the state that the store would have if the whole log were applied. The directory is
+//! read as a start would read it.
 
 use std::{path::Path, sync::Arc};
 
@@ -47,8 +48,8 @@ pub enum Maker {
 pub struct LogInspection {
     /// Term of the member.
     pub term: u64,
-    /// Id of the member for which this one voted in the term, in hexadecimal; `None` if it has not
-    /// voted.
+    /// Id, in hexadecimal, of the member that got this member's vote in the term; `None` if it has
+    /// not voted.
     pub vote: Option<String>,
     /// Index of the entry just before the log's first entry.
     pub base_index: u64,

@@ -1,4 +1,4 @@
-//! Makes a new cluster from what is left when a cluster is lost for good.
+//! Makes a new cluster from the remaining data of a cluster that is lost for good.
 //!
 //! # A new cluster of one from a survivor's directory (`--force-new-cluster`)
 //!

@@ -53,8 +53,8 @@ const PUBLISH_TIMEOUT: Duration = Duration::from_secs(7);
 /// Maximum size of a peer frame in addition to one request: headers, and other entries of the
 /// batch.
 const FRAME_OVERHEAD: usize = 16 << 20;
-/// Name of a file in the data directory, in which an agent or an operator gives the new addresses
-/// of peers that have moved: see [`transport::address_hints`].
+/// Name of the file with the new addresses of peers that have moved, in the data directory. An
+/// agent or an operator writes it: see [`transport::address_hints`].
 const ADDRESS_HINTS_FILE: &str = "muster-peer-addresses";
 
 /// A running node. Dropping this value stops the node at once; `stop` stops it gracefully.

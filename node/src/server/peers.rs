@@ -124,7 +124,7 @@ fn send(transport: &Transport, snapshot: OutgoingSnapshot) -> io::Result<()> {
 }
 
 impl PeerReports {
-    /// Makes the channels for what peers report about members. Returns the sending half and the two
+    /// Makes the channels for peers' reports about members. Returns the sending half and the two
     /// receivers.
     pub(super) fn channels()
     -> (Self, watch::Receiver<Option<PermanentRefusal>>, watch::Receiver<Censuses>) {
@@ -148,7 +148,7 @@ pub(super) struct PeerMessageReceiver {
     own_urls: Vec<String>,
 }
 
-/// Channels for what peers report about members.
+/// Channels for peers' reports about members.
 pub(super) struct PeerReports {
     /// First report by a peer that this member is refused for good.
     pub refusal: watch::Sender<Option<PermanentRefusal>>,
@@ -304,7 +304,8 @@ fn check_proposal(entry: &Entry) -> Result<(), String> {
     checked.map_err(|error| format!("a request that no client may make: {error}"))
 }
 
-/// Writes `body` to `path`, durably, if it isn't too long. Returns how long the fsync took.
+/// Writes `body` durably to `path`. Fails if `body` is too long, or if it would leave too little
+/// free space on the disk. Returns the duration of the fsync.
 pub(super) fn receive(path: &Path, mut body: impl Read) -> io::Result<Duration> {
     let mut file = data::recreate(path)?;
     let mut received = 0;

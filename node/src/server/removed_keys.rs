@@ -85,7 +85,7 @@ mod tests {
         }
     }
 
-    /// Moves the paused clock, and lets the task handle what has become due.
+    /// Advances the paused clock, and lets the task refuse the keys that have become due.
     async fn pass(time: Duration) {
         advance(time).await;
         for _ in 0..3 {

@@ -14,9 +14,10 @@
 //! 3. The store is restored as a new single-member cluster.
 //! 4. The copy takes the place of the original in one step.
 //!
-//! Two things are impossible with etcd. Its tools before 3.6, except in later releases of 3.4 and
-//! 3.5, can't raise revisions above those that the lost members may have shown; this is logged. And
-//! etcd has no incarnations, so only the agent's marker in the directory contains an incarnation.
+//! Two things are impossible with etcd. First, most of its tools before 3.6 can't raise revisions
+//! above those that the lost members may have shown; this is logged. Only later releases of 3.4 and
+//! 3.5 can. Second, etcd has no incarnations, so only the agent's marker in the directory contains
+//! an incarnation.
 
 mod copy;
 mod inspection;

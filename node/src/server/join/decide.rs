@@ -243,8 +243,8 @@ fn check_version(own: &str, answers: &[(Census, PeerUrl)]) -> Result<(), JoinRef
     }
 }
 
-/// Returns the record of the member that has this one's URLs. Every other member must have the URLs
-/// of another entry in `--initial-cluster`.
+/// Returns the record of the member that has the URLs of this member. Every other member of the
+/// cluster must have the URLs of another entry in `--initial-cluster`.
 fn own_record<'a>(
     config: &Config,
     cluster: ClusterId,

@@ -26,7 +26,7 @@ fn open_witness_file(dir: &Path) -> Arc<WitnessFile> {
     Arc::new(WitnessFile::open(&dir.join("marks")).unwrap())
 }
 
-/// Makes the channels for what peers report, and the receiver of the member lists.
+/// Makes the channels for peers' reports, and the receiver of the member lists.
 fn report_channels() -> (PeerReports, watch::Receiver<Censuses>) {
     let (told, _, counted) = PeerReports::channels();
     (told, counted)
