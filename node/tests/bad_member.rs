@@ -26,7 +26,7 @@ struct Ids {
 }
 
 /// Opens the stream that member `from` would open to `to`, and exchanges hellos (see
-/// `transport/hello.rs`).
+/// `transport/wire/hello.rs`).
 fn open(address: &str, ids: &Ids, purpose: u8, run: u64) -> TcpStream {
     // The hello says that the sender's disk is empty. The other members have no record that
     // contradicts this.

@@ -22,8 +22,7 @@ use common::{
 };
 use node_proto::etcdserverpb::MemberAddRequest;
 
-/// Number of values in the store. Together they are much larger than what a limited connection
-/// carries.
+/// Number of values in the store. Their total size is much larger than a connection's limit.
 const VALUES: usize = 12;
 const VALUE_BYTES: usize = 1 << 20;
 /// Number of bytes that the relay forwards on a limited connection.

@@ -136,8 +136,7 @@ async fn a_lease_outlives_its_leader_by_no_more_than_its_ttl() {
     assert_eq!(back.get("long").await.unwrap().as_deref(), Some("v"));
 }
 
-/// The client implements `etcdctl lock` and `etcdctl elect` by requests about leases and
-/// transactions.
+/// etcdctl implements `lock` and `elect` itself, by requests about leases and transactions.
 #[test]
 fn etcdctls_lock_and_elect_hold_for_as_long_as_they_run() {
     let root = tempfile::tempdir().unwrap();

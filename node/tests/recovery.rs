@@ -336,8 +336,8 @@ async fn a_recovery_killed_at_any_step_leaves_the_old_member_or_the_new_one() {
             child.wait().unwrap();
             break;
         }
-        // Started without `--force-new-cluster`, the killed member is the old one, which has no
-        // quorum, or the new one, depending on the step at which it was killed.
+        // Without `--force-new-cluster`, the killed member starts as the old one, which has no
+        // quorum, or as the new one. That depends on the step at which it was killed.
         alone.start();
         common::eventually("it says who it is", || {
             alone.log().contains("starting member") || alone.log().contains("server error")

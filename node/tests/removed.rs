@@ -16,7 +16,7 @@ use node_proto::etcdserverpb::MemberRemoveRequest;
 
 const REMOVED: &str = "this member has been permanently removed from the cluster";
 
-/// Number of restarts: 40 by default, or the value of `RESTARTS`; we use a thousand now and then.
+/// Number of restarts: 40, or the value of the variable `RESTARTS` for a longer run.
 fn restart_count() -> usize {
     std::env::var("RESTARTS").map_or(40, |times| times.parse().unwrap())
 }
@@ -104,7 +104,7 @@ async fn a_removed_member_with_a_tombstone_exits_at_each_start_without_asking() 
     let mut cluster = cluster().await;
     cluster.restart_and_check("a tombstone", 3, |_, _| {}).await;
     assert_eq!(cluster.gone.log().matches(REMOVED).count(), restart_count());
-    // The two starts as a member are the first one, and the one at which it learned of its removal.
+    // The member started twice as a member: at first, and when it learned of its removal.
     assert_eq!(cluster.gone.log().matches("starting member").count(), 2, "{}", cluster.gone.log());
     assert!(cluster.gone.data_dir.join("member/wal").exists(), "its data is kept");
 }

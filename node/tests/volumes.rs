@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use common::{TestMember, report_skip};
 
 const DO_NOT_RESTART: i32 = 3;
-/// User id that the node runs as, unless the case has another one.
+/// User id that the node runs as, unless the test sets another one.
 const NODE_USER: u32 = 1000;
 /// User id of another user who may write to the volume.
 const OTHER_USER: u32 = 1001;

@@ -1,4 +1,4 @@
-//! A certificate authority for TLS tests, such as an operator may have.
+//! A certificate authority for TLS tests. It stands for an operator's own CA.
 
 use rcgen::{
     BasicConstraints, CertificateParams, DistinguishedName, DnType, ExtendedKeyUsagePurpose, IsCa,

@@ -401,24 +401,22 @@ fn on_ports<const N: usize>(
         .collect()
 }
 
-/// Flag with which no election timeout elapses before a test has ended, however slow the machine.
-/// The leader is then the first member, which campaigns at its start, or the member that leadership
-/// is moved to.
+/// Flag with an election timeout that is longer than any test takes, even on a slow machine. The
+/// first member campaigns at its start, and leads until a test transfers the leadership.
 pub(crate) const NO_ELECTIONS: &str = "--election-timeout=20000";
 
-/// Starts three members without election timeouts, so that the first one becomes the leader and
-/// stays it.
+/// Starts three members with [`NO_ELECTIONS`]. The first one becomes the leader and remains it.
 pub(crate) fn start_three_led_by_first(root: &Path) -> Vec<TestMember> {
     start_led_by_first(three_members(root))
 }
 
-/// Starts `members` without election timeouts, so that the first one becomes the leader and stays
-/// it.
+/// Starts `members` with [`NO_ELECTIONS`]. The first one becomes the leader and remains it.
 pub(crate) fn start_led_by_first(mut members: Vec<TestMember>) -> Vec<TestMember> {
     for (n, member) in members.iter_mut().enumerate() {
         member.args.push(NO_ELECTIONS.to_owned());
         if n > 0 {
-            // Starting members campaign in the order of their ids; the first one's id may be high.
+            // Starting members campaign in the order of their ids, and the first one's id may be
+            // high. So the others must not campaign at their start.
             member.args.push("--initial-election-tick-advance=false".to_owned());
         }
         member.start();
