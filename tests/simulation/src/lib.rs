@@ -1,5 +1,5 @@
-//! Test tools that compute instead of running programs: the simulation of the node, the exploration
-//! of the bootstrap protocol, and the plain model of the store.
+//! Test tools that compute instead of running programs. They are the simulation of the node, the
+//! exploration of the bootstrap protocol, and the reference model of the store.
 
 pub mod explore;
 pub mod model;

@@ -98,7 +98,7 @@ pub enum SystemAction {
     ReimageHost(usize),
     /// A host's disk is copied to another machine, which then starts.
     Clone(usize, usize),
-    /// A process crashes, and may lose what it had not synced.
+    /// A process crashes, and may lose its unsynced writes.
     Crash(usize),
     /// A process reads the cluster's row without locking it.
     ReadUnlocked(usize),

@@ -79,8 +79,8 @@ pub struct Environment {
     /// An owner can't declare a process gone while it is running.
     pub forgets_stopped_only: bool,
     /// A backup that is restored in place is older than the last sweep of each process. No rule can
-    /// guarantee this: a process can only recognise a database that is older than what it last
-    /// copied.
+    /// guarantee this: a process can only recognise a database that is older than the decisions
+    /// that it last copied.
     pub old_backups: bool,
     /// The ledger is synced before a process sends a document.
     pub ledger_sync: bool,

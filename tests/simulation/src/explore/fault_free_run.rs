@@ -305,8 +305,8 @@ fn check_unretire(
     Err(PropertyViolation::new(Property::WayOut, what))
 }
 
-/// Returns one usable host for each seat, all of which reach each other; empty if there is no such
-/// set.
+/// Returns one usable host for each seat, such that these hosts all reach each other. Returns
+/// nothing if there is no such set.
 fn find_hosts_able_to_form(system: &SystemState, config: &ExplorationConfig) -> Vec<usize> {
     let usable: Vec<usize> =
         (0..config.hosts).filter(|&at| is_usable(system, config, at)).collect();

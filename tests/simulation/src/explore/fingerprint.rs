@@ -16,7 +16,8 @@ use crate::explore::identities::{MAX_HOSTS, epoch_of, host_of, members_of, reima
 use crate::explore::reductions::Relevance;
 use crate::explore::state::{AgentMode, HostState, NOW, SystemState, is_from_clock_ahead};
 
-/// Hash state of two lanes, each of which multiplies and folds.
+/// State of a hash function, in two 64-bit halves. Each half multiplies its input and folds the
+/// product.
 #[derive(Clone, Copy)]
 struct FingerprintHasher {
     one: u64,
@@ -92,7 +93,8 @@ fn fingerprint_all_hosts(system: &SystemState, config: &ExplorationConfig) -> u1
     };
     let mut hashes: Vec<(u128, usize)> = (0..hosts).map(|at| (hash(at, &unplaced), at)).collect();
     hashes.sort_unstable();
-    // Second pass: hosts that are alike may still relate differently to hosts that are unique.
+    // Second pass: two hosts that are still alike may relate differently to the hosts that the
+    // first pass has told apart.
     let mut known = unplaced;
     for (place, &(hash, at)) in hashes.iter().enumerate() {
         let is_unique = hashes.iter().filter(|(other, _)| *other == hash).count() == 1;

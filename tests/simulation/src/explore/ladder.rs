@@ -178,8 +178,8 @@ fn link_clock_and_ledger_configs() -> Vec<ExplorationConfig> {
 
 const BOTH_METHODS: &[RestoreMethod] = &[RestoreMethod::Dump, RestoreMethod::InPlace];
 
-/// Returns a configuration with three seats and no ledgers, in which only property 3 is checked: no
-/// two lists that share a host both get a majority.
+/// Returns a configuration with three seats and no ledgers, in which only property 3 is checked.
+/// Without ledgers that property says: no two lists that share a host both get a majority.
 ///
 /// With two seats nothing could be found, because a majority is both hosts, and no host starts with
 /// both lists. With three seats, two hosts can start with the first list, and the third can be in a

@@ -1,6 +1,5 @@
-//! Recognises actions that would change nothing in a state, which is cheaper than applying them. If
-//! such an action isn't recognised, nothing is lost: it is applied, and found to have changed
-//! nothing.
+//! Recognises actions that would change nothing in a state. That is cheaper than applying them. An
+//! action that isn't recognised is applied, and then found to have changed nothing.
 
 use formation_explored::agent::Journal;
 use formation_explored::service::{Phase, Seating};

@@ -318,7 +318,7 @@ pub(super) fn have_swept_since_backup(system: &SystemState) -> bool {
     (0..PROCESSES).all(|at| system.database.rows[at].sweep_count > backup.rows[at].sweep_count)
 }
 
-/// Crashes the process: it loses what it had not synced.
+/// Crashes the process: it loses its unsynced writes.
 pub(super) fn crash(system: &mut SystemState, config: &ExplorationConfig, at: usize) {
     let process = &mut system.processes[at];
     if !config.environment.ledger_sync {

@@ -67,7 +67,7 @@ impl fmt::Display for Property {
 pub struct PropertyViolation {
     /// Property that doesn't hold.
     pub property: Property,
-    /// Description of what was observed.
+    /// Description of the violation.
     pub description: String,
 }
 
@@ -85,7 +85,7 @@ impl fmt::Display for PropertyViolation {
     }
 }
 
-/// Checks what a single transaction can violate.
+/// Checks the properties that a single transaction can violate.
 ///
 /// - Property 5.
 /// - A part of property 1: a decided list never changes, and a retired list never vanishes.

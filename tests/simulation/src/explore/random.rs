@@ -1,6 +1,6 @@
 //! Random walks through states that an exhaustive search doesn't reach. They exceed the bounds in
 //! two ways: they use more epochs and no reduction. Actions are weighted so that most steps of a
-//! walk are progress. Otherwise most walks would end before anything is committed.
+//! walk lead towards a commit. Otherwise most walks would end before one.
 
 use std::time::{Duration, Instant};
 

@@ -223,8 +223,8 @@ pub(super) fn are_processes_alike(system: &SystemState) -> bool {
 /// Returns whether the decided list's document may be treated as sent.
 ///
 /// The database is final, so the document can be sent at any time from now on. Sending it undoes
-/// nothing, and agents may receive it as late as they like. Without ledgers this holds whatever
-/// becomes of the database, because no process remembers what it has sent.
+/// nothing, and agents may receive it as late as they like. Without ledgers the same holds even if
+/// the database is not final, because no process remembers what it has sent.
 #[must_use]
 pub(super) fn may_publish_at_once(system: &SystemState, config: &ExplorationConfig) -> bool {
     let cluster = &system.database.cluster;

@@ -325,7 +325,7 @@ fn cases_beyond_the_database() -> Vec<RegressionCase> {
 
 /// Returns R16, R17 and similar cases. In each, only one of two processes has sent the document.
 fn rollback_cases() -> Vec<RegressionCase> {
-    // Leave out the fault-free run. In most states here the process with the ledger can't go on, so
+    // Leave out the fault-free run. In most states here the process with the ledger can't go on. So
     // that run would report a violation of `Property::WayOut` before the one that the case is
     // about.
     let one_seat = |name, faults| ExplorationConfig {

@@ -4,8 +4,8 @@
 //! **Time** is only a set of deadlines, each of which may have passed. The clock never moves;
 //! instead, one action makes one lease, list or backoff expire. That allows every real order of
 //! events and more, so a property that holds here holds for every clock. The service's clock may be
-//! ahead once. Deadlines stored while it is ahead are times that nobody should have to wait for, so
-//! the fault-free run (property 7) doesn't wait for any of them.
+//! ahead once. Nobody should have to wait for a deadline that was stored while it was ahead. So the
+//! fault-free run (property 7) doesn't wait for such deadlines.
 //!
 //! **Messages** are a growing set: acks and releases may arrive late, twice or never. Anything that
 //! the service has ever shown (epochs, lists, documents) may reach an agent at any later time, in
@@ -216,8 +216,8 @@ impl SystemState {
         host.journal.as_ref()
     }
 
-    /// Returns whether no fault is left that could hit a host between two steps of its agent: a
-    /// kill, a lost directory, a copied disk or the cluster's end.
+    /// Returns whether no fault is left that could hit a host between two steps of its agent. Such
+    /// faults are a kill, a lost directory, a copied disk, and the cluster's end.
     #[must_use]
     pub fn are_agent_steps_atomic(&self) -> bool {
         let left = &self.faults_left;

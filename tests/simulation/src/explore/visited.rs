@@ -20,9 +20,9 @@ pub(super) struct VisitedSet {
 
 #[derive(Debug)]
 struct Table {
-    /// Low 64 bits of each fingerprint; 0 means an empty slot. A state for which they are all 0 is
-    /// never found here, so it would be visited each time that it is reached. No such state is
-    /// expected.
+    /// Low 64 bits of each fingerprint; 0 means an empty slot. A fingerprint whose low 64 bits are
+    /// 0 can't be stored, so its state would be visited each time that it is reached. No such state
+    /// is expected.
     slots: Box<[u64]>,
     used: usize,
 }

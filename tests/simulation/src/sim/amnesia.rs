@@ -1,7 +1,7 @@
-//! Machines that lose what their member has promised to its peers, such as its votes. One machine
-//! is wiped, and another one gets an earlier image of its disk back. For a third machine, such an
-//! image is started on a new machine beside it. No peer may accept any of these machines as the old
-//! member, and an operator replaces it.
+//! Machines that lose what their member has promised to its peers, such as its votes. One of three
+//! faults is drawn: the machine's disk is wiped, an earlier image of the disk is put back, or such
+//! an image is started on another machine. No peer may accept such a machine as the old member, and
+//! an operator replaces it.
 //!
 //! Some cases are left out, because no peer could notice them:
 //! - The return of an image, if the peers also lose what they remember of the member's promises.

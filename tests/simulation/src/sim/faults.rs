@@ -1,5 +1,5 @@
 //! Faults of the simulation, and their end. Some faults happen at random. Others are aimed at
-//! moments and states in which rare things happen.
+//! moments and states that lead to rare events.
 
 use node_consensus::{MessageKind, Role};
 use node_engine::driver::Notice;

@@ -1,5 +1,5 @@
-//! Members and machines: which machine runs which member, which members are compared at the end,
-//! and how a new member joins with the whole state of another one.
+//! Members and machines: which machine runs which member, and which members are compared at the
+//! end. A new member joins here with the whole state of another one.
 //!
 //! A machine whose member was given another address moves there, and can't be reached at its old
 //! address any more. A member that was unreachable learns the present members and their addresses
@@ -342,8 +342,8 @@ impl Simulation {
         }
     }
 
-    /// Checks that consensus uses the members of the store's table, once the core knows what was
-    /// applied.
+    /// Checks that consensus uses the members of the store's table, once the core knows which
+    /// entries were applied.
     pub(super) fn check_members_in_use(&self, id: u64) -> Result<(), InvariantViolation> {
         let Some(process) = &self.nodes[index_of(id)].process else { return Ok(()) };
         let driver = process.core.driver();

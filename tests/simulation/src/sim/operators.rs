@@ -2,8 +2,8 @@
 //! change, asks any member for it, and waits. After a time-out the outcome is unknown. The operator
 //! then reads the list again, or asks again for the same operation.
 //!
-//! Production code ([`node_state::membership::ChangeJudge`]) decides what a member does with a
-//! change. This module decides which member is asked, and when.
+//! Production code ([`node_state::membership::ChangeJudge`]) decides how a member treats a change.
+//! This module decides which member is asked, and when.
 
 use std::collections::BTreeMap;
 use std::time::Duration;

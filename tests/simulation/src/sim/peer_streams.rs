@@ -72,7 +72,7 @@ impl Simulation {
                 })
             });
             if is_paused && is_connected {
-                // The paused peer's kernel accepts what is sent, and the peer reads it after the
+                // The paused peer's kernel accepts the messages, and the peer reads them after the
                 // pause.
                 continue;
             }

@@ -1,5 +1,5 @@
-//! Ports of a member's core and state machine: small queues, and output that is kept until the step
-//! ends.
+//! Implementations of the interfaces through which a member's core and state machine act. Queues
+//! are small, and output is kept until the step ends.
 
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, VecDeque};

@@ -68,7 +68,7 @@ impl SingleWatchStream {
     }
 }
 
-/// Polls a future once. What isn't ready now may be ready in a later turn.
+/// Polls a future once and drops it. Returns `None` if it isn't ready; a later turn tries again.
 pub(super) fn poll_once<T>(future: impl Future<Output = T>) -> Option<T> {
     match pin!(future).poll(&mut Context::from_waker(Waker::noop())) {
         Poll::Ready(value) => Some(value),

@@ -17,8 +17,8 @@ const SLACK: u64 = 300_000;
 #[derive(Debug)]
 struct LeaseTimes {
     lease: Lease,
-    /// Virtual time of the grant, or of the newest acknowledged renewal: the time at which a leader
-    /// reset the lease's timer, before the client got the answer.
+    /// Virtual time of the grant, or of the newest acknowledged renewal. For a renewal, this is the
+    /// time at which a leader reset the lease's timer, before the client got the answer.
     renewal_confirmed_at: u64,
     /// Latest virtual time at which a leader has reset the lease's timer to the whole TTL.
     timer_reset_at: u64,

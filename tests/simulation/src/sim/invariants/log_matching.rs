@@ -1,9 +1,8 @@
 //! Invariant: if two logs contain an entry with the same index and term, they are identical in all
 //! entries up to it (Raft paper, figure 3).
-//!
 //! Each entry is checked when it becomes durable or is sent to a peer. Entries with the same
 //! (index, term) must have the same kind, the same bytes and the same preceding term. An earlier
-//! check would be wrong: a single voter that loses power may lead again in a term that no disk has,
+//! check would be wrong. A single voter that loses power may lead again in a term that no disk has,
 //! not even its own.
 
 use std::collections::BTreeMap;

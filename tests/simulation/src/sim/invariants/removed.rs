@@ -12,8 +12,7 @@ use node_consensus::{Members, Role, Status};
 use crate::model::members::MembershipModel;
 use crate::sim::InvariantViolation;
 
-/// Machines with a tombstone, what each member has applied by now and had applied at each vote, the
-/// terms of leaders, and the member of each incarnation.
+/// History of members, machines and incarnations, as far as the invariant needs it.
 #[derive(Debug, Default)]
 pub struct RemovedMembers {
     /// Machines with a tombstone.
