@@ -136,9 +136,10 @@ impl Log {
         })
     }
 
-    /// Makes a spare segment if there is none and half of the current segment is used. Under load
-    /// the caller has no time for [`prepare`](Self::prepare). The early attempt reveals a full disk
-    /// while the log still has room.
+    /// Makes a spare segment if there is none and half of the current segment is used. After an
+    /// attempt that found the disk full, only [`prepare`](Self::prepare) tries again. Under load
+    /// the caller has no time for `prepare`. The early attempt reveals a full disk while the log
+    /// still has room.
     pub fn keep_spare(&mut self) -> Result<(), LogError> {
         self.run_unless_poisoned(|log| {
             let late = log.offset > log.active.bytes / 2 && log.spares.is_empty();

@@ -25,8 +25,8 @@ use super::{
 };
 
 /// Minimum life of a lasting stream. If a lasting stream is lost, the peer is dialled again at
-/// once, which shows whether the peer's process has ended. If the peer ends its streams sooner, it
-/// is dialled with growing delays.
+/// once, which shows whether the peer's process has ended. After a stream that was lost sooner, the
+/// peer is dialled again after the minimum delay.
 const LASTING_STREAM: Duration = Duration::from_secs(1);
 /// Time limit for finding out whether a peer's other URLs refuse connections too.
 const REFUSAL_TIMEOUT: Duration = Duration::from_millis(200);
