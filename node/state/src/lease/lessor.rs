@@ -259,8 +259,9 @@ impl Lessor {
     }
 
     /// Returns a checkpoint of the remaining time of all leases for which one is due, up to the
-    /// limit of one call. Returns `None` if no checkpoint is due. These leases can't be kept alive
-    /// until [`finish_checkpoint`](Self::finish_checkpoint) is called.
+    /// limit of one call. The leases in it can't be kept alive until
+    /// [`finish_checkpoint`](Self::finish_checkpoint) is called. Returns `None` if no checkpoint is
+    /// due.
     pub fn due_checkpoint(&mut self, now: Duration) -> Option<LeaseCheckpoint> {
         let term = self.term?;
         let mut leases = Vec::new();

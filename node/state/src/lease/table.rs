@@ -137,7 +137,7 @@ impl LeaseTable {
         self.leases.get(&id).into_iter().flat_map(|entry| &entry.keys)
     }
 
-    /// Returns the number of keys that are attached to a lease.
+    /// Returns the number of keys that are attached to any lease.
     #[cfg(test)]
     pub(crate) fn attached_key_count(&self) -> usize {
         self.lease_by_key.len()
@@ -220,7 +220,7 @@ impl LeaseTable {
     }
 
     /// Takes the changes for the lease clock. Returns `None` if there were too many changes to be
-    /// kept, or if none were recorded.
+    /// kept, or if changes are not recorded.
     pub(crate) fn take_changes(&mut self) -> Option<Vec<LeaseChange>> {
         self.changes.as_mut().map(std::mem::take)
     }
