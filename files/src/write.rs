@@ -13,7 +13,7 @@ use crate::Error;
 use crate::folder::open_folder;
 use crate::location::FileLocation;
 
-/// Separates a file's name from the random part in the name of its temporary file.
+/// Part between a file's name and the random digits in the name of its temporary file.
 const ASIDE: &str = ".unfinished-";
 const RANDOM_BYTES: usize = 16;
 /// Mode of the files that we create: only their owner may read and write them.
@@ -27,8 +27,8 @@ pub fn replace(path: &Path, bytes: &[u8]) -> Result<(), Error> {
     replace_at(&FileLocation::resolve(path)?, bytes)
 }
 
-/// Replaces a file as [`replace`] does. `bytes` returns the content, and gets the temporary file
-/// that the content is written to.
+/// Replaces a file as [`replace`] does, with the content that `bytes` returns. `bytes` gets the
+/// open temporary file, so the content can depend on it: for example on its inode number.
 ///
 /// # Errors
 /// Fails as [`replace`] does, and if `bytes` fails.
@@ -104,7 +104,8 @@ pub fn sync_folder(path: &Path) -> Result<(), Error> {
     }
 }
 
-/// Whether `name` is the name of a temporary file, under which a file is written before its rename.
+/// Whether `name` is the name of a temporary file. A file is written under such a name, and then
+/// renamed.
 #[must_use]
 pub fn is_temporary_name(name: &OsStr) -> bool {
     let name = name.to_string_lossy();

@@ -20,7 +20,7 @@ const ID_SHA256: &[u8] = &[0x60, 0x86, 0x48, 1, 0x65, 3, 4, 2, 1];
 
 /// First byte of a SET's encoding.
 const SET_BYTE: u8 = 0x31;
-/// First byte of the encoding of an element with the context tag 0 that contains others.
+/// First byte of the encoding of a constructed element with the context tag 0.
 const CONTEXT_0_BYTE: u8 = 0xa0;
 
 /// Reason why a message isn't of this form.
@@ -44,7 +44,7 @@ struct Elements<'a>(&'a [u8]);
 /// One element with all its bytes.
 struct Element<'a> {
     header: Header<'a>,
-    /// Contents, without header and end.
+    /// Contents of the element, without its header and its end-of-contents bytes.
     contents: &'a [u8],
     /// Whole encoding of the element.
     whole: &'a [u8],
@@ -79,7 +79,7 @@ impl<'a> Elements<'a> {
         is_expected.then_some(element).ok_or(fault)
     }
 
-    /// Reads an object identifier and compares it.
+    /// Reads an object identifier. Fails with `fault` unless the contents are `id`.
     fn expect_id(&mut self, id: &[u8], fault: CmsError) -> Result<(), CmsError> {
         let found = self.expect(Tag::Oid, fault)?;
         if found.contents == id { Ok(()) } else { Err(fault) }

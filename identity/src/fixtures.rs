@@ -126,12 +126,14 @@ fn indefinite(tag: u8, contents: &[u8]) -> Vec<u8> {
     [&[tag, 0x80], contents, &[0, 0]].concat()
 }
 
-/// Encodes an object identifier of RSA Data Security, which ends in `tail`.
+/// Encodes an object identifier below 1.2.840.113549 (RSA Data Security), with the last bytes
+/// `tail`.
 fn object_id(tail: &[u8]) -> Vec<u8> {
     definite(6, &[&[0x2a, 0x86, 0x48, 0x86, 0xf7, 0x0d][..], tail].concat())
 }
 
-/// Encodes a signed message in BER with indefinite lengths. With `attributes`, these are signed.
+/// Encodes a signed message in BER, with indefinite lengths. The signature covers `attributes` if
+/// they are given, otherwise the content.
 fn cms(content: &[u8], attributes: Option<&[u8]>) -> Vec<u8> {
     let message = attributes.map_or_else(|| content.to_vec(), |set| definite(0x31, set));
     let signature = muster_jws::signature::Signer::<Vec<u8>>::try_sign(&signer(), &message)

@@ -77,8 +77,8 @@ fn other_digests_and_detached_contents_are_refused() {
     }
 }
 
-/// A changed byte may pass only where nothing reads it: in the certificates beside the signature,
-/// in the names of signer and algorithm, and in the version.
+/// A changed byte may pass only in parts that nothing reads. These are the certificates beside the
+/// signature, the names of signer and algorithm, and the version.
 #[test]
 fn a_message_with_a_changed_byte_never_gives_other_facts() {
     let base64: String =

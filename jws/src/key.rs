@@ -71,7 +71,7 @@ impl Signer {
     /// key must be PKCS #8. The key of HMAC may be any bytes.
     ///
     /// # Errors
-    /// If the key is not one of the algorithm's kind and size.
+    /// If the key's kind or size doesn't fit the algorithm.
     pub fn new(algorithm: Algorithm, key: &EncodingKey) -> Result<Self, Error> {
         let bytes = key.as_bytes();
         let loaded = match RingAlgorithm::of(algorithm, key.family())? {
@@ -157,7 +157,7 @@ impl Verifier {
     /// only when it verifies a signature, and reports a malformed key as a wrong signature.
     ///
     /// # Errors
-    /// If the key is not one of the algorithm's kind.
+    /// If the key's kind doesn't fit the algorithm.
     pub fn new(algorithm: Algorithm, key: &DecodingKey) -> Result<Self, Error> {
         let bytes = key.try_get_as_bytes()?;
         let asymmetric: &'static dyn ring_signature::VerificationAlgorithm =

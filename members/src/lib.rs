@@ -18,8 +18,8 @@ use std::time::Duration;
 /// (`HealthInterval` in etcd's `server/etcdserver/server.go`).
 pub const HEALTHY_AFTER: Duration = Duration::from_secs(5);
 
-/// Maximum number of missing entries with which a learner is in sync. A busy leader has about this
-/// many entries in flight to a member at any time. etcd requires a share of the log instead
+/// Maximum number of entries that a learner in sync may lack. A busy leader has about this many
+/// entries in flight to a member at any time. etcd requires a share of the log instead
 /// (`readyPercentThreshold`). That would allow millions of missing entries in an old cluster, and
 /// none in a young one.
 pub const IN_SYNC_ENTRIES: u64 = 1_000;
@@ -141,7 +141,7 @@ impl MembershipView {
         if started < majority {
             return Some(QuorumObjection::NotEnoughStarted { started, needed: majority });
         }
-        // An unreachable member may be removed if the reachable ones that remain form a quorum.
+        // An unreachable member may be removed if the remaining reachable members form a quorum.
         // (etcd does not require this. Then the removed member itself may return, commit its own
         // removal, and leave the others without a quorum.)
         let is_reachable = |member: &&MemberStanding| member.connection != Connection::Missing;

@@ -1,9 +1,9 @@
 //! Bounds on the memory that clients make a server hold.
 //!
-//! One connection may hold a fixed amount. All connections together may hold a total, of which each
-//! network gets an equal share. So a network that fills its share takes nothing from the others.
-//! The total is shared only between networks that hold more than a minimum, because the others are
-//! many and change with each request.
+//! One connection may hold a fixed amount. All connections together may hold a total, and each
+//! network gets an equal share of it. So a network that fills its share takes nothing from the
+//! others. The total is shared only between networks that hold more than a minimum, because the
+//! others are many and change with each request.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;

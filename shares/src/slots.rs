@@ -40,7 +40,7 @@ pub struct Slot<K: Ord + Clone> {
 }
 
 impl<K: Ord + Clone> SlotPool<K> {
-    /// Makes `max` slots, of which one key may hold at most `max_per_key`.
+    /// Makes `max` slots. One key may hold at most `max_per_key` of them.
     #[must_use]
     pub fn new(max: usize, max_per_key: usize) -> Self {
         let state =
@@ -55,8 +55,8 @@ impl<K: Ord + Clone> SlotPool<K> {
     }
 
     /// Takes a slot for `key`. If all slots are taken, the key that holds the most slots loses its
-    /// oldest one. Returns `None` if `key` has its own maximum, or if no key holds more slots than
-    /// `key`.
+    /// oldest one. Returns `None` if `key` holds as many slots as one key may, or if no key holds
+    /// more slots than `key`.
     #[must_use]
     pub fn take_or_evict(&self, key: K) -> Option<Slot<K>> {
         self.take_if(key, PoolState::evict_for)
@@ -94,8 +94,8 @@ fn lock<K>(state: &Mutex<PoolState<K>>) -> MutexGuard<'_, PoolState<K>> {
 }
 
 impl<K: Ord + Clone> PoolState<K> {
-    /// Takes away the oldest slot of the key that holds the most. Returns false if that key holds
-    /// no more than `own`, the number of the newcomer's slots.
+    /// Takes away the oldest slot of the key that holds the most slots. Returns false if that key
+    /// holds no more than `own` slots. `own` is the number of slots of the key that needs another.
     fn evict_for(&mut self, own: usize) -> bool {
         let Some((most, Reverse(oldest), key)) = self.ranks.last().cloned() else { return false };
         if own >= most {
