@@ -62,7 +62,7 @@ pub enum ZoneFault {
         zone: String,
         /// Largest number of members in one zone.
         max: usize,
-        /// Number of members with the new one.
+        /// Number of members in the cluster.
         size: usize,
     },
 }

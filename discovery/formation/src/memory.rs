@@ -459,8 +459,8 @@ pub fn plan_restore(
     };
     let forms = matches!(stands.phase, None | Some(Phase::Open | Phase::Preparing));
     match entry {
-        // The database has the cluster's deadline, which is a later one if an owner reopened the
-        // cluster. So it expires again by itself, or forms.
+        // The database has the cluster's deadline, which an owner may have moved by reopening the
+        // cluster. Until then the cluster can form, and afterwards it expires again.
         LedgerEntry::End(EndCause::Deadline) => RestoreAction::Nothing,
         LedgerEntry::End(cause) if forms => RestoreAction::End(cause),
         LedgerEntry::End(_) => RestoreAction::Nothing,

@@ -1,4 +1,5 @@
-//! How an agent decides to hold a commit document, and launches its node by that document.
+//! Decides whether an agent may hold a commit document, and launches the agent's node from the held
+//! one.
 
 use std::sync::Arc;
 
@@ -24,8 +25,8 @@ impl Agent {
                 }
                 return;
             }
-            // Never hold a second document. Showing the held one lets the service notice that there
-            // are two.
+            // Never hold a second document. The service gets the held one instead, and so can
+            // notice that there are two.
             if rules.is_on(Rule::OneDocument) {
                 output.actions.push(AgentAction::SendDocument { h: held.proposal_hash });
                 return;

@@ -140,7 +140,7 @@ pub enum AgentAction {
     Probe { epoch: Epoch, targets: Vec<ProbeTarget> },
     /// Send this row of the probe matrix; it replaces the row that was sent before.
     SendProbeResults { epoch: Epoch, row: ProbeResults },
-    /// Sign `h` and send the ack.
+    /// Sign the proposal's hash `h`, and send the signature as the ack.
     SignAck { epoch: Epoch, h: Hash },
     /// Refuse the proposal of `epoch`, and send the service the reason.
     Nack { epoch: Epoch, reason: ProposalObjection },

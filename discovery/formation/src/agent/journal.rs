@@ -173,8 +173,9 @@ impl Journal {
         self.held_document.is_some() || self.is_admitted
     }
 
-    /// Whether the agent may replace its record, for instance by one with a new address. It may not
-    /// while a list with the old record can still be committed, nor after such a commit.
+    /// Whether the agent may replace its record, for instance by one with a new address. The agent
+    /// must keep the old record while a list with that record can still be committed, and after
+    /// such a commit.
     #[must_use]
     pub fn may_change_record(&self) -> bool {
         !self.may_launch()

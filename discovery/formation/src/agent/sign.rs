@@ -112,9 +112,9 @@ pub(super) fn is_signed(journal: &Journal, offer: &ExaminedProposal) -> bool {
         && epoch > journal.released_epoch
 }
 
-/// S6: so many members of each earlier signed list have released that list that no quorum of its
-/// members can ever hold its document. A running node at a member's address doesn't count as a
-/// release.
+/// S6: of each earlier list that the agent signed, enough members have released that list. Then no
+/// quorum of its members can ever hold its document. A running node at a member's address doesn't
+/// count as a release.
 pub(super) fn check_s6_releases(
     rules: &Rules,
     journal: &Journal,
@@ -156,7 +156,8 @@ fn format_members(missing: &[&SignedListMember]) -> String {
     }
 }
 
-/// Returns the members of a signed list from which no release of that list has come.
+/// Returns the members of a signed list that have not released the list, as far as this agent
+/// knows.
 fn members_without_release<'a>(
     journal: &Journal,
     epoch: Epoch,

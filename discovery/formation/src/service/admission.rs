@@ -35,7 +35,8 @@ impl StepState<'_> {
         Ok(Some(key))
     }
 
-    /// Judges a token that a key redeems for the first time. It is never judged again.
+    /// Checks a grant when a key redeems it for the first time. Later redeems of the grant by this
+    /// key skip the check.
     fn check_grant(&self, grant: &Grant) -> Result<(), Refusal> {
         if grant.revoked || self.cluster.revoked.contains(&grant.id) {
             return Err(Refusal::GrantRevoked);

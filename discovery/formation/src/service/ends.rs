@@ -17,9 +17,9 @@ impl StepState<'_> {
         if committed && self.context.rules.is_on(Rule::AbandonBeforeCommit) {
             return Err(Refusal::AlreadyCommitted { phase: self.cluster.phase });
         }
-        // Of all ended clusters, only an abandoned one may be abandoned again. A cluster that `db
-        // accept` or a ledger has closed may come back with its document. So the answer must not
-        // say that such a cluster was abandoned.
+        // An ended cluster may be abandoned again only if it was abandoned before. If `db accept`
+        // or a ledger has closed the cluster, it may come back with its document. The answer must
+        // then not say that the cluster was abandoned.
         let cause = self.cluster.ended.as_ref().map(|ended| ended.cause);
         if cause != Some(EndCause::Abandon) {
             self.refuse_if_ended()?;
@@ -77,9 +77,9 @@ impl StepState<'_> {
         }
     }
 
-    /// Opens an expired cluster again, with a new deadline. Like every cluster that is opened again
-    /// it goes on with the next epoch, so agents that signed a list before sign another one only
-    /// after its releases.
+    /// Opens an expired cluster again, with a new deadline. The cluster goes on with the next
+    /// epoch. So an agent that signed a list earlier signs another one only after enough members
+    /// have released the earlier list.
     pub(super) fn reopen_expired(&mut self, by: String, deadline: UnixMicros) -> EventResult {
         match self.cluster.phase {
             Phase::Open | Phase::Preparing => Ok(None),
@@ -95,8 +95,8 @@ impl StepState<'_> {
                 }
                 self.cluster.ended = None;
                 self.cluster.deadline = deadline;
-                // No lease was judged since the cluster ended, so no agent has a seat now. Running
-                // agents ask again.
+                // No lease was judged while the cluster was ended, so nobody has a valid seat now.
+                // Agents that still run ask for seats again.
                 for agent in self.cluster.agents.values_mut() {
                     agent.seating = Seating::Absent;
                 }

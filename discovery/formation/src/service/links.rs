@@ -14,7 +14,7 @@ const MAX_NAMED_LINKS: usize = 3;
 /// Part of a probe's error if an agent with another key answered. It shows that the port is open.
 const OTHER_AGENT: &str = "is not the agent that signed for it";
 
-/// Two members of a list, at least one of whom doesn't reach the other.
+/// Two members of a list. At least one of them doesn't reach the other.
 pub(super) struct BrokenLink<'a> {
     one: &'a AgentRecord,
     other: &'a AgentRecord,

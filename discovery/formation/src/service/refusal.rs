@@ -224,7 +224,7 @@ impl Refusal {
         }
     }
 
-    /// Whether the agent may still succeed if it polls again and goes on from there.
+    /// Whether the agent may still succeed if it polls again and follows the answer.
     #[must_use]
     pub fn is_retryable(&self) -> bool {
         match self {

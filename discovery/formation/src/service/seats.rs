@@ -118,8 +118,8 @@ impl StepState<'_> {
         self.record_change(ClusterChange::Seated { key, seat });
     }
 
-    /// Returns the standby that has waited longest and can share a list with the seated agents, an
-    /// approved one before others.
+    /// Returns the standby that has waited longest and can share a list with the seated agents.
+    /// Approved standbys come before others.
     ///
     /// `leaving` is a seated agent that the standby would replace. A standby in backoff can't
     /// replace a seated agent.

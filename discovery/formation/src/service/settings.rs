@@ -22,12 +22,12 @@ pub struct FormationSettings {
     pub keys_per_seat: u32,
 }
 
-/// Largest distance by which an epoch that an agent names may exceed everything that the cluster
-/// has seen. An honest agent names only epochs that a service has proposed. A hostile agent could
+/// Largest distance by which an agent's epoch may exceed the highest epoch that the cluster has
+/// seen. An honest agent names only epochs that a service has proposed. A hostile agent could
 /// otherwise raise the cluster's epoch to the highest possible one, and no list could be frozen
 /// again.
 pub const MAX_EPOCH_DISTANCE: Epoch = 1_000_000;
-/// Highest epoch that anybody may name: rows and counters have room for it and the next ones.
+/// Highest epoch that anybody may name. Rows and counters have room for even higher epochs.
 pub const MAX_EPOCH: Epoch = 1 << 62;
 
 impl FormationSettings {

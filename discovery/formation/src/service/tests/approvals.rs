@@ -31,7 +31,8 @@ fn the_list_is_frozen_when_each_seated_host_is_approved() {
     assert_eq!(service.cluster.phase, Phase::Preparing);
 }
 
-/// Hosts with a stolen bundle have all seats; the owner's hosts come later, and get them.
+/// Hosts with a stolen bundle take all seats first. The owner's hosts come later, are approved, and
+/// replace them.
 #[test]
 fn an_approved_host_takes_the_seat_of_one_that_nobody_approved() {
     let mut service = needing_approval(&[7, 8, 9, 1, 2, 3]);

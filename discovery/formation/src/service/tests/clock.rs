@@ -55,7 +55,7 @@ fn a_list_frozen_by_a_clock_a_day_ahead_is_given_up_in_time() {
     assert_eq!(service.cluster.seats()[&3], key(4), "its lease has ended too");
 }
 
-/// Returns a redeem event whose token is still valid by a clock that is ahead.
+/// Returns a redeem event whose token hasn't expired even by a clock that is ahead.
 fn redeem_late(host: u8) -> ClusterEvent {
     let ClusterEvent::Redeem(mut event) = redeem(host) else { unreachable!() };
     event.grant.expires = UnixMicros(u64::MAX);

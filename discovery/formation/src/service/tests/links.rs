@@ -1,4 +1,4 @@
-//! Broken links between two hosts, each of which reaches all the others.
+//! Broken links between two hosts that both reach all other hosts.
 
 use super::*;
 
