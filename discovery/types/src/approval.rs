@@ -1,4 +1,4 @@
-//! Approvals of hosts. In a cluster whose statement asks for approvals, an issuer compares the
+//! Approvals of hosts. A cluster's statement can ask for approvals. An issuer then compares the
 //! fingerprint of each host's key, and signs that the host may be a founder. A host with only a
 //! join bundle then gets no seat in the list.
 

@@ -141,8 +141,8 @@ impl ClusterFixture {
         StatementChain::verify_from_owners(&[first], &[*self.owner.public()]).unwrap()
     }
 
-    /// Appends a statement by which the CAs `issuing` issue certificates, and the CAs `other` are
-    /// trusted in addition.
+    /// Appends a statement to the chain. In it the CAs `issuing` issue certificates, and the CAs
+    /// `other` are trusted in addition.
     pub fn append_cas(&self, chain: &mut StatementChain, issuing: &CaPair, other: Option<&CaPair>) {
         let next = Statement {
             seq: chain.newest().seq + 1,

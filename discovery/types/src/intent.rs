@@ -377,8 +377,8 @@ pub fn verb_of(ticket: &VerifiedGrant) -> Verb {
     }
 }
 
-/// Returns the operation id of the change by which the newcomer with the record of this hash
-/// becomes a member. A ticket is for one newcomer, a policy for many.
+/// Returns the operation id of the change that makes a newcomer a member. `record` is the hash of
+/// the newcomer's record. A ticket is for one newcomer, a policy for many.
 pub fn operation_of(ticket: &VerifiedGrant, record: &Digest) -> OperationId {
     match ticket.kind {
         TokenKind::Heal => OperationId::of_newcomer(ticket.jws(), record),

@@ -36,7 +36,7 @@ pub enum LeafError {
 }
 
 impl Leaves {
-    /// Verifies that both certificates are for `node_key`, and that CAs which the statement trusts
+    /// Verifies that both certificates are for `node_key`, and that CAs trusted by the statement
     /// signed them. Dates are not checked, because a host may boot with a wrong clock.
     pub fn verify(&self, node_key: &Digest, statement: &Statement) -> Result<(), LeafError> {
         verify_leaf("peer", &self.peer, node_key, statement.peer_cas())?;

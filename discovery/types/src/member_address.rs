@@ -29,7 +29,8 @@ pub struct MemberAddress {
     pub cluster: Uuid,
     /// Key of the member's agent.
     pub agent: PublicKey,
-    /// Number of the address statement. Of two by the same agent, the higher number counts.
+    /// Number of the address statement. Of two statements by the same agent, the one with the
+    /// higher number counts.
     pub number: u64,
     /// URLs at which the other members reach the member.
     pub peer_urls: Vec<NodeUrl>,

@@ -1,9 +1,9 @@
 //! Proof that an agent belongs to a member of a running cluster.
 //!
-//! The proof has two parts: the member's certificate, which the cluster's CA issued for a node key,
-//! and a signature by that node key over the agent's key. Certificates are public, so neither part
-//! proves anything alone. The proof doesn't show whether the member was removed since; only the
-//! cluster itself knows that.
+//! The proof has two parts. One is the member's certificate, which the cluster's CA issued for a
+//! node key. The other one is a signature by that node key over the agent's key. Certificates are
+//! public, so neither part proves anything alone. The proof doesn't show whether the member was
+//! removed since; only the cluster itself knows that.
 
 use data_encoding::BASE64URL_NOPAD;
 use rcgen::SigningKey as _;
@@ -19,7 +19,8 @@ use crate::key::PublicKey;
 use crate::leaves::{LeafError, verify_leaf};
 use crate::statement::Statement;
 
-/// Start of the text that the node key signs, so that no other signature of that key fits.
+/// Start of the text that the node key signs. It distinguishes this signature from all other
+/// signatures of the key.
 const SIGNED_PREFIX: &str = "muster readmission 1";
 
 /// Certificate of a member, and the signature by which its node key names its agent.

@@ -23,7 +23,7 @@ pub struct Observation {
     pub agent: PublicKey,
     /// Member that the agent belongs to.
     pub observer: MemberId,
-    /// Number of the observation. Each later one of the same agent has a higher number.
+    /// Number of the observation. A later observation of the same agent has a higher number.
     pub number: u64,
     /// Voters that can't be reached from the observer's host.
     pub unreachable: Vec<UnreachableMember>,

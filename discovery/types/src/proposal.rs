@@ -89,8 +89,8 @@ pub struct VerifiedProposal {
 }
 
 /// Computes `h`, the hash of a proposal. It is the SHA-256 of "muster-proposal-1", the statement's
-/// hash, the epoch (u64, big endian), and two hashes for each seat: the hash of the record's JWS
-/// and the hash of the endorsement's JWS.
+/// hash, the epoch (u64, big endian), and two hashes for each seat. These are the hashes of the
+/// record's JWS and of the endorsement's JWS.
 pub(crate) fn hash(
     statement: &Digest,
     epoch: u64,

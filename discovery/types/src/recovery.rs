@@ -96,9 +96,9 @@ impl Recovery {
         Jws::sign(JwsType::Recovery, operator, self)
     }
 
-    /// Verifies that an operator or owner signed the recovery. The cluster statement that the
-    /// recovery names decides who was operator or owner at that time. So the signature stays valid
-    /// even if a newer statement no longer names the signer.
+    /// Verifies that an operator or owner signed the recovery. The recovery names a cluster
+    /// statement, and that statement decides who was operator or owner at that time. So the
+    /// signature stays valid even if a newer statement no longer names the signer.
     ///
     /// Nothing proves when the recovery was signed. A program that learns of it for the first time
     /// should call [`Recovery::verify_now`].

@@ -1,5 +1,4 @@
-//! Retirement, with which an owner ends a committed cluster, and the undoing of a retirement. An
-//! owner signs each of them.
+//! Retirement, with which an owner ends a committed cluster, and its undoing. An owner signs both.
 
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;

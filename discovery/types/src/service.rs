@@ -184,7 +184,7 @@ impl VerifiedService {
 }
 
 impl fmt::Display for VerifiedService {
-    /// Writes the line with which the statement is handed to an agent.
+    /// Formats the statement as the line that a person gives to an agent.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{SERVICE_WORD} {}", self.jws)
     }

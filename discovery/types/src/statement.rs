@@ -1,4 +1,4 @@
-//! Statements, each of which defines a cluster and is signed by an owner, and chains of statements.
+//! Statements and chains of statements. A statement defines a cluster, and an owner signs it.
 //!
 //! A chain is an ordered list. Each statement names the hash of the previous one, and is signed by
 //! an owner whom the previous one names. A reader must trust one statement of the chain:
@@ -102,10 +102,10 @@ pub struct CaPair {
 
 /// Step by which a statement replaces the cluster's CAs.
 ///
-/// CAs are replaced in three statements, so that members and clients trust every certificate that
-/// they meet: `Begin` makes the new CAs trusted, `Switch` makes them issue, and `End` makes the old
-/// ones untrusted. Another `Switch` undoes a `Switch`. An `End` before the `Switch` drops the new
-/// CAs.
+/// Three statements replace the CAs, so that members and clients always trust each other's
+/// certificates. `Begin` makes the new CAs trusted, `Switch` makes them issue, and `End` makes the
+/// old CAs untrusted. Another `Switch` undoes a `Switch`. An `End` before the `Switch` drops the
+/// new CAs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RotationStep {
     /// The new CAs are trusted from now on, in addition to the issuing CAs.
@@ -317,7 +317,7 @@ impl Statement {
         self.has_same_cas(other) || self.is_swapped(other)
     }
 
-    /// Whether the CAs that issue by one of the statements are the additional ones of the other.
+    /// Whether one statement's issuing CAs are the other statement's additional CAs.
     fn is_swapped(&self, other: &Self) -> bool {
         self.also_trusted.as_ref() == Some(&other.issuing_cas())
             && other.also_trusted.as_ref() == Some(&self.issuing_cas())
@@ -517,22 +517,22 @@ impl StatementChain {
         self.links.iter().map(|(jws, ..)| jws.clone()).collect()
     }
 
-    /// Returns the number of the earliest statement since which all statements trust the same CAs
+    /// Returns the number of the earliest statement from which on all statements trust the same CAs
     /// as the newest one. It doesn't matter which of these CAs issue.
     pub fn trusted_since(&self) -> u64 {
         let newest = self.newest();
         self.since(|statement| statement.trusts_same_cas(newest))
     }
 
-    /// Returns the number of the earliest statement since which the same CAs issue as in the newest
-    /// one.
+    /// Returns the number of the earliest statement from which on the issuing CAs are those of the
+    /// newest statement.
     pub fn issuing_since(&self) -> u64 {
         let issuing = self.newest().issuing_cas();
         self.since(|statement| statement.issuing_cas() == issuing)
     }
 
-    /// Returns the number of the earliest statement from which on `is_same` holds for every
-    /// statement.
+    /// Returns the number of the earliest statement such that `is_same` holds for it and for all
+    /// later ones.
     fn since(&self, is_same: impl Fn(&Statement) -> bool) -> u64 {
         let others = self.statements().filter(|statement| !is_same(statement));
         others.last().map_or(0, |last| last.seq + 1)

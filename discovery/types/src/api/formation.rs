@@ -219,10 +219,12 @@ pub struct ReportRequest {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct MemberCas {
-    /// Number of the earliest statement since which the CAs of the member's node are trusted.
+    /// Number of the earliest statement from which on the CAs of the member's node have been
+    /// trusted.
     pub trusted: u64,
-    /// Number of the earliest statement since which the CAs that signed the member's certificates
-    /// issue. `None` if they don't issue by the newest statement that the member knows.
+    /// Number of the earliest statement from which on the CAs that signed the member's certificates
+    /// have been the issuing CAs. `None` if they don't issue by the newest statement that the
+    /// member knows.
     pub certified: Option<u64>,
 }
 

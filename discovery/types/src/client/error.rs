@@ -8,7 +8,7 @@ use crate::problem::{Code, Problem};
 /// Reason why a request failed.
 #[derive(Debug, thiserror::Error)]
 pub enum ClientError {
-    /// A server's key isn't a pinned one. The request was not sent to this server.
+    /// The server's key isn't among the pinned keys. The request was not sent to this server.
     #[error(
         "{url} has the key {}, which is not the pinned one: this is not the service that you were \
          told about, or its key was changed and you need a new context or bundle",

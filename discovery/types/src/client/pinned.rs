@@ -9,7 +9,7 @@ use crate::digest::Digest;
 use crate::key::SigningKey;
 use crate::tls::spki_hash;
 
-/// The server's certificate has another key than the pinned ones.
+/// The key in the server's certificate isn't among the pinned keys.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the server's key has the hash {found}, which is not pinned")]
 pub struct PinMismatch {

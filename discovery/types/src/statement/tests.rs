@@ -170,8 +170,7 @@ fn cas_are_replaced_by_statements_between_which_each_certificate_is_trusted() {
     ] {
         assert_eq!(step(from, to), Ok(taken), "{from} {to}");
     }
-    // In each case, certificates that one side of the change uses are not trusted by the other
-    // side.
+    // In each case, one side of the change uses certificates that the other side doesn't trust.
     for (from, to) in [
         ("0", "1"),
         ("0", "10"),
