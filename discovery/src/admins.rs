@@ -45,13 +45,13 @@ pub(crate) struct AdminCache {
     clock: Arc<Clock>,
     metrics: Arc<ServiceMetrics>,
     known: RwLock<Option<Arc<Admins>>>,
-    /// Held while the rows are read and become `known`, so that no older reading replaces a newer
-    /// one.
+    /// Lock that is held while the rows are read and stored in `known`. Without it, an older
+    /// reading could replace a newer one.
     reading: tokio::sync::Mutex<()>,
 }
 
 impl AdminCache {
-    /// `root` is the owner key of the key directory.
+    /// Creates an empty cache. `root` is the key directory's owner key, at which the chain starts.
     pub(crate) fn new(root: PublicKey, store: Store, clock: Arc<Clock>) -> Self {
         let metrics = store.watch().metrics.clone();
         AdminCache {

@@ -58,7 +58,7 @@ pub(crate) struct App {
     pub guesses: Arc<WrongSecretCounts>,
     /// The clouds' keys, with which identity documents of hosts are verified.
     pub identity_keys: Arc<IdentityKeys>,
-    /// Refused requests of this process that have yet to become events.
+    /// Counts of this process's refused requests that are not written as events yet.
     pub refusals: Arc<RefusalCounts>,
     /// Counts and logs requests and connections over a limit.
     pub throttle_log: Arc<ThrottleLog>,

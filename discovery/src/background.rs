@@ -1,6 +1,6 @@
-//! Background tasks of a process: listen for other processes' notifications, sweep the clusters,
-//! fill the ledger, and restore its commits in a database that has lost them. Each task retries
-//! after an error, with a growing pause.
+//! Background tasks of a process. They listen for other processes' notifications, sweep the
+//! clusters, and fill the ledger. They also restore the ledger's commits in a database that has
+//! lost them. Each task retries after an error, with a growing pause.
 
 use std::time::{Duration, Instant};
 

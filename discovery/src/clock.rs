@@ -32,8 +32,8 @@ struct ClockReading {
     at: Instant,
     /// When Postgres' clock was last seen to jump, or when this process started.
     steady_since: Instant,
-    /// Since when agents could report to this process, without a gap in Postgres' answers and
-    /// without a jump of its clock.
+    /// Start of the current period in which agents could report to this process. A gap in Postgres'
+    /// answers or a jump of its clock begins a new period.
     listening_since: Instant,
     /// Whether Postgres' clock was set back and `take_was_set_back` hasn't reported that yet.
     was_set_back: bool,

@@ -1,8 +1,8 @@
 //! Proof beyond a token: the identity document that a host's cloud has signed.
 //!
 //! A key that redeems a token for the first time must meet the token's requirements. Another host
-//! can present a copy of a document that isn't bound to a key. So a virtual machine counts once in
-//! a cluster: while it is a member or waits to be one, no other key is accepted with it.
+//! can present a copy of a document that isn't bound to a key. So a cluster accepts only one key
+//! for each virtual machine that is a member or waits to be one.
 
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, PoisonError, RwLock};

@@ -11,9 +11,9 @@ use governor::clock::{Clock, DefaultClock};
 use governor::{DefaultKeyedRateLimiter, Quota, RateLimiter};
 use muster_shares::network_of;
 
-/// Number of buckets from which on the table is full. While it is full, only known addresses have
-/// buckets of their own, and all others share one. So a flood from many addresses slows down new
-/// clients, but not known ones.
+/// Number of buckets at which the table is full. While it is full, only known addresses have
+/// buckets of their own, and all other addresses share one bucket. So a flood from many addresses
+/// slows down new clients, but not known ones.
 ///
 /// This is also the maximum number of known addresses. So there are at most twice as many buckets,
 /// and the shared one.
@@ -33,7 +33,7 @@ pub(crate) struct AddressLimit {
     /// Addresses that sent a request while the table wasn't full, and when each sent its last one.
     /// An address is kept longer than its bucket: a cleanup drops the bucket of a client that sends little.
     known: Mutex<HashMap<IpAddr, Instant>>,
-    /// [`ADDRESSES_MAX`], and fewer in tests.
+    /// Number of buckets at which the table is full: [`ADDRESSES_MAX`], or fewer in tests.
     max: usize,
     clock: DefaultClock,
     started: Instant,
@@ -103,8 +103,8 @@ impl AddressLimit {
         self.tidied_ms.fetch_update(Ordering::AcqRel, Ordering::Acquire, tidy).is_ok()
     }
 
-    /// Forgets the buckets of addresses that have been quiet long enough to have a full bucket
-    /// again, and the addresses that have been quiet for [`KNOWN_FOR`].
+    /// Forgets the bucket of each address that has been quiet until its bucket was full again.
+    /// Forgets each known address that has been quiet for [`KNOWN_FOR`].
     pub(crate) fn forget_quiet(&self) {
         self.limiter.retain_recent();
         self.limiter.shrink_to_fit();

@@ -22,8 +22,8 @@
 //! - A join ticket belongs to its first key, and becomes an intent that agents carry out at once.
 //!   So no ticket is redeemed while the database is unsettled. A boot token can be redeemed then,
 //!   because no list is frozen or committed before the database is settled.
-//! - The token of a replacement policy is redeemed as a boot token while the cluster forms, and as a
-//!   ticket by any number of hosts afterwards.
+//! - The token of a replacement policy is a boot token while the cluster forms. Afterwards it is a
+//!   ticket for any number of hosts.
 //! - A used ticket that comes from another key raises an alarm even before the address is checked.
 //!   Somebody has copied the ticket.
 
@@ -179,8 +179,8 @@ impl VerifiedRedeem {
         Err(ApiError::new(Code::GrantBinding, detail, next))
     }
 
-    /// Returns an error if the grant can't admit a new key now: the grant's validity isn't known
-    /// yet, or its issue time is in the future.
+    /// Returns an error if the grant can't admit a new key now. Either it isn't known yet whether
+    /// the grant is valid, or the grant's issue time is in the future.
     ///
     /// A void grant is not refused for good before the database is settled. A cluster that looks
     /// open can have committed already, and its hosts must learn that first. An operator can also

@@ -143,7 +143,7 @@ pub(crate) fn configure(config: &mut ServiceConfig) {
         .default_service(web::to(ops::not_found));
 }
 
-/// Path of one cluster, with which the paths of the cluster's parts begin.
+/// Path of one cluster. The paths of all parts of a cluster begin with it.
 const ONE_CLUSTER: &str = "/v1/clusters/{id}";
 
 /// Routes of one cluster.

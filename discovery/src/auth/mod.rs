@@ -60,7 +60,7 @@ pub(crate) async fn authorise(
     action: Action,
     cluster: Option<Uuid>,
 ) -> Result<Caller, ApiError> {
-    // On the heap, so that the memory is free while the authorised request waits.
+    // Box the future, so that its memory is freed before the authorised request waits.
     Box::pin(find_caller(request, app, action, cluster)).await
 }
 

@@ -162,7 +162,8 @@ async fn add_recovery(
     let admin = Admin { key: *key.public(), name, roles: vec![Role::Owner] };
     check_add(chain, None, &admin, false)?;
     session.check_role(chain, Action::ChangeAdmins)?;
-    // Print the key before anything is changed: an owner whose key nobody has is of no use.
+    // Print the key before the admin chain is changed. Otherwise an error in between would leave an
+    // owner whose key nobody has.
     let paper = key.to_paper();
     let value = json!({ "admin": admin, "paper": paper.expose_secret() });
     printer.print_value(&value, |out| out.line(paper.expose_secret()))?;

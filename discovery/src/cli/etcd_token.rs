@@ -137,7 +137,7 @@ async fn create(
     let certificate = args.cacert.clone().unwrap_or_else(|| CERTIFICATE_FILE.into());
     let variables = variables(session, &token, &made, &certificate)?;
     if let Err(error) = write_files(&args, &variables, &made) {
-        // The token was handed to nobody, so revoke it.
+        // The variables were not written, so nobody has the token. Revoke it.
         revoke_unwritten(session, view.id, printer).await;
         return Err(error);
     }

@@ -70,8 +70,9 @@ pub(super) fn typed(grant: &Grant) -> String {
     if typed.is_empty() { "-".to_owned() } else { typed.join(" or ") }
 }
 
-/// Returns the flags with which a host's agent gets the identity document that the grant requires.
-/// `None` if the requirements are for different clouds, so that the flags differ from host to host.
+/// Returns the flags that make a host's agent get the identity document that the grant requires.
+/// `None` if the requirements are for different clouds, because the flags then differ from host to
+/// host.
 pub(super) fn agent_flags(grant: &Grant) -> Option<String> {
     let Some(first) = grant.require.first() else { return Some(String::new()) };
     let is_same =

@@ -197,8 +197,8 @@ async fn announce_one(
         return Ok(Announcement::new(cluster, known, false));
     }
     let now = session.client.service_now_ms().max(0).unsigned_abs() / 1_000;
-    // Use at least the time in seconds. It is higher than the numbers of statements that a restored
-    // database has forgotten.
+    // The statement's number is at least the time in seconds. So it exceeds the number of any
+    // statement that a restored database has forgotten.
     let next = known.map_or(1, |known| known.sequence().saturating_add(1)).max(now);
     let statement = ServiceStatement {
         version: 1,

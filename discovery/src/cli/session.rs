@@ -145,7 +145,7 @@ pub(super) fn is_live(state: ClusterState) -> bool {
     }
 }
 
-/// Returns the states of clusters that haven't ended.
+/// Returns the states of a cluster that hasn't ended.
 pub(super) fn live_states() -> ClusterStates {
     ClusterStates::new(ClusterState::ALL.into_iter().filter(|state| is_live(*state)))
 }

@@ -90,7 +90,7 @@ impl LiveStream {
     }
 }
 
-/// The event that says that a page has changed.
+/// The event that tells a browser that a page has changed.
 const CHANGED: &[u8] = b"event: changed\ndata:\n\n";
 
 /// Streams the changes of all clusters.

@@ -2,13 +2,13 @@
 //!
 //! - **Sign-in.** An admin's key authorises a link (`POST /v1/console/links`, in `handlers`). The
 //!   link shows a button, and the button exchanges the link's code for a session's cookie. Both are
-//!   random secrets of which only hashes are stored. If a mail or chat program previews the link,
+//!   random secrets, and only their hashes are stored. If a mail or chat program previews the link,
 //!   it only loads the page and doesn't use the link up.
 //! - **Rights.** Each request looks the session and its admin up, and checks the role by `auth`, with
 //!   the actions of the API. So a revoked admin reads nothing more, and a page shows what the API shows.
-//! - **Reading.** Pages call the functions with which `handlers` answer, and the store. Only the
-//!   two forms, to sign in and to sign out, change anything. They are accepted from the console's
-//!   own pages alone.
+//! - **Reading.** Pages call the store, and the functions that make the API's answers. Only the two
+//!   forms, to sign in and to sign out, change anything. They are accepted from the console's own
+//!   pages alone.
 //! - **Live pages.** A stream of server-sent events says that something has changed, at most once a
 //!   second; the script then fetches the page again. So a page is rendered in one way only, and works
 //!   without the script, by reloading. While it waits, a stream doesn't query the database: it uses the
@@ -118,8 +118,8 @@ const HEADERS: [(HeaderName, HeaderValue); 6] = [
     (header::CROSS_ORIGIN_RESOURCE_POLICY, HeaderValue::from_static("same-origin")),
 ];
 
-/// Wraps every request: checks the address's rate limit first, which is that of the API. Afterwards it
-/// sets the headers and counts the request.
+/// Wraps every request: checks the API's rate limit for the address first. Afterwards it sets the
+/// headers and counts the request.
 pub(crate) async fn wrap_request(
     request: ServiceRequest,
     next: Next<BoxBody>,

@@ -111,7 +111,7 @@ pub(super) enum Tone {
     Good,
     /// Something is under way.
     Busy,
-    /// A person should look.
+    /// A person should look at the object.
     Bad,
     /// The object has ended in a regular way.
     Ended,

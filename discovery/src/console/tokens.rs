@@ -26,7 +26,7 @@ const NAMED_HOSTS: usize = 3;
 /// Maximum number of hosts on the page of a token: the newest.
 const MAX_HOSTS: usize = 200;
 
-/// Query of the list: the tokens of which cluster, and which page.
+/// Query of the list: the cluster whose tokens are listed, and the page.
 #[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct TokensQuery {

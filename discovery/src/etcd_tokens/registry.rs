@@ -16,8 +16,8 @@ use discovery_types::etcd_token::{EtcdPeers, EtcdProtocol};
 
 use crate::store::UnixMicros;
 
-/// Index of a list from which on no member gets a place any more. It limits hosts that repeatedly
-/// come and go. Getting a place adds one to the index, and losing places adds one too.
+/// Index at which a list gives no further places. It limits hosts that repeatedly come and go.
+/// Getting a place adds one to the list's index, and losing places adds one too.
 pub(crate) const MAX_INDEX: u64 = 256;
 /// Index of the list before the first member registers. The key `_config/size` has index 1.
 pub(crate) const FIRST_INDEX: u64 = 2;
@@ -164,8 +164,8 @@ impl EtcdRegistry {
         listed
     }
 
-    /// Whether a client that waits for changes from the index `from` on has read an outdated list:
-    /// a member has lost its place at this index or a later one.
+    /// Whether a client that waits for changes from the index `from` on has read an outdated list.
+    /// That is so if a member has lost its place at this index or a later one.
     pub(crate) fn is_stale(&self, from: u64) -> bool {
         from <= self.lapse_index
     }
@@ -260,7 +260,7 @@ impl EtcdRegistry {
         }
         let mut changed = self.clone();
         // Drop this host's lapsed registrations. The new etcd waits for its own registration only,
-        // so `renew` must not restore an old one.
+        // so `renew` must not restore an old registration.
         changed.members.retain(|member| !member.has_lapsed || member.address != registrant.address);
         changed.check_free(&peers)?;
         changed.last_index += 1;

@@ -321,8 +321,8 @@ fn parse_path(parts: &[String]) -> Result<(EtcdToken, Key), KeyError> {
     Ok((token, key))
 }
 
-/// Returns the discovery URL that the member was given, from which its id was computed. A slash at the
-/// end isn't in the request's path.
+/// Returns the discovery URL that the member was given. The member's id was computed from this URL.
+/// A slash at its end isn't in the request's path.
 fn discovery_url(
     request: &HttpRequest,
     path: &[String],

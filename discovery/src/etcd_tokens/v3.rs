@@ -54,7 +54,7 @@ const CONFIG_REVISION: i64 = 1;
 /// Header in which a client sends the token that Authenticate returned.
 const AUTH_HEADER: &str = "token";
 /// Reason in entries that make etcd exit: its list has a member that lost its place. etcd parses an
-/// entry as NAME=URL, so a `=` has to be in the text.
+/// entry as NAME=URL, so the text must contain a `=`.
 const STALE_REASON: &str = "a-member-stopped-waiting=start-this-etcd-again";
 /// Reason in entries that make etcd exit: its token can't be used any more.
 const ENDED_REASON: &str = "the-discovery-token-ended=make-a-new-one";

@@ -295,7 +295,7 @@ fn deadline_of(app: &App, reply: &ClusterReply) -> Option<UnixMicros> {
     next_deadline(&reply.cluster, &app.settings, reply.now).map(|at| at.0 as UnixMicros)
 }
 
-/// Returns an instant at which a time of the database has surely passed.
+/// Returns an instant at which `at`, a time of the database's clock, has surely passed.
 fn instant_of(app: &App, at: UnixMicros) -> Instant {
     let left = at.saturating_sub(app.clock.micros()).max(0);
     Instant::now() + Duration::from_micros(left.unsigned_abs()) + DEADLINE_SLACK

@@ -203,7 +203,7 @@ fn new_intent(
     }
 }
 
-/// Refuses a retry if its record differs from the one with which its key redeemed the ticket first.
+/// Refuses a retry if its record differs from the record of the first redeem by this key.
 fn check_same_record(known: &StoredIntent, record: &VerifiedRecord) -> Result<(), ApiError> {
     if known.record_hash() == Some(record.hash()) {
         return Ok(());

@@ -74,8 +74,8 @@ fn refused(code: Code, detail: impl Into<String>, next: &str) -> ApiError {
     ApiError::new(code, detail, next)
 }
 
-/// A report's position in the cluster's log, as (Raft term, Raft index), and what is known about
-/// such positions.
+/// Position in the cluster's log from which a member reports, and the position that a quorum has
+/// reached. Positions are pairs of Raft term and Raft index.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct ReportPosition<'a> {
     /// Name of the reporting member.

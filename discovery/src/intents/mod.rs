@@ -419,8 +419,8 @@ impl App {
         .await
     }
 
-    /// Confirms member lists for as long as a quorum of the electors has reported a newer one. Each
-    /// confirmed list can change the electors.
+    /// Confirms newer member lists, one after the other, as long as a quorum of the electors has
+    /// reported a newer list. Each confirmed list can change the electors.
     async fn confirm(
         &self,
         transaction: &mut ClusterTransaction,

@@ -1,5 +1,5 @@
-//! Follows a recovery: an operator has made a new Raft cluster from the data of a lost one's
-//! survivor.
+//! Follows a recovery: an operator has made a new Raft cluster from the data of one member of a
+//! lost cluster, the survivor.
 //!
 //! The agent on the survivor's host sends the signed statements. From then on the directory, the
 //! roster, certificates and intents are those of the recovered cluster. The lost cluster's members

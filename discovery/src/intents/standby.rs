@@ -1,8 +1,8 @@
 //! Hosts that wait under a replacement policy, without a vote, for the place of a dead member.
 //!
-//! A standby keeps its place by asking for its intent. One that hasn't asked for
-//! [`STANDBY_LEASE_US`] doesn't count as waiting, and the cluster's agents aren't told of it. It
-//! waits again as soon as it asks.
+//! A standby keeps its place by asking for its intent. A standby that hasn't asked for
+//! [`STANDBY_LEASE_US`] doesn't count as waiting, and the cluster's agents don't learn of it. It
+//! counts as waiting again as soon as it asks.
 
 use discovery_types::api::{Explanation, IntentState, MembersView};
 use discovery_types::jws::Jws;
@@ -128,7 +128,7 @@ fn line(code: &str, missing: String, command: Option<String>) -> Explanation {
     }
 }
 
-/// Returns the policy under which the host waits, if it is a standby or was one.
+/// Returns the policy of a host that waits, or waited, as a standby. `None` for any other host.
 pub(super) fn policy_of(known: &StoredIntent) -> Option<&Jws> {
     known.seen_us.map(|_| &known.intent.authority)
 }

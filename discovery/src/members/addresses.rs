@@ -88,7 +88,7 @@ fn explain_moves(
 ) -> Vec<Explanation> {
     let explain = |(id, urls): (MemberId, Vec<NodeUrl>)| {
         let member = present.members.iter().find(|member| member.id == id)?;
-        // A cluster accepts other spellings of a URL, which its agents compare in the same way.
+        // Compare parsed URLs, as agents do: the cluster may list the same URL in another spelling.
         let is_new = |text: &String| text.parse::<NodeUrl>().is_ok_and(|url| urls.contains(&url));
         let is_recorded = member.peer_urls.iter().any(is_new);
         if is_recorded || member.is_released {

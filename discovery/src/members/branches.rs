@@ -2,8 +2,8 @@
 //!
 //! This can happen after a restore of the database from a backup. An owner signs a statement before
 //! an agent has sent the service the one that the backup lacks. If an agent follows another
-//! statement than the service, it sends the service its own chain. The service keeps the chain that
-//! it has, and tells a person which members follow which statement.
+//! statement than the service, it sends the service its own chain. The service keeps its own chain,
+//! and shows a person the members that follow another statement.
 
 use std::collections::BTreeMap;
 
@@ -62,7 +62,7 @@ impl App {
 }
 
 /// Returns number and hash of the first statement of `shown` that differs from the one in `chain`.
-/// `None` if the chains have no common beginning, or if one is a beginning of the other.
+/// `None` if the chains have no common beginning, or if one chain only continues the other.
 fn first_difference(chain: &StatementChain, shown: &StatementChain) -> Option<(u64, Digest)> {
     let (own, shown) = (chain.jws(), shown.jws());
     let mut pairs = own.iter().zip(&shown).enumerate();

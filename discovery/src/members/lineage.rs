@@ -74,8 +74,8 @@ impl Lineage {
 
     /// Verifies a received chain and compares it with the chain that discovery follows. Nothing
     /// proves when a statement was signed, so the signer of the last statement must be an operator
-    /// or owner now. That statement begins where the earlier ones lead, so it confirms them as
-    /// well.
+    /// or owner now. The last statement builds on the earlier ones, so its signature confirms them
+    /// as well.
     pub(crate) fn compare(
         &self,
         shown: &[Jws],

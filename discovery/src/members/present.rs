@@ -231,8 +231,8 @@ pub(super) fn member_explanation(
     }
 }
 
-/// Explains that members have not reported since this process began to listen, if there are any. It
-/// can be decided only later whether these members are silent.
+/// Explains that some members have not reported since this process began to listen, if there are
+/// such members. Only later can the service tell whether they are silent.
 fn explain_awaited(view: &MembersView) -> Option<Explanation> {
     let awaited: Vec<String> = view
         .members

@@ -52,8 +52,8 @@ const BACKLOG: u32 = 1024;
 /// request that it may make. So an address over its request limit first gets error responses. Its
 /// new connections are closed only if it keeps reconnecting.
 const CONNECTIONS_PER_REQUEST: u32 = 4;
-/// Maximum number of long polls of one key. An agent needs one poll, and a second one while the
-/// connection of the first one times out.
+/// Maximum number of long polls of one key. An agent needs one poll, and a second poll while the
+/// first one's connection times out.
 const MAX_POLLS_PER_KEY: usize = 8;
 /// Name of the database in the managed server.
 pub(super) const DATABASE: &str = "muster";

@@ -12,12 +12,12 @@ use crate::server::{RunningService, start};
 use crate::store::clusters::FormingPosition;
 use crate::store::counts::{ClusterCounts, SilentMembersCount};
 
-/// Number of clusters in the database, of which a statement must not read all.
+/// Number of clusters in the database. No statement may read all of them.
 const CLUSTERS: usize = 20_000;
 /// Maximum number of rows that a step of a plan may read. A page of a list has [`PAGE`] clusters
 /// with three members each.
 const MAX_ROWS: f64 = 500.0;
-/// Part of the statement with which a ledger copies decisions.
+/// Part of the statement that copies decisions into a ledger.
 const COPY: &str = "FROM decisions d, generation g WHERE d.number > $1";
 /// Number of items on a page.
 const PAGE: u16 = 50;

@@ -93,7 +93,7 @@ async fn two_processes_change_one_cluster_one_after_the_other() {
         }
         held.commit().await.unwrap();
     };
-    // Retry: one redeem can reach the lock timeout before the other one waits for the lock.
+    // Retry: one of the redeems can reach the lock timeout before the other one waits for the lock.
     let redeem = async |agent: &TestAgent| loop {
         match agent.redeem().await {
             Ok(seen) => break seen.standing,

@@ -1,9 +1,9 @@
 //! Every route with every kind of caller: who may do what, as the running service answers.
 //!
 //! In the table, `-` means that the caller was refused. `yes` means that a request was judged by
-//! its content, and `?` that no request had a body that could be judged. An agent of another
-//! cluster has the column `foreign`. A route whose rights depend on the body shows the most that a
-//! caller may do.
+//! its content, and none was refused because of the caller. `?` means that no request had a body
+//! that the service could judge. The column `foreign` is an agent of another cluster. A route whose
+//! rights depend on the body shows the most that a caller may do.
 
 use std::sync::Arc;
 

@@ -84,7 +84,8 @@ async fn a_service_whose_port_is_taken_leaves_nothing_in_the_database() {
     service.stop().await;
 }
 
-/// The first look at a database takes longer here than a request may wait for a connection.
+/// In this test, the first check of a database (a "look") takes longer than a request may wait for
+/// a connection.
 #[tokio::test]
 async fn a_service_starts_on_a_database_with_a_slow_disk() {
     let world = TestInstallation::new().await;

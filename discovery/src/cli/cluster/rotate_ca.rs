@@ -184,8 +184,8 @@ fn check_step_is_named(args: &RotateCaArgs) -> Result<(), CliError> {
 /// Decides whether this run signs a statement, and for which step.
 ///
 /// # Errors
-/// Fails if the statements don't allow the step that the command line names, and if a finished
-/// replacement would be followed by another one without `--again`.
+/// Fails if the statements don't allow the step that the command line names, or if another
+/// replacement would follow a finished one without `--again`.
 fn choose_step(chain: &StatementChain, args: &RotateCaArgs) -> Result<RotationDecision, CliError> {
     if args.cancel {
         return choose_undoing_step(chain, args.step);
@@ -236,8 +236,8 @@ fn choose_undoing_step(
     }
 }
 
-/// Returns whether the step is done already: by the replacement that is under way, or by the last
-/// one if none is.
+/// Returns whether the step is done already, by the replacement under way. If none is under way,
+/// returns whether the last replacement did the step.
 ///
 /// # Errors
 /// Fails if the step is neither done nor the next one.
@@ -269,7 +269,7 @@ fn next_step(chain: &StatementChain) -> RotationStep {
     }
 }
 
-/// Whether the last replacement was taken to its end. A cancelled one was not, and the end of an
+/// Whether the last replacement completed its last step and was not cancelled. The end of an
 /// adoption is no replacement.
 fn is_finished(chain: &StatementChain) -> bool {
     chain.newest().also_trusted.is_none() && last_begin(chain) > 0 && is_new_pair_issuing(chain)

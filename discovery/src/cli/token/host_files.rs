@@ -7,7 +7,7 @@ use serde_json::json;
 
 /// Path of the bundle on the host, where `LoadCredential=` of the unit finds it.
 pub(super) const BUNDLE_PATH: &str = "/etc/credstore/muster-join.bundle";
-/// Flag of the agent in its unit, after which a host's own flags stand.
+/// Flag of the agent in its unit. The unit of a certain host has the host's own flags behind it.
 const BUNDLE_FLAG: &str = "--bundle-file %d/muster-join.bundle";
 /// Name of the agent's unit.
 const UNIT_NAME: &str = "muster-agent.service";

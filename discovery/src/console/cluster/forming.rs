@@ -10,7 +10,8 @@ pub(super) struct SeatRow {
     pub(super) name: String,
     pub(super) key: String,
     pub(super) from: String,
-    /// Whether an address lies outside of the blocks that the host's token is bound to.
+    /// Whether the host's source address or an advertised address lies outside the networks that
+    /// its token is bound to.
     pub(super) is_outside: bool,
     pub(super) peer_urls: String,
     pub(super) client_urls: String,
@@ -109,8 +110,8 @@ pub(super) fn probe_table(view: &ClusterView) -> Option<ProbeTable> {
     })
 }
 
-/// Makes the cell of the host at `seat` for the one at `to`. `missing` is the cell for a probe that the
-/// host hasn't reported.
+/// Makes the cell for the probe by the host at `seat` of the host at `to`. `missing` is the cell
+/// for a probe that hasn't been reported.
 fn cell(host: Option<&SeatView>, seat: u8, to: u8, missing: ProbeCell) -> ProbeCell {
     if seat == to {
         return OWN;

@@ -34,7 +34,7 @@ pub(super) struct ChangeRow {
     pub(super) operation: String,
     pub(super) verb: String,
     pub(super) subject: String,
-    /// The other member that the change concerns, such as the one to replace.
+    /// The other member that the change concerns, for example the member to replace.
     pub(super) about: String,
     pub(super) state: Badge,
     pub(super) by: String,

@@ -147,7 +147,7 @@ async fn the_service_issues_by_the_cas_of_the_newest_statement_and_deletes_the_o
     let credentials = cluster.admin.issue_credentials(id, &csr).await.unwrap();
     assert_eq!(der(&credentials.client_ca), der(&new.client));
 
-    // Switch back to the old CAs, and again to the new ones.
+    // Switch back to the old CAs, and then to the new CAs again.
     for _ in 0..2 {
         cluster.take(&mut chain, RotationStep::Switch, None).await.unwrap();
         let leaves = cluster.renewed(agent).await.unwrap();
@@ -200,8 +200,8 @@ async fn a_statement_with_cas_whose_keys_the_service_lacks_is_refused() {
     cluster.service.stop().await;
 }
 
-/// A database from before the replacement has only the keys of the old CAs, although the chain
-/// names new ones. An owner replaces the CAs again.
+/// A database from before the replacement has only the old CAs' keys, but the chain names the new
+/// CAs. An owner replaces the CAs again.
 #[tokio::test]
 async fn after_the_loss_of_the_new_keys_the_cas_can_be_replaced_again() {
     let cluster = CommittedCluster::of(1).await;
@@ -294,7 +294,8 @@ async fn a_split_of_the_statements_is_explained_with_the_member_that_has_shown_i
             assert!(line.missing.contains(part), "{part} is not in {}", line.missing);
         }
     }
-    // Another member's agent knows no more than the service.
+    // The second member's agent shows the statement that the service has, so it doesn't count as
+    // part of the split.
     let same = [chain.jws(), vec![kept]].concat();
     cluster.agents[1].client.show_statements(id, &same).await.unwrap();
     let line = split().await.expect("the split is known");
