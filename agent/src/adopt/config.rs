@@ -161,7 +161,7 @@ impl EtcdConfig {
         self.working_directory.join(path)
     }
 
-    /// Returns the settings with which the agent runs this etcd. Fails if the etcd can't come under
+    /// Returns the settings that the agent passes to this etcd. Fails if the etcd can't come under
     /// management.
     pub(crate) fn node(
         &self,

@@ -108,7 +108,7 @@ async fn choose_flags(
 }
 
 /// Whether the program has this flag, and accepts the value. etcd parses all flags before it prints
-/// its version, and fails at an unknown one.
+/// its version, so an unknown flag makes the program fail.
 async fn is_flag(program: &Path, name: &str, value: &str) -> Result<bool, ExitError> {
     let flag = format!("--{name}={value}");
     Ok(output_of(program, &[&flag, "--version"]).await?.status.success())
@@ -207,8 +207,8 @@ mod tests {
     async fn a_setting_that_is_no_flag_of_the_program_is_named() {
         let dir = tempfile::tempdir().unwrap();
         let etcd = dir.path().join("etcd");
-        // A child process writes the file, so that no child of another test can inherit the file,
-        // open for writing. Then the file could not be executed.
+        // A child process writes the file. If this process wrote it, a child of another test could
+        // inherit the open descriptor, and executing the file would fail with ETXTBSY.
         let script = "#!/bin/sh\ncase $1 in --hidden=5) ;; *) exit 2 ;; esac\n";
         let write = r#"printf %s "$0" >"$1" && chmod +x "$1""#;
         let made = std::process::Command::new("sh").args(["-c", write, script]).arg(&etcd).status();
@@ -252,8 +252,8 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("program");
         let install = || {
-            // A child process makes the copy. If this process wrote the file, a child of another
-            // test could inherit it, open for writing. Then the file could not be executed.
+            // A child process makes the copy. If this process wrote it, a child of another test
+            // could inherit the open descriptor, and executing the file would fail with ETXTBSY.
             let copied = std::process::Command::new("cp")
                 .arg("/bin/sleep")
                 .arg(dir.path().join("new"))

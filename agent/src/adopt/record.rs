@@ -52,7 +52,7 @@ impl TakeOverRecord {
         Self { version: VERSION, list: Some(list), ..Self::default() }
     }
 
-    /// Returns the record for the list, which is empty if this one was written for another list.
+    /// Returns an empty record if this one was written for another list, otherwise this record.
     fn for_list(self, list: Digest) -> Self {
         match self.list {
             Some(other) if other != list => Self::empty(list),

@@ -253,7 +253,8 @@ async fn copy(mut from: File, to: PathBuf) -> Result<(), DrillError> {
     work.await.map_err(panicked)?.map_err(DrillError::Files)
 }
 
-/// Waits until the member serves. Returns its revision, and its keys unless the cluster has users.
+/// Waits until the member serves. Returns its revision, and its number of keys unless the cluster
+/// has users.
 async fn ask(
     cluster: &ClusterApiClient,
     member: &mut Child,

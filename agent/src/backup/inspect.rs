@@ -52,7 +52,7 @@ pub(crate) enum InspectError {
         /// Hash of the file's content.
         found: String,
     },
-    /// The file is no bbolt file, or a damaged one.
+    /// The file is damaged, or isn't a bbolt file.
     #[error("the snapshot's database is damaged")]
     Database(#[source] BboltReadError),
     /// The database isn't etcd's.

@@ -3,7 +3,7 @@
 //! One round saves one backup. The agent streams a snapshot from its own node into a spool file,
 //! checks etcd's SHA-256 at its end, opens it, and reads every row. Only then the snapshot is
 //! stored, encrypted if there are recipients. Its manifest is stored last: files without a manifest
-//! are no backup. Later rounds remove what interrupted ones have left.
+//! are no backup. Later rounds remove the files that interrupted rounds have left.
 //!
 //! The store alone determines whether a backup is due. So the agent of a new leader, or a restarted
 //! agent, continues the schedule of its predecessor. Two agents that both believe to be responsible

@@ -119,7 +119,7 @@ impl BackupFile {
             .or_else(|| name(PLAIN).map(|name| Self::Data(name, false)))
     }
 
-    /// Returns the name under which a file is written to a directory until it is whole.
+    /// Returns the name that a file has in a directory until it is written completely.
     pub(crate) fn unfinished(file: &str) -> String {
         format!("{file}{UNFINISHED}")
     }

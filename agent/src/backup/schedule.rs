@@ -45,8 +45,8 @@ pub(super) fn is_verification_due(
 }
 
 /// Returns the backups that one verification examines: the newest one, and an older one if there is
-/// one. The older one is the first of `damaged` while one of these is stored. Otherwise `random`
-/// chooses it.
+/// one. The older one is the first of `damaged` that is stored. If none of them is stored, `random`
+/// chooses the older one.
 pub(super) fn choose_for_verification<'a>(
     listing: &'a BackupListing,
     damaged: &[BackupName],

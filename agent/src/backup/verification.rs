@@ -1,9 +1,9 @@
 //! Verifies stored backups on schedule, as `backup verify` does without a private key. A backup was
 //! whole when it was saved, and may have been damaged in its store since.
 //!
-//! One verification examines the newest backup and an older one. The older one is chosen at random,
-//! so each backup gets its turn, and the cost doesn't grow with their number. Memory is bounded as
-//! in `examine`; disk space by one backup in the folder of temporary files.
+//! One verification examines the newest backup and an older backup. The older backup is chosen at
+//! random, so each gets its turn, and the cost doesn't grow with the number of backups. Memory is
+//! bounded as in `examine`; disk space by one backup in the folder of temporary files.
 
 use std::time::Duration;
 
@@ -64,7 +64,7 @@ pub(super) struct BackupVerifier {
     /// Interval between two verifications.
     every: Duration,
     board: StatusHandle,
-    /// The last result, for the time after a restart of the agent.
+    /// File that keeps the last result across restarts of the agent.
     file: VerificationFile,
     /// Number of attempts without a result since the last result.
     failures: u32,
@@ -99,8 +99,8 @@ impl BackupVerifier {
         self.shown().failure.is_some()
     }
 
-    /// Whether the status shows a damaged backup. Then this agent goes on with its verifications
-    /// when another one is responsible, because that one doesn't know of the damage.
+    /// Whether the status shows a damaged backup. If so, this agent goes on verifying even if
+    /// another agent is responsible. The other agent doesn't know of the damage.
     pub(super) fn has_damage(&self) -> bool {
         !self.shown().damaged.is_empty()
     }
@@ -211,7 +211,7 @@ impl BackupVerifier {
             tracing::warn!("the verification failed: {text}; tried again in {} s", pause.as_secs());
             VerificationFailureReason::NotDone
         };
-        // A store that fails must not hide that one of its backups is damaged.
+        // One of the store's backups is damaged. An error of the store must not hide that.
         if reason == VerificationFailureReason::NotDone && self.has_damage() {
             return;
         }
@@ -232,8 +232,8 @@ impl BackupVerifier {
         }
     }
 
-    /// Takes backups out of those that are shown as damaged. The failure stays as long as one is
-    /// left, and then names that one. Returns whether a backup was taken out.
+    /// Removes backups from the list of damaged ones in the status. While the list isn't empty, the
+    /// status shows a failure that names one of them. Returns whether a backup was removed.
     fn clear_damage(&self, is_cleared: impl Fn(&BackupName) -> bool) -> bool {
         let mut is_changed = false;
         self.show(|status| {
@@ -330,7 +330,8 @@ mod tests {
             Self { folder, layout, settings, cluster, verifier }
         }
 
-        /// Makes the verifier of another node, by an agent with this status.
+        /// Replaces the verifier by a new one that shows its results in `board`, as an agent does
+        /// when it starts its node again.
         fn restart_verifier(&mut self, board: StatusHandle) {
             let file = VerificationFile::new(&self.layout, &self.settings);
             self.verifier = BackupVerifier::new(EVERY, board, file);

@@ -1,8 +1,8 @@
 //! The file with the result of the last verification of stored backups.
 //!
 //! A restarted agent shows this result again. So the alert about a damaged backup stays until the
-//! backup is whole or gone. The file is a memory of this agent alone: one that is missing, damaged
-//! or of a newer version counts as no result, and the next verification is due at once.
+//! backup is whole or gone. Only this agent uses the file. If the file is missing, damaged or of a
+//! newer version, there is no result, and the next verification is due at once.
 
 use std::path::PathBuf;
 
@@ -36,7 +36,8 @@ impl VerificationFile {
         Self { path: layout.backup_verification(), store: store.to_string() }
     }
 
-    /// Returns the last result about this store; `None` if there is none that can be read.
+    /// Returns the last result about this store. `None` if the file has no readable result about
+    /// it.
     pub(super) fn read(&self) -> Option<VerificationStatus> {
         let bytes = state::read(&self.path).ok().flatten()?;
         let last: LastVerification = serde_json::from_slice(&bytes).ok()?;

@@ -233,7 +233,7 @@ mod tests {
             assert!(!change.is_visible_in(&before), "{change:?}");
             assert!(change.is_visible_in(&after), "{change:?}");
         }
-        // A member that is gone doesn't count as promoted.
+        // A member that is missing in the list doesn't count as promoted.
         assert!(
             !ClusterMemberChange::Promote(MemberId(2)).is_visible_in(&members(&[(1, "a", false)]))
         );

@@ -25,8 +25,8 @@ pub(crate) enum RemovalOrigin {
     Unknown,
     /// The replacement itself removed the member, so the newcomer takes the free place.
     Own,
-    /// Another operation removed the member, so the newcomer would be one member more than was
-    /// meant.
+    /// Another operation removed the member, so the newcomer would make the cluster larger than
+    /// intended.
     Foreign,
 }
 

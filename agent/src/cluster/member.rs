@@ -37,7 +37,7 @@ pub(crate) struct ClusterMember {
     pub id: MemberId,
     /// The member's name; empty until it has started.
     pub name: String,
-    /// URLs at which the other members reach this one.
+    /// URLs at which the other members reach this member.
     pub peer_urls: Vec<String>,
     /// URLs at which clients reach this member; empty until it has started.
     pub client_urls: Vec<String>,

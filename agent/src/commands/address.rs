@@ -47,7 +47,7 @@ pub(crate) fn run(typed: &AddressCommand, printer: &mut Printer<'_>) -> Result<(
     }
 }
 
-/// A member's state, as both subcommands need it.
+/// State of this host's member that both subcommands read.
 struct Member {
     layout: Layout,
     key: SigningKey,

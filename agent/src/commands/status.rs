@@ -277,8 +277,8 @@ fn cluster_line(status: &AgentStatus) -> Option<String> {
     Some(text)
 }
 
-/// Returns the URLs of discovery, and the time since which it can't be reached. `None` if it can be
-/// reached at the bundle's URLs.
+/// Returns the URLs of discovery, and the beginning of the present outage of discovery. `None` if
+/// discovery can be reached at the bundle's URLs.
 fn discovery_line(status: &AgentStatus) -> Option<String> {
     let place = status.discovery_urls.as_ref().zip(status.service_statement);
     let place = place.map(|(urls, number)| format!("{urls}, by service statement {number}"));

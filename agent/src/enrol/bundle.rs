@@ -26,8 +26,8 @@ const BUNDLE_READ_TIMEOUT: Duration = Duration::from_secs(300);
 /// With `--wait-for-ticket`, a missing file or a file without a bundle is the error
 /// [`ExitError::NeedsTicket`]. The caller then waits, since the bundle may come later.
 ///
-/// A pipe may stay silent for ever. So it is read on a thread of its own that nothing waits for:
-/// the agent can end once this future is dropped.
+/// A pipe may stay silent for ever, so a separate thread reads it. Nothing waits for that thread,
+/// so the agent can end once this future is dropped.
 pub(crate) async fn read_bundle(settings: &RunSettings) -> Result<Option<Bundle>, ExitError> {
     match settings.bundle.clone() {
         Some(source) => read_bundle_from(source, settings.wait_for_ticket).await.map(Some),

@@ -94,8 +94,8 @@ impl UnsignedRedeem {
         self.requests.iter().map(|request| request.sign(&self.key)).collect()
     }
 }
-/// Makes the request by which an added member proves to a restored service how it joined. `None`
-/// for a founder, and for a member whose agent kept no ticket.
+/// Makes the request with which a member that joined later proves to a restored service how it
+/// joined. `None` for a founder, and for a member whose agent kept no ticket.
 pub(crate) fn readmission(protocol: &Protocol, join: &Join) -> Option<ReadmitRequest> {
     let extras = &protocol.extras;
     let ticket = extras.admission.as_ref()?.ticket.clone()?;

@@ -55,8 +55,8 @@ impl Host for LocalHost {
 }
 
 /// Parses the local IPv4 addresses in `/proc/net/fib_trie`: each leaf `|-- ADDRESS` that is
-/// followed by `/32 host LOCAL`. Link-local ones are left out: a host takes such an address while
-/// no DHCP server answers, and gives it up later.
+/// followed by `/32 host LOCAL`. Leaves out link-local addresses: a host takes such an address
+/// while no DHCP server answers, and gives it up later.
 fn parse_fib_trie(text: &str) -> Vec<Ipv4Addr> {
     let mut found = Vec::new();
     let mut leaf: Option<Ipv4Addr> = None;
@@ -75,7 +75,7 @@ fn parse_fib_trie(text: &str) -> Vec<Ipv4Addr> {
     found
 }
 
-/// Parses the IPv6 addresses in `/proc/net/if_inet6`. Link-local ones are left out, since they
+/// Parses the IPv6 addresses in `/proc/net/if_inet6`. Leaves out link-local addresses, because they
 /// can't be advertised.
 fn parse_if_inet6(text: &str) -> Vec<Ipv6Addr> {
     text.lines()

@@ -1,4 +1,4 @@
-//! The environment variables that the agent passes on to the node: only a short list.
+//! The short list of environment variables that the agent passes on to the node.
 //!
 //! etcd reads each of its flags from an `ETCD_*` variable as well. Such a variable, set on the host
 //! for another purpose, would override the flags that the agent reserves for itself. For example,

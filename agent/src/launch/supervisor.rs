@@ -156,8 +156,7 @@ impl Supervisor<'_> {
         }
     }
 
-    /// Whether no other member can connect to the node, since all addresses on which it listens for
-    /// them are gone.
+    /// Whether the host has lost all addresses on which the node listens for the other members.
     fn is_stranded(&self, node: &RunningNode) -> bool {
         let addresses = node.peer_listen_addresses();
         !addresses.is_empty() && addresses.into_iter().all(self.is_lost)

@@ -64,9 +64,9 @@ impl VerificationFailureReason {
 pub(crate) struct VerificationStatus {
     /// Seconds from one verification to the next.
     pub every_seconds: u64,
-    /// When the last verification ended, whether the backups were whole or damaged.
+    /// End of the last verification that had a result: the backups were whole, or one was damaged.
     pub at: Option<Timestamp>,
-    /// Names of the backups that it found whole.
+    /// Names of the backups that the last verification found whole.
     pub whole: Vec<String>,
     /// Names of the stored backups that this agent has found damaged. They are examined again.
     pub damaged: Vec<String>,

@@ -260,7 +260,7 @@ pub(crate) fn death_reason(path: &Path, started: Option<&LogPosition>) -> Option
     outside.first().or(lines.last()).map(|line| readable_text(line))
 }
 
-/// Error text with which stock etcd ends after its cluster has removed it.
+/// Text of stock etcd's last error after its cluster has removed it.
 const REMOVED_ERROR: &str = "the member has been permanently removed from the cluster";
 
 /// Returns whether a stock etcd has ended because its cluster removed it. `started` is the end of

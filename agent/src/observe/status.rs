@@ -160,7 +160,7 @@ pub(crate) struct AgentStatus {
     pub history_fault: Option<String>,
     /// Number of the service statement that the agent follows; `None` if it follows the bundle.
     pub service_statement: Option<u64>,
-    /// URLs of discovery in that statement, separated by commas.
+    /// URLs of discovery in the service statement, separated by commas.
     pub discovery_urls: Option<String>,
     /// Number of other voters that this host can't reach, while a replacement policy is in force.
     #[serde(default)]

@@ -183,9 +183,9 @@ impl HostAddressWatch {
         })
     }
 
-    /// Waits until the host has lost an address on which the node listens and has had another one
-    /// for some time. Returns the addresses to use. Warns if the host has lost the address and has
-    /// no route to discovery, since it can't choose another address then.
+    /// Waits until the host has lost an address on which the node listens, and has had another
+    /// address for some time. Returns the addresses to use. Without a route to discovery it can't
+    /// choose another address, and warns that the host has lost the address.
     pub(crate) async fn wait_for_move(&self) -> Addresses {
         let mut found: Option<(Addresses, Instant)> = None;
         let mut lost_since: Option<Instant> = None;
@@ -214,9 +214,9 @@ impl HostAddressWatch {
         }
     }
 
-    /// At a start, waits until the host has the member's addresses again, or has had other
-    /// addresses for [`SETTLE_TIME`]. In the second case, returns these. A host gets its addresses
-    /// some time after it has booted.
+    /// Waits at a start for the member's addresses, because a booted host gets its addresses only
+    /// after some time. Returns `None` once the host has them. Returns the host's other addresses
+    /// once it has had those for [`SETTLE_TIME`].
     pub(crate) async fn wait_for_addresses(&self, board: &StatusHandle) -> Option<Addresses> {
         let text = self.waits_for()?;
         tracing::warn!("{text}");
@@ -292,8 +292,8 @@ pub(crate) fn note_host_move(extras: &mut JournalExtras, before: &Addresses, now
 }
 
 /// Journals that the cluster has recorded the address with the number `recorded`. Until the member
-/// moves again, the agent then leaves the recorded address alone, since an operator may set a
-/// former one. Does nothing if the member has moved again meanwhile.
+/// moves again, the agent then leaves the recorded address alone, even if an operator sets a former
+/// one. Does nothing if the member has moved again meanwhile.
 pub(crate) fn journal_recorded_address(protocol: &mut Protocol, recorded: &watch::Receiver<u64>) {
     if !protocol.extras.forget_former_addresses(*recorded.borrow()) {
         return;

@@ -41,16 +41,17 @@ pub(crate) struct OwnCas {
 /// Facts about this member's CAs. The numbers are positions in the statement chain.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct CaFacts {
-    /// Number of the earliest statement since which the CAs in this member's files are trusted.
+    /// Number of the earliest statement from which on the CAs in this member's files have been
+    /// trusted.
     written: u64,
-    /// Number of the earliest statement since which the CAs that issue certificates now have issued
-    /// them.
+    /// Number of the earliest statement from which on the present issuing CAs have issued
+    /// certificates.
     issuing: u64,
     /// The value of `written` when the node's process was started; `None` if that isn't known.
     at_start: Option<u64>,
     /// Whether the CAs that issue now signed the certificates that the member serves.
     are_certificates_new: bool,
-    /// Whether other CAs than the first ones have ever been trusted.
+    /// Whether the cluster has ever trusted other CAs than its first ones.
     was_replaced: bool,
 }
 
@@ -108,8 +109,8 @@ impl OwnCas {
         self.facts.send_modify(|facts| facts.are_certificates_new = are_certificates_new);
     }
 
-    /// Returns the number of the earliest statement since which the CAs in the files are trusted,
-    /// for [`OwnCas::note_start`].
+    /// Returns the number of the earliest statement from which on the CAs in the files have been
+    /// trusted. [`OwnCas::note_start`] takes this number.
     pub(crate) fn written(&self) -> u64 {
         self.facts.borrow().written
     }
@@ -161,8 +162,8 @@ impl OwnCas {
         }
     }
 
-    /// Returns the number of the earliest statement since which the CAs of the node's process are
-    /// trusted; 0 if it isn't known.
+    /// Returns the number of the earliest statement from which on the CAs of the node's process
+    /// have been trusted. Returns 0 if that isn't known.
     fn trusted(&self, facts: &CaFacts) -> u64 {
         match self.kind {
             NodeKind::Muster => facts.written,

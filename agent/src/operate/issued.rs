@@ -21,9 +21,8 @@ use crate::state;
 /// Name of the file with the statement chain, a JSON array of signed statements.
 const STATEMENTS: &str = "statements.json";
 
-/// Journals the statements in the `tls` directory if they continue the journalled ones, and with
-/// them the certificates there. Only logs if they can't be used, because the node may run without
-/// them.
+/// Journals the statements and certificates in the `tls` directory if the statements continue the
+/// journalled ones. If they can't be used, only logs that, because the node may run without them.
 ///
 /// # Errors
 /// If usable statements can't be journalled. The agent then has to end, and its next start takes
@@ -171,7 +170,7 @@ mod tests {
         assert_eq!(protocol.extras.statements, world.chain().jws());
         assert_eq!(protocol.extras.leaves.as_ref(), Some(&old));
 
-        // The journal can't be written, so nothing is taken before it can.
+        // The journal can't be written yet, so the agent must not take the statements.
         copy(STATEMENTS, &whole);
         std::fs::remove_file(layout.journal()).unwrap();
         std::fs::create_dir(layout.journal()).unwrap();

@@ -32,8 +32,8 @@ use crate::state::addresses::Addresses;
 use crate::state::journal::{self, signed_record};
 use crate::state::node_dir::Tombstone;
 
-/// Refuses to start a node on the other program's data. muster-node and etcd each take the other's
-/// directory for an empty or broken one.
+/// Refuses to start a node on the other program's data. muster-node and etcd each consider the
+/// other program's directory empty or broken.
 pub(super) fn check_maker(layout: &Layout, kind: NodeKind) -> Result<(), ExitError> {
     let made_by_own = layout.node().join(MUSTER_NODE_FILE).exists();
     if !layout.has_log() || made_by_own == (kind == NodeKind::Muster) {
@@ -77,7 +77,7 @@ pub(crate) fn own_record(journal: &Journal, own: &PublicKey) -> Result<Record, E
         .map_err(|error| ExitError::DoNotRestart(error_chain(&error)))
 }
 
-/// The identity with which the node runs, derived from signed statements.
+/// The node's identity, derived from signed statements.
 pub(super) struct RaftIdentity {
     /// Id of the Raft cluster. A recovery makes a new Raft cluster, whose id differs from the
     /// founded cluster's id.
@@ -127,7 +127,7 @@ pub(super) struct NodeStart {
     pub(super) leaves: Leaves,
     /// The host's seat in the document; `None` for a member that joined later.
     pub(super) seat: Option<u8>,
-    /// The identity with which the node runs.
+    /// The node's identity in its Raft cluster.
     pub(super) identity: RaftIdentity,
     pub(super) program: CommandLine,
     /// Kind of the node's program.

@@ -188,7 +188,8 @@ impl Relocation {
         }
     }
 
-    /// Asks the cluster to record this member's peer URL, if the recorded one is a former one.
+    /// Asks the cluster to record this member's peer URL, if the cluster has recorded a former URL
+    /// of this member.
     async fn record(&self, own: MemberId) -> Result<(), String> {
         let failed = |error: ClusterError| error_chain(&error);
         let members = self.node.list_members().await.map_err(failed)?;

@@ -87,7 +87,7 @@ impl Renewal {
     }
 
     /// Returns the certificates that discovery has sent, if they are better than the old ones. A
-    /// service that was restored from a backup may still issue by CAs which the cluster has
+    /// service that was restored from a backup may still issue by CAs that the cluster has
     /// replaced. During a replacement, members still trust those CAs, but not after its last step.
     fn check_new(&self, leaves: Leaves, old: &ExpiringCertificates) -> Result<Leaves, String> {
         let node_key = self.csr.verify().map_err(|error| error_chain(&error))?.node_key;
@@ -181,10 +181,11 @@ async fn wait_and_renew<T>(
     }
 }
 
-/// Returns the certificates for a start: the journal's, or those in the `tls` directory. A person
-/// may have put those there. They are used if they are this member's, and better than the
-/// journal's: from the CAs that issue, or otherwise equal but with a later end. They are also used
-/// if the journal's ones are not from trusted CAs any more.
+/// Returns the certificates for a start: the journal's, or those that a person has put into the
+/// `tls` directory. The latter must be this member's. They are used in three cases:
+/// - Only they are from the issuing CAs.
+/// - Both or neither are from the issuing CAs, and they end later.
+/// - The CAs of the journal's certificates are no longer trusted.
 pub(crate) fn newest_certificates(
     layout: &Layout,
     journalled: &Leaves,
@@ -354,7 +355,7 @@ mod tests {
                 assert_eq!(renewal.check_new(by_new.clone(), &old(are_new)), Ok(by_new.clone()));
             }
         }
-        // If the switch is undone, the first CAs are the ones that issue.
+        // If the switch is undone, the first CAs issue certificates again.
         renewal.statement = world.statement.clone();
         assert_eq!(renewal.check_new(by_old.clone(), &old(false)), Ok(by_old));
     }

@@ -359,8 +359,8 @@ fn membership(members: &MemberList) -> Membership {
 }
 
 /// Reports the status from `first` until discovery accepts it, then the statuses from `later`, one
-/// after each `pause`. `later` returns `None` while the node has no leader; nothing is reported
-/// then.
+/// after each `pause`. While the node has no leader, `later` returns `None`, and nothing is
+/// reported.
 async fn keep_reporting(
     first: impl AsyncFn() -> NodeStatus,
     pause: impl AsyncFn(),

@@ -304,7 +304,7 @@ impl NodeStart {
     }
 
     /// Returns the statement chain in the journal. If that chain can't be verified, returns the
-    /// chain with which the node was started.
+    /// chain that was known when the node was started.
     fn journalled_chain(&self, protocol: &Protocol) -> StatementChain {
         let join = protocol.extras.join.as_ref();
         let journalled = &protocol.extras.statements;
@@ -545,8 +545,8 @@ fn background_tasks(
     }
 }
 
-/// Journals a longer statement chain. Later starts begin with it, so nobody can present a shorter
-/// one to this agent as current.
+/// Journals a longer statement chain. A later start begins with this chain, so nobody can pass off
+/// a shorter chain as the current one.
 fn journal_statements(longer: &[Jws], protocol: &mut Protocol) -> Result<(), ExitError> {
     if longer.len() <= protocol.extras.statements.len() {
         return Ok(());

@@ -96,8 +96,8 @@ impl ObservedCluster {
         })
     }
 
-    /// Returns a member other than `but` that has this name. A member at any of `peer_urls` is left
-    /// out, because it is the very member that the change is about.
+    /// Returns a member other than `but` that has this name. Skips a member at any of `peer_urls`,
+    /// because the change is about that member.
     fn find_by_name(
         &self,
         name: &str,

@@ -7,7 +7,7 @@ use std::time::Duration;
 pub(crate) struct CatchUpProgress {
     /// The first observation: its time, and the number of entries that were left.
     first: Option<(Duration, u64)>,
-    /// The observation with the fewest entries left, in the same form.
+    /// The observation with the fewest entries left: its time, and that number of entries.
     best: Option<(Duration, u64)>,
 }
 
@@ -16,7 +16,7 @@ pub(crate) struct CatchUpProgress {
 pub(crate) struct CatchUpRate {
     /// Entries that the learner lacks.
     pub behind: u64,
-    /// Entries by which the gap has shrunk, per second since the first observation.
+    /// Number of entries per second by which the gap has shrunk since the first observation.
     pub rate: u64,
     /// Time left at this rate; `None` if the rate is zero.
     pub left: Option<Duration>,

@@ -24,7 +24,7 @@ use crate::cluster::{MemberId, RemovalOrigin};
 pub(crate) struct ReplacementFacts<'a> {
     /// The members and their observed states.
     pub observed: &'a ObservedCluster,
-    /// The member to be replaced; `None` if the new one is one member more.
+    /// The member to be replaced; `None` if the new member replaces nobody.
     pub old: Option<MemberId>,
     /// Peer URLs of the new member.
     pub peer_urls: &'a [String],
@@ -39,8 +39,8 @@ pub(crate) struct ReplacementFacts<'a> {
 pub(crate) enum ReplacementStep {
     /// Find out which operation has removed the old member, which is gone.
     FindRemover(MemberId),
-    /// Give up: another operation has removed the old member, so the new one would be one member
-    /// more.
+    /// Give up: another operation has removed the old member, so the new member would make the
+    /// cluster larger than intended.
     GiveUp {
         /// The old member, which is gone.
         old: MemberId,

@@ -381,7 +381,7 @@ fn a_new_member_takes_no_place_that_another_operation_freed() {
     }
     assert_eq!(next(None, RemovalOrigin::Own), ReplacementStep::Add);
     assert_eq!(next(Some(true), RemovalOrigin::Own), ReplacementStep::Promote(id));
-    // A voter has its place already.
+    // A new member that votes already has its place, whichever operation removed the old member.
     assert_eq!(next(Some(false), RemovalOrigin::Unknown), ReplacementStep::Done(id));
 }
 

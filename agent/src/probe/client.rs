@@ -51,7 +51,7 @@ pub(crate) enum ProbeError {
         /// Probed host and port.
         at: String,
     },
-    /// The etcd of a member that comes under management doesn't answer, or is another one.
+    /// The etcd of a member that comes under management doesn't answer, or another etcd answers.
     #[error("its etcd: {0}")]
     Etcd(String),
     /// The peer's record has no peer URL.

@@ -1,4 +1,5 @@
-//! Probes, which check that a peer's advertised address leads to the agent that signed for it.
+//! Probes. A probe checks that a peer's advertised address leads to the agent that signed this
+//! address.
 //!
 //! Until its node starts, an agent listens on the node's peer address and answers probes there. A
 //! probe uses TLS 1.3 with both agents' own Ed25519 keys and ALPN `muster-probe/1`. Its answer is

@@ -192,8 +192,8 @@ pub struct VerifiedJournal {
 }
 
 impl VerifiedJournal {
-    /// Returns the journal for judging the node's directory. After a recovery, only data of the new
-    /// incarnation belongs to this host.
+    /// Returns the journal by which the node's directory is judged. After a recovery, only data of
+    /// the new incarnation belongs to this host.
     pub fn for_directory(&self) -> Journal {
         let recovered = own_recovery(&self.recoveries, &convert::public_key(self.journal.key));
         let incarnation = recovered.map(|recovery| convert::incarnation(&recovery.is.incarnation));

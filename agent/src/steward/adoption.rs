@@ -11,7 +11,8 @@ use crate::adopt::record;
 use crate::cluster::{MemberId, MemberList};
 
 impl Steward {
-    /// Returns why the newcomer of an intent can't be added now, if `act` adds it.
+    /// Returns why the newcomer of an intent can't be added now. `None` if it can, or if `act`
+    /// isn't the addition of the newcomer.
     pub(super) async fn why_not_add(
         &self,
         intent: &VerifiedIntent,

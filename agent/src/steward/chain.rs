@@ -365,7 +365,7 @@ mod tests {
             assert_eq!(journalled, 2, "the readable part is adopted");
         };
         unreadable(&[by(&world.owner)], "made by a newer Muster (version 3)");
-        // Statements after an unreadable one can't be judged, so they change nothing.
+        // The statements behind an unreadable statement can't be judged, so they change nothing.
         unreadable(&[by(&world.owner), "x".to_owned()], "made by a newer Muster (version 3)");
         let mut long = serde_json::to_value(&third).unwrap();
         long["more"] = serde_json::json!("x".repeat(30_000));

@@ -1,5 +1,5 @@
-//! Looks after the cluster of which this host's node is a voter, but makes only changes that people
-//! have signed. It carries out intents, and keeps the statement chain in the cluster's own store.
+//! Acts for the cluster, if this host's node is a voter. Makes only changes that people have
+//! signed. It carries out intents, and keeps the statement chain in the cluster's own store.
 //!
 //! Only the leader's agent, on the leader's host, acts: on its own node, through the Cluster API,
 //! one change at a time. If a newcomer itself leads, another member's agent reports its outcome. If

@@ -151,8 +151,8 @@ impl Steward {
         }
     }
 
-    /// Takes the leadership over if the agent of `leader` has been silent for long enough, and this
-    /// agent could act on one of `intents` at once.
+    /// Takes the leadership over if the agent of `leader` has been silent for long enough. This
+    /// agent must also be able to act on one of `intents` at once.
     pub(super) async fn watch_leader(
         &mut self,
         intents: &[IntentView],

@@ -65,7 +65,8 @@ pub(super) async fn run(
     print(printer, &text)
 }
 
-/// Refuses as long as a member doesn't trust the cluster's own CAs, because no agent runs it.
+/// Returns an error if no agent runs one of the members, because such a member doesn't trust the
+/// cluster's own CAs.
 async fn refuse_unmanaged(
     host: &EnrolledHost,
     cluster: &ClusterApiClient,

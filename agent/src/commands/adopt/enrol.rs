@@ -179,8 +179,8 @@ async fn begin(
     Ok(protocol)
 }
 
-/// Returns the journal's record. Returns a new one if the bundle needs another and the record may
-/// change.
+/// Returns the journal's record. Makes a new record if the bundle needs another one and the
+/// journal's record may change.
 fn choose_record(
     protocol: &Protocol,
     bundle: Option<&Bundle>,

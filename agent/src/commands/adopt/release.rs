@@ -111,9 +111,9 @@ fn open_out(path: &Path) -> Result<PathBuf, ExitError> {
     path.canonicalize().map_err(failed)
 }
 
-/// Returns the program of a process, or the path by which the process was called if this user may
-/// not know the program. The kernel hides the program if the process is in another user namespace,
-/// as the node of an agent with `PrivateUsers=` in its unit.
+/// Returns the program of a process. If this user may not read the program's path, returns the path
+/// by which the process was called. The kernel hides the program if the process is in another user
+/// namespace, as the node of an agent with `PrivateUsers=` in its unit.
 fn program_or_name(program: io::Result<PathBuf>, arguments: &[String]) -> io::Result<PathBuf> {
     program.or_else(|error| {
         let name = arguments.first().map(PathBuf::from);
@@ -201,9 +201,9 @@ impl NodeRelease<'_> {
         Ok(format!("{flag}{}", copy.display()))
     }
 
-    /// Gives a copied file to the node's user and group, unless that user owns it. The folder keeps
-    /// its owner, because it may be one that others use. So the node's user has to be able to pass
-    /// through it.
+    /// Gives a copied file to the node's user and group, unless that user owns the file. The folder
+    /// keeps its owner, because others may use the folder. So the node's user has to be able to
+    /// pass through it.
     fn chown_to_node_user(&self, path: &Path, (user, group): (u32, u32)) -> Result<(), ExitError> {
         let file = muster_files::data::open(path, OpenMode::Read).map_err(failed)?;
         if file.metadata().map_err(failed)?.uid() == user {

@@ -63,7 +63,7 @@ impl TakeOver<'_> {
         let (cluster, json) = (host.cluster()?, self.typed.json);
         record::begin(&cluster, host.list(), host.member, host.name.as_str()).await?;
         if let Err(end) = self.stop_etcd(host, &cluster).await {
-            // If the etcd still runs, its member isn't being restarted.
+            // The etcd still runs, so the store must not say that its member is being restarted.
             if is_in_use(&host.node.directory).unwrap_or(false) {
                 record::end(&cluster, host.list(), host.member, false).await?;
             }

@@ -1,5 +1,5 @@
-//! `member replace`: replaces a member. Each step is decided from the list of members, and from
-//! which operation removed the old member.
+//! `member replace`: replaces a member. The next step follows from the list of members, and from
+//! the operation that removed the old member.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -181,7 +181,7 @@ impl Replacement<'_> {
 }
 
 /// Returns the operation id of the removal that a replacement makes. A later run of the same
-/// command gets the same id; another replacement of the same member gets a different one.
+/// command gets the same id. Another replacement of the same member gets another id.
 fn removal_operation_id(cluster_id: u64, old: MemberId, peer_urls: &[String]) -> [u8; 16] {
     let urls = peer_urls.iter().cloned().collect::<BTreeSet<_>>();
     let urls = urls.into_iter().collect::<Vec<_>>().join(",");

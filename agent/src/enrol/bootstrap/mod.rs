@@ -187,7 +187,7 @@ impl<'a> Bootstrap<'a> {
         mut self,
         record: &SignedRecord,
     ) -> Result<FormationResult, ExitError> {
-        // The peer address of an etcd that runs is in use.
+        // A running etcd occupies the peer address, so the agent can't listen there.
         if self.context.etcd.is_none() {
             self.listen().await?;
         }
@@ -321,7 +321,7 @@ impl<'a> Bootstrap<'a> {
                 Ok(())
             }
             RequestResult::MessageSent(kind, result) => {
-                // Ignore the result of a message that a newer one has replaced meanwhile.
+                // Ignore the result of a message if a newer message has replaced it meanwhile.
                 match self.pending_messages.get(&kind).is_some_and(|newest| newest.id() == task) {
                     true => self.handle_message_result(kind, result).await,
                     false => Ok(()),

@@ -240,7 +240,7 @@ pub(super) mod tests {
         progress.waits = vec![waits("nodes_not_reported", "a majority has not reported")];
         assert!(progress.due_explanations(at(0.0)).is_empty());
         assert!(progress.due_explanations(at(1.9)).is_empty(), "what every forming passes through");
-        // The wait ended in between, so a later one counts as new.
+        // The wait ended in between, so a later wait counts as new.
         progress.waits.clear();
         assert!(progress.due_explanations(at(1.95)).is_empty());
         progress.waits = vec![waits("acks_missing", "0 of 3 have signed")];

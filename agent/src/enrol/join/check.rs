@@ -69,7 +69,7 @@ enum PlacementError {
 
 impl PlacementError {
     /// Returns whether the problem may be temporary. Every client with write access can damage the
-    /// recovery statements in the store; the leader's agent writes the right ones again.
+    /// recovery statements in the store; the leader's agent then writes the right statements again.
     fn is_transient(&self) -> bool {
         matches!(self, Self::Recovery { .. })
     }
@@ -264,8 +264,8 @@ fn initial_cluster(
 }
 
 /// Returns a member's name for the flag `--initial-cluster`. A substitute replaces a real name that
-/// is empty, unusable in a flag or not unique: etcd merges members with equal names. etcd compares
-/// addresses only, so a substitute works too.
+/// is empty, unusable in a flag or not unique, because etcd merges members with equal names. etcd
+/// compares addresses only, so a substitute works too.
 fn name_for_flag(
     member: &cluster::ClusterMember,
     all: &[cluster::ClusterMember],

@@ -156,7 +156,7 @@ struct Pass<'a> {
     service_now: u64,
 }
 
-/// Whether the intent of `view` is that of a newcomer under a policy that has not been added.
+/// Whether the intent is that of a newcomer under a policy, and the newcomer has not been added.
 fn is_waiting(view: &IntentView) -> bool {
     view.policy.is_some() && view.state == IntentState::Open
 }
@@ -240,12 +240,14 @@ impl Steward {
             || intents.iter().any(is_stale)
     }
 
-    /// Returns the operation of the replacement under way, by the last read of the uses.
+    /// Returns the operation of the replacement under way, according to the uses that were read
+    /// last.
     pub(super) fn operation_under_way(&self) -> Option<OperationId> {
         self.replacement.uses.under_way().map(|each| each.operation)
     }
 
-    /// Clears the replacement in the status: another agent decides, or no newcomer waits.
+    /// Clears the replacement in the status, because another agent decides, or because no newcomer
+    /// waits.
     pub(super) fn show_no_replacement(&self) {
         self.replacement.show(None, false);
     }
@@ -344,7 +346,8 @@ impl Steward {
         if let Some(Err(error)) = &verified
             && newer_version(error).is_some()
         {
-            // An agent of the newer program that signed the intent goes on with it.
+            // A newer program has signed the intent. Keep the use: an agent of that version can
+            // continue the replacement.
             return Err(causes(error));
         }
         let verified = verified.and_then(Result::ok);
@@ -403,7 +406,8 @@ impl Steward {
                 }
                 PolicyDecision::Begin(new) => {
                     self.begin_use(intent, new, &uses).await?;
-                    // The next pass takes the first step, and tells the others why they wait.
+                    // The next pass takes the first step, and tells the other newcomers why they
+                    // wait.
                     return Ok(());
                 }
             }

@@ -22,13 +22,13 @@ const OBSERVATION_INTERVAL: Duration = Duration::from_secs(15);
 /// Time until an agent repeats its first observation. Others count an agent's observations from the
 /// second on.
 const FIRST_INTERVAL: Duration = Duration::from_secs(2);
-/// Time without an observation after which the next one is a first one again.
+/// Time without an observation after which the next observation counts as a first one.
 const PAUSE_BEFORE_FIRST: Duration = Duration::from_secs(60);
 /// How long an observation counts after this agent has seen that it is new.
 pub(super) const OBSERVATION_LIFETIME: Duration = Duration::from_secs(45);
 
-/// Key and proof with which this host's agent signs observations, and facts by which it verifies
-/// those of other agents.
+/// Key and proof to sign this host's observations, and facts to verify the observations of other
+/// agents.
 #[derive(Clone)]
 pub(crate) struct VoterObserver {
     /// The cluster's id at discovery.
@@ -74,7 +74,7 @@ struct LatestObservation {
 /// Observations that this agent has written and seen.
 #[derive(Debug, Default)]
 pub(super) struct Observations {
-    /// When the last observation was written, and whether it was a first one.
+    /// Time of the last written observation, and whether that was a first observation.
     written: Option<(Instant, bool)>,
     seen: BTreeMap<MemberId, LatestObservation>,
 }

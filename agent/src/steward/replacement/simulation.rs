@@ -77,8 +77,8 @@ enum Guard {
     Vacancy,
 }
 
-/// Groups of guards that are switched off together. A second unreachable voter isn't in sync,
-/// either. So each of these two guards catches the faults that the other one lets through.
+/// Groups of guards that are switched off together. A second unreachable voter isn't in sync
+/// either, so the guards `OneDead` and `InSync` catch each other's faults.
 const GUARDS: [&[Guard]; 9] = [
     &[Guard::Quorum],
     &[Guard::Freshness],
@@ -147,7 +147,7 @@ struct StoredObservation {
 /// True history of one host's connection to another.
 #[derive(Clone, Copy, Default)]
 struct TruePath {
-    /// Since when the path has been cut, if it is.
+    /// Time since which the path has been cut; `None` if it isn't cut.
     cut_since: Option<u64>,
     /// End and length of the last cut that has ended.
     last: Option<(u64, u64)>,

@@ -15,7 +15,8 @@ use crate::cluster::MemberId;
 const VERSION: u32 = 1;
 /// Maximum number of uses in the log. A log that is full of uses that still count allows no more.
 const MAX_USES: usize = 256;
-/// Time for which an ended use is kept, in seconds: the longest in which a policy counts its uses.
+/// Time for which an ended use is kept, in seconds: the longest time for which a policy counts a
+/// use.
 const KEPT_SECONDS: u64 = *ReplacementLimits::PER.end();
 
 /// One replacement that was begun by a policy.
@@ -157,7 +158,7 @@ impl UseLog {
         self.uses.iter().any(|each| each.left_vacancy)
     }
 
-    /// Returns a use that removed its dead member and whose newcomer failed, if nobody has filled
+    /// Returns a use whose dead member was removed and whose newcomer failed, if nobody has filled
     /// that place since. `voters` is the number of voters of `raft_cluster` today. A recovered
     /// cluster has no vacant places: its operator adds the other members.
     pub(crate) fn vacancy(&self, voters: usize, raft_cluster: u64) -> Option<&PolicyUse> {

@@ -21,11 +21,11 @@ const WATCH_INTERVAL: Duration = Duration::from_secs(5);
 /// Longest time between two checks that count as one watch without a break.
 const MAX_BREAK: Duration = Duration::from_secs(30);
 
-/// Voters that can be reached from this host, and since when the others can't.
+/// The other voters: which of them this host can reach, and since when it can't reach the rest.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Reachability {
-    /// Other voters at the last check, each with the time since which it can't be reached, if it
-    /// can't.
+    /// Other voters at the last check. For a voter that can't be reached, the value is the
+    /// beginning of that state.
     voters: BTreeMap<MemberId, Option<Instant>>,
     last_look: Option<Instant>,
 }

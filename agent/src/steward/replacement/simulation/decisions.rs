@@ -27,7 +27,7 @@ impl Simulation {
         }
     }
 
-    /// Returns the voters whose observations count for this agent.
+    /// Returns the voters whose observations this agent accepts.
     fn agreeing(&mut self, own: MemberId, dead: MemberId) -> Vec<MemberId> {
         let (now, voters) = (self.instant(), self.voters());
         if self.is_off(Guard::Quorum) {
