@@ -1,5 +1,6 @@
-//! Test tools that run the three programs as their users do: the harness, the demo, the end-to-end
-//! tests, the exploration of the bootstrap protocol, the simulation of the node and the benchmarks.
+//! Test tools that run the three programs as their users do: the harness, the demo and the
+//! end-to-end tests. Also the exploration of the bootstrap protocol, the simulation of the node,
+//! and the benchmarks.
 
 pub mod bench;
 pub mod bench_discovery;

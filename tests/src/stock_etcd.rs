@@ -11,7 +11,7 @@ use crate::harness::skip;
 
 /// Newest release of etcd.
 pub const NEWEST_VERSION: &str = "v3.7.3";
-/// Minor version before the newest one, from which upgrade tests start.
+/// Newest release of the previous minor version of etcd. Upgrade tests start from it.
 const PREVIOUS_VERSION: &str = "v3.6.16";
 const SERVER_MODULE: &str = "go.etcd.io/etcd/server/v3";
 /// Go module of `etcdctl`, etcd's command-line client.

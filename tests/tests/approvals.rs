@@ -1,5 +1,5 @@
-//! Clusters whose hosts an issuer approves before they can be founders, with the built programs: a
-//! stranger with a stolen bundle gets no seat in the list.
+//! Clusters in which an issuer approves each host before it can be a founder, with the built
+//! programs. A stranger with a stolen bundle gets no seat in the list.
 
 use std::time::Duration;
 

@@ -1,6 +1,6 @@
-//! Searches everything that an installation writes or shows for each of its secrets: logs at their
-//! most detailed level, the database's files, ledgers, journals, nodes' data, metrics, answers, and
-//! the arguments of its processes.
+//! Searches everything that an installation writes or shows for each of its secrets. That includes
+//! logs at their most detailed level, the database's files, ledgers, journals, nodes' data, metrics
+//! and answers. It also includes the arguments of the installation's processes.
 
 use std::collections::BTreeMap;
 use std::io::{Read, Write};
@@ -44,8 +44,8 @@ fn add_secret(secrets: &mut Secrets, file: &Path) -> Result<()> {
     let lines = text.lines().filter(|line| !line.starts_with("-----"));
     let der = BASE64.decode(lines.collect::<String>().as_bytes())?;
     // In PKCS#8 with a P-256 or an Ed25519 key, the private number is the only octet string of 32
-    // bytes, because a public key is a bit string. A key-encryption key is stored as raw bytes,
-    // without DER.
+    // bytes. The public key is a bit string. A key-encryption key is stored as raw bytes, without
+    // DER.
     let start = der.windows(2).position(|pair| pair == [0x04, 0x20]).map_or(0, |at| at + 2);
     let key = der.get(start..start + 32).with_context(|| format!("{name} holds no key"))?;
     secrets.insert(format!("{name}, as bytes"), key.to_vec());

@@ -85,8 +85,9 @@ fn one_seat_two_hosts_retirement_undone_around_a_restore() {
     });
 }
 
-/// An agent that signed the expired list must sign no other one without its releases, whatever the
-/// reopened cluster and a restored database propose. An abandoned cluster stays abandoned.
+/// An agent that signed the expired list must sign no other list before enough members have
+/// released the expired one. That holds whatever the reopened cluster and a restored database
+/// propose. An abandoned cluster stays abandoned.
 #[test]
 fn two_seats_three_hosts_reopened_after_the_deadline() {
     let faults =

@@ -1,5 +1,5 @@
 //! `muster-node move` between stock etcd and `muster-node`, in both directions, as an operator runs
-//! it: the restore commands that it prints are run as they are.
+//! it. The restore commands that it prints are run as they are.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
@@ -369,7 +369,7 @@ fn a_move_of_a_cluster_to_itself_is_refused_before_the_writes_are_stopped() -> R
     let folder = folder.path();
     let Some((old, new)) = small_clusters(&network, folder)? else { return Ok(()) };
     let same_url = old.urls();
-    // Only the answer of the member tells that this URL is the source's.
+    // Only the member's answer shows that this URL belongs to the source cluster.
     let other_url = format!("{same_url}/");
     for (target, log, text) in [
         (&same_url, "same.log", "belongs to both --source and --target"),

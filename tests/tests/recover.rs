@@ -100,7 +100,7 @@ fn check_mistakes_are_refused(
     check_refused(&recover(first, &by_stranger)?, 2, "no operator's or owner's key")
 }
 
-/// Checks that status on the remaining host names the missing members and what to do.
+/// Checks that `status` on the remaining host names the missing members, and says what to do.
 fn check_status_without_quorum(left: &AgentProcess, missing: &[&AgentProcess]) -> Result<()> {
     let names: Result<Vec<Value>> =
         missing.iter().map(|agent| Ok(agent.status()?["name"].clone())).collect();

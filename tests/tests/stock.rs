@@ -1,6 +1,6 @@
-//! Stock etcd under the agent, in the newest version and the oldest that distributions have. etcd
-//! runs on loopback addresses, where a peer connects from another address than its own, and on
-//! separate hosts.
+//! Stock etcd under the agent, in its newest version and in the oldest version that distributions
+//! have. etcd runs on loopback addresses and on separate hosts. On loopback, a peer connects from
+//! another address than its own.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -65,8 +65,8 @@ fn check_forming(etcd: &Path, network: Network) -> Result<()> {
     Ok(())
 }
 
-/// Whether the log line reports a rejected connection. etcd also logs connections that a client
-/// such as etcdctl closes too early, with the error EOF or reset. Such a line is no rejection.
+/// Whether the log line reports a rejected connection. If a client such as etcdctl closes a
+/// connection too early, etcd logs the error EOF or reset. Such a line is no rejection.
 fn is_rejection(line: &str) -> bool {
     let ended = line.contains("\"EOF\"") || line.contains("connection reset by peer");
     line.contains("rejected connection") && !ended

@@ -98,8 +98,8 @@ impl BenchAgent {
         Session { boot: 1, nonce: self.nonce }
     }
 
-    /// Does its part in forming the cluster, once it has a seat: polls until all seats are taken,
-    /// reports that it reaches the others, and signs the list.
+    /// Does its part in forming the cluster, once it has a seat. It polls until all seats are
+    /// taken, reports that it reaches the others, and signs the list.
     pub(super) async fn sign(&mut self) -> Result<PollResponse> {
         let mut seen = self.poll(None).await?;
         while seen.proposal.is_none() {

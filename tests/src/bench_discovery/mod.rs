@@ -260,8 +260,8 @@ async fn measure_admin(
 
 /// Measures registrations: a new connection with mutual TLS, and a redeem that takes a seat.
 /// Registrations that run at the same time belong to different clusters. Registrations of one
-/// cluster wait for each other, since each of them locks the cluster's row until its commit is on
-/// disk. The figures of a formation include that wait.
+/// cluster wait for each other, because each locks the cluster's row until its commit is on disk.
+/// The figures of a formation include that wait.
 async fn measure_registrations(
     plan: &BenchDiscoveryPlan,
     service: &BenchService,

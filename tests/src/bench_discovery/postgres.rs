@@ -67,7 +67,7 @@ pub(super) struct TransactionFigures {
     pub(super) cpu: Duration,
 }
 
-/// Runs `pgbench` with five round trips and one commit in each transaction.
+/// Runs `pgbench`. Each transaction has five round trips and one commit.
 pub(super) fn pgbench(folder: &Path, clients: usize, time: Duration) -> Result<TransactionFigures> {
     psql(folder, PREPARE)?;
     let script = folder.with_file_name("transaction.sql");

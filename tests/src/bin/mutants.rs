@@ -125,7 +125,7 @@ enum MutantVerdict {
     Survived,
     /// A finder failed for an unrelated reason, or timed out.
     Inconclusive(String),
-    /// No test can find it, so none was run.
+    /// No test can find the mutant, so none was run.
     Equivalent(String),
 }
 

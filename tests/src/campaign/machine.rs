@@ -19,7 +19,7 @@ pub struct TestedCommit {
 }
 
 impl TestedCommit {
-    /// Reads the description from git and `/proc`. Unknown parts say so.
+    /// Reads the description from git and `/proc`. A part that can't be read says so.
     #[must_use]
     pub fn read(root: &Path) -> Self {
         let release = fs_err::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();

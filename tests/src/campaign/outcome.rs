@@ -165,7 +165,7 @@ fn after(line: &str, text: &str) -> Option<u64> {
 }
 
 /// Returns what a run has found, if it has found anything. A run that hangs counts as a finding,
-/// too. So does one that did no work and gave no reason: it may run no test at all.
+/// too. So does a run that did no work and gave no reason, because it may have run no test at all.
 #[must_use]
 pub fn read_finding(
     search: SearchKind,

@@ -18,8 +18,8 @@ const SWEEP_INTERVAL: Duration = Duration::from_millis(50);
 pub(super) fn stop(child: &mut Child) {
     let started = descendants(child.id());
     send_signal(child.id(), Signal::KILL);
-    // Wait for no process before all signals are sent: once a process was waited for, another one
-    // can get its id.
+    // Wait for no process before all signals are sent. After such a wait, another process can get
+    // the id.
     for &process in &started {
         send_signal(process, Signal::KILL);
     }

@@ -19,7 +19,7 @@ use super::searches::{SearchRun, next_run};
 const MAX_FINDINGS: u64 = 3;
 /// Number of consecutive runs without work after which a search has no more turns.
 const MAX_FRUITLESS_RUNS: u32 = 10;
-/// A successful run that ends sooner has done no work, because it was skipped.
+/// Time below which a successful run counts as fruitless, because its tests were skipped.
 const FRUITLESS_TIME: Duration = Duration::from_secs(2);
 
 /// Searches of a campaign, their seeds and their time.
@@ -33,7 +33,7 @@ pub struct CampaignOptions {
     pub puts_bugs_back: bool,
 }
 
-/// Search during a campaign.
+/// State of one search during a campaign.
 struct SearchState {
     entry: SearchEntry,
     /// Number of runs that have begun.

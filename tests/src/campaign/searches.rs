@@ -12,8 +12,8 @@ use super::programs::CampaignPrograms;
 
 /// Distance between the first seeds of two runs of the simulation. No run has more histories.
 pub const SEEDS_PER_RUN: u64 = 1_000_000;
-/// Maximum first seed of a campaign. The seeds of its runs, in at most 30 days, are far fewer than
-/// those above this one.
+/// Maximum first seed of a campaign. The seeds above it suffice for the longest campaign, which
+/// lasts 30 days.
 pub const MAX_FIRST_SEED: u64 = u64::MAX / 2;
 /// Shortest and longest time of a run that ends by itself.
 const RUN_SECONDS: std::ops::RangeInclusive<u64> = 10..=600;

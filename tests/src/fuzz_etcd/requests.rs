@@ -27,7 +27,8 @@ use super::concurrency::ConcurrencyCall;
 use super::users::AuthCall;
 use crate::rng::Rng;
 
-/// Member that a request names. Ids differ between the two servers, so they are filled in later.
+/// Member that a request names. Each server gives its members other ids, so the id is filled in
+/// later.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum MemberChoice {
     Own,

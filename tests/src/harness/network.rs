@@ -189,7 +189,7 @@ impl Network {
         run("ip", &["netns", "exec", host, "nft", &rules])
     }
 
-    /// Resets all TCP connections between two hosts, and refuses new ones, as a firewall does that
+    /// Resets all TCP connections between two hosts, and refuses new ones, like a firewall that
     /// rejects packets. To each host, the processes of the other host seem to have ended. Works in
     /// namespaces only, and needs nft.
     pub fn reset_connections(&self, one: usize, other: usize) -> Result<()> {

@@ -10,7 +10,7 @@ use rustix::process::{Pid, Signal, kill_process, test_kill_process};
 
 use super::wait::wait_for;
 
-/// A running child process, killed when this is dropped.
+/// A running child process, killed when this value is dropped.
 #[derive(Debug)]
 pub struct ChildProcess {
     child: Child,

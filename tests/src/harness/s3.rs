@@ -38,7 +38,7 @@ pub fn program(work: &Path) -> Option<PathBuf> {
     GATEWAY.build_for_test(&BUILT, work)
 }
 
-/// A store that serves HTTPS on loopback. It is killed when this is dropped.
+/// A store that serves HTTPS on loopback. It is killed when this value is dropped.
 #[derive(Debug)]
 pub struct S3Gateway {
     program: PathBuf,

@@ -47,7 +47,8 @@ impl Default for TestbedOptions {
     }
 }
 
-/// A discovery service with its admin and hosts. All its processes are killed when this is dropped.
+/// A discovery service with its admin and hosts. All its processes are killed when this value is
+/// dropped.
 #[derive(Debug)]
 pub struct Testbed {
     /// Network of the hub and the hosts.

@@ -10,9 +10,9 @@
 //! - [`watches`] compares the events of each watcher with the changes in that order.
 //!
 //! No search is needed to find the order, since the answer to a write has its revision. Each put
-//! has a unique value. So a write whose answer was lost is placed where a watcher saw its value,
-//! and if no watcher saw the value, the write did not happen. Checking n requests takes O(n log n).
-//! No other order would make a wrong answer right.
+//! has a unique value. So a write whose answer was lost is placed where a watcher saw its value. If
+//! no watcher saw the value, the write did not happen. Checking n requests takes O(n log n). No
+//! other order would make a wrong answer right.
 //!
 //! This module doesn't check compactions (no client requests any), membership changes, and changes
 //! of users during the requests. The simulation checks those.

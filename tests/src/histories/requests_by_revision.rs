@@ -1,4 +1,4 @@
-//! Finds out which request made which revision, from the answers and from the values that watchers
+//! Finds the request that made each revision, from the answers and from the values that watchers
 //! saw.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -29,7 +29,8 @@ pub(super) enum Cause {
 pub(super) struct RequestsByRevision {
     /// Request that made the revision, if an answer or a value identifies it.
     pub made_by: BTreeMap<i64, usize>,
-    /// Deleted keys of each revision whose request neither an answer nor a value identifies.
+    /// Deleted keys of the revisions for which neither an answer nor a value identifies the
+    /// request.
     pub deleted: BTreeMap<i64, Vec<Bytes>>,
     /// Requests whose answer has this revision, although they did not make it.
     pub other_requests: BTreeMap<i64, Vec<usize>>,

@@ -299,8 +299,8 @@ fn a_correct_history_passes() {
         .add_watcher(None, WatchCreateRequest { key: "a".into(), ..WatchCreateRequest::default() });
     let report = judge(&builder.finish()).expect("it is right");
     let (answered, refused, unknown, happened) = (11, 1, 3, 2);
-    // One watcher receives all 7 changes, another one only the 2 deletes, and a third one only the
-    // 4 changes of "a".
+    // One watcher receives all 7 changes, another receives only the 2 deletes, and a third receives
+    // only the 4 changes of "a".
     let (terms, resumed, events) = (1, 3, 7 + 2 + 4);
     let expected =
         HistoryReport { answered, refused, denied: 0, unknown, happened, terms, resumed, events };

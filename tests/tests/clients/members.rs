@@ -14,7 +14,7 @@ use tempfile::TempDir;
 const LIMIT: Duration = Duration::from_secs(60);
 const MEMBERS: u8 = 3;
 
-/// Three running members, which are killed when this is dropped.
+/// Three running members, which are killed when this value is dropped.
 pub(crate) struct ThreeMemberCluster {
     /// Client URLs of the members.
     pub(crate) urls: Vec<String>,

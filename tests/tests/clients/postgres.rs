@@ -25,7 +25,7 @@ const PACKAGED_PROGRAMS: &str = "/usr/lib/postgresql";
 const END_LIMIT: Duration = Duration::from_secs(30);
 const SHOWN_LINES: usize = 60;
 
-/// A Postgres server and its Patroni. Both are ended when this is dropped.
+/// A Postgres server and its Patroni. Both are ended when this value is dropped.
 pub(crate) struct PostgresServer {
     pub(crate) host: TestHost,
     python: PathBuf,

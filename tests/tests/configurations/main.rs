@@ -126,8 +126,8 @@ fn compare(
     let mut outcomes = starts.run(jobs.map(before).collect())?.into_iter();
     for compared in compared.iter_mut().filter(|compared| missing(compared)) {
         compared.etcd = outcomes.next().context("an outcome of the older etcd")?;
-        // The previous version doesn't have the flag either, so it is one of etcd 3.5. The unit
-        // tests of the flags cover such flags.
+        // The previous version doesn't have the flag either, so the flag is one of etcd 3.5. The
+        // unit tests of the flags cover such flags.
         if missing(compared) {
             compared.etcd = StartOutcome::Started;
         }
@@ -178,7 +178,8 @@ fn compare_joined(
     Ok(compared)
 }
 
-/// Returns the configurations that started with flags, as variables and as a file.
+/// Returns the configurations that started with flags, in their other two forms: as variables and
+/// as a file.
 fn in_other_sources(typed: &[OutcomePair]) -> Vec<(Case, ConfigSource)> {
     let both_start = |compared: &&OutcomePair| {
         compared.source == ConfigSource::Flags

@@ -166,12 +166,12 @@ impl StartRunner {
     }
 }
 
-/// A process that is killed when this is dropped.
+/// A process that is killed when this value is dropped.
 struct ChildGuard(Child);
 
 impl ChildGuard {
-    /// Waits until every address has answered and the process has nothing to do, or until the
-    /// process has ended. etcd may answer before it ends with an error.
+    /// Waits until every address has answered and the process is idle, or until the process has
+    /// ended. etcd may answer before it ends with an error.
     fn wait_answering(
         &mut self,
         mut silent: Vec<SocketAddr>,
@@ -221,8 +221,8 @@ impl Drop for ChildGuard {
     }
 }
 
-/// Returns whether a program serves HTTP or TLS at `address`: it sends at least one byte, which is
-/// a status line, a certificate or an alert.
+/// Returns whether a program serves HTTP or TLS at `address`. That is so if it sends at least one
+/// byte, of a status line, a certificate or an alert.
 fn answers(address: SocketAddr, hello: &[u8]) -> bool {
     [REQUEST, hello].iter().any(|bytes| exchange(address, bytes).is_some_and(|read| read.is_ok()))
 }

@@ -32,7 +32,7 @@ fn rotate_too_early(running: &FormedCluster) -> Result<Output> {
     Ok(output)
 }
 
-/// Takes a step, given by its word. A repeated command must not take the next one.
+/// Takes the step with this name. A repeated command must not take the next step.
 fn expect_step(running: &FormedCluster, step: &str) -> Result<()> {
     let number = match step {
         "begin" => "1",

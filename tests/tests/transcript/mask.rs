@@ -35,7 +35,7 @@ pub(crate) fn masked(text: &str, address: &str) -> String {
 
 /// Returns a line without the client's own log, except for the server's error in it.
 fn without_log(line: &str) -> &str {
-    // The oldest etcdctl's log lines begin with a timestamp.
+    // Log lines of the oldest etcdctl begin with a timestamp.
     if let Some(at) = line.find(" | pkg/") {
         return &line[at..];
     }

@@ -24,7 +24,7 @@ pub(crate) struct ProgramOutput {
     pub(crate) err: String,
 }
 
-/// A running program, killed when this is dropped.
+/// A running program, killed when this value is dropped.
 pub(crate) struct RunningProgram {
     child: Child,
     input: Option<ChildStdin>,

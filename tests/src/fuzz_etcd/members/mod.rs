@@ -55,7 +55,7 @@ pub struct MembershipFuzzReport {
 /// Sends `requests` requests to clusters of `members` members each, in fresh directories under
 /// `dir`.
 ///
-/// With a single member, no answer depends on timing.
+/// In a cluster with a single member, no answer depends on timing.
 ///
 /// # Errors
 /// Returns the first [`Difference`], or an error if a cluster could not be run.

@@ -242,7 +242,7 @@ impl MemberCallGenerator<'_> {
                 known.members.len() < MAX_MEMBERS && (*is_learner || known.running_voters() > 1)
             }
             MemberCall::Promote { who: MemberReference::Member(number), .. } => {
-                // It is random whether a member that has just stopped counts as in sync.
+                // Whether a member that has just stopped counts as in sync depends on chance.
                 let member = &known.members[*number];
                 member.runs || !member.has_started || member.is_gone
             }

@@ -97,7 +97,8 @@ impl RequestGenerator {
                 self.lease = Some(granted.id);
             }
         }
-        // The client stops using a lease that it has revoked, or with which a put was refused.
+        // The client stops using a lease once it has revoked the lease, or a put with this lease
+        // was refused.
         let may_have_ended = match &request.operation {
             RequestedOperation::Write(Operation::LeaseRevoke(_)) => true,
             RequestedOperation::Write(Operation::Put(put)) => {

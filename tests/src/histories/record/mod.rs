@@ -29,7 +29,7 @@ use super::{RecordedHistory, Request, RequestOutcome, RequestedOperation, Time};
 use crate::harness::TestHost;
 use crate::rng::Rng;
 
-/// Time limit of each step when all members are healthy.
+/// Time limit of each step in which all members are healthy.
 const LIMIT: Duration = Duration::from_secs(60);
 const CLIENTS: usize = 8;
 /// Time limit of each attempt of the last read.
