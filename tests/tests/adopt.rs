@@ -452,7 +452,7 @@ fn check_release(adoption: &mut AdoptionTestbed) -> Result<()> {
     let urls: Vec<String> =
         [0, 1, 3].iter().map(|i| format!("https://{}:2379", hosts[*i].address)).collect();
     let etcdctl = adoption.etcdctl("demo-new");
-    // Delete the keys of the earlier writer, because the check of the new writer counts all keys.
+    // Delete the keys of the earlier writer, because the new writer's check counts all keys.
     etcdctl.run(&["del", "w", "--prefix"])?;
     let url = urls[0].clone();
     let tls = tls_from(&adoption.testbed.path("demo-new"))?;

@@ -39,7 +39,7 @@ pub(crate) enum InspectError {
     /// The file can't be read.
     #[error("the snapshot's file can't be read")]
     Io(#[source] io::Error),
-    /// The file's length is not that of a database with a hash.
+    /// The file's length can't be that of a database followed by a hash.
     #[error("the snapshot of {0} bytes has no SHA-256 at its end: it was cut off")]
     NoHash(u64),
     /// The hash at the end doesn't match the file's content.

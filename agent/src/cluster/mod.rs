@@ -166,7 +166,7 @@ impl ClusterApiClient {
         self.send_request(RequestKind::Status, async |channel| status(channel).await).await
     }
 
-    /// Returns this member's status, asked at its own client URLs.
+    /// Returns a member's status. Asks the member at its own client URLs.
     pub(crate) async fn status_of(
         &self,
         member: &ClusterMember,

@@ -173,7 +173,7 @@ impl SetupChecker<'_> {
         }
     }
 
-    /// Finds out whether an agent or a node runs here.
+    /// Finds out whether an agent or a node runs with this data directory.
     fn check_locks(&mut self) {
         for (path, next) in [
             (self.layout.agent_lock(), "stop it before another agent is started here"),

@@ -35,8 +35,8 @@ pub(crate) async fn read_bundle(settings: &RunSettings) -> Result<Option<Bundle>
     }
 }
 
-/// Reads the bundle from this source. If it `may_come_later`, a missing or unfinished one is the
-/// error [`ExitError::NeedsTicket`].
+/// Reads the bundle from this source. If it `may_come_later`, a missing or unfinished bundle gives
+/// the error [`ExitError::NeedsTicket`].
 pub(crate) async fn read_bundle_from(
     source: BundleSource,
     may_come_later: bool,

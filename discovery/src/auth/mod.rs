@@ -91,7 +91,8 @@ async fn find_caller(
     Ok(Caller { key, principal, name })
 }
 
-/// Returns the admin with this key, as the admin chain has it now.
+/// Returns the admin with this key from the current admin chain. Fails if the key is unknown or was
+/// revoked.
 pub(crate) async fn current_admin(app: &App, key: &PublicKey) -> Result<Admin, ApiError> {
     let admins = app.admins.current().await?;
     admins.chain.find(&key.key_id()).cloned().ok_or_else(|| {

@@ -70,8 +70,8 @@ impl AdminSession {
         Ok(self.statements(cluster).await?.0)
     }
 
-    /// Returns a cluster's statement chain as [`AdminSession::chain`] does, and the service
-    /// statement that the service holds, unverified.
+    /// Returns a cluster's verified statement chain, as [`AdminSession::chain`] does. Also returns
+    /// the unverified service statement that the service holds.
     pub(super) async fn statements(
         &self,
         cluster: Uuid,

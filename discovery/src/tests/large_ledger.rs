@@ -21,7 +21,7 @@ const MANY_DECISIONS: i64 = 400_000;
 /// Number of decisions that a start copies at once: each of its two connections to the database
 /// makes one check (a "look").
 const COPIED_AT_START: usize = 2 * LOOK_LIMIT;
-/// Number of decisions that is more than a start copies at once.
+/// Number of decisions above the number that a start copies at once.
 const SEVERAL_DECISIONS: i64 = 12_000;
 
 /// Inserts decisions about clusters that have no rows. That suffices, because a ledger copies only

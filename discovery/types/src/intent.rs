@@ -101,8 +101,8 @@ impl OperationId {
         Self::derive(authority, verb.as_str())
     }
 
-    /// Derives the operation id of the replacement by one newcomer under a replacement policy,
-    /// which many newcomers may use. `record` is the hash of the newcomer's record.
+    /// Derives the operation id of a replacement under a replacement policy. Many newcomers may use
+    /// the policy, and `record` is the hash of this newcomer's record.
     pub fn of_newcomer(policy: &Jws, record: &Digest) -> Self {
         Self::derive_for_newcomer(policy, record, Verb::Replace.as_str())
     }

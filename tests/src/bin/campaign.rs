@@ -112,7 +112,8 @@ fn run_campaign(arguments: &CampaignArguments) -> Result<CampaignReport> {
     let chosen = arguments.search.clone();
     let options = CampaignOptions {
         time: arguments.time,
-        // The simulation uses the most seeds of all searches, but fewer than this in a second.
+        // The simulation uses more seeds than any other search, but fewer than `SEEDS_PER_RUN` in a
+        // second.
         seed: arguments.seed.unwrap_or(now * SEEDS_PER_RUN),
         searches: if chosen.is_empty() { SearchKind::ALL.to_vec() } else { chosen },
         puts_bugs_back: !arguments.without_bugs,

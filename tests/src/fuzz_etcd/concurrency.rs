@@ -228,7 +228,7 @@ impl QueueState {
         waiters.map(|(number, _)| number).chain(&self.observers).copied().collect()
     }
 
-    /// Returns whether a stream observes an election: such a stream may still receive a leader.
+    /// Returns whether a stream observes an election. Such a stream may still receive a leader.
     pub(super) fn has_observers(&self) -> bool {
         !self.observers.is_empty()
     }

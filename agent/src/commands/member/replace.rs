@@ -193,8 +193,8 @@ fn removal_operation_id(cluster_id: u64, old: MemberId, peer_urls: &[String]) ->
     id
 }
 
-/// Returns the error for an old member that another operation removed: the new one would be an
-/// additional member.
+/// Returns the error for an old member that another operation removed. The new member would make
+/// the cluster larger than intended.
 fn foreign_removal_error(survey: &Survey, typed: &ReplaceArguments, old: MemberId) -> ExitError {
     let ReplaceArguments { name, peer_urls, .. } = typed;
     let urls = peer_urls.join(",");

@@ -22,7 +22,8 @@ const OBSERVATION_INTERVAL: Duration = Duration::from_secs(15);
 /// Time until an agent repeats its first observation. Others count an agent's observations from the
 /// second on.
 const FIRST_INTERVAL: Duration = Duration::from_secs(2);
-/// Time without an observation after which the next observation counts as a first one.
+/// Time without an observation after which the next observation counts as a first observation
+/// again.
 const PAUSE_BEFORE_FIRST: Duration = Duration::from_secs(60);
 /// How long an observation counts after this agent has seen that it is new.
 pub(super) const OBSERVATION_LIFETIME: Duration = Duration::from_secs(45);

@@ -52,7 +52,8 @@ impl Page {
     }
 }
 
-/// A browser, with or without the cookie of a session. It trusts the service's own certificate.
+/// A browser, with or without the cookie of a session. The browser trusts the service's own
+/// certificate.
 #[derive(Clone)]
 struct Browser {
     address: std::net::SocketAddr,
