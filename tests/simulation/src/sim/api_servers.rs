@@ -366,7 +366,8 @@ impl Simulation {
         let max_delay = if self.servers[number].is_slow { 200_000 } else { 12_000 };
         let delay = self.rng.range(400, max_delay);
         self.schedule(delay, ScheduledEvent::ApiServer { server: number });
-        if self.rng.chance(20) {
+        // After the faults, an API server that restarted every second could list for ever.
+        if !self.are_faults_over && self.rng.chance(20) {
             self.servers[number].stream = None;
             if self.rng.chance(400) {
                 self.servers[number].restart();
