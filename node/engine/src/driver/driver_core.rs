@@ -352,6 +352,10 @@ impl DriverCore {
         self.propose_queued();
         self.reads.start_round(&mut self.consensus, self.now);
         self.handle_all_ready();
+        // If a round was confirmed, the reads that arrived during that round share the next one.
+        while self.reads.start_round(&mut self.consensus, self.now) {
+            self.handle_all_ready();
+        }
         self.drop_snapshot();
         let mut effects = mem::take(&mut self.effects);
         self.reads.release(self.applied, &mut effects.reads);

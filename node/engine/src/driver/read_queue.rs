@@ -11,9 +11,10 @@ use node_consensus::{Consensus, Position, ReadContext, ReadState};
 
 use super::mail::{MAX_QUEUED_READS, ReadToken};
 
-/// Maximum number of ReadIndex rounds at a time. Later reads wait until one ends, and then share
-/// the next round.
-const MAX_ROUNDS: usize = 4;
+/// Maximum number of ReadIndex rounds at a time. Later reads wait until the round ends, and then
+/// share the next one. Each round costs messages to all peers and their answers, whatever the number
+/// of its reads. So a second round at a time would make more messages for the same reads.
+const MAX_ROUNDS: usize = 1;
 
 /// A waiting read, with the tick at which it was queued.
 type QueuedRead = (ReadToken, u64);
@@ -74,8 +75,11 @@ impl ReadQueue {
 
     /// Starts a ReadIndex round for all waiting reads, including those of rounds that got no
     /// answer. A repeated round needs a new context, because an answer to the old context may still
-    /// arrive.
-    pub(super) fn start_round(&mut self, consensus: &mut Consensus, now: u64) {
+    /// arrive. Returns whether a round was started.
+    ///
+    /// Call this again after a round was confirmed. Otherwise the reads that arrived during that
+    /// round would wait for the next input.
+    pub(super) fn start_round(&mut self, consensus: &mut Consensus, now: u64) -> bool {
         let (_, leader, term) = consensus.leadership();
         let retry_ticks = self.retry_ticks;
         let mut again = Vec::new();
@@ -88,12 +92,13 @@ impl ReadQueue {
         });
         self.waiting.append(&mut again);
         if self.waiting.is_empty() || leader == 0 || self.rounds.len() >= MAX_ROUNDS {
-            return;
+            return false;
         }
         let context = consensus.read_index();
         self.rounds_started += 1;
         let tokens = std::mem::take(&mut self.waiting);
         self.rounds.push_back(Round { context, tokens, since: now, leader: (leader, term) });
+        true
     }
 
     pub(super) fn confirm(&mut self, states: &[ReadState]) {

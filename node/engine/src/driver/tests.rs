@@ -7,6 +7,7 @@ mod first_election;
 mod follower;
 mod hand_over;
 mod leader;
+mod reads;
 
 use std::collections::BTreeMap;
 use std::io::{Read, Write};
