@@ -2,6 +2,7 @@
 
 mod campaign;
 mod check;
+mod commit_notices;
 mod deferred_requests;
 mod leave;
 
@@ -17,6 +18,7 @@ use thiserror::Error;
 use self::campaign::Succession;
 pub use self::campaign::Turn;
 pub use self::check::StepError;
+use self::commit_notices::SentCommits;
 use self::deferred_requests::DeferredRequests;
 use crate::config::validate;
 use crate::convert::{
@@ -96,6 +98,7 @@ pub struct Consensus {
     /// the removal.
     stays_after_removal: bool,
     deferred: DeferredRequests,
+    sent_commits: SentCommits,
     /// Set while this member waits for its turn to campaign.
     succession: Option<Succession>,
     /// Ticks since this instance started.
@@ -122,6 +125,7 @@ impl Consensus {
             read_only_option: raft::ReadOnlyOption::Safe,
             max_uncommitted_size: config.max_uncommitted_bytes,
             max_committed_size_per_ready: config.max_committed_bytes,
+            skip_bcast_commit: true,
             ..raft::Config::default()
         };
         let view = LogView::new(initial, config.cache_bytes);
@@ -154,6 +158,7 @@ impl Consensus {
             // has confirmed the removal.
             stays_after_removal: !initial.members.contains(config.member),
             deferred: DeferredRequests::default(),
+            sent_commits: SentCommits::default(),
             succession: None,
             ticks: 0,
             last_message_ticks: BTreeMap::new(),
@@ -369,6 +374,7 @@ impl Consensus {
     fn replace_members(&mut self, members: Members) {
         let before = mem::replace(&mut self.members, Arc::new(members));
         self.last_message_ticks.retain(|member, _| self.members.contains(*member));
+        self.sent_commits.retain(|member| self.members.contains(member));
         let all = before.voters.iter().chain(&before.learners);
         self.removed.extend(all.filter(|member| !self.members.contains(**member)));
         self.removed.retain(|member| !self.members.contains(*member));
@@ -512,6 +518,7 @@ impl Consensus {
             theirs.take_messages().into_iter().filter_map(message_from_raft).collect();
         ready.after_persist =
             theirs.take_persisted_messages().into_iter().filter_map(message_from_raft).collect();
+        may_go.iter().chain(&ready.after_persist).for_each(|sent| self.sent_commits.record(sent));
         let changes = hard_state.is_some_and(|state| self.commits_change(state));
         let known = &mut self.persisted_hard_state;
         let new_vote =

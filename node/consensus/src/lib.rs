@@ -21,6 +21,8 @@
 //! 6. Build a snapshot when [`Ready::snapshot_wanted`] names a peer, and announce it with
 //!    [`Consensus::set_snapshot`]. Report how its transfer ended with
 //!    [`Consensus::report_snapshot`].
+//! 7. While [`Consensus::has_unsent_commit`] is true, a follower may not know what is committed
+//!    until the next heartbeat. To tell it sooner, call [`Consensus::send_commit_index`].
 //!
 //! # What this crate guards against in the library
 //!

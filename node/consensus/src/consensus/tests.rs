@@ -117,7 +117,87 @@ fn normal_entries_are_committed_before_the_commit_index_is_durable() {
     leader.step(agrees(&appended[0]).unwrap()).unwrap();
     let ready = leader.ready();
     assert!(!ready.persist.urgent);
-    assert_eq!((ready.messages.len(), ready.committed.len()), (1, 1));
+    assert_eq!((ready.messages.len(), ready.committed.len()), (0, 1));
+}
+
+/// Lets the leader append `data`, and returns the append with it.
+fn append(leader: &mut Consensus, data: &'static [u8]) -> Message {
+    leader.propose_many(EntryKind::Normal, vec![Bytes::from_static(data)], 0).unwrap();
+    let mut messages = run(leader);
+    assert_eq!(messages.len(), 1, "{messages:?}");
+    messages.remove(0)
+}
+
+#[test]
+fn a_commit_index_goes_to_a_peer_with_the_next_append() {
+    let mut leader = leader();
+    let first = append(&mut leader, b"x");
+    leader.step(agrees(&first).unwrap()).unwrap();
+    assert_eq!(run(&mut leader), []);
+    assert!(leader.has_unsent_commit());
+    let commit = leader.status().commit;
+    assert_eq!(append(&mut leader, b"y").commit, commit);
+    assert!(!leader.has_unsent_commit());
+    assert!(!leader.send_commit_index(false));
+}
+
+#[test]
+fn a_commit_index_without_a_next_append_goes_alone_and_once() {
+    let mut leader = leader();
+    let first = append(&mut leader, b"x");
+    leader.step(agrees(&first).unwrap()).unwrap();
+    run(&mut leader);
+    assert!(!leader.send_commit_index(true), "the peer forwarded nothing");
+    assert!(leader.send_commit_index(false));
+    let sent = run(&mut leader);
+    assert_eq!(sent.len(), 1);
+    assert_eq!((sent[0].kind, sent[0].entries.len()), (MessageKind::Append, 0));
+    assert_eq!(sent[0].commit, leader.status().commit);
+    assert!(!leader.has_unsent_commit() && !leader.send_commit_index(false));
+}
+
+#[test]
+fn a_peer_that_forwarded_a_proposal_is_sent_its_commit_index_at_once() {
+    let mut leader = leader();
+    leader.propose_many(EntryKind::Normal, vec![Bytes::from_static(b"x")], 1).unwrap();
+    leader.report_forwarder(2);
+    let sent = run(&mut leader);
+    assert!(!leader.send_commit_index(true), "nothing is committed yet");
+    leader.step(agrees(&sent[0]).unwrap()).unwrap();
+    run(&mut leader);
+    assert!(leader.send_commit_index(true));
+    assert_eq!(run(&mut leader)[0].commit, leader.status().commit);
+    let own = append(&mut leader, b"y");
+    leader.step(agrees(&own).unwrap()).unwrap();
+    run(&mut leader);
+    assert!(!leader.send_commit_index(true), "this proposal is the leader's own");
+}
+
+/// A lost append may have been the only message with the commit index. The library probes such a
+/// peer, and takes no notice of commits for it. The next heartbeat has the commit index.
+#[test]
+fn a_peer_that_is_probed_learns_the_commit_index_by_a_heartbeat() {
+    let mut leader = leader();
+    let first = append(&mut leader, b"x");
+    leader.step(agrees(&first).unwrap()).unwrap();
+    run(&mut leader);
+    leader.report_unreachable(2);
+    assert!(!leader.has_unsent_commit() && !leader.send_commit_index(false));
+    (0..Config::new(1, 1, 7).heartbeat_ticks).for_each(|_| leader.tick());
+    let commit = leader.status().commit;
+    assert!(run(&mut leader).iter().any(|sent| sent.commit == commit));
+}
+
+#[test]
+fn no_commit_index_is_sent_alone_before_a_change_of_members_is_durable() {
+    let mut leader = leader();
+    leader.propose_many(EntryKind::ConfChange, vec![Bytes::from_static(b"remove 2")], 0).unwrap();
+    let appended = run(&mut leader);
+    leader.step(agrees(&appended[0]).unwrap()).unwrap();
+    let ready = leader.ready();
+    assert!(leader.awaits_durability());
+    assert!(!leader.has_unsent_commit() && !leader.send_commit_index(false));
+    leader.report_persisted(ready.number);
 }
 
 /// The only voter needs no other vote to lead. If it sent entries of a term that isn't durable,

@@ -229,7 +229,9 @@ impl ScriptedCluster {
                 let ready = self.member(id).ready();
                 self.carry_out(id, ready);
             }
-            if !self.complete_write(id) {
+            // A peer that lacks the commit index is sent it without any delay.
+            let has_more = self.complete_write(id) || self.member(id).send_commit_index(false);
+            if !has_more {
                 return;
             }
         }

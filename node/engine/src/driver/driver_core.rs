@@ -176,6 +176,9 @@ pub struct DriverCore {
     connected: BTreeSet<u64>,
     promised: Promise,
     now: u64,
+    /// Whether peers must be told the commit index in this round, because no append has carried it
+    /// to them in time.
+    must_send_commit_index: bool,
     effects: Effects,
 }
 
@@ -222,6 +225,7 @@ impl DriverCore {
             connected: BTreeSet::new(),
             promised: Promise::default(),
             now: 0,
+            must_send_commit_index: false,
             effects: Effects::default(),
         };
         driver.record_members(initial.applied.index);
@@ -338,6 +342,7 @@ impl DriverCore {
                 self.connected.remove(&peer);
             }
             Notice::ProcessEnded(peer) => self.succeed(peer),
+            Notice::SendCommitIndex => self.must_send_commit_index = true,
             Notice::Campaign => self.consensus.campaign(),
             Notice::Transfer(to) => {
                 if let Some(to) = to.or_else(|| self.successor()) {
@@ -356,10 +361,27 @@ impl DriverCore {
         while self.reads.start_round(&mut self.consensus, self.now) {
             self.handle_all_ready();
         }
+        self.send_commit_index();
         self.drop_snapshot();
         let mut effects = mem::take(&mut self.effects);
         self.reads.release(self.applied, &mut effects.reads);
         effects
+    }
+
+    /// Sends the commit index to the peers that lack it: to all of them if it is due, otherwise to
+    /// those whose own proposals were committed.
+    fn send_commit_index(&mut self) {
+        let is_due = mem::take(&mut self.must_send_commit_index);
+        if self.consensus.send_commit_index(!is_due) {
+            self.handle_all_ready();
+        }
+    }
+
+    /// Returns whether a peer lacks the commit index. If this stays so for
+    /// [`COMMIT_INDEX_DELAY`](super::COMMIT_INDEX_DELAY), the caller passes
+    /// [`Notice::SendCommitIndex`].
+    pub fn has_unsent_commit(&self) -> bool {
+        self.consensus.has_unsent_commit()
     }
 
     /// Returns the full status of consensus at this moment.
@@ -447,7 +469,10 @@ impl DriverCore {
 
     fn propose_group(&mut self, group: ProposalGroup) {
         match self.consensus.propose_many(group.kind, group.data, group.hops) {
-            Ok(()) => self.proposed.record(&group.own),
+            Ok(()) => {
+                self.proposed.record(&group.own);
+                group.forwarders.iter().for_each(|peer| self.consensus.report_forwarder(*peer));
+            }
             Err(_) => self.effects.refused_proposals.extend(group.own),
         }
     }

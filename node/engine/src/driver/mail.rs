@@ -87,6 +87,9 @@ pub enum Notice {
     Disconnected(u64),
     /// The process of this peer has ended. The peer, or its host, may start again.
     ProcessEnded(u64),
+    /// No append has carried the new commit index to some peers for
+    /// [`COMMIT_INDEX_DELAY`](super::COMMIT_INDEX_DELAY).
+    SendCommitIndex,
     /// This member should campaign now.
     Campaign,
     /// This leader should transfer leadership to the given member, or without one to the best

@@ -1,7 +1,7 @@
 //! Proposals that wait until consensus takes them. They come from this member's clients, or were
 //! forwarded by peers.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use bytes::Bytes;
 use node_consensus::{Entry, EntryKind, Message};
@@ -27,6 +27,8 @@ struct PendingProposal {
     /// Request id of a proposal by this member's client. `None` for a forwarded proposal, because
     /// the member that forwarded it answers the client.
     own: Option<RequestId>,
+    /// Member that forwarded the proposal.
+    forwarder: Option<u64>,
     kind: EntryKind,
     data: Bytes,
     hops: u64,
@@ -39,6 +41,8 @@ pub(super) struct ProposalGroup {
     pub kind: EntryKind,
     pub data: Vec<Bytes>,
     pub own: Vec<RequestId>,
+    /// Members that forwarded some of the proposals.
+    pub forwarders: BTreeSet<u64>,
     pub hops: u64,
 }
 
@@ -62,7 +66,14 @@ impl ProposalQueue {
     /// Queues a proposal of this member's clients. Returns false if too many wait.
     pub(super) fn push_own(&mut self, proposal: ClientProposal, now: u64) -> bool {
         let ClientProposal { id, kind, data } = proposal;
-        self.push(PendingProposal { own: Some(id), kind, data, hops: 0, since: now })
+        self.push(PendingProposal {
+            own: Some(id),
+            forwarder: None,
+            kind,
+            data,
+            hops: 0,
+            since: now,
+        })
     }
 
     /// Queues the proposals in a message that a peer forwarded. A duplicate of an earlier message
@@ -72,13 +83,13 @@ impl ProposalQueue {
         if !seen.record_if_new(message.commit, message.index) {
             return;
         }
-        let hops = message.log_term;
+        let (hops, forwarder) = (message.log_term, Some(message.from));
         // A correct member refuses empty and oversized proposals itself and never forwards them.
         let proper = |entry: &Entry| (1..=MAX_PROPOSAL_BYTES).contains(&entry.data.len());
         for entry in message.entries.into_iter().filter(proper) {
             // If the queue is full, the proposal is lost, and its client's request times out.
             let Entry { kind, data, .. } = entry;
-            self.push(PendingProposal { own: None, kind, data, hops, since: now });
+            self.push(PendingProposal { own: None, forwarder, kind, data, hops, since: now });
         }
     }
 
@@ -107,9 +118,10 @@ impl ProposalQueue {
 
     /// Takes the next change of members, as a group of its own.
     pub(super) fn take_change(&mut self) -> Option<ProposalGroup> {
-        let PendingProposal { own, kind, data, hops, .. } = self.changes.pop_front()?;
+        let PendingProposal { own, forwarder, kind, data, hops, .. } = self.changes.pop_front()?;
         self.bytes -= data.len();
-        Some(ProposalGroup { kind, data: vec![data], own: own.into_iter().collect(), hops })
+        let (own, forwarders) = (own.into_iter().collect(), forwarder.into_iter().collect());
+        Some(ProposalGroup { kind, data: vec![data], own, forwarders, hops })
     }
 
     /// Takes the proposals of the next round. A follower takes only proposals with equal hop
@@ -127,6 +139,7 @@ impl ProposalQueue {
             let Some(pending) = self.pending.pop_front() else { break };
             bytes += pending.data.len();
             group.own.extend(pending.own);
+            group.forwarders.extend(pending.forwarder);
             group.data.push(pending.data);
         }
         self.bytes -= bytes;

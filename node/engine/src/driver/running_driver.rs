@@ -25,8 +25,8 @@ use super::round_runner::{EffectSink, RoundRunner};
 use super::snapshot_store::{SnapshotFiles, SnapshotStore};
 use super::waiters::Waiters;
 use super::{
-    Applier, ApplyJob, CheckpointPolicy, DriverMetrics, LogJob, LogWriter, MemberOptions,
-    ProposeError, QUEUED_JOBS, ReadBarrierError, StartError, recover_initial_state,
+    Applier, ApplyJob, COMMIT_INDEX_DELAY, CheckpointPolicy, DriverMetrics, LogJob, LogWriter,
+    MemberOptions, ProposeError, QUEUED_JOBS, ReadBarrierError, StartError, recover_initial_state,
 };
 use crate::log::{Log, RecoveredState};
 use crate::log_limit::LogLimit;
@@ -191,12 +191,18 @@ struct CoreThread<M: StateMachine> {
 impl<M: StateMachine> CoreThread<M> {
     fn run(mut self) {
         let mut next_tick = Instant::now() + self.options.tick;
+        // Time at which peers are sent the commit index, if a peer lacks it.
+        let mut commit_index_due: Option<Instant> = None;
         // This round has no input. It is needed because a single voter has already campaigned,
         // which has effects.
         self.core.round(Mail::default(), false, &mut self.out);
         loop {
-            let deadline = if self.core.has_more() { Instant::now() } else { next_tick };
-            let mail = self.out.mailbox.take(deadline);
+            let deadline = match commit_index_due {
+                _ if self.core.has_more() => Instant::now(),
+                Some(due) => due.min(next_tick),
+                None => next_tick,
+            };
+            let mut mail = self.out.mailbox.take(deadline);
             let stop = mail.stop;
             let now = Instant::now();
             let tick = now >= next_tick;
@@ -206,7 +212,15 @@ impl<M: StateMachine> CoreThread<M> {
                 }
                 next_tick = now + self.options.tick;
             }
+            if commit_index_due.take_if(|due| *due <= now).is_some() {
+                mail.notice(Notice::SendCommitIndex);
+            }
             self.core.round(mail, tick, &mut self.out);
+            if !self.core.driver().has_unsent_commit() {
+                commit_index_due = None;
+            } else if commit_index_due.is_none() {
+                commit_index_due = Some(now + COMMIT_INDEX_DELAY);
+            }
             self.publish(now);
             if stop {
                 self.out.waiters.stop();

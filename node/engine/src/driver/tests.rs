@@ -2,6 +2,7 @@
 //! tested by the simulation.
 
 mod cluster;
+mod commit_index;
 mod ended_leader;
 mod first_election;
 mod follower;
@@ -193,12 +194,14 @@ struct ThreadedCluster {
     dir: tempfile::TempDir,
     net: Net,
     voters: Vec<u64>,
+    tick: Duration,
 }
 
 impl ThreadedCluster {
     fn new(size: u64) -> Self {
         let dir = tempfile::tempdir().unwrap();
-        Self { dir, net: Net::default(), voters: (1..=size).collect() }
+        let tick = Duration::from_millis(10);
+        Self { dir, net: Net::default(), voters: (1..=size).collect(), tick }
     }
 
     fn start(&self, member: u64) -> DriverNode {
@@ -217,7 +220,7 @@ impl ThreadedCluster {
         }
         let (log, recovered) = Log::open(&disk, &dir, &small).unwrap();
         let mut options = MemberOptions::new(member, dir.join("snapshots"));
-        options.tick = Duration::from_millis(10);
+        options.tick = self.tick;
         options.request_timeout = Duration::from_secs(30);
         options.campaign_when_connected = member == 1;
         options.catch_up_entries = 1;

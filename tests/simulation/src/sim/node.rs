@@ -49,6 +49,8 @@ pub(super) struct MemberProcess {
     /// Queue of input for the core.
     pub mail: Mail,
     pub tick_is_due: bool,
+    /// Time at which peers are sent the commit index, if a peer lacks it.
+    pub commit_index_due: Option<u64>,
     /// Whether an event is already scheduled that will run the busy core.
     pub core_is_due: bool,
     pub writer: LogWriter,
@@ -458,6 +460,7 @@ impl SimulatedNode {
             core: RoundRunner::new(driver, Arc::clone(&metrics)),
             mail: Mail::new(plan.mail),
             tick_is_due: false,
+            commit_index_due: None,
             core_is_due: false,
             lessor: Lessor::new(ELECTION_TIME),
             pending_checkpoint: None,

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use bytes::{Bytes, BytesMut};
 use node_consensus::{FetchRequest, Members};
-use node_engine::driver::{Message, Notice, run_fetch};
+use node_engine::driver::{COMMIT_INDEX_DELAY, Message, Notice, run_fetch};
 use node_state::identity::MemberId;
 use node_state::mvcc::CompactionProgress;
 use node_state::state_machine::RequestId;
@@ -56,6 +56,39 @@ impl Simulation {
             self.maintain_idle_log(id, generation)?;
         }
         self.wake(id)
+    }
+
+    /// Lets a member send its commit index, if the time for it has come.
+    pub(super) fn send_due_commit_index(
+        &mut self,
+        id: u64,
+        generation: u64,
+    ) -> Result<(), InvariantViolation> {
+        if let Some(wait) = self.remaining_pause(id) {
+            self.schedule(wait, ScheduledEvent::CommitIndexDue { node: id, generation });
+            return Ok(());
+        }
+        let now = self.now;
+        let Some(process) = self.running_process(id, generation) else { return Ok(()) };
+        // The event belongs to an earlier commit index if the time is later, or unset.
+        if process.commit_index_due.take_if(|due| *due <= now).is_none() {
+            return Ok(());
+        }
+        process.mail.notice(Notice::SendCommitIndex);
+        self.wake(id)
+    }
+
+    /// Sets or clears the time at which a member sends its commit index, after rounds of its core.
+    fn schedule_commit_index(&mut self, id: u64, generation: u64) {
+        let now = self.now;
+        let delay = u64::try_from(COMMIT_INDEX_DELAY.as_micros()).unwrap_or(u64::MAX);
+        let Some(process) = self.running_process(id, generation) else { return };
+        if !process.core.driver().has_unsent_commit() {
+            process.commit_index_due = None;
+        } else if process.commit_index_due.is_none() {
+            process.commit_index_due = Some(now + delay);
+            self.schedule(delay, ScheduledEvent::CommitIndexDue { node: id, generation });
+        }
     }
 
     pub(super) fn deliver(
@@ -328,6 +361,7 @@ impl Simulation {
                 break;
             }
         }
+        self.schedule_commit_index(id, generation);
         let Some(process) = &self.nodes[index_of(id)].process else { return Ok(()) };
         let driver = process.core.driver();
         let status = driver.status();

@@ -43,6 +43,7 @@ const REQUIRED_ANSWERS: u64 = 3;
 pub(super) enum ScheduledEvent {
     Tick { node: u64, generation: u64 },
     Core { node: u64, generation: u64 },
+    CommitIndexDue { node: u64, generation: u64 },
     Deliver { to: u64, generation: u64, bytes: Bytes, body: Option<Transfer> },
     MaintainStreams { node: u64, generation: u64 },
     LogDone { node: u64, generation: u64 },
@@ -346,6 +347,9 @@ impl Simulation {
         self.add_to_trace(&[at]);
         match event {
             ScheduledEvent::Tick { node, generation } => self.tick(node, generation),
+            ScheduledEvent::CommitIndexDue { node, generation } => {
+                self.send_due_commit_index(node, generation)
+            }
             ScheduledEvent::Deliver { to, generation, bytes, body } => {
                 self.deliver(to, generation, bytes, body)
             }

@@ -5,6 +5,11 @@ use std::collections::VecDeque;
 
 use super::*;
 
+/// Returns a client's write with this request id.
+pub(super) fn write(id: u64) -> ClientProposal {
+    ClientProposal { id: RequestId(id), kind: EntryKind::Normal, data: payload(id, 0) }
+}
+
 /// Connected members. Messages to one member arrive in the order in which they were sent.
 pub(super) struct DriverCluster {
     pub drivers: Vec<DriverCore>,
@@ -55,8 +60,7 @@ impl DriverCluster {
     /// Sends a write and a read of a client to one member.
     pub(super) fn send_write_and_read(&mut self, n: usize) {
         let id = n as u64 + 1;
-        let kind = EntryKind::Normal;
-        self.drivers[n].propose([ClientProposal { id: RequestId(id), kind, data: payload(id, 0) }]);
+        self.drivers[n].propose([write(id)]);
         self.drivers[n].read([id]);
         self.run_until_idle(n);
     }
@@ -102,12 +106,25 @@ impl DriverCluster {
         true
     }
 
+    /// Delivers messages to the members in `order` until none is pending. Whenever none is, the
+    /// wait for an append with the commit index ends, as it does in production without a tick.
     pub(super) fn settle(&mut self, order: &[u64]) {
         for _ in 0..1_000 {
-            if !self.deliver(order) {
+            if !self.deliver(order) && !self.send_commit_index(order) {
                 return;
             }
         }
         panic!("it never settles");
+    }
+
+    /// Lets the first leader in `order` whose commit index a peer lacks send the index. Returns
+    /// false if there is none.
+    fn send_commit_index(&mut self, order: &[u64]) -> bool {
+        let mut members = order.iter().map(|member| usize::try_from(member - 1).unwrap());
+        let leader = members.find(|n| self.drivers[*n].has_unsent_commit());
+        if let Some(n) = leader {
+            self.notify(n, Notice::SendCommitIndex);
+        }
+        leader.is_some()
     }
 }
