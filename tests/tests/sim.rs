@@ -1,6 +1,6 @@
 //! The simulation with seeds, and tests that it can fail.
 //!
-//! `SEED=… cargo test -p muster-tests --test sim` replays one history.
+//! `SEED=… cargo test --workspace --test sim` replays one history.
 
 #![allow(clippy::print_stdout, reason = "says which seed found a bug, and what a run had in it")]
 

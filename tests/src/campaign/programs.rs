@@ -14,18 +14,20 @@ use crate::stock_etcd::{DEBIAN_ETCD_PATH, NEWEST_VERSION};
 
 /// Time limit of each build.
 const BUILD_LIMIT: Duration = Duration::from_secs(2 * 3600);
-/// Test binaries of this package that a campaign runs.
-const OWN_TESTS: [&str; 7] = [
+/// Test binaries that a campaign runs. Each name belongs to one package of the workspace.
+const TESTS: [&str; 11] = [
+    "disk",
     "durability",
     "explore_regressions",
     "histories",
     "journal",
+    "maintenance",
     "one_way_connections",
     "partitions",
+    "recovery",
     "sim",
+    "snapshot",
 ];
-/// Test binaries of the node that a campaign runs.
-const NODE_TESTS: [&str; 4] = ["disk", "maintenance", "recovery", "snapshot"];
 
 /// A built test binary, and the directory of its package, in which Cargo runs it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -61,21 +63,16 @@ impl CampaignPrograms {
         folder: &Path,
         decoders: Option<&Path>,
     ) -> Result<Self> {
-        let programs = ["-p", "muster-node", "-p", "muster-agent", "-p", "muster-discovery"];
-        cargo(runner, root, "build-programs", &[&["build", "--bins"][..], &programs].concat())?;
-        let mut tests = BTreeMap::new();
-        for (package, names) in [("muster-tests", &OWN_TESTS[..]), ("muster-node", &NODE_TESTS[..])]
-        {
-            let mut arguments = vec!["test", "--no-run", "-p", package];
-            arguments.push("--message-format=json-render-diagnostics");
-            for name in names {
-                arguments.extend(["--test", *name]);
-            }
-            let messages = cargo(runner, root, &format!("build-{package}"), &arguments)?;
-            tests.extend(built_tests(&messages));
-            for name in names {
-                ensure!(tests.contains_key(*name), "cargo built no test {name} of {package}");
-            }
+        // For some packages alone, Cargo would choose other features of the dependencies, and compile
+        // most of them again.
+        cargo(runner, root, "build-programs", &["build", "--workspace", "--bins"])?;
+        let mut arguments =
+            vec!["test", "--no-run", "--workspace", "--message-format=json-render-diagnostics"];
+        arguments.extend(TESTS.iter().flat_map(|name| ["--test", *name]));
+        let messages = cargo(runner, root, "build-tests", &arguments)?;
+        let tests: BTreeMap<String, BuiltTest> = built_tests(&messages).into_iter().collect();
+        for name in TESTS {
+            ensure!(tests.contains_key(name), "cargo built no test {name}");
         }
         let decoders = decoders.map(|folder| fuzz_targets(root, folder)).transpose()?;
         Ok(Self {

@@ -95,7 +95,7 @@ pub fn next_run(
             let mut run = test_run("histories", &["--exact", name, "--nocapture"], programs)?;
             run.command.variables.push(("SEED".to_owned(), seed.to_string()));
             run.last_seed = Some(seed);
-            run.replay = format!("SEED={seed} cargo test -p muster-tests --test histories {name}");
+            run.replay = format!("SEED={seed} cargo test --workspace --test histories {name}");
             Ok(run)
         }
         SearchKind::Partitions => filtered_run(pick(&PARTITIONS, number), programs),
@@ -149,9 +149,8 @@ fn filtered_run((name, filter): (&str, &str), programs: &CampaignPrograms) -> Re
 
 fn test_run(name: &str, arguments: &[&str], programs: &CampaignPrograms) -> Result<SearchRun> {
     let command = test_command(name, arguments, programs)?;
-    let package = if command.directory.ends_with("node") { "muster-node" } else { "muster-tests" };
     let filter = arguments.first().copied().unwrap_or_default();
-    let replay = format!("cargo test -p {package} --test {name} {filter}");
+    let replay = format!("cargo test --workspace --test {name} {filter}");
     Ok(SearchRun {
         command,
         last_seed: None,
@@ -239,7 +238,7 @@ mod tests {
     fn runs_take_the_scenarios_in_turn_and_say_how_to_repeat_them() {
         assert_eq!(
             run(SearchKind::Histories, 4, 60).replay,
-            "SEED=11 cargo test -p muster-tests --test histories \
+            "SEED=11 cargo test --workspace --test histories \
              histories_of_stopped_members_with_users_are_right"
         );
         let arguments = |number| run(SearchKind::Requests, number, 60).command.arguments.join(" ");
