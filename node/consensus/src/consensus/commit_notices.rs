@@ -14,7 +14,7 @@ use raft::{Progress, ProgressState, StateRole};
 use super::Consensus;
 use crate::{Message, MessageKind};
 
-/// What a leader has sent to its peers about its commit index, in one term.
+/// Commit indexes that a leader has sent to its peers in one term.
 #[derive(Debug, Default)]
 pub(super) struct SentCommits {
     term: u64,
