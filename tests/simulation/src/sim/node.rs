@@ -380,6 +380,12 @@ impl SimulatedNode {
         Ok(file)
     }
 
+    /// Opens the file of the member's store.
+    fn open_store(&self) -> Result<Box<dyn DiskFile>, Box<dyn Error>> {
+        let path = Path::new(MEMBER_DIR).join("db");
+        Ok(self.disk.shared().open(&path, OpenMode::Existing)?)
+    }
+
     pub(super) fn process_end(&self, error: &dyn std::error::Error) -> ProcessEnd {
         if self.disk.is_power_off() {
             return ProcessEnd::Crashed;
@@ -423,11 +429,7 @@ impl SimulatedNode {
         let dir = Path::new(MEMBER_DIR);
         let options = log_options(guards);
         let is_new = !Log::exists(&disk, dir)?;
-        let file = if is_new {
-            self.new_store()?
-        } else {
-            disk.open(&dir.join("db"), OpenMode::Existing)?
-        };
+        let file = if is_new { self.new_store()? } else { self.open_store()? };
         let mut machine =
             KvStateMachine::open(RedbBackend::new(file)?, store_options(plan, guards))?;
         let machine_id = self.id;
