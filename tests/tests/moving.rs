@@ -418,6 +418,24 @@ fn users_and_roles_are_compared_after_a_move() -> Result<()> {
     Ok(())
 }
 
+/// etcd 3.4 shows the role `root` without permissions, and `muster-node` with the one for all keys.
+#[test]
+fn a_move_from_etcd_3_4_with_the_role_root_succeeds() -> Result<()> {
+    let (network, folder) = (Network::loopback(2), tempfile::tempdir()?);
+    let folder = folder.path();
+    let Some((old, mut new)) = small_clusters(&network, folder)? else { return Ok(()) };
+    old.run(&["user", "add", "root:secret"])?;
+    old.run(&["role", "add", "root"])?;
+    old.run(&["user", "grant-role", "root", "root"])?;
+    let mut moving = start_move([&old, &new], folder, ["moved.db", "move.log"], &["--freeze"])?;
+    run_restores(&mut moving, folder, Path::new("none"))?;
+    new.start()?;
+    let result = result_of_move(&mut moving, 0)?;
+    let auth = &result["comparison"]["auth"];
+    ensure!(auth["users"] == 1 && auth["roles"] == 1 && auth["differences"] == 0, "{result}");
+    Ok(())
+}
+
 #[test]
 fn urls_of_two_clusters_in_one_list_are_refused_before_the_writes_are_stopped() -> Result<()> {
     let (network, folder) = (Network::loopback(3), tempfile::tempdir()?);

@@ -1,10 +1,11 @@
 //! Comparison of two clusters' users, roles and permissions, and of whether authentication is
-//! enabled. Passwords are not compared, because no member gives them away.
+//! enabled. Passwords are not compared, because no member gives them away. The permissions of the
+//! role `root` are not compared either, because that role may do everything anyway.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use bytes::Bytes;
-use node_proto::authpb::permission::Type;
+use node_proto::authpb::{Permission, permission::Type};
 use node_proto::etcdserverpb::{
     AuthRoleGetRequest, AuthRoleListRequest, AuthStatusRequest, AuthUserGetRequest,
     AuthUserListRequest, AuthenticateRequest, auth_client::AuthClient,
@@ -21,6 +22,9 @@ use super::comparison::shown_key;
 const MAX_SHOWN: usize = 20;
 /// End of a permission's range that has no upper bound.
 const NO_UPPER_BOUND: &[u8] = &[0];
+/// Role that may do everything. etcd 3.4 and 3.5 show it without permissions, later releases and
+/// `muster-node` with the permission for all keys.
+const ROOT_ROLE: &str = "root";
 
 /// Permission of a role for one key, or for a range of keys.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -54,7 +58,7 @@ struct AuthTables {
     enabled: bool,
     /// Names of all users, each with the names of the user's roles.
     users: BTreeMap<String, BTreeSet<String>>,
-    /// Names of all roles, each with the role's permissions.
+    /// Names of all roles, each with the role's permissions. Those of [`ROOT_ROLE`] are left out.
     roles: BTreeMap<String, BTreeSet<RolePermission>>,
 }
 
@@ -75,16 +79,25 @@ impl AuthTables {
         let mut roles = BTreeMap::new();
         for name in names {
             let role = client.role_get(AuthRoleGetRequest { role: name.clone() });
-            let permissions = cluster.answer("a role", role).await?.perm.into_iter();
-            let permissions = permissions.map(|found| RolePermission {
-                kind: found.perm_type(),
-                key: found.key,
-                range_end: found.range_end,
-            });
-            roles.insert(name, permissions.collect());
+            let permissions = cluster.answer("a role", role).await?.perm;
+            let permissions = compared_permissions(&name, permissions);
+            roles.insert(name, permissions);
         }
         Ok(Self { enabled, users, roles })
     }
+}
+
+/// Returns the permissions of the role `name` that are compared. Those of [`ROOT_ROLE`] are not.
+fn compared_permissions(name: &str, permissions: Vec<Permission>) -> BTreeSet<RolePermission> {
+    if name == ROOT_ROLE {
+        return BTreeSet::new();
+    }
+    let permissions = permissions.into_iter().map(|found| RolePermission {
+        kind: found.perm_type(),
+        key: found.key,
+        range_end: found.range_end,
+    });
+    permissions.collect()
 }
 
 /// Whether authentication is enabled. etcd 3.4 has no request for this. Its refusal of an attempt
@@ -298,6 +311,24 @@ mod tests {
                 "role reader: read of keys from a to before b only in the source",
                 "role reader: readwrite of all keys from a on only in the target"
             ]
+        );
+    }
+
+    #[test]
+    fn the_permissions_of_the_role_root_are_not_compared() {
+        let all_keys = || Permission {
+            perm_type: Type::Readwrite.into(),
+            key: Bytes::new(),
+            range_end: NO_UPPER_BOUND.into(),
+        };
+        let expected = permission(Type::Readwrite, "", "\0");
+        assert_eq!(compared_permissions("rooted", vec![all_keys()]), BTreeSet::from([expected]));
+        assert_eq!(compared_permissions("root", vec![all_keys()]), BTreeSet::new());
+        assert_eq!(
+            differences(|target| {
+                target.roles.insert("root".to_owned(), BTreeSet::new());
+            }),
+            ["role root: only the target has it"]
         );
     }
 
