@@ -78,6 +78,14 @@ impl TestCluster {
         Ok(String::from_utf8(output.stdout)?.trim().to_owned())
     }
 
+    /// Makes the user `root`, with the role `root` and the password `secret`.
+    fn add_root(&self) -> Result<()> {
+        self.run(&["user", "add", "root:secret"])?;
+        self.run(&["role", "add", "root"])?;
+        self.run(&["user", "grant-role", "root", "root"])?;
+        Ok(())
+    }
+
     /// Writes keys with several versions, deleted keys, and keys with a long and a short lease.
     fn fill(&self) -> Result<()> {
         for n in 0..60 {
@@ -424,15 +432,30 @@ fn a_move_from_etcd_3_4_with_the_role_root_succeeds() -> Result<()> {
     let (network, folder) = (Network::loopback(2), tempfile::tempdir()?);
     let folder = folder.path();
     let Some((old, mut new)) = small_clusters(&network, folder)? else { return Ok(()) };
-    old.run(&["user", "add", "root:secret"])?;
-    old.run(&["role", "add", "root"])?;
-    old.run(&["user", "grant-role", "root", "root"])?;
+    old.add_root()?;
     let mut moving = start_move([&old, &new], folder, ["moved.db", "move.log"], &["--freeze"])?;
     run_restores(&mut moving, folder, Path::new("none"))?;
     new.start()?;
     let result = result_of_move(&mut moving, 0)?;
     let auth = &result["comparison"]["auth"];
     ensure!(auth["users"] == 1 && auth["roles"] == 1 && auth["differences"] == 0, "{result}");
+    Ok(())
+}
+
+#[test]
+fn a_source_that_does_not_show_its_users_is_refused_before_the_writes_are_stopped() -> Result<()> {
+    let (network, folder) = (Network::loopback(2), tempfile::tempdir()?);
+    let folder = folder.path();
+    let Some((old, new)) = small_clusters(&network, folder)? else { return Ok(()) };
+    old.add_root()?;
+    old.run(&["auth", "enable"])?;
+    let mut moving = start_move([&old, &new], folder, ["moved.db", "move.log"], &["--freeze"])?;
+    result_of_move(&mut moving, 1)?;
+    let printed = moving.output();
+    let expected = "--source-cert must be the certificate of a user with the role root: ";
+    ensure!(printed.contains(expected), "{printed}");
+    ensure!(old.run(&["--user", "root:secret", "put", "a", "still taken"])? == "OK");
+    ensure!(!folder.join("moved.db").exists(), "a snapshot was saved");
     Ok(())
 }
 

@@ -42,6 +42,7 @@ use super::{
     connection::{ClientTls, check_url_and_files, full_url},
     print, print_error, print_to_stderr,
     save::{SaveError, ensure_regular_file, save_to, snapshot_revision},
+    users::{needs_root_role, read_auth},
 };
 
 /// Interval between two attempts to reach the target.
@@ -101,6 +102,8 @@ enum MoveError {
     SameCluster(u64),
     #[error("{0} belongs to both --source and --target: name the members of two clusters")]
     SameUrl(String),
+    #[error("{0} must be the certificate of a user with the role root")]
+    NeedsRootRole(&'static str, #[source] CompareError),
     #[error("the source has a CORRUPT alarm: repair it before you move its data")]
     Corrupt,
     #[error("clients write to the source, for example key {0}: stop them, or add --freeze")]
@@ -143,7 +146,8 @@ impl MoveError {
             Self::Save(error) => error.is_usage(),
             Self::Compare(error) => error.is_usage(),
             Self::InitialCluster(_) | Self::SameCluster(_) | Self::SameUrl(_) => true,
-            Self::Corrupt
+            Self::NeedsRootRole(..)
+            | Self::Corrupt
             | Self::Writers(_)
             | Self::Outdated { .. }
             | Self::Behind { .. }
@@ -258,6 +262,7 @@ async fn move_cluster(args: &MoveArgs, steps: &StepPrinter) -> Result<MoveReport
     if let Ok(target) = ClusterReader::connect(&args.clusters.target()).await {
         ensure_other_cluster(&source, &target)?;
     }
+    read_auth(&source).await.map_err(CompareError::Source).map_err(auth_error)?;
     let found = find_snapshot(&args.file, &source).await?;
     let quiet_since = stop_writes(args, &source, steps).await?;
     let (revision, saved_at) = take_snapshot(args, &source, found, steps).await?;
@@ -283,6 +288,7 @@ async fn move_cluster(args: &MoveArgs, steps: &StepPrinter) -> Result<MoveReport
     if found < revision {
         return Err(MoveError::TargetBehind { found, wanted: revision });
     }
+    read_auth(&target).await.map_err(CompareError::Target).map_err(auth_error)?;
     steps.line(&format!("5 compare: every key at revision {revision}"));
     let comparison = compare_clusters((&source, revision), (&target, revision)).await?;
     if let Some(key) = comparison.source.first_changed_key.clone() {
@@ -326,6 +332,16 @@ fn ensure_other_cluster(source: &ClusterReader, target: &ClusterReader) -> Resul
         return Err(MoveError::SameCluster(source.cluster_id));
     }
     Ok(())
+}
+
+/// Returns the error for a cluster whose users and roles could not be read. If the certificate's
+/// user lacks permissions, the error names the flag to correct.
+fn auth_error(error: CompareError) -> MoveError {
+    let (flag, cause) = match &error {
+        CompareError::Source(cause) => ("--source-cert", cause),
+        CompareError::Target(cause) => ("--target-cert", cause),
+    };
+    if needs_root_role(cause) { MoveError::NeedsRootRole(flag, error) } else { error.into() }
 }
 
 /// Shows the state of each of the source's members, and connects to one that can be read. Members

@@ -237,19 +237,32 @@ pub(super) async fn compare_auth(
     })
 }
 
-/// Turns a refusal for lack of permissions into text that says what to do. etcd gives a request
+/// Reads the users and roles of a cluster, as [`compare_auth`] does.
+pub(super) async fn read_auth(cluster: &ClusterReader) -> Result<(), ClusterReadError> {
+    AuthTables::read(cluster).await.map(drop)
+}
+
+/// Whether a member refused to show users and roles for lack of permissions. etcd gives a request
 /// without a user the code `InvalidArgument`.
+pub(super) fn needs_root_role(error: &ClusterReadError) -> bool {
+    matches!(
+        error,
+        ClusterReadError::Refused {
+            code: Code::PermissionDenied | Code::Unauthenticated | Code::InvalidArgument,
+            ..
+        }
+    )
+}
+
+/// Turns a refusal for lack of permissions into text that says what to do.
 fn explain_refusal<T>(
     read: Result<T, ClusterReadError>,
 ) -> Result<Result<T, String>, ClusterReadError> {
     match read {
         Ok(found) => Ok(Ok(found)),
-        Err(
-            error @ ClusterReadError::Refused {
-                code: Code::PermissionDenied | Code::Unauthenticated | Code::InvalidArgument,
-                ..
-            },
-        ) => Ok(Err(format!("{error}; use the certificate of a user with the role root"))),
+        Err(error) if needs_root_role(&error) => {
+            Ok(Err(format!("{error}; use the certificate of a user with the role root")))
+        }
         Err(error) => Err(error),
     }
 }

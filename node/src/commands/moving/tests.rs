@@ -1,4 +1,5 @@
 use clap::Parser;
+use tonic::Code;
 
 use super::*;
 
@@ -64,6 +65,22 @@ fn a_target_that_cannot_be_meant_is_refused_before_the_writes_are_stopped() {
     assert!(no_ca.is_err_and(|error| error.is_usage()));
     let unreadable = check(&["--target", "https://c:1", "--target-cacert", "/nonexistent"]);
     assert!(matches!(unreadable, Err(MoveError::Compare(CompareError::Target(_)))));
+}
+
+#[test]
+fn a_refusal_to_show_users_names_the_flag_for_the_right_certificate() {
+    let refused = |code| {
+        let (url, text) = ("a:1".to_owned(), "permission denied".to_owned());
+        ClusterReadError::Refused { url, what: "users", code, text }
+    };
+    let error = auth_error(CompareError::Target(refused(Code::PermissionDenied)));
+    let expected = "--target-cert must be the certificate of a user with the role root";
+    assert_eq!(error.to_string(), expected);
+    assert!(!error.is_usage());
+    let error = auth_error(CompareError::Source(refused(Code::InvalidArgument)));
+    assert!(error.to_string().starts_with("--source-cert must be"), "{error}");
+    let other = auth_error(CompareError::Source(refused(Code::Unavailable)));
+    assert!(matches!(other, MoveError::Compare(CompareError::Source(_))), "{other:?}");
 }
 
 #[test]
