@@ -179,12 +179,12 @@ impl CompareReport {
             lines.add("differs", difference);
         }
         lines.add("users", self.auth.to_text());
-        let seconds = self.seconds;
-        let result = match (self.differences, self.first_differences.len()) {
-            (0, _) => format!("all keys are equal ({seconds:.1} s)"),
-            (all, shown) => format!("{all} keys differ, {shown} are shown ({seconds:.1} s)"),
+        let keys = match (self.differences, self.first_differences.len()) {
+            (0, _) => "all keys are equal".to_owned(),
+            (all, shown) => format!("{all} keys differ, {shown} are shown"),
         };
-        lines.add("result", result);
+        let (auth, seconds) = (self.auth.outcome(), self.seconds);
+        lines.add("result", format!("{keys}; users and roles are {auth} ({seconds:.1} s)"));
         lines.0.trim_end().to_owned()
     }
 }
@@ -277,4 +277,47 @@ pub(super) async fn compare_clusters(
         auth,
         seconds: started.elapsed().as_secs_f64(),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn cluster() -> ComparedCluster {
+        ComparedCluster {
+            url: "a:1".to_owned(),
+            cluster_id: "a".to_owned(),
+            revision: 5,
+            keys: 2,
+            leases: 0,
+            later_changes: 0,
+            first_changed_key: None,
+            expired_keys: 0,
+        }
+    }
+
+    /// Returns the last line of the text about a comparison with these results.
+    fn last_line(differences: u64, auth: AuthComparison) -> String {
+        let report = CompareReport {
+            equal: differences == 0 && auth.is_equal(),
+            source: cluster(),
+            target: cluster(),
+            differences,
+            first_differences: Vec::new(),
+            auth,
+            seconds: 0.5,
+        };
+        report.to_text().lines().last().unwrap_or_default().to_owned()
+    }
+
+    #[test]
+    fn the_last_line_is_about_keys_and_about_users() {
+        let equal = last_line(0, AuthComparison::default());
+        let expected = "all keys are equal; users and roles are equal (0.5 s)";
+        assert_eq!(equal.strip_prefix("result").map(str::trim_start), Some(expected));
+        let refused = last_line(0, AuthComparison::not_compared("denied".to_owned()));
+        assert!(refused.contains("; users and roles are not compared ("), "{refused}");
+        let differs = last_line(3, AuthComparison::default());
+        assert!(differs.contains("3 keys differ, 0 are shown; users and roles are equal"));
+    }
 }

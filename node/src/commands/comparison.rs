@@ -113,8 +113,11 @@ impl<'l> KeyComparison<'l> {
 }
 
 /// Formats a key for people and programs: bytes that are not printable ASCII are escaped as in a
-/// Rust or C string.
+/// Rust or C string. The empty key is shown as two quotation marks.
 pub(super) fn shown_key(key: &[u8]) -> String {
+    if key.is_empty() {
+        return "\"\"".to_owned();
+    }
     match key.get(..MAX_SHOWN_KEY_BYTES) {
         Some(begin) if key.len() > MAX_SHOWN_KEY_BYTES => format!("{}…", begin.escape_ascii()),
         _ => key.escape_ascii().to_string(),
@@ -216,6 +219,8 @@ mod tests {
 
     #[test]
     fn keys_are_shown_in_ascii_and_long_ones_are_cut_off() {
+        assert_eq!(shown_key(b""), "\"\"");
+        assert_eq!(shown_key(b"\"\""), "\\\"\\\"", "not like the empty key");
         assert_eq!(shown_key(b"/registry/pods/a\0\xff"), "/registry/pods/a\\x00\\xff");
         assert_eq!(shown_key(&[b'a'; MAX_SHOWN_KEY_BYTES]), "a".repeat(MAX_SHOWN_KEY_BYTES));
         let long = shown_key(&[b'a'; MAX_SHOWN_KEY_BYTES + 1]);

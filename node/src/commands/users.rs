@@ -160,9 +160,23 @@ impl AuthComparison {
         }
     }
 
+    /// Returns the result for users and roles that could not be compared.
+    pub(super) fn not_compared(reason: String) -> Self {
+        Self { not_compared: Some(reason), ..Self::default() }
+    }
+
     /// Whether users and roles were compared, and none differs.
     pub(super) fn is_equal(&self) -> bool {
         self.not_compared.is_none() && self.differences == 0
+    }
+
+    /// Returns what users and roles are, as the end of a sentence.
+    pub(super) fn outcome(&self) -> &'static str {
+        match (&self.not_compared, self.differences) {
+            (Some(_), _) => "not compared",
+            (None, 0) => "equal",
+            (None, _) => "different",
+        }
     }
 
     /// Returns the differences that are kept, as text.
@@ -231,9 +245,7 @@ pub(super) async fn compare_auth(
     let target = explain_refusal(target).map_err(CompareError::Target)?;
     Ok(match (source, target) {
         (Ok(source), Ok(target)) => AuthComparison::new(&source, &target),
-        (Err(reason), _) | (_, Err(reason)) => {
-            AuthComparison { not_compared: Some(reason), ..AuthComparison::default() }
-        }
+        (Err(reason), _) | (_, Err(reason)) => AuthComparison::not_compared(reason),
     })
 }
 
@@ -288,7 +300,9 @@ mod tests {
         let mut target = tables();
         change(&mut target);
         let compared = AuthComparison::new(&tables(), &target);
-        assert_eq!(compared.is_equal(), compared.first_differences.is_empty());
+        let is_equal = compared.first_differences.is_empty();
+        assert_eq!(compared.is_equal(), is_equal);
+        assert_eq!(compared.outcome(), if is_equal { "equal" } else { "different" });
         compared.first_differences
     }
 
@@ -317,12 +331,12 @@ mod tests {
         );
         assert_eq!(
             differences(|target| {
-                let other = permission(Type::Readwrite, "a", "\0");
+                let other = permission(Type::Readwrite, "", "\0");
                 target.roles.insert("reader".to_owned(), [other].into());
             }),
             [
                 "role reader: read of keys from a to before b only in the source",
-                "role reader: readwrite of all keys from a on only in the target"
+                "role reader: readwrite of all keys from \"\" on only in the target"
             ]
         );
     }
@@ -372,7 +386,8 @@ mod tests {
         assert!(reason.starts_with("a:1 refused the request for users"), "{reason}");
         let ending = "permission denied; use the certificate of a user with the role root";
         assert!(reason.ends_with(ending), "{reason}");
-        let result = AuthComparison { not_compared: Some(reason), ..AuthComparison::default() };
+        let result = AuthComparison::not_compared(reason);
+        assert_eq!(result.outcome(), "not compared");
         assert!(!result.is_equal() && result.to_text().starts_with("not compared: a:1 refused"));
         assert!(refused(Code::Unavailable, "etcdserver: no leader").is_err());
         let late = ClusterReadError::Late { url: "a:1".to_owned(), what: "users" };
