@@ -31,6 +31,17 @@ const OMITTED_FLAGS: &[&str] = &[
     "peer-skip-client-san-verification",
 ];
 
+/// Why an etcd with `--client-cert-file` is refused. `adopt certificates` exchanges only the
+/// certificates that the etcd serves.
+const OWN_GATEWAY_CERTIFICATE: &str = "its gateway connects to it with another certificate than \
+    --cert-file, which would stay one of the old CA: restart it without --client-cert-file and \
+    --client-key-file, with a --cert-file that is valid for clients, too";
+/// Why an etcd with `--peer-client-cert-file` is refused.
+const OWN_DIALLING_CERTIFICATE: &str = "it connects to its peers with another certificate than \
+    --peer-cert-file, which would stay one of the old CA: restart it without \
+    --peer-client-cert-file and --peer-client-key-file, with a --peer-cert-file that is valid for \
+    clients, too";
+
 /// Flags that keep an etcd from coming under management, each with the reason.
 const UNSUPPORTED_FLAGS: &[(&str, &str)] = &[
     ("auto-tls", "it makes its certificates itself: give it certificates of a CA"),
@@ -46,6 +57,10 @@ const UNSUPPORTED_FLAGS: &[(&str, &str)] = &[
         "client-cert-allowed-hostname",
         "it accepts clients by a name that new certificates won't have",
     ),
+    ("client-cert-file", OWN_GATEWAY_CERTIFICATE),
+    ("client-key-file", OWN_GATEWAY_CERTIFICATE),
+    ("peer-client-cert-file", OWN_DIALLING_CERTIFICATE),
+    ("peer-client-key-file", OWN_DIALLING_CERTIFICATE),
     ("client-crl-file", "it reads a list of revoked certificates, which covers no new ones"),
     ("peer-crl-file", "it reads a list of revoked certificates, which covers no new ones"),
 ];
@@ -376,6 +391,19 @@ mod tests {
             refused(&format!("{} {LISTEN}", TLS.replace("ca-file ca.crt", "ca-file=")))
                 .contains("trusted-ca-file")
         );
+    }
+
+    #[test]
+    fn an_etcd_that_connects_with_a_certificate_of_its_own_is_refused() {
+        for flag in
+            ["peer-client-cert-file", "peer-client-key-file", "client-cert-file", "client-key-file"]
+        {
+            let refused = node(&format!("{TLS} {LISTEN} --{flag}=own.pem"), &[]).unwrap_err();
+            let text = refused.to_string();
+            assert!(text.contains(&format!("--{flag},")) && text.contains("restart it"), "{text}");
+            let unused = node(&format!("{TLS} {LISTEN} --{flag}="), &[]).unwrap();
+            assert!(unused.flags.is_empty(), "{:?}", unused.flags);
+        }
     }
 
     #[test]
