@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 
 use node_etcd_config::integers::yaml_whole_number;
 use node_etcd_config::yaml::{self, Scalar, YamlEntry, YamlNode, YamlProblem};
-use node_etcd_config::{DURATION_FLAGS, SECTIONS};
+use node_etcd_config::{CLIENT_ALLOWED_CN, DURATION_FLAGS, SECTIONS};
 
 /// Prefix of flags whose form may still change in etcd.
 const EXPERIMENTAL: &str = "experimental-";
@@ -19,6 +19,8 @@ pub(crate) struct FileSettings {
     pub flags: BTreeMap<String, String>,
     /// Keys in wrong places, which etcd ignores.
     pub misplaced: Vec<String>,
+    /// A key that limits which clients etcd serves, and that no flag can replace.
+    pub client_limit: Option<String>,
 }
 
 impl FileSettings {
@@ -49,6 +51,10 @@ impl FileSettings {
 
     fn set_in_section(&mut self, section: &str, keys: &[(&str, &str)], entry: YamlEntry) {
         let key = entry.key.to_ascii_lowercase();
+        if (section, key.as_str()) == CLIENT_ALLOWED_CN && !entry.node.is_empty() {
+            self.client_limit = Some(format!("{section}: {key}"));
+            return;
+        }
         match keys.iter().find(|(known, _)| *known == key) {
             Some((_, flag)) => self.set(flag, entry.node),
             None => self.note_misplaced(format!("{section}: {key}"), &entry.node),
@@ -186,6 +192,16 @@ log-outputs: [stderr]
         assert_eq!(flags, [("max-txn-ops", "128"), ("name", "on")]);
         assert_eq!(settings.misplaced, ["config-file"]);
         assert_eq!(FileSettings::parse("").unwrap(), FileSettings::default());
+    }
+
+    #[test]
+    fn a_limit_of_clients_that_no_flag_can_keep_is_named() {
+        let limit = |text: &str| FileSettings::parse(text).unwrap().client_limit;
+        let expected = Some("client-transport-security: allowed-cn".to_owned());
+        assert_eq!(limit("client-transport-security:\n  allowed-cn: [client]\n"), expected);
+        assert_eq!(limit("Client-Transport-Security: {Allowed-CN: client}"), expected);
+        assert_eq!(limit("client-transport-security:\n  allowed-cn: []\n"), None);
+        assert_eq!(limit("peer-transport-security:\n  allowed-cn: [peer]\n"), None);
     }
 
     #[test]

@@ -67,14 +67,15 @@ impl EtcdProcess {
         let Some(path) = config.config_file() else {
             return Ok(Self { program, config, keys_without_flag: Vec::new() });
         };
-        let FileSettings { flags, misplaced } = read_config_file(&path)?;
+        let FileSettings { flags, misplaced, .. } = read_config_file(&path)?;
         let (flags, mut keys_without_flag) = choose_flags(&program, &known, flags).await?;
         keys_without_flag.extend(misplaced);
         Ok(Self { program, config: config.with_flags(flags), keys_without_flag })
     }
 }
 
-/// Reads the configuration file of an etcd.
+/// Reads the configuration file of an etcd. Fails if the file limits which clients the etcd serves,
+/// and no flag can keep that limit.
 fn read_config_file(path: &Path) -> Result<FileSettings, ExitError> {
     let failed = |what: String| {
         ExitError::Failed(format!(
@@ -85,8 +86,17 @@ fn read_config_file(path: &Path) -> Result<FileSettings, ExitError> {
     let bytes = muster_files::read_named(path, MAX_CONFIG_FILE_BYTES);
     let bytes = bytes.map_err(|error| failed(error_chain(&error)))?;
     let text = String::from_utf8(bytes).map_err(|error| failed(error.to_string()))?;
-    FileSettings::parse(&text)
-        .map_err(|problem| failed(format!("line {}: {}", problem.line, problem.text)))
+    let settings = FileSettings::parse(&text)
+        .map_err(|problem| failed(format!("line {}: {}", problem.line, problem.text)))?;
+    if let Some(key) = &settings.client_limit {
+        return Err(ExitError::Usage(format!(
+            "the etcd's configuration file {} sets {key}, so this etcd can't come under \
+             management: no flag can say it, and without it the etcd would serve more clients. \
+             Remove the key, and restart the etcd",
+            path.display()
+        )));
+    }
+    Ok(settings)
 }
 
 /// Returns the settings that are flags of this program, and the names of the others. etcd's help
@@ -231,6 +241,8 @@ mod tests {
         assert!(refused().contains("line 1: "), "{}", refused());
         std::fs::write(&path, "name: a").unwrap();
         assert_eq!(read_config_file(&path).unwrap().flags["name"], "a");
+        std::fs::write(&path, "client-transport-security: {allowed-cn: [client]}").unwrap();
+        assert!(refused().contains("client-transport-security: allowed-cn"), "{}", refused());
     }
 
     #[test]

@@ -46,6 +46,10 @@ pub const SECTIONS: &[(&str, &[(&str, &str)])] = &[
     ("discovery-config", &[("token", "discovery-token")]),
 ];
 
+/// Section and key of the common names that clients' certificates may have. etcd obeys the key,
+/// though no flag sets it. A program that ignored the key would serve more clients than etcd does.
+pub const CLIENT_ALLOWED_CN: (&str, &str) = ("client-transport-security", "allowed-cn");
+
 /// Flags for durations, without the prefix `experimental-`. In the file, their value is a number of
 /// nanoseconds.
 pub const DURATION_FLAGS: &[&str] = &[

@@ -102,6 +102,15 @@ impl From<ScanError> for YamlProblem {
 }
 
 impl YamlNode {
+    /// Whether the value is null, an empty text, an empty list or an empty mapping.
+    pub fn is_empty(&self) -> bool {
+        match self {
+            Self::Scalar(scalar) => scalar.as_ref().is_none_or(|scalar| scalar.text.is_empty()),
+            Self::List(nodes) => nodes.is_empty(),
+            Self::Map(entries) => entries.is_empty(),
+        }
+    }
+
     /// Returns the number of values in this node, including the node itself.
     fn values(&self) -> usize {
         1 + match self {

@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use node_etcd_config::{
-    SECTIONS,
+    CLIENT_ALLOWED_CN, SECTIONS,
     integers::yaml_whole_number,
     yaml::{self, Scalar, YamlEntry, YamlNode, YamlProblem},
 };
@@ -143,6 +143,16 @@ fn set_in_section(
         }
         let text = format!(
             "etcd has not known {CA_FILE} since 3.4: give trusted-ca-file and client-cert-auth in {section}"
+        );
+        return Err(YamlProblem { line: entry.line, text });
+    }
+    if (section, entry.key.as_str()) == CLIENT_ALLOWED_CN {
+        if entry.node.is_empty() {
+            return Ok(());
+        }
+        let text = format!(
+            "{} in {section} is not supported: give allowed-hostname there, or users and roles",
+            entry.key
         );
         return Err(YamlProblem { line: entry.line, text });
     }
@@ -521,6 +531,19 @@ mod tests {
         }
         let (line, text) = refused("name: a\n  b: [\n");
         assert!(line > 1 && !text.is_empty(), "{text}");
+    }
+
+    #[test]
+    fn common_names_of_clients_are_refused() {
+        for names in ["client", "[client]", "'no'", "no"] {
+            let (line, text) =
+                refused(&format!("client-transport-security:\n  Allowed-CN: {names}"));
+            assert_eq!(line, 2);
+            assert!(text.starts_with("allowed-cn in client-transport-security is not"), "{text}");
+        }
+        for nothing in ["", "''", "[]"] {
+            parsed(&format!("client-transport-security:\n  allowed-cn: {nothing}"));
+        }
     }
 
     #[test]
