@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 
 use node_etcd_config::integers::yaml_whole_number;
 use node_etcd_config::yaml::{self, Scalar, YamlEntry, YamlNode, YamlProblem};
-use node_etcd_config::{CLIENT_ALLOWED_CN, DURATION_FLAGS, SECTIONS};
+use node_etcd_config::{CLIENT_ALLOWED_CN, DURATION_FLAGS, RENAMED_KEYS, SECTIONS, flag_of_key};
 
 /// Prefix of flags whose form may still change in etcd.
 const EXPERIMENTAL: &str = "experimental-";
@@ -42,8 +42,8 @@ impl FileSettings {
                     }
                 }
                 (Some(_), _) => {}
-                (None, node) if belongs_in_section(&key) => settings.note_misplaced(key, &node),
-                (None, node) => settings.set(&key, node),
+                (None, node) if is_ignored_by_etcd(&key) => settings.note_misplaced(key, &node),
+                (None, node) => settings.set(flag_of_key(&key), node),
             }
         }
         Ok(settings)
@@ -86,11 +86,12 @@ impl FileSettings {
     }
 }
 
-/// Whether the key has a meaning only in a section, under another name. `config-file` has none
-/// anywhere.
-fn belongs_in_section(key: &str) -> bool {
-    let mut section_flags = SECTIONS.iter().flat_map(|(_, keys)| keys.iter());
-    key == super::config::CONFIG_FILE || section_flags.any(|(_, flag)| *flag == key)
+/// Whether the key is the name of a flag that etcd's file sets by another key, or in a section.
+/// `config-file` has no meaning anywhere in a file.
+fn is_ignored_by_etcd(key: &str) -> bool {
+    let section_keys = SECTIONS.iter().flat_map(|(_, keys)| keys.iter());
+    let mut other_keys = section_keys.chain(RENAMED_KEYS);
+    key == super::config::CONFIG_FILE || other_keys.any(|(_, flag)| *flag == key)
 }
 
 /// Converts a value in the file to the flag's syntax. Numbers and truth values may have all forms
@@ -192,6 +193,17 @@ log-outputs: [stderr]
         assert_eq!(flags, [("max-txn-ops", "128"), ("name", "on")]);
         assert_eq!(settings.misplaced, ["config-file"]);
         assert_eq!(FileSettings::parse("").unwrap(), FileSettings::default());
+    }
+
+    #[test]
+    fn a_key_that_is_spelt_otherwise_than_its_flag_sets_it() {
+        let settings = FileSettings::parse(
+            "experimental-snapshot-catch-up-entries: 7\n\
+             experimental-snapshot-catchup-entries: 8\n",
+        )
+        .unwrap();
+        assert_eq!(settings.flags["experimental-snapshot-catchup-entries"], "7");
+        assert_eq!(settings.misplaced, ["experimental-snapshot-catchup-entries"]);
     }
 
     #[test]

@@ -46,6 +46,17 @@ pub const SECTIONS: &[(&str, &[(&str, &str)])] = &[
     ("discovery-config", &[("token", "discovery-token")]),
 ];
 
+/// Keys outside the sections whose flags have another name: key and flag (`Config` in
+/// server/embed/config.go of etcd 3.5 and 3.6).
+pub const RENAMED_KEYS: &[(&str, &str)] =
+    &[("experimental-snapshot-catch-up-entries", "experimental-snapshot-catchup-entries")];
+
+/// Returns the name of the flag that a key outside the sections sets.
+pub fn flag_of_key(key: &str) -> &str {
+    let renamed = RENAMED_KEYS.iter().find(|(known, _)| *known == key);
+    renamed.map_or(key, |(_, flag)| *flag)
+}
+
 /// Section and key of the common names that clients' certificates may have. etcd obeys the key,
 /// though no flag sets it. A program that ignored the key would serve more clients than etcd does.
 pub const CLIENT_ALLOWED_CN: (&str, &str) = ("client-transport-security", "allowed-cn");

@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use node_etcd_config::{
-    CLIENT_ALLOWED_CN, SECTIONS,
+    CLIENT_ALLOWED_CN, SECTIONS, flag_of_key,
     integers::yaml_whole_number,
     yaml::{self, Scalar, YamlEntry, YamlNode, YamlProblem},
 };
@@ -190,7 +190,7 @@ fn resolve_key(entry: &YamlEntry) -> Result<KeyMeaning, YamlProblem> {
         let text = "a file can't name another one".to_owned();
         return Ok(ignored_key(YamlProblem { line: entry.line, text }));
     }
-    if let Some(flag) = find_flag(key) {
+    if let Some(flag) = find_flag(flag_of_key(key)) {
         return Ok(KeyMeaning::Flag(flag));
     }
     let known = FLAGS.iter().map(|flag| flag.name).chain(SECTIONS.iter().map(|(name, _)| *name));
@@ -531,6 +531,13 @@ mod tests {
         }
         let (line, text) = refused("name: a\n  b: [\n");
         assert!(line > 1 && !text.is_empty(), "{text}");
+    }
+
+    #[test]
+    fn a_key_that_is_spelt_otherwise_than_its_flag_sets_it() {
+        let (config, remarks) = configured("experimental-snapshot-catch-up-entries: 7");
+        assert_eq!(config.snapshot_catchup_entries, 7);
+        assert!(matches!(&remarks[..], [Remark::ConfigFile { .. }]), "{remarks:?}");
     }
 
     #[test]
