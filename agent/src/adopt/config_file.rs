@@ -196,6 +196,20 @@ log-outputs: [stderr]
     }
 
     #[test]
+    fn a_value_with_the_tag_of_a_text_is_no_number() {
+        for (value, text) in [
+            ("!!str 010", "010"),
+            ("!!str yes", "yes"),
+            ("!<tag:yaml.org,2002:str> 1e3", "1e3"),
+            ("!!int 010", "8"),
+            ("010", "8"),
+        ] {
+            let settings = FileSettings::parse(&format!("name: {value}\n")).unwrap();
+            assert_eq!(settings.flags["name"], text, "{value}");
+        }
+    }
+
+    #[test]
     fn a_key_that_is_spelt_otherwise_than_its_flag_sets_it() {
         let settings = FileSettings::parse(
             "experimental-snapshot-catch-up-entries: 7\n\

@@ -3,7 +3,7 @@
 
 use std::collections::{BTreeMap, btree_map};
 
-use saphyr_parser::{Event, Parser, ScalarStyle, ScanError, Span, StrInput};
+use saphyr_parser::{Event, Parser, ScalarStyle, ScanError, Span, StrInput, Tag};
 
 /// A problem in a file, with its line.
 #[derive(Debug, PartialEq, Eq)]
@@ -43,7 +43,8 @@ pub enum YamlNode {
 #[derive(Clone, Debug)]
 pub struct Scalar {
     pub text: String,
-    /// Whether the value is written without quotes. Only such a value can be a number.
+    /// Whether the value is written without quotes and without the tag `!!str`. Only such a value
+    /// can be a number.
     pub is_plain: bool,
 }
 
@@ -55,6 +56,8 @@ const MAX_VALUES: usize = 100_000;
 /// Key `<<`, which adds the entries of another mapping to this one. Keys that already exist keep
 /// their values.
 const MERGE: &str = "<<";
+/// The tag `!!str` in its long form.
+const TEXT_TAG: &str = "tag:yaml.org,2002:str";
 
 /// Parses the first document of a file. An empty file has no entries.
 ///
@@ -158,7 +161,11 @@ impl<'a> YamlReader<'a> {
             Event::MappingStart(anchor, _) => (anchor, YamlNode::Map(self.map(nested?)?)),
             Event::SequenceStart(anchor, _) => (anchor, YamlNode::List(self.list(nested?)?)),
             Event::Alias(anchor) => (0, self.alias(anchor, line)?),
-            Event::Scalar(text, style, anchor, _) => (anchor, scalar(text.into_owned(), style)),
+            Event::Scalar(text, style, anchor, tag) => {
+                let is_text = tag.is_some_and(|tag| is_text_tag(&tag));
+                let is_plain = style == ScalarStyle::Plain && !is_text;
+                (anchor, scalar(text.into_owned(), is_plain))
+            }
             _ => return Err(YamlProblem::new(line, "a value was expected here")),
         };
         // The YAML parser numbers anchors from 1; the number 0 means that there is no anchor.
@@ -258,8 +265,12 @@ fn merge(
     }
 }
 
-fn scalar(text: String, style: ScalarStyle) -> YamlNode {
-    let is_plain = style == ScalarStyle::Plain;
+/// Whether the tag is `!!str`, which makes any value a text.
+fn is_text_tag(tag: &Tag) -> bool {
+    [tag.handle.as_str(), tag.suffix.as_str()].concat() == TEXT_TAG
+}
+
+fn scalar(text: String, is_plain: bool) -> YamlNode {
     let is_null = is_plain && matches!(text.as_str(), "" | "~" | "null" | "Null" | "NULL");
     YamlNode::Scalar((!is_null).then_some(Scalar { text, is_plain }))
 }
