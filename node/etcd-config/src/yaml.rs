@@ -56,6 +56,8 @@ const MAX_VALUES: usize = 100_000;
 /// Key `<<`, which adds the entries of another mapping to this one. Keys that already exist keep
 /// their values.
 const MERGE: &str = "<<";
+/// Error of the YAML parser about a tab between a key's colon and its value.
+const TAB_ERROR: &str = "':' must be followed by a valid YAML whitespace";
 /// The tag `!!str` in its long form.
 const TEXT_TAG: &str = "tag:yaml.org,2002:str";
 
@@ -100,7 +102,11 @@ impl YamlProblem {
 
 impl From<ScanError> for YamlProblem {
     fn from(error: ScanError) -> Self {
-        Self::new(error.marker().line(), error.info())
+        let text = match error.info() {
+            TAB_ERROR => "a tab stands between ':' and the value: write a space instead",
+            other => other,
+        };
+        Self::new(error.marker().line(), text)
     }
 }
 

@@ -518,6 +518,11 @@ mod tests {
             ("max-txn-ops: 1.5", 1, "invalid value \"1.5\" for flag -max-txn-ops: parse error"),
             ("- a", 1, "a mapping of keys was expected here"),
             ("just text", 1, "a mapping of keys was expected here"),
+            (
+                "# here\nname:\tn1",
+                2,
+                "a tab stands between ':' and the value: write a space instead",
+            ),
             ("[a]: b", 1, "a single value was expected here"),
             ("log-outputs: [[a]]", 1, "log-outputs has to be a list of single values"),
             (
