@@ -123,6 +123,7 @@ impl EtcdConfig {
                 flags.insert(name, value);
             }
         }
+        let named_by_variable: Option<String> = flags.get(CONFIG_FILE).cloned();
         let mut arguments = arguments.iter().peekable();
         while let Some(argument) = arguments.next() {
             let flag = argument.trim_start_matches('-');
@@ -136,6 +137,12 @@ impl EtcdConfig {
                 },
             };
             flags.insert(name.to_owned(), value);
+        }
+        // etcd reads this variable also if the flag is given without a value.
+        if let Some(path) = named_by_variable
+            && flags.get(CONFIG_FILE).is_some_and(String::is_empty)
+        {
+            flags.insert(CONFIG_FILE.to_owned(), path);
         }
         Self { flags, working_directory: working_directory.to_owned() }
     }
@@ -361,7 +368,11 @@ mod tests {
         assert_eq!(by_flag.config_file().unwrap(), Path::new("/srv/etcd.yml"));
         let by_variable = config("", &[("ETCD_CONFIG_FILE", "/etc/etcd.yml")]);
         assert_eq!(by_variable.config_file().unwrap(), Path::new("/etc/etcd.yml"));
-        assert_eq!(config("--name flag", &[]).config_file(), None);
+        let empty_flag = config("--config-file=", &[("ETCD_CONFIG_FILE", "/etc/etcd.yml")]);
+        assert_eq!(empty_flag.config_file().unwrap(), Path::new("/etc/etcd.yml"));
+        let both = config("--config-file a.yml", &[("ETCD_CONFIG_FILE", "/etc/etcd.yml")]);
+        assert_eq!(both.config_file().unwrap(), Path::new("/srv/a.yml"));
+        assert_eq!(config("--name flag --config-file=", &[]).config_file(), None);
 
         let file = config(&format!("{TLS} {LISTEN} --enable-pprof"), &[]).flags;
         let node = by_flag.with_flags(file).node(Path::new("/usr/bin/etcd"), None).unwrap();

@@ -53,9 +53,11 @@ pub(super) fn config_file_path(
     flags: &RawFlags,
     environment: &BTreeMap<String, String>,
 ) -> Option<PathBuf> {
-    let typed =
-        flags.given(CONFIG_FILE).or(environment.get(CONFIG_FILE_VARIABLE).map(String::as_str));
-    typed.filter(|path| !path.is_empty()).map(PathBuf::from)
+    // etcd reads the variable also if the flag is given without a value.
+    let typed = flags.given(CONFIG_FILE).filter(|path| !path.is_empty());
+    let variable = || environment.get(CONFIG_FILE_VARIABLE).map(String::as_str);
+    let path = typed.or_else(variable).filter(|path| !path.is_empty());
+    path.map(PathBuf::from)
 }
 
 /// Returns the flags and variables that are ignored because a configuration file is given.
@@ -331,6 +333,24 @@ mod tests {
             matches!(&remarks[..], [Remark::ConfigFile { ignored_settings: found, .. }] if *found == left_out),
             "{remarks:?}"
         );
+    }
+
+    #[test]
+    fn an_empty_flag_leaves_the_file_to_the_variable() {
+        let pair = (CONFIG_FILE_VARIABLE.to_owned(), "variable.yml".to_owned());
+        let (variable, none) = (BTreeMap::from([pair]), BTreeMap::new());
+        let path = |arguments: &[&str], environment: &BTreeMap<String, String>| {
+            let mut flags = RawFlags::default();
+            let flag = find_flag(CONFIG_FILE).unwrap();
+            for value in arguments {
+                flags.set(flag, CONFIG_FILE, (*value).to_owned()).unwrap();
+            }
+            config_file_path(&flags, environment)
+        };
+        assert_eq!(path(&[""], &variable), Some("variable.yml".into()));
+        assert_eq!(path(&["typed.yml"], &variable), Some("typed.yml".into()));
+        assert_eq!(path(&[], &variable), Some("variable.yml".into()));
+        assert_eq!(path(&[""], &none), None);
     }
 
     #[test]
