@@ -359,16 +359,8 @@ fn check_whole_way(etcd: &Path) -> Result<()> {
     }
     adoption.etcdctl("demo-new").run(&["put", "client", "new"])?;
     writer.stop_and_check(&adoption.endpoints()[0])?;
-    adoption.testbed.admin_command(&[
-        "cluster",
-        "rotate-ca",
-        "demo",
-        "--step",
-        "3",
-        "--yes",
-        "--timeout",
-        "1m",
-    ])?;
+    let drop_old = ["cluster", "rotate-ca", "demo", "--step", "3", "--yes", "--timeout", "1m"];
+    adoption.testbed.admin_command(&drop_old)?;
     check_old_ca_is_dropped(&mut adoption)?;
     check_management(&mut adoption)?;
     check_release(&mut adoption)
@@ -545,13 +537,21 @@ fn check_newcomer_waits(adoption: &mut AdoptionTestbed) -> Result<()> {
         .with_context(|| newcomer.output())
 }
 
-/// Gives an etcd back in the middle of its take-over, and takes it over again later.
+/// A take-over needs a running etcd. Gives an etcd back in the middle of its take-over, and takes it
+/// over again later.
 #[test]
 fn an_unfinished_take_over_can_be_given_back() -> Result<()> {
     let Some(etcd) = oldest() else { return Ok(()) };
     let mut adoption = AdoptionTestbed::start(&etcd)?;
     adoption.sign()?;
     adoption.enrol()?;
+    adoption.etcds[0].stop(LIMIT)?;
+    poll_slowly("a refusal of the take-over", LIMIT, || {
+        let (code, text) = adoption.run(0, &["adopt", "take-over"]).ok()?;
+        (code == 1 && text.contains("no etcd runs on")).then_some(())
+    })?;
+    adoption.etcds[0].start()?;
+    adoption.etcds[0].wait_ready(LIMIT)?;
     let mut command = adoption.spawn(0, &["adopt", "take-over"], &[])?;
     command.wait_for_output(STOP_ETCD, LIMIT)?;
     adoption.etcds[0].stop(LIMIT)?;

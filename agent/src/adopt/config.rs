@@ -10,7 +10,7 @@ use discovery_types::name::Name;
 
 use crate::launch::node_command::is_set_by_agent;
 use crate::state::addresses::ListenAddresses;
-use crate::state::adopted::{AdoptedNode, AdoptionStage, CertificateFiles};
+use crate::state::adopted::{AdoptedNode, AdoptionStage, CertificateFiles, WAL_FOLDER};
 
 /// Prefix of etcd's environment variables.
 const VARIABLE_PREFIX: &str = "ETCD_";
@@ -64,9 +64,6 @@ const UNSUPPORTED_FLAGS: &[(&str, &str)] = &[
     ("client-crl-file", "it reads a list of revoked certificates, which covers no new ones"),
     ("peer-crl-file", "it reads a list of revoked certificates, which covers no new ones"),
 ];
-
-/// Default directory of etcd's log, in the data directory.
-const WAL_FOLDER: &str = "member/wal";
 
 /// Values of a Go flag that mean false.
 const FALSE_WORDS: &[&str] = &["0", "f", "F", "false", "FALSE", "False"];

@@ -13,6 +13,7 @@
 pub(crate) mod config;
 pub(crate) mod config_file;
 pub(crate) mod container;
+pub(crate) mod open_files;
 pub(crate) mod process;
 pub(crate) mod record;
 pub(crate) mod systemd;

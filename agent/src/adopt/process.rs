@@ -17,7 +17,7 @@ use crate::launch::environment;
 /// How long a program may take to print its help or its version.
 const HELP_DEADLINE: Duration = Duration::from_secs(10);
 /// File in etcd's data directory that a running etcd keeps locked.
-const DATABASE: &str = "member/snap/db";
+pub(super) const DATABASE: &str = "member/snap/db";
 
 /// Maximum size of a configuration file, in bytes.
 const MAX_CONFIG_FILE_BYTES: u64 = 1 << 20;

@@ -78,6 +78,11 @@ impl TakeOverRecord {
         }
     }
 
+    /// Whether this member is being restarted.
+    pub(crate) fn is_restarting(&self, id: MemberId) -> bool {
+        self.at_work.as_ref().is_some_and(|member| member.id == id.to_string())
+    }
+
     /// Notes that the member runs again, and whether an agent runs it.
     fn end(&mut self, id: MemberId, is_managed: bool) {
         let id = id.to_string();
@@ -240,6 +245,7 @@ mod tests {
         let mut record = TakeOverRecord::empty(other);
         let (a, b) = (MemberId(0xa), MemberId(0xb));
         record.end(a, true);
+        assert!(!record.is_restarting(a));
         assert_eq!(record.begin(b, "b", &[a, b]), Ok(()));
         assert_eq!(record.clone().for_list(other), record);
         assert_eq!(record.clone().for_list(own), TakeOverRecord::empty(own));
@@ -255,7 +261,9 @@ mod tests {
     fn one_member_at_a_time_is_restarted() {
         let mut record = TakeOverRecord::default();
         let (a, b) = (MemberId(0xa), MemberId(0xb));
+        assert!(!record.is_restarting(a));
         assert_eq!(record.begin(a, "a", &[a, b]), Ok(()));
+        assert!(record.is_restarting(a) && !record.is_restarting(b));
         assert_eq!(record.begin(a, "a", &[a, b]), Ok(()), "a host goes on with its own");
         assert_eq!(record.begin(b, "b", &[a, b]), Err("a".to_owned()));
         record.end(b, false);

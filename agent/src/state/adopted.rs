@@ -19,6 +19,8 @@ const VERSION: u32 = 1;
 const VERSION_WITH_WAL_DIRECTORY: u32 = 2;
 /// Newest version that this program reads.
 const NEWEST_VERSION: u32 = VERSION_WITH_WAL_DIRECTORY;
+/// Default directory of etcd's log, in the data directory.
+pub(crate) const WAL_FOLDER: &str = "member/wal";
 
 /// Stage of an etcd's adoption by an agent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]

@@ -16,7 +16,7 @@ use super::host::{endpoint_error, lock_agent};
 use super::survey::{adopted_member, read_ca};
 use super::{note, print};
 use crate::adopt::process::EtcdProcess;
-use crate::adopt::systemd;
+use crate::adopt::{open_files, systemd};
 use crate::cli::EnrolArguments;
 use crate::cli::settings::BundleSource;
 use crate::cluster::{ClusterApiClient, MemberId};
@@ -248,6 +248,7 @@ impl LocalEtcd {
         {
             check_owner(directory)?;
         }
+        open_files::check_directories(pid, &node)?;
         let absolute = |path: &Option<PathBuf>, default: &PathBuf| match path {
             Some(path) => std::path::absolute(path).map_err(|error| refused(&error)),
             None => Ok(default.clone()),

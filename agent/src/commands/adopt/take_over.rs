@@ -4,6 +4,7 @@
 //! cluster's store names the member that is being restarted. The file about the etcd says whether
 //! the agent runs it.
 
+use std::path::Path;
 use std::time::Duration;
 
 use serde_json::json;
@@ -61,6 +62,7 @@ impl TakeOver<'_> {
     /// Stops the etcd once all other members are healthy, and makes it the agent's node.
     async fn stop_and_take(&self, host: &mut EnrolledHost) -> Result<(), ExitError> {
         let (cluster, json) = (host.cluster()?, self.typed.json);
+        check_etcd_runs(host, &cluster).await?;
         record::begin(&cluster, host.list(), host.member, host.name.as_str()).await?;
         if let Err(end) = self.stop_etcd(host, &cluster).await {
             // The etcd still runs, so the store must not say that its member is being restarted.
@@ -86,14 +88,10 @@ impl TakeOver<'_> {
         cluster: &ClusterApiClient,
     ) -> Result<(), ExitError> {
         let (json, directory) = (self.typed.json, &host.node.directory);
-        let in_use = || {
-            is_in_use(directory)
-                .map_err(|error| ExitError::Failed(format!("{}: {error}", directory.display())))
-        };
         ServedFiles::of(&host.layout)
             .copy_from(&host.node.certificates)
             .map_err(state_exit_error)?;
-        if !in_use()? {
+        if !check_in_use(directory)? {
             // An earlier run of this command was killed after the etcd had stopped.
             return wait_until_all_in_sync(cluster, Some(host.member), IN_SYNC_LIMIT, json).await;
         }
@@ -106,7 +104,8 @@ impl TakeOver<'_> {
             note("stop this host's etcd now, and let nothing start it again", json);
         }
         wait_until(self.patience, json, async || {
-            Ok(in_use()?.then(|| format!("an etcd still runs on {}", directory.display())))
+            Ok(check_in_use(directory)?
+                .then(|| format!("an etcd still runs on {}", directory.display())))
         })
         .await
     }
@@ -202,6 +201,30 @@ impl TakeOver<'_> {
         };
         print(printer, &text)
     }
+}
+
+/// Whether an etcd runs on this data directory.
+fn check_in_use(directory: &Path) -> Result<bool, ExitError> {
+    is_in_use(directory)
+        .map_err(|error| ExitError::Failed(format!("{}: {error}", directory.display())))
+}
+
+/// Fails if no etcd runs on this host's data directory, unless an earlier run has begun to stop it.
+/// The etcd may run on another directory by now. The agent must not start an etcd on old data.
+async fn check_etcd_runs(host: &EnrolledHost, cluster: &ClusterApiClient) -> Result<(), ExitError> {
+    let directory = &host.node.directory;
+    if check_in_use(directory)? {
+        return Ok(());
+    }
+    let (_, record) = record::read(cluster, host.list()).await?;
+    if record.is_restarting(host.member) {
+        return Ok(());
+    }
+    Err(ExitError::Failed(format!(
+        "no etcd runs on {}: start this host's etcd first. If it runs on another directory by now, \
+         repeat muster-agent adopt enrol",
+        directory.display()
+    )))
 }
 
 /// If systemctl failed, for example for lack of permission, prints the command to run as root.
