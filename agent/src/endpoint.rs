@@ -76,6 +76,16 @@ impl ClientTlsIdentity {
     /// Loads an identity from three PEM files: the servers' CA, and the client's certificate and
     /// key.
     pub(crate) fn load(ca: &Path, certificate: &Path, key: &Path) -> Result<Self, EndpointError> {
+        Self::load_trusting(ca, "", certificate, key)
+    }
+
+    /// Loads an identity that also trusts servers of the CAs in `more_cas`, a PEM text.
+    pub(crate) fn load_trusting(
+        ca: &Path,
+        more_cas: &str,
+        certificate: &Path,
+        key: &Path,
+    ) -> Result<Self, EndpointError> {
         let certificates = |path: &Path| {
             CertificateDer::pem_slice_iter(&read(path)?)
                 .collect::<Result<Vec<_>, _>>()
@@ -85,6 +95,8 @@ impl ClientTlsIdentity {
         for root in certificates(ca)? {
             roots.add(root).map_err(|error| EndpointError::for_file(ca)(error.into()))?;
         }
+        let more = CertificateDer::pem_slice_iter(more_cas.as_bytes());
+        roots.add_parsable_certificates(more.filter_map(Result::ok));
         let chain = certificates(certificate)?;
         let key = PrivateKeyDer::from_pem_slice(&Zeroizing::new(read(key)?))
             .map_err(|error| EndpointError::for_file(key)(error.into()))?;

@@ -308,10 +308,6 @@ fn fresh_number() -> u32 {
     NEXT.fetch_add(1, Ordering::Relaxed)
 }
 
-fn stdout(output: &Output) -> String {
-    String::from_utf8_lossy(&output.stdout).into_owned()
-}
-
 fn member_ids(etcdctl: &Etcdctl) -> Result<Vec<u64>> {
     let list = etcdctl.json(&["member", "list"])?;
     let members = list["members"].as_array().context("members")?;
@@ -356,6 +352,10 @@ fn check_whole_way(etcd: &Path) -> Result<()> {
     for index in 0..3 {
         let (code, text) = adoption.run(index, &["adopt", "certificates"])?;
         ensure!(code == 0, "{code}: {text}");
+        if index == 0 {
+            let (code, text) = adoption.run(1, &["adopt", "take-over", "--give-back"])?;
+            ensure!(code == 2 && text.contains("certificates of Infra.1,"), "{code}: {text}");
+        }
     }
     adoption.etcdctl("demo-new").run(&["put", "client", "new"])?;
     writer.stop_and_check(&adoption.endpoints()[0])?;
@@ -398,7 +398,7 @@ fn check_old_ca_is_dropped(adoption: &mut AdoptionTestbed) -> Result<()> {
         wait_for("all members to answer", LIMIT, || etcdctl.run(&["endpoint", "health"]).ok())?;
     }
     let old = adoption.etcdctl("writer").output(&["put", "client", "old"])?;
-    ensure!(!old.status.success(), "{}", stdout(&old));
+    ensure!(!old.status.success(), "{}", String::from_utf8_lossy(&old.stdout));
     Ok(())
 }
 

@@ -13,7 +13,7 @@ use crate::cluster::{ClusterApiClient, MemberId};
 use crate::endpoint::{ClientEndpoint, ClientTlsIdentity, EndpointError};
 use crate::exit::{ExitError, error_chain};
 use crate::operate::node_start;
-use crate::state::adopted::{AdoptedNode, read_adopted, write_adopted};
+use crate::state::adopted::{AdoptedNode, CertificateFiles, read_adopted, write_adopted};
 use crate::state::journal::{self, JournalExtras};
 use crate::state::lock::{self, FileLock, LockError};
 use crate::state::{Layout, state_exit_error};
@@ -71,30 +71,55 @@ impl EnrolledHost {
     /// Returns a client of this host's own etcd, with the client certificate that was named at
     /// enrolment.
     pub(super) fn own(&self) -> Result<ClusterApiClient, ExitError> {
+        self.own_as(self.identity()?)
+    }
+
+    fn own_as(&self, identity: ClientTlsIdentity) -> Result<ClusterApiClient, ExitError> {
         let listen = self.extras.current_listen().ok_or_else(|| {
             ExitError::DoNotRestart(
                 "the journal holds no listen address: the node can't be started from it".to_owned(),
             )
         })?;
         let files = &self.node.certificates;
-        let endpoint = ClientEndpoint::serving(&files.cert, listen.client, self.identity()?);
+        let endpoint = ClientEndpoint::serving(&files.cert, listen.client, identity);
         Ok(ClusterApiClient::new(vec![endpoint.map_err(endpoint_error)?]))
     }
 
     /// Returns a client that asks the members of the signed list, this host's own first.
     pub(super) fn cluster(&self) -> Result<ClusterApiClient, ExitError> {
-        let identity = self.identity()?;
+        self.cluster_as(self.identity()?)
+    }
+
+    /// Returns such a client that trusts no other CA than the one from before the adoption, as this
+    /// host's etcd did.
+    pub(super) fn cluster_as_before(&self) -> Result<ClusterApiClient, ExitError> {
+        let files = &self.node.certificates;
+        let identity =
+            ClientTlsIdentity::load(&files.trusted_ca, &files.client_cert, &files.client_key);
+        self.cluster_as(identity.map_err(endpoint_error)?)
+    }
+
+    /// Returns such a client with the agent's own certificate; `None` if the agent has none yet.
+    pub(super) fn cluster_as_agent(&self) -> Option<ClusterApiClient> {
+        let identity = ClientTlsIdentity::load_own(&self.layout.tls()).ok()?;
+        self.cluster_as(identity).ok()
+    }
+
+    fn cluster_as(&self, identity: ClientTlsIdentity) -> Result<ClusterApiClient, ExitError> {
         let urls = self.document.records().iter().flat_map(|record| &record.client_urls);
         let endpoints = urls
             .map(|url| ClientEndpoint::of_member(&url.to_string(), Some(&identity)))
             .collect::<Result<Vec<_>, _>>()
             .map_err(endpoint_error)?;
-        Ok(self.own()?.with_endpoints_of(&ClusterApiClient::new(endpoints)))
+        Ok(self.own_as(identity)?.with_endpoints_of(&ClusterApiClient::new(endpoints)))
     }
 
+    /// Returns the identity with the client certificate that was named at enrolment. It trusts the
+    /// cluster's own CAs, too, because other members may have exchanged their certificates.
     fn identity(&self) -> Result<ClientTlsIdentity, ExitError> {
-        let files = &self.node.certificates;
-        ClientTlsIdentity::load(&files.trusted_ca, &files.client_cert, &files.client_key)
+        let CertificateFiles { trusted_ca, client_cert, client_key, .. } = &self.node.certificates;
+        let own_cas = self.statement.client_bundle();
+        ClientTlsIdentity::load_trusting(trusted_ca, &own_cas, client_cert, client_key)
             .map_err(endpoint_error)
     }
 

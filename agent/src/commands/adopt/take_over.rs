@@ -154,6 +154,7 @@ impl TakeOver<'_> {
                     .to_owned(),
             ));
         }
+        refuse_new_certificates_of_others(host).await?;
         if let Some(unit) = &self.typed.agent_unit {
             print_command_on_failure(systemd::disable_now(unit).await, "disable", unit, json);
         }
@@ -201,6 +202,41 @@ impl TakeOver<'_> {
         };
         print(printer, &text)
     }
+}
+
+/// Refuses to give the etcd back if another member has exchanged its certificates. The etcd trusts
+/// only the earlier CA again, so it and that member would refuse each other.
+async fn refuse_new_certificates_of_others(host: &EnrolledHost) -> Result<(), ExitError> {
+    let before = host.cluster_as_before()?;
+    let clients: Vec<ClusterApiClient> =
+        [Some(host.cluster()?), host.cluster_as_agent()].into_iter().flatten().collect();
+    let mut members = None;
+    for client in &clients {
+        if members.is_none() {
+            members = client.list_members_serializable().await.ok();
+        }
+    }
+    // If no member answers, nothing tells that a member has other certificates.
+    let mut exchanged = Vec::new();
+    for member in members.unwrap_or_default().list {
+        if member.id == host.member || before.status_of(&member).await.is_ok() {
+            continue;
+        }
+        for client in &clients {
+            if client.status_of(&member).await.is_ok() {
+                exchanged.push(member.name);
+                break;
+            }
+        }
+    }
+    if exchanged.is_empty() {
+        return Ok(());
+    }
+    Err(ExitError::Usage(format!(
+        "this host's etcd as it was before wouldn't trust the new certificates of {}, so it can't \
+         be given back: finish the take-over, and say muster-agent release",
+        exchanged.join(", ")
+    )))
 }
 
 /// Whether an etcd runs on this data directory.
