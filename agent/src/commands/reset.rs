@@ -6,6 +6,7 @@ use crate::cli::ResetArguments;
 use crate::commands::printer::Printer;
 use crate::exit::{ExitError, error_chain};
 use crate::state::Layout;
+use crate::state::adopted::AdoptedNode;
 use crate::state::archive::move_to_quarantine;
 use crate::state::lock::{self, LockError};
 use crate::state::state_exit_error;
@@ -60,10 +61,7 @@ pub(crate) fn run(typed: &ResetArguments, printer: &mut Printer<'_>) -> Result<(
         to.as_ref().map_or_else(
             || "There was no state: this host is a new one already.".to_owned(),
             |to| {
-                let data = layout
-                    .adopted()
-                    .map(|node| format!(" The etcd's data stay in {}.", node.directory.display()));
-                let data = data.unwrap_or_default();
+                let data = layout.adopted().map(remaining_data).unwrap_or_default();
                 format!("The old state lies in {}. This host is a new one now.{data}", to.display())
             },
         )
@@ -71,11 +69,18 @@ pub(crate) fn run(typed: &ResetArguments, printer: &mut Printer<'_>) -> Result<(
     printer.line(&text).map_err(|error| ExitError::Failed(error.to_string()))
 }
 
+/// Says where an adopted etcd's data stay, because a reset moves only the agent's state.
+fn remaining_data(node: &AdoptedNode) -> String {
+    let log = node.wal_directory.as_deref();
+    let log = log.map(|log| format!(", and its log in {}", log.display())).unwrap_or_default();
+    format!(" The etcd's data stay in {}{log}.", node.directory.display())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::cli::DataDir;
-    use crate::state::adopted::{self, AdoptedNode, AdoptionStage};
+    use crate::state::adopted::{self, AdoptionStage};
 
     fn reset(dir: &std::path::Path, yes: bool) -> (Result<(), ExitError>, String) {
         let typed =
@@ -106,20 +111,31 @@ mod tests {
         assert!(!layout.agent().exists() && !layout.node().exists());
     }
 
-    #[test]
-    fn a_reset_says_where_an_adopted_etcds_data_stay() {
-        let dir = tempfile::tempdir().unwrap();
-        let layout = Layout::new(&dir.path().join("agent-data")).unwrap();
+    /// Resets a host whose agent runs this etcd, and returns the output for people.
+    fn reset_with_etcd(agent_data: &std::path::Path, etcd: &AdoptedNode) -> String {
+        let layout = Layout::new(agent_data).unwrap();
         layout.create().unwrap();
-        let etcd = dir.path().join("etcd");
-        let node = AdoptedNode { stage: AdoptionStage::TakenOver, ..adopted::tests::node(&etcd) };
-        adopted::write_adopted(&layout, &node).unwrap();
+        adopted::write_adopted(&layout, etcd).unwrap();
         let data_dir = DataDir { data_dir: layout.root().to_owned() };
         let mut out = Vec::new();
         let typed = ResetArguments { data_dir, yes: true, json: false };
         run(&typed, &mut Printer::new(&mut out)).unwrap();
-        let out = String::from_utf8(out).unwrap();
-        assert!(out.contains(&format!("stay in {}", etcd.display())), "{out}");
+        String::from_utf8(out).unwrap()
+    }
+
+    #[test]
+    fn a_reset_says_where_an_adopted_etcds_data_and_separate_log_stay() {
+        let dir = tempfile::tempdir().unwrap();
+        let agent_data = dir.path().join("agent-data");
+        let (etcd, wal) = (dir.path().join("etcd"), dir.path().join("wal"));
+        let node = AdoptedNode { stage: AdoptionStage::TakenOver, ..adopted::tests::node(&etcd) };
+        let out = reset_with_etcd(&agent_data, &node);
+        assert!(out.contains(&format!("stay in {}.", etcd.display())), "{out}");
+        let version = AdoptedNode::version_for(Some(&wal));
+        let node = AdoptedNode { version, wal_directory: Some(wal.clone()), ..node };
+        let out = reset_with_etcd(&agent_data, &node);
+        let both = format!("stay in {}, and its log in {}.", etcd.display(), wal.display());
+        assert!(out.contains(&both), "{out}");
     }
 
     #[test]
