@@ -531,6 +531,13 @@ impl StatementChain {
         self.since(|statement| statement.issuing_cas() == issuing)
     }
 
+    /// Whether the CAs that an adopted etcd cluster had before its adoption are still trusted. An
+    /// owner drops them once. Additional CAs of later statements belong to a replacement.
+    pub fn trusts_cas_before_adoption(&self) -> bool {
+        self.newest().adopted.is_some()
+            && self.statements().all(|statement| statement.also_trusted.is_some())
+    }
+
     /// Returns the number of the earliest statement such that `is_same` holds for it and for all
     /// later ones.
     fn since(&self, is_same: impl Fn(&Statement) -> bool) -> u64 {

@@ -223,6 +223,14 @@ fn choose_undoing_step(
     if chain.newest().also_trusted.is_none() {
         return keep("the cluster's CAs are not being replaced");
     }
+    if chain.trusts_cas_before_adoption() {
+        return Err(CliError::Usage(
+            "there is no step to undo: the CAs that this cluster had before its adoption can't \
+             issue, because the service doesn't have their keys. Without --cancel, the command \
+             drops them"
+                .into(),
+        ));
+    }
     match (asked, is_new_pair_issuing(chain)) {
         (Some(Begin), true) => Err(CliError::Usage(
             "step 1 can't be undone now: undo step 2 first, with --cancel --step 2".into(),
@@ -583,6 +591,12 @@ mod tests {
         let mut chain = StatementChain::verify_links(&[first.sign(&world.owner)]).unwrap();
         assert_eq!(next_step(&chain), RotationStep::End);
         assert_eq!(done(&chain), [Some(true), Some(true), Some(false)]);
+        // The service has no keys of the old CAs, so nothing can be undone.
+        for undoing in
+            [&["--cancel"][..], &["--cancel", "--step", "1"], &["--cancel", "--step", "2"]]
+        {
+            assert_eq!(decide(&chain, undoing), None, "{undoing:?}");
+        }
         let next = Statement {
             version: 1,
             seq: 1,
@@ -593,6 +607,7 @@ mod tests {
         chain.append(&next.sign(&world.owner)).unwrap();
         assert_eq!(next_step(&chain), RotationStep::Begin);
         assert_eq!(done(&chain), [Some(false), None, Some(true)]);
+        assert!(is_kept(&chain, &["--cancel"]));
         // The end of the adoption was no replacement, so the first one needs no --again.
         assert_eq!(taken(&chain, &["--step", "1"]), Some(RotationStep::Begin));
     }

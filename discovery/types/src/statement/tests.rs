@@ -313,3 +313,31 @@ fn the_adopted_members_stay_and_keep_their_ids() {
         Record { peer_urls: world.records[0].peer_urls.clone(), ..world.records[1].clone() };
     assert_eq!(id(&elsewhere), None, "the name alone makes no member");
 }
+
+#[test]
+fn the_cas_before_an_adoption_are_trusted_until_they_are_dropped_once() {
+    let world = ClusterFixture::new(3);
+    let first = adopted(&world.statement);
+    let mut chain = StatementChain::verify_links(&[first.sign(&world.owner)]).unwrap();
+    assert!(chain.trusts_cas_before_adoption());
+    let replacement = CaPair { peer: TestCa::new("p").pem, client: TestCa::new("c").pem };
+    for (also_trusted, is_trusted) in
+        [(first.also_trusted.clone(), true), (None, false), (Some(replacement), false)]
+    {
+        let next = Statement {
+            seq: chain.newest().seq + 1,
+            previous: Some(chain.newest_hash()),
+            also_trusted,
+            ..first.clone()
+        };
+        let next = Statement { version: next.format_version(), ..next };
+        chain.append(&next.sign(&world.owner)).unwrap();
+        assert_eq!(chain.trusts_cas_before_adoption(), is_trusted, "statement {}", next.seq);
+    }
+    // A cluster that formed by its first statement had no CAs before.
+    let mut formed = world.chain();
+    let issuing = world.statement.issuing_cas();
+    let new = CaPair { peer: TestCa::new("q").pem, client: TestCa::new("d").pem };
+    world.append_cas(&mut formed, &issuing, Some(&new));
+    assert!(!formed.trusts_cas_before_adoption());
+}
