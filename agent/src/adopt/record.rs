@@ -1,5 +1,5 @@
-//! The record of take-overs in the cluster's own store: which member is being restarted, and which
-//! members an agent runs.
+//! The record of take-overs in the cluster's own store: which member is being restarted, which
+//! members an agent runs, and which ones an agent ran until their release.
 //!
 //! The record is changed by compare-and-swap, so two hosts can't both begin a take-over. A
 //! take-over has no time limit. If it is interrupted, the operator runs the command on that host
@@ -38,6 +38,10 @@ pub(crate) struct TakeOverRecord {
     /// Ids of the members that an agent runs, in hexadecimal.
     #[serde(default)]
     managed: Vec<String>,
+    /// Ids of the members that an agent has released, in hexadecimal. An older agent drops them
+    /// when it changes the record.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    released: Vec<String>,
 }
 
 /// A member that is being restarted.
@@ -88,21 +92,33 @@ impl TakeOverRecord {
         let id = id.to_string();
         self.at_work = self.at_work.take().filter(|member| member.id != id);
         self.managed.retain(|member| *member != id);
+        self.released.retain(|member| *member != id);
         if is_managed {
             self.managed.push(id);
             self.managed.sort_unstable();
         }
     }
 
-    /// Returns ids and names of the signed members that are in the cluster and that no agent runs.
+    /// Notes that the member runs again, without the agent that ran it.
+    fn release(&mut self, id: MemberId) {
+        self.end(id, false);
+        self.released.push(id.to_string());
+        self.released.sort_unstable();
+    }
+
+    /// Returns ids and names of the signed members that are in the cluster and that no agent has
+    /// taken over. A released member counts as taken over: it keeps the CAs that its agent gave it.
     pub(crate) fn unmanaged<'a>(
         &self,
         adoption: &'a Adoption,
         members: &MemberList,
     ) -> Vec<(MemberId, &'a str)> {
         let signed = adoption.members.iter().map(|it| (MemberId(it.id.get()), it.name.as_str()));
-        let is_unmanaged =
-            |id: MemberId| members.of_id(id).is_some() && !self.managed.contains(&id.to_string());
+        let is_unmanaged = |id: MemberId| {
+            let text = id.to_string();
+            let is_taken_over = self.managed.contains(&text) || self.released.contains(&text);
+            members.of_id(id).is_some() && !is_taken_over
+        };
         signed.filter(|(id, _)| is_unmanaged(*id)).collect()
     }
 }
@@ -118,7 +134,8 @@ pub(crate) async fn read(
     let bad = |what: String| {
         ExitError::DoNotRestart(format!(
             "the key {KEY} in the cluster's store can't be read ({what}): if no member is being \
-             taken over or released, delete it with etcdctl del {KEY}"
+             taken over or released, delete it with etcdctl del {KEY}. Then say muster-agent adopt \
+             take-over on each host whose member is taken over already"
         ))
     };
     let record: TakeOverRecord =
@@ -159,6 +176,19 @@ pub(crate) async fn end(
 ) -> Result<(), ExitError> {
     change(cluster, list, |record| {
         record.end(id, is_managed);
+        Ok(())
+    })
+    .await
+}
+
+/// Records that the member runs again, without the agent that ran it.
+pub(crate) async fn release(
+    cluster: &ClusterApiClient,
+    list: Digest,
+    id: MemberId,
+) -> Result<(), ExitError> {
+    change(cluster, list, |record| {
+        record.release(id);
         Ok(())
     })
     .await
@@ -237,6 +267,27 @@ mod tests {
         assert!(unmanaged(&record, &[b, c]).is_empty());
         record.end(b, false);
         assert_eq!(unmanaged(&record, &[b, c]), [b]);
+    }
+
+    #[test]
+    fn a_released_member_counts_as_taken_over_until_its_own_etcd_runs_again() {
+        let [a, b, c] = [0xa, 0xb, 0xc].map(MemberId);
+        let mut record = TakeOverRecord::default();
+        assert!(!serde_json::to_string(&record).unwrap().contains("released"));
+        for member in [a, b] {
+            record.end(member, true);
+        }
+        assert_eq!(record.begin(b, "b", &[a, b, c]), Ok(()));
+        record.release(b);
+        assert_eq!(record.begin(c, "c", &[a, b, c]), Ok(()), "the release is over");
+        assert_eq!(record.managed, ["a"], "no agent runs it");
+        let text = serde_json::to_string(&record).unwrap();
+        let mut record: TakeOverRecord = serde_json::from_str(&text).unwrap();
+        assert_eq!(unmanaged(&record, &[a, b, c]), [c]);
+        record.release(b);
+        assert_eq!(record.released, ["b"], "a repeated release changes nothing");
+        record.end(b, false);
+        assert_eq!(unmanaged(&record, &[a, b, c]), [b, c]);
     }
 
     #[test]

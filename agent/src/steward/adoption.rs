@@ -1,7 +1,8 @@
-//! Keeps newcomers out of an adopted cluster until agents run all of its members.
+//! Keeps newcomers out of an adopted cluster until agents have taken over all of its members.
 //!
 //! The other members trust only the CAs that the cluster had before its adoption. They would refuse
-//! a newcomer's certificate. Once an owner has dropped these CAs, no such member can be left.
+//! a newcomer's certificate. Once an owner has dropped these CAs, no such member can be left, and
+//! the record of take-overs isn't read any more.
 
 use discovery_types::intent::{IntentChange, IntentStep, VerifiedIntent};
 
@@ -36,8 +37,9 @@ impl Steward {
         members: &MemberList,
         replaced: Option<MemberId>,
     ) -> Result<Option<String>, String> {
-        let newest = self.statements.chain().newest();
-        let (Some(adoption), true) = (&newest.adopted, newest.also_trusted.is_some()) else {
+        let chain = self.statements.chain();
+        let (Some(adoption), true) = (&chain.newest().adopted, chain.trusts_cas_before_adoption())
+        else {
             return Ok(None);
         };
         let read = record::read(&self.node, self.list).await;

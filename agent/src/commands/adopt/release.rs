@@ -83,7 +83,7 @@ pub(crate) async fn run(
     }
     release.start(&plan).await?;
     release.wait(&cluster, id).await?;
-    record::end(&cluster, release.list()?, id, false).await?;
+    record::release(&cluster, release.list()?, id).await?;
     let unit = release.unit_file();
     let text = if typed.json {
         json!({ "member": plan.member, "name": plan.name, "unit_file": unit, "command": plan.command })
