@@ -2,7 +2,9 @@
 //! agent, under a unit of its own.
 //!
 //! The node keeps its present command line. Only paths of the agent's files change: the files are
-//! copied to a folder that no agent uses.
+//! copied to a folder that no agent uses. An interrupted release begins anew, because the agent may
+//! have changed its files or the node's command line meanwhile. Once the host is marked as released,
+//! no agent runs, and a repeated command continues.
 
 use std::fs::Permissions;
 use std::io;
@@ -31,13 +33,14 @@ use crate::exit::{ExitError, error_chain};
 use crate::launch::process::ProcessIdentity;
 use crate::operate::service::make_client;
 use crate::state::lock::{self, FileLock};
-use crate::state::{self, Layout, journal, state_exit_error};
+use crate::state::{self, Layout, StateError, journal, state_exit_error};
 
 /// Folder of the units that an administrator makes.
 const UNIT_FOLDER: &str = "/etc/systemd/system";
 /// Name of the unit file, if no unit was named.
 const DEFAULT_UNIT: &str = "etcd.service";
-/// File in the `--out` folder with the plan, so that a run after a crash continues it.
+/// File in the `--out` folder with the plan. By it, a repeated run recognises the unit file that an
+/// earlier run has written.
 const PLAN_FILE: &str = "release.json";
 /// Mode of the `--out` folder if this command makes it: other users may only pass through. The node
 /// may run as another user than this command.
@@ -73,14 +76,11 @@ pub(crate) async fn run(
     let layout = claim(&typed.data_dir.data_dir)?;
     let out = open_out(&typed.out)?;
     let release = NodeRelease { typed, layout, out, patience: Duration::from_secs(typed.patience) };
-    let plan = match release.read_plan()? {
+    let plan = match release.read_released_plan()? {
         Some(plan) => plan,
-        None => release.make_plan().await?,
+        None => release.end_management().await?,
     };
     let (cluster, id) = (release.cluster()?, plan.id()?);
-    if !release.layout.released_file().exists() {
-        release.begin(&plan, &cluster, id).await?;
-    }
     release.start(&plan).await?;
     release.wait(&cluster, id).await?;
     record::release(&cluster, release.list()?, id).await?;
@@ -100,8 +100,8 @@ pub(crate) async fn run(
 }
 
 /// Opens the folder for the node's files, and makes it if it is missing. Refuses a folder that other
-/// users may change: keys go there, and the plan in it says what root runs later. Returns its
-/// absolute path without links.
+/// users may change: keys go there, and root runs the unit file in it later. Returns its absolute
+/// path without links.
 fn open_out(path: &Path) -> Result<PathBuf, ExitError> {
     let is_there = muster_files::inspect_own_folder(path).map_err(failed)?;
     let folder = muster_files::open_own_folder(path).map_err(failed)?;
@@ -134,8 +134,25 @@ struct NodeRelease<'a> {
     patience: Duration,
 }
 
+/// The running node: the plan made from it, and its own command line.
+struct RunningNode {
+    plan: ReleasePlan,
+    /// Arguments without the program, with the paths of the agent's files.
+    arguments: Vec<String>,
+}
+
 impl NodeRelease<'_> {
-    fn read_plan(&self) -> Result<Option<ReleasePlan>, ExitError> {
+    /// Returns the plan by which this host was released; `None` if it isn't released yet.
+    fn read_released_plan(&self) -> Result<Option<ReleasePlan>, ExitError> {
+        let path = self.layout.released_file();
+        let Some(bytes) = state::read(&path).map_err(state_exit_error)? else { return Ok(None) };
+        serde_json::from_slice(&bytes).map(Some).map_err(|error| {
+            state_exit_error(StateError::Damaged { path, what: error.to_string() })
+        })
+    }
+
+    /// Returns the plan of the last run with this `--out` folder.
+    fn read_last_plan(&self) -> Result<Option<ReleasePlan>, ExitError> {
         let path = self.out.join(PLAN_FILE);
         let Some(bytes) = state::read(&path).map_err(state_exit_error)? else { return Ok(None) };
         let plan: ReleasePlan = serde_json::from_slice(&bytes).map_err(|error| {
@@ -144,8 +161,8 @@ impl NodeRelease<'_> {
         Ok(Some(plan))
     }
 
-    /// Makes the plan from the running node, copies the agent's files, and writes the plan durably.
-    async fn make_plan(&self) -> Result<ReleasePlan, ExitError> {
+    /// Makes the plan from the running node, and copies the agent's files.
+    async fn inspect_node(&self) -> Result<RunningNode, ExitError> {
         let no_node = || {
             ExitError::Failed(format!(
                 "no node runs under {}: start its agent first, so that this command sees how the node \
@@ -161,26 +178,39 @@ impl NodeRelease<'_> {
         let process = text.and_then(|text| ProcessIdentity::from_text(&text));
         let process = process.ok_or_else(no_node)?;
         let pid = process.pid.unsigned_abs();
-        let arguments = command_line(pid).map_err(failed)?;
-        let program = program_or_name(program_of(pid), &arguments).map_err(failed)?;
+        let words = command_line(pid).map_err(failed)?;
+        let program = program_or_name(program_of(pid), &words).map_err(failed)?;
+        let arguments = words.get(1..).unwrap_or_default().to_vec();
         let status = self.own()?.status().await?;
         let members = self.own()?.list_members().await?;
         let own = members.of_id(status.member_id).ok_or_else(no_node)?;
         let data = std::fs::metadata(self.layout.node()).map_err(failed)?;
+        let owner = (data.uid(), data.gid());
         let mut command = vec![program.display().to_string()];
-        for argument in arguments.get(1..).unwrap_or_default() {
-            command.push(self.copy_named_file(argument, (data.uid(), data.gid()))?);
-        }
+        command.extend(self.copy_named_files(&arguments, owner)?);
         let plan = ReleasePlan {
             version: 1,
             member: status.member_id.to_string(),
             name: own.name.clone(),
             command,
-            owner: (data.uid(), data.gid()),
+            owner,
         };
-        let text = serde_json::to_vec_pretty(&plan).expect("plain structs always serialise");
-        muster_files::data::replace(&self.out.join(PLAN_FILE), &text).map_err(failed)?;
-        Ok(plan)
+        Ok(RunningNode { plan, arguments })
+    }
+
+    fn write_plan(&self, plan: &ReleasePlan) -> Result<(), ExitError> {
+        let text = serde_json::to_vec_pretty(plan).expect("plain structs always serialise");
+        muster_files::data::replace(&self.out.join(PLAN_FILE), &text).map_err(failed)
+    }
+
+    /// Copies all files of the agent that the arguments name. Returns the arguments with the paths
+    /// of the copies.
+    fn copy_named_files(
+        &self,
+        arguments: &[String],
+        owner: (u32, u32),
+    ) -> Result<Vec<String>, ExitError> {
+        arguments.iter().map(|argument| self.copy_named_file(argument, owner)).collect()
     }
 
     /// Copies a file of the agent that an argument names. Returns the argument with the copy's
@@ -252,25 +282,30 @@ impl NodeRelease<'_> {
         Ok(self.own()?.with_endpoints_of(&ClusterApiClient::new(endpoints.collect())))
     }
 
+    /// Makes the plan and the unit, stops the agent with its node, and marks the host as released.
+    async fn end_management(&self) -> Result<ReleasePlan, ExitError> {
+        let node = self.inspect_node().await?;
+        let (cluster, id) = (self.cluster()?, node.plan.id()?);
+        self.write_unit(&node.plan)?;
+        self.write_plan(&node.plan)?;
+        self.stop_agent(&node, &cluster, id).await?;
+        Ok(node.plan)
+    }
+
     /// Stops the agent and its node once all members are in sync, and marks the host as released.
-    async fn begin(
+    async fn stop_agent(
         &self,
-        plan: &ReleasePlan,
+        node: &RunningNode,
         cluster: &ClusterApiClient,
         id: MemberId,
     ) -> Result<(), ExitError> {
-        let json = self.typed.json;
-        let list = self.list()?;
-        record::begin(cluster, list, id, &plan.name).await?;
-        let runs = lock::holder(&self.layout.node_lock()).map_err(state_exit_error)?.is_some();
-        if runs {
-            if let Err(end) = wait_until_all_in_sync(cluster, None, IN_SYNC_LIMIT, json).await {
-                record::end(cluster, list, id, true).await?;
-                return Err(end);
-            }
-            move_leadership_away(cluster, id).await;
+        let (json, list) = (self.typed.json, self.list()?);
+        record::begin(cluster, list, id, &node.plan.name).await?;
+        if let Err(end) = wait_until_all_in_sync(cluster, None, IN_SYNC_LIMIT, json).await {
+            record::end(cluster, list, id, true).await?;
+            return Err(end);
         }
-        self.write_unit(plan)?;
+        move_leadership_away(cluster, id).await;
         match &self.typed.agent_unit {
             Some(unit) => {
                 print_command_on_failure(systemd::disable_now(unit).await, "disable", unit, json);
@@ -293,7 +328,9 @@ impl NodeRelease<'_> {
             })
         })
         .await?;
-        let text = serde_json::to_vec(plan).expect("plain structs always serialise");
+        // Copy again, because the agent may have renewed certificates until it stopped.
+        self.copy_named_files(&node.arguments, node.plan.owner)?;
+        let text = serde_json::to_vec(&node.plan).expect("plain structs always serialise");
         muster_files::data::replace(&self.layout.released_file(), &text).map_err(failed)?;
         note("the agent has stopped, and runs this node no more", json);
         let told = tokio::time::timeout(DISCOVERY_DEADLINE, self.report_release()).await;
@@ -334,10 +371,14 @@ impl NodeRelease<'_> {
         }
     }
 
+    /// Writes the unit file. Replaces only a file that the last run has written.
     fn write_unit(&self, plan: &ReleasePlan) -> Result<(), ExitError> {
         let path = self.unit_file();
         let text = plan.unit();
-        if state::read(&path).map_err(state_exit_error)?.is_some_and(|old| old != text.as_bytes()) {
+        let last = self.read_last_plan()?.map(|last| last.unit());
+        let found = state::read(&path).map_err(state_exit_error)?;
+        let is_own = |own: &String| found.as_deref() == Some(own.as_bytes());
+        if found.is_some() && !is_own(&text) && !last.as_ref().is_some_and(is_own) {
             return Err(ExitError::Usage(format!(
                 "{} is there already, with another content: say another unit with --unit",
                 path.display()
@@ -526,6 +567,50 @@ mod tests {
             assert_eq!(release.copy_named_file(&argument, owner).unwrap(), expected);
         }
         assert_eq!(std::fs::read(out.join("peer.crt")).unwrap(), b"p");
+    }
+
+    #[test]
+    fn each_run_copies_the_files_anew() {
+        let host = ReleasedHost::new();
+        let (release, out) = (host.release(), &host.typed.out);
+        let own = std::fs::metadata(out).unwrap();
+        let owner = (own.uid(), own.gid());
+        let peer = release.layout.tls().join("peer.crt");
+        let arguments = ["--name=a".to_owned(), format!("--peer-cert-file={}", peer.display())];
+        let first = release.copy_named_files(&arguments, owner).unwrap();
+        std::fs::write(&peer, "renewed").unwrap();
+        assert_eq!(release.copy_named_files(&arguments, owner).unwrap(), first);
+        assert_eq!(std::fs::read(out.join("peer.crt")).unwrap(), b"renewed");
+    }
+
+    #[test]
+    fn the_unit_of_the_last_run_is_replaced_and_no_other_file() {
+        let host = ReleasedHost::new();
+        let release = host.release();
+        release.write_unit(&plan()).unwrap();
+        release.write_plan(&plan()).unwrap();
+        let changed = ReleasePlan { command: vec!["/usr/bin/etcd-new".to_owned()], ..plan() };
+        for _ in 0..2 {
+            release.write_unit(&changed).unwrap();
+            assert_eq!(std::fs::read_to_string(release.unit_file()).unwrap(), changed.unit());
+        }
+        std::fs::write(release.unit_file(), "another service").unwrap();
+        assert_eq!(release.write_unit(&changed).unwrap_err().code(), 2);
+        assert_eq!(std::fs::read(release.unit_file()).unwrap(), b"another service");
+    }
+
+    #[test]
+    fn only_a_released_host_goes_on_with_an_earlier_plan() {
+        let host = ReleasedHost::new();
+        let release = host.release();
+        release.write_plan(&plan()).unwrap();
+        assert_eq!(release.read_released_plan().unwrap(), None, "it was interrupted");
+        let released = ReleasePlan { name: "b".to_owned(), ..plan() };
+        let file = release.layout.released_file();
+        std::fs::write(&file, serde_json::to_vec(&released).unwrap()).unwrap();
+        assert_eq!(release.read_released_plan().unwrap(), Some(released));
+        std::fs::write(&file, "{").unwrap();
+        assert_eq!(release.read_released_plan().unwrap_err().code(), 3);
     }
 
     #[test]
