@@ -106,11 +106,8 @@ impl AdoptionTestbed {
             node.start()?;
             etcds.push(node);
         }
-        for node in &mut etcds {
-            node.wait_ready(LIMIT)?;
-        }
-        let etcd = etcd.to_owned();
-        Ok(Self { testbed, etcd, etcds, agents: Vec::new() })
+        etcds.iter_mut().try_for_each(|node| node.wait_ready(LIMIT))?;
+        Ok(Self { testbed, etcd: etcd.to_owned(), etcds, agents: Vec::new() })
     }
 
     fn old_folder(&self) -> PathBuf {
@@ -450,6 +447,11 @@ fn check_release(adoption: &mut AdoptionTestbed) -> Result<()> {
     let tls = tls_from(&adoption.testbed.path("demo-new"))?;
     let writer = RetryingWriter::start_with_tls(urls, Some(tls));
     let mut plain = Vec::new();
+    // A release that is given up hinders neither other hosts nor a later one of this host.
+    let out = adoption.testbed.path("released-3");
+    let words = ["release", "--out", path_text(&out)?, "--patience", "0"];
+    let (code, text) = adoption.run(3, &words)?;
+    ensure!(code == 1 && text.contains("isn't released"), "{code}: {text}");
     for index in [0, 1, 3] {
         plain.push(adoption.release(index)?);
         let (code, text) = adoption.run(index, &["run"])?;
@@ -463,8 +465,7 @@ fn check_release(adoption: &mut AdoptionTestbed) -> Result<()> {
     }
     ensure!(plain.iter_mut().all(NodeProcess::is_running), "all run without agents");
     writer.stop_and_check(&url)?;
-    let retire = ["cluster", "retire", "demo", "--yes"];
-    adoption.testbed.admin_command(&retire).map(drop)
+    adoption.testbed.admin_command(&["cluster", "retire", "demo", "--yes"]).map(drop)
 }
 
 #[test]

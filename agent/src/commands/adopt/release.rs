@@ -3,8 +3,8 @@
 //!
 //! The node keeps its present command line. Only paths of the agent's files change: the files are
 //! copied to a folder that no agent uses. An interrupted release begins anew, because the agent may
-//! have changed its files or the node's command line meanwhile. Once the host is marked as released,
-//! no agent runs, and a repeated command continues.
+//! have changed its files or the node's command line meanwhile. Once the host is marked as
+//! released, no agent runs, and a repeated command continues.
 
 use std::fs::Permissions;
 use std::io;
@@ -288,8 +288,36 @@ impl NodeRelease<'_> {
         let (cluster, id) = (self.cluster()?, node.plan.id()?);
         self.write_unit(&node.plan)?;
         self.write_plan(&node.plan)?;
-        self.stop_agent(&node, &cluster, id).await?;
-        Ok(node.plan)
+        let list = self.list()?;
+        record::begin(&cluster, list, id, &node.plan.name).await?;
+        match self.stop_agent(&node, &cluster, id).await {
+            Ok(()) => Ok(node.plan),
+            Err(end) => Err(self.give_up(end, &cluster, list, id).await),
+        }
+    }
+
+    /// Ends an attempt that failed before the host was marked as released. If the node still runs,
+    /// the store must not say that its member is being restarted.
+    async fn give_up(
+        &self,
+        end: ExitError,
+        cluster: &ClusterApiClient,
+        list: Digest,
+        id: MemberId,
+    ) -> ExitError {
+        if !matches!(lock::holder(&self.layout.node_lock()), Ok(Some(_))) {
+            return ExitError::Failed(format!(
+                "{end}. The node has stopped: start its agent, and run this command again"
+            ));
+        }
+        if let Err(why) = record::end(cluster, list, id, true).await {
+            let text = "the cluster's store goes on saying that this member is being restarted";
+            note(&format!("{text}: {why}"), self.typed.json);
+        }
+        ExitError::Failed(format!(
+            "{end}. The member isn't released, and its agent must not be stopped now: run this \
+             command again, or leave the member under management"
+        ))
     }
 
     /// Stops the agent and its node once all members are in sync, and marks the host as released.
@@ -299,12 +327,8 @@ impl NodeRelease<'_> {
         cluster: &ClusterApiClient,
         id: MemberId,
     ) -> Result<(), ExitError> {
-        let (json, list) = (self.typed.json, self.list()?);
-        record::begin(cluster, list, id, &node.plan.name).await?;
-        if let Err(end) = wait_until_all_in_sync(cluster, None, IN_SYNC_LIMIT, json).await {
-            record::end(cluster, list, id, true).await?;
-            return Err(end);
-        }
+        let json = self.typed.json;
+        wait_until_all_in_sync(cluster, None, IN_SYNC_LIMIT, json).await?;
         move_leadership_away(cluster, id).await;
         match &self.typed.agent_unit {
             Some(unit) => {
