@@ -341,14 +341,18 @@ impl NodeRelease<'_> {
             if held.is_none() {
                 held = lock_agent(&self.layout).ok();
             }
-            let node = lock::holder(&self.layout.node_lock()).map_err(state_exit_error)?;
-            Ok(match (&held, node) {
-                (None, _) => Some("the agent still runs".to_owned()),
-                (Some(_), Some(_)) => Some(
-                    "the node still runs: start the agent again, and stop it with SIGTERM"
-                        .to_owned(),
-                ),
-                (Some(_), None) => None,
+            let holder = lock::holder(&self.layout.node_lock()).map_err(state_exit_error)?;
+            Ok(match (held.is_some(), holder.is_some()) {
+                (false, _) => Some("the agent still runs".to_owned()),
+                (true, true) => {
+                    // The agent that is started again takes its lock.
+                    held = None;
+                    Some(
+                        "the node still runs: start the agent again, and stop it with SIGTERM"
+                            .to_owned(),
+                    )
+                }
+                (true, false) => None,
             })
         })
         .await?;
