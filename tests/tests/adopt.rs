@@ -329,10 +329,14 @@ fn check_whole_way(etcd: &Path) -> Result<()> {
         let (code, text) = adoption.run(index, &["run"])?;
         ensure!(code == 3 && text.contains("take-over"), "an agent without its etcd: {text}");
     }
+    let out = adoption.testbed.path("released-too-early");
     for index in 0..3 {
         adoption.take_over(index)?;
-        if index < 2 {
-            let (code, text) = adoption.run(index, &["adopt", "certificates"])?;
+        if index == 2 {
+            break;
+        }
+        for refused in [&["adopt", "certificates"][..], &["release", "--out", path_text(&out)?]] {
+            let (code, text) = adoption.run(index, refused)?;
             ensure!(code == 1 && text.contains("infra-3"), "{code}: {text}");
         }
     }

@@ -6,6 +6,8 @@
 //! have changed its files or the node's command line meanwhile. Once the host is marked as
 //! released, no agent runs, and a repeated command continues.
 
+mod plan;
+
 use std::fs::Permissions;
 use std::io;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
@@ -17,9 +19,9 @@ use discovery_types::api::{RELEASED, Session, TroubleRequest};
 use discovery_types::digest::{Digest, Nonce};
 use discovery_types::statement::StatementChain;
 use muster_files::data::OpenMode;
-use serde::{Deserialize, Serialize};
 use serde_json::json;
 
+use self::plan::ReleasePlan;
 use super::host::{claim, endpoint_error, lock_agent};
 use super::take_over::{move_leadership_away, print_command_on_failure};
 use super::{note, print, wait_until, wait_until_all_in_sync};
@@ -54,19 +56,6 @@ const IN_SYNC_LIMIT: Duration = Duration::from_secs(30);
 
 /// Time limit of the report to discovery. After it, the release continues without the report.
 const DISCOVERY_DEADLINE: Duration = Duration::from_secs(5);
-
-/// Command line and owner with which the node continues without an agent.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-struct ReleasePlan {
-    version: u32,
-    /// The member's id, in hexadecimal.
-    member: String,
-    name: String,
-    /// The node's program and arguments, with the paths of the copied files.
-    command: Vec<String>,
-    /// User and group that own the node's data.
-    owner: (u32, u32),
-}
 
 /// Runs the command `release`.
 pub(crate) async fn run(
@@ -121,6 +110,21 @@ fn program_or_name(program: io::Result<PathBuf>, arguments: &[String]) -> io::Re
         let is_hidden = error.kind() == io::ErrorKind::PermissionDenied;
         name.filter(|path| is_hidden && is_usable(path)).ok_or(error)
     })
+}
+
+/// Refuses the release if other members than `own` are not taken over.
+fn refuse_others(not_taken_over: &[(MemberId, &str)], own: MemberId) -> Result<(), ExitError> {
+    let others = not_taken_over.iter().filter(|(id, _)| *id != own);
+    let names: Vec<&str> = others.map(|(_, name)| *name).collect();
+    if names.is_empty() {
+        return Ok(());
+    }
+    Err(ExitError::Failed(format!(
+        "not taken over yet, so they refuse this agent's requests: {}. Take them over first, or \
+         give this host's etcd back instead: stop the agent, and say muster-agent adopt take-over \
+         --give-back",
+        names.join(", ")
+    )))
 }
 
 fn failed(error: impl std::error::Error) -> ExitError {
@@ -286,6 +290,7 @@ impl NodeRelease<'_> {
     async fn end_management(&self) -> Result<ReleasePlan, ExitError> {
         let node = self.inspect_node().await?;
         let (cluster, id) = (self.cluster()?, node.plan.id()?);
+        self.refuse_before_last_take_over(&cluster, id).await?;
         self.write_unit(&node.plan)?;
         self.write_plan(&node.plan)?;
         let list = self.list()?;
@@ -294,6 +299,30 @@ impl NodeRelease<'_> {
             Ok(()) => Ok(node.plan),
             Err(end) => Err(self.give_up(end, &cluster, list, id).await),
         }
+    }
+
+    /// Refuses to release the member of an adopted cluster before all members are taken over. The
+    /// others refuse this agent's certificate, so it can't be seen whether they are in sync.
+    async fn refuse_before_last_take_over(
+        &self,
+        cluster: &ClusterApiClient,
+        id: MemberId,
+    ) -> Result<(), ExitError> {
+        if self.layout.adopted().is_none() {
+            return Ok(());
+        }
+        let loaded = journal::read(&self.layout).map_err(state_exit_error)?;
+        let Some((_, loaded)) = loaded else { return Ok(()) };
+        let Some(join) = &loaded.extras.join else { return Ok(()) };
+        let chain = StatementChain::verify_from_pin(&loaded.extras.statements, &join.statement)
+            .map_err(|error| ExitError::DoNotRestart(error_chain(&error)))?;
+        let (Some(adoption), true) = (&chain.newest().adopted, chain.trusts_cas_before_adoption())
+        else {
+            return Ok(());
+        };
+        let members = cluster.list_members().await?;
+        let (_, record) = record::read(cluster, self.list()?).await?;
+        refuse_others(&record.unmanaged(adoption, &members), id)
     }
 
     /// Ends an attempt that failed before the host was marked as released. If the node still runs,
@@ -450,74 +479,19 @@ impl NodeRelease<'_> {
     }
 }
 
-impl ReleasePlan {
-    fn id(&self) -> Result<MemberId, ExitError> {
-        self.member.parse().map_err(|_| {
-            ExitError::Usage(format!("{PLAN_FILE}: `{}` is no member's id", self.member))
-        })
-    }
-
-    /// Returns the text of the unit file.
-    fn unit(&self) -> String {
-        let quoted: Vec<String> = self.command.iter().map(|word| quote(word)).collect();
-        let (user, group) = self.owner;
-        format!(
-            "[Unit]\n\
-             Description=etcd member {}\n\
-             Wants=network-online.target\n\
-             After=network-online.target\n\
-             \n\
-             [Service]\n\
-             Type=notify\n\
-             User={user}\n\
-             Group={group}\n\
-             ExecStart={}\n\
-             Restart=on-failure\n\
-             RestartSec=5\n\
-             LimitNOFILE=65536\n\
-             \n\
-             [Install]\n\
-             WantedBy=multi-user.target\n",
-            self.name.replace('%', "%%"),
-            quoted.join(" ")
-        )
-    }
-}
-
-/// Quotes a word for a command line in a unit file.
-fn quote(word: &str) -> String {
-    let is_plain = |c: char| c.is_ascii_alphanumeric() || "-_./=:,@+".contains(c);
-    if !word.is_empty() && word.chars().all(is_plain) {
-        return word.to_owned();
-    }
-    let escaped =
-        word.replace('\\', "\\\\").replace('"', "\\\"").replace('%', "%%").replace('$', "$$");
-    format!("\"{escaped}\"")
-}
-
 #[cfg(test)]
 mod tests {
+    use super::plan::tests::plan;
     use super::*;
 
-    fn plan() -> ReleasePlan {
-        let words = ["/usr/bin/etcd", "--name=a", "--cert-file=/etc/x y/c.crt", "--odd=50%$\""];
-        ReleasePlan {
-            version: 1,
-            member: "a1".to_owned(),
-            name: "a".to_owned(),
-            command: words.map(str::to_owned).to_vec(),
-            owner: (7, 8),
-        }
-    }
-
     #[test]
-    fn the_unit_runs_the_nodes_own_command_line_as_the_datas_owner() {
-        let unit = plan().unit();
-        let line = "ExecStart=/usr/bin/etcd --name=a \"--cert-file=/etc/x y/c.crt\" \
-                    \"--odd=50%%$$\\\"\"\n";
-        assert!(unit.contains(line), "{unit}");
-        assert!(unit.contains("User=7\nGroup=8\n"), "{unit}");
-        assert_eq!(plan().id().unwrap(), MemberId(0xa1));
+    fn a_release_names_the_other_members_that_are_not_taken_over() {
+        let [own, b, c] = [1, 2, 3].map(MemberId);
+        assert!(refuse_others(&[], own).is_ok());
+        assert!(refuse_others(&[(own, "a")], own).is_ok(), "its take-over was interrupted");
+        let refused = refuse_others(&[(own, "a"), (b, "b"), (c, "c")], own).unwrap_err();
+        assert!(refused.to_string().contains("requests: b, c. Take them over"), "{refused}");
+        assert!(refused.to_string().contains("--give-back"), "{refused}");
     }
 
     /// A host with one certificate of the agent, and an empty folder for copies.
