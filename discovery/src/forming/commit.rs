@@ -5,6 +5,7 @@
 
 use data_encoding::{BASE64, HEXLOWER};
 use discovery_formation as formation;
+use discovery_formation::memory::LedgerEntry;
 use discovery_formation::service::Cluster;
 use discovery_types::convert;
 use discovery_types::document::Document;
@@ -152,14 +153,15 @@ impl App {
         chain: &StatementChain,
         stored: &StoredCommit,
     ) -> Result<Option<ledger::Commit>, ApiError> {
-        let h = HEXLOWER.encode(&stored.h);
-        if self.store.ledger().commit_with_document(id).is_some_and(|known| known.h == h) {
+        if let Some(LedgerEntry::Commit { h, document: true }) = self.store.ledger().entry(id)?
+            && h.0[..] == stored.h[..]
+        {
             return Ok(None);
         }
         let authorities = authorities(connection, id).await?;
         Ok(Some(ledger::Commit {
             cluster_id: id,
-            h,
+            h: HEXLOWER.encode(&stored.h),
             document: stored.document.as_str().to_owned(),
             statements: chain.jws().iter().map(|jws| jws.as_str().to_owned()).collect(),
             peer_ca: ledger_authority(&authorities.peer),

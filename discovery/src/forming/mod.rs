@@ -322,7 +322,7 @@ impl App {
                 _ => DecisionBlocker::DatabaseSetBack(why),
             }));
         }
-        let entry = self.store.ledger().entry(transaction.id());
+        let entry = self.store.ledger().entry(transaction.id())?;
         let contradicted = |decision: &ClusterDecision| contradicts(entry, *decision);
         let found = !accepts && decisions.iter().any(contradicted);
         Ok(found.then_some(DecisionBlocker::DatabaseSetBack(

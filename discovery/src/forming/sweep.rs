@@ -34,10 +34,7 @@ impl App {
             Err(error) if error.is_damage() => {
                 let generation = self.store.refresh_generation().await?;
                 let is_complete = self.store.watch().is_complete(generation.number.unsigned_abs());
-                if self.store.ledger().entry(cluster).is_some()
-                    || !generation.settled
-                    || !is_complete
-                {
+                if self.store.ledger().contains(cluster) || !generation.settled || !is_complete {
                     return Err(error);
                 }
                 match self.store.abandon_unread(cluster, EndCause::Abandon, &by).await? {

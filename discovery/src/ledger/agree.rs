@@ -14,7 +14,7 @@ use uuid::Uuid;
 
 use super::index::{CopiedDecisions, pack_commit};
 use super::restore::{BATCH, compare_with_database};
-use super::{DatabaseWatch, Ledger};
+use super::{DatabaseWatch, Ledger, failed};
 
 /// Result of the comparison.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -45,7 +45,8 @@ pub(super) async fn compare_entries(
         let batch = match whole {
             true => ledger.entries(after, BATCH),
             false => ledger.unconfirmed(after, BATCH),
-        };
+        }
+        .map_err(failed)?;
         let Some((last, _)) = batch.last() else { break };
         if batch.len() > size {
             return Ok(Agreement::Unknown);
@@ -64,8 +65,7 @@ pub(super) async fn compare_entries(
         }
     }
     if whole || !copied.commits.is_empty() {
-        let durable = ledger.append_copied(copied).await;
-        durable.map_err(|error| sqlx::Error::Io(std::io::Error::other(error)))?;
+        ledger.append_copied(copied).await.map_err(failed)?;
     }
     watch.clear_doubts();
     Ok(Agreement::Agrees)
@@ -77,7 +77,7 @@ pub(super) async fn still_contradicts(
     ledger: &Ledger,
     cluster: Uuid,
 ) -> Result<bool, sqlx::Error> {
-    let Some(entry) = ledger.entry(cluster) else { return Ok(false) };
+    let Some(entry) = ledger.entry(cluster).map_err(failed)? else { return Ok(false) };
     let planned = compare_with_database(connection, &[(cluster, entry)]).await?;
     Ok(planned.iter().any(|planned| planned.action != RestoreAction::Nothing))
 }

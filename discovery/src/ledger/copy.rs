@@ -7,7 +7,7 @@ use sqlx::PgConnection;
 use uuid::Uuid;
 
 use super::index::{CopiedDecisions, pack_commit};
-use super::{DatabaseWatch, Ledger};
+use super::{DatabaseWatch, Ledger, LedgerError, failed};
 
 /// Maximum number of decisions in one query and in one line of the ledger.
 const BATCH: usize = 10_000;
@@ -69,10 +69,9 @@ pub(crate) async fn copy_decisions(
         from = HistoryPosition { number: last.number.unsigned_abs(), hash };
         let mut copied = CopiedDecisions::up_to(generation, from);
         for row in &rows {
-            add_decision(&mut copied, ledger, watch, row);
+            add_decision(&mut copied, ledger, watch, row).map_err(failed)?;
         }
-        let durable = ledger.append_copied(copied).await;
-        durable.map_err(|error| sqlx::Error::Io(std::io::Error::other(error)))?;
+        ledger.append_copied(copied).await.map_err(failed)?;
         watch.progress.set_copied(from.number);
         if rows.len() < asked {
             return Ok(CopyResult::Done);
@@ -87,8 +86,8 @@ fn add_decision(
     ledger: &Ledger,
     watch: &DatabaseWatch,
     row: &DecisionRow,
-) {
-    let known = ledger.entry(row.cluster_id);
+) -> Result<(), LedgerError> {
+    let known = ledger.entry(row.cluster_id)?;
     let h = row.h.as_deref().and_then(|h| h.try_into().ok()).map(Hash);
     match (h, known) {
         (Some(h), Some(LedgerEntry::Commit { h: known, .. })) if h != known => {
@@ -110,4 +109,5 @@ fn add_decision(
         (Some(_), Some(LedgerEntry::Commit { .. })) | (None, Some(_)) => {}
         (Some(h), _) => copied.commits.push(pack_commit(row.cluster_id, &h)),
     }
+    Ok(())
 }

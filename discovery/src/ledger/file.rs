@@ -1,13 +1,17 @@
 //! The ledger's file: opening, locking, appending and parsing.
 
-use std::io::{ErrorKind, Read, Seek, SeekFrom, Write};
+use std::fs::File;
+use std::io::{BufRead, BufReader, ErrorKind, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use uuid::Uuid;
 
-use super::index::{DatabasePosition, LedgerLine};
+use super::index::{DatabasePosition, Index, LedgerLine};
+use super::places::MAX_FILE_BYTES;
 use super::position::{self, StoredPosition};
+use super::reader::LedgerReader;
 
 /// Name of the file in the ledger's folder.
 pub(crate) const NAME: &str = "ledger.jsonl";
@@ -18,6 +22,10 @@ const LOCK_TIMEOUT: Duration = Duration::from_secs(1);
 const LOCK_RETRY: Duration = Duration::from_millis(20);
 /// Number of hex digits of a line's checksum.
 const SUM_LEN: usize = 16;
+/// Position in a line at which the JSON begins, after the checksum and a space.
+pub(super) const JSON_START: usize = SUM_LEN + 1;
+/// Size in bytes of the buffer with which the file is read from its start.
+const READ_BUFFER: usize = 64 << 10;
 
 /// Why the ledger can't be used.
 #[derive(Debug, thiserror::Error)]
@@ -70,14 +78,34 @@ pub(super) fn io(what: impl Into<String>) -> impl FnOnce(std::io::Error) -> Ledg
 
 /// The ledger's file: open, locked, and positioned at its end.
 pub(super) struct LedgerFile {
-    file: std::fs::File,
+    file: Arc<File>,
     dir: PathBuf,
+    /// Offset in bytes of the file's end.
+    end: u64,
+}
+
+/// A ledger that was opened and read.
+pub(super) struct OpenedLedger {
+    pub(super) file: LedgerFile,
+    pub(super) reader: LedgerReader,
+    /// Id of the process, from the header.
+    pub(super) process: Uuid,
+    pub(super) index: Index,
+}
+
+/// A line and where the file has it.
+pub(super) struct StoredLine<'a> {
+    pub(super) line: LedgerLine,
+    /// The line as it is in the file, with its checksum.
+    pub(super) bytes: &'a [u8],
+    /// Offset in bytes at which the line begins.
+    pub(super) offset: u64,
 }
 
 /// Takes the file's lock. A previous process that is ending can hold the lock for a moment. So can
 /// a child of this process between fork and exec. A failed attempt is therefore repeated until
 /// [`LOCK_TIMEOUT`] has passed.
-fn lock(file: &std::fs::File, path: &Path, shown: &str) -> Result<(), LedgerError> {
+fn lock(file: &File, path: &Path, shown: &str) -> Result<(), LedgerError> {
     let started = Instant::now();
     loop {
         match rustix::fs::flock(file, rustix::fs::FlockOperation::NonBlockingLockExclusive) {
@@ -93,50 +121,44 @@ fn lock(file: &std::fs::File, path: &Path, shown: &str) -> Result<(), LedgerErro
     }
 }
 
-/// Opens or makes the ledger. Returns the file, the process id, and all lines after the header.
-pub(super) fn open(dir: &Path) -> Result<(LedgerFile, Uuid, Vec<LedgerLine>), LedgerError> {
+/// Opens or makes the ledger, and reads it.
+pub(super) fn open(dir: &Path) -> Result<OpenedLedger, LedgerError> {
     muster_files::open_own_folder(dir)?;
     let path = dir.join(NAME);
     let shown = path.display().to_string();
     let mut options = std::fs::OpenOptions::new();
-    let mut file =
+    let file =
         muster_files::open(&path, options.create(true).truncate(false).read(true).write(true))?;
     lock(&file, &path, &shown)?;
     muster_files::sweep(dir)?;
-    let mut bytes = Vec::new();
-    file.read_to_end(&mut bytes).map_err(io(format!("can't read {shown}")))?;
-    let (mut lines, whole) =
-        parse(&bytes).map_err(|offset| LedgerError::Damaged { path: path.clone(), offset })?;
-    if whole < bytes.len() as u64 {
+    let file = Arc::new(file);
+    let reader = LedgerReader::new(file.clone(), path.clone());
+    let content = read_lines(&file, &reader)?;
+    let whole = content.whole;
+    if content.is_torn {
         tracing::warn!(offset = whole, "cutting a torn last line off the ledger");
         file.set_len(whole).map_err(io(format!("can't cut {shown}")))?;
         file.sync_all().map_err(io(format!("can't sync {shown}")))?;
     }
-    file.seek(SeekFrom::Start(whole)).map_err(io(format!("can't read {shown}")))?;
-    let sealed = matches!(lines.last(), Some(LedgerLine::Seal));
-    lines.retain(|line| *line != LedgerLine::Seal);
-    let mut ledger = LedgerFile { file, dir: dir.to_owned() };
-    if lines.is_empty() {
+    (&*file).seek(SeekFrom::Start(whole)).map_err(io(format!("can't read {shown}")))?;
+    let mut file = LedgerFile { file, dir: dir.to_owned(), end: whole };
+    let Some(process) = content.process else {
         let process = Uuid::now_v7();
         let header = LedgerLine::Header { version: VERSION, process };
-        ledger.append(&[&header])?;
-        ledger.seal()?;
+        file.append(&[&header])?;
+        file.seal()?;
         muster_files::sync_folder(&path)?;
-        return Ok((ledger, process, Vec::new()));
+        return Ok(OpenedLedger { file, reader, process, index: content.index });
+    };
+    if !content.is_sealed {
+        file.seal()?;
     }
-    if !sealed {
-        ledger.seal()?;
-    }
-    match take_header(&mut lines) {
-        Some(process) => Ok((ledger, process, lines)),
-        None => Err(LedgerError::Damaged { path, offset: 0 }),
-    }
+    Ok(OpenedLedger { file, reader, process, index: content.index })
 }
 
 /// A ledger's file, read without changing it.
 pub(super) struct InspectedLedger {
-    /// Lines after the header.
-    pub(super) lines: Vec<LedgerLine>,
+    pub(super) index: Index,
     /// The database's position, from the file beside the ledger.
     pub(super) position: Option<StoredPosition>,
     /// Whether another process has locked the file.
@@ -151,7 +173,7 @@ pub(super) fn inspect(dir: &Path) -> Result<Option<InspectedLedger>, LedgerError
     }
     let path = dir.join(NAME);
     let opened = muster_files::open(&path, std::fs::OpenOptions::new().read(true));
-    let mut file = match opened {
+    let file = match opened {
         Err(muster_files::Error::Io { source, .. }) if source.kind() == ErrorKind::NotFound => {
             return Ok(None);
         }
@@ -161,46 +183,117 @@ pub(super) fn inspect(dir: &Path) -> Result<Option<InspectedLedger>, LedgerError
     // `LOCK_TIMEOUT`.
     let tried = rustix::fs::flock(&file, rustix::fs::FlockOperation::NonBlockingLockShared);
     let is_locked = tried == Err(rustix::io::Errno::WOULDBLOCK);
-    let mut bytes = Vec::new();
-    file.read_to_end(&mut bytes).map_err(io(format!("can't read {}", path.display())))?;
-    let damaged = |offset| LedgerError::Damaged { path: path.clone(), offset };
-    let (mut lines, _) = parse(&bytes).map_err(damaged)?;
-    lines.retain(|line| *line != LedgerLine::Seal);
+    let file = Arc::new(file);
+    let content = read_lines(&file, &LedgerReader::new(file.clone(), path))?;
     let position = position::read(dir, &file)?;
-    if !lines.is_empty() {
-        take_header(&mut lines).ok_or_else(|| damaged(0))?;
-    }
-    Ok(Some(InspectedLedger { lines, position, is_locked }))
+    Ok(Some(InspectedLedger { index: content.index, position, is_locked }))
 }
 
-/// Takes the first line, which names the process. Returns `None` if it is no header of this version.
-fn take_header(lines: &mut Vec<LedgerLine>) -> Option<Uuid> {
-    match lines.remove(0) {
-        LedgerLine::Header { version: VERSION, process } => Some(process),
-        _ => None,
+/// Content of a ledger's file.
+struct LedgerContent {
+    /// Id of the process, from the header. `None` if the file has no line.
+    process: Option<Uuid>,
+    index: Index,
+    /// Offset in bytes at which the last valid line ends.
+    whole: u64,
+    /// Whether the last valid line is a seal.
+    is_sealed: bool,
+    /// Whether a torn line follows the last valid line.
+    is_torn: bool,
+}
+
+/// Reads all lines of the file from its start into an index. Memory holds one line at a time.
+///
+/// A broken line without a seal after it is torn: its append never finished, so nothing depends on
+/// it. Any other broken line is damage.
+fn read_lines(file: &File, reader: &LedgerReader) -> Result<LedgerContent, LedgerError> {
+    let read_failed = || io("can't read the ledger");
+    let mut content = LedgerContent {
+        process: None,
+        index: Index::default(),
+        whole: 0,
+        is_sealed: false,
+        is_torn: false,
+    };
+    let mut input = BufReader::with_capacity(READ_BUFFER, file);
+    let (mut bytes, mut has_seal) = (Vec::new(), false);
+    loop {
+        bytes.clear();
+        let length = input.read_until(b'\n', &mut bytes).map_err(read_failed())?;
+        if length == 0 {
+            return Ok(content);
+        }
+        let offset = content.whole;
+        if offset + length as u64 > MAX_FILE_BYTES {
+            return Err(io("the ledger is too large")(ErrorKind::FileTooLarge.into()));
+        }
+        // Only at the end of the file does `read_until` return a line without a line break.
+        let text = bytes.strip_suffix(b"\n");
+        match text.and_then(parse_line) {
+            Some(LedgerLine::Seal) => (has_seal, content.is_sealed) = (true, true),
+            Some(line) => {
+                content.is_sealed = false;
+                if content.process.is_none() {
+                    let LedgerLine::Header { version: VERSION, process } = line else {
+                        return Err(reader.damaged(0));
+                    };
+                    content.process = Some(process);
+                } else {
+                    let bytes = &bytes[..];
+                    content.index.apply(StoredLine { line, bytes, offset }, reader)?;
+                }
+            }
+            None => {
+                // An older version wrote no seals. In its files an incomplete last line counts as
+                // torn.
+                content.is_torn = text.is_none()
+                    || has_seal && !has_seal_left(&mut input).map_err(read_failed())?;
+                return if content.is_torn { Ok(content) } else { Err(reader.damaged(offset)) };
+            }
+        }
+        content.whole += length as u64;
     }
+}
+
+/// Reads the rest of the file, and returns whether a seal is among its lines.
+fn has_seal_left(input: &mut impl BufRead) -> std::io::Result<bool> {
+    for line in input.split(b'\n') {
+        if parse_line(&line?) == Some(LedgerLine::Seal) {
+            return Ok(true);
+        }
+    }
+    Ok(false)
 }
 
 impl LedgerFile {
     #[cfg(test)]
-    pub(super) fn from_file(file: std::fs::File, dir: &Path) -> Self {
-        LedgerFile { file, dir: dir.to_owned() }
+    pub(super) fn from_file(file: File, dir: &Path) -> Self {
+        LedgerFile { file: Arc::new(file), dir: dir.to_owned(), end: 0 }
     }
 
     /// Writes the lines and syncs. The lines are durable when this returns.
-    pub(super) fn append(&mut self, lines: &[&LedgerLine]) -> Result<(), LedgerError> {
-        let mut bytes = Vec::new();
+    pub(super) fn append(&mut self, lines: &[&LedgerLine]) -> Result<AppendedLines, LedgerError> {
+        let mut appended = AppendedLines { offset: self.end, bytes: Vec::new(), ends: Vec::new() };
         for line in lines {
-            bytes.extend_from_slice(&encode(line)?);
+            appended.bytes.extend_from_slice(&encode(line)?);
+            appended.ends.push(appended.bytes.len());
         }
-        self.file.write_all(&bytes).map_err(io("can't write to the ledger"))?;
-        self.file.sync_data().map_err(io("can't sync the ledger"))
+        let end = self.end + appended.bytes.len() as u64;
+        if end > MAX_FILE_BYTES {
+            return Err(io("the ledger has reached its maximum size")(
+                ErrorKind::FileTooLarge.into(),
+            ));
+        }
+        (&*self.file).write_all(&appended.bytes).map_err(io("can't write to the ledger"))?;
+        self.file.sync_data().map_err(io("can't sync the ledger"))?;
+        self.end = end;
+        Ok(appended)
     }
 
     /// Appends a seal, which states that all lines before it are durable. Call this only after
     /// [`LedgerFile::append`] has succeeded.
     pub(super) fn seal(&mut self) -> Result<(), LedgerError> {
-        self.append(&[&LedgerLine::Seal])
+        self.append(&[&LedgerLine::Seal]).map(drop)
     }
 
     /// Reads the database's position from the file beside the ledger.
@@ -218,6 +311,25 @@ impl LedgerFile {
     }
 }
 
+/// Lines as the file has them after an append.
+#[derive(Default)]
+pub(super) struct AppendedLines {
+    /// Offset in bytes at which the first line begins.
+    offset: u64,
+    bytes: Vec<u8>,
+    /// End of each line in `bytes`.
+    ends: Vec<usize>,
+}
+
+impl AppendedLines {
+    /// Iterates over the lines and the offsets at which they begin.
+    pub(super) fn iter(&self) -> impl Iterator<Item = (u64, &[u8])> {
+        let starts = std::iter::once(0).chain(self.ends.iter().copied());
+        let line = |(start, &end)| (self.offset + start as u64, &self.bytes[start..end]);
+        starts.zip(&self.ends).map(line)
+    }
+}
+
 /// Encodes a line with its checksum and line break.
 pub(super) fn encode(line: &LedgerLine) -> Result<Vec<u8>, LedgerError> {
     let json = serde_json::to_string(line).map_err(|error| io("can't encode")(error.into()))?;
@@ -227,35 +339,6 @@ pub(super) fn encode(line: &LedgerLine) -> Result<Vec<u8>, LedgerError> {
 fn checksum(bytes: &[u8]) -> String {
     let digest = ring::digest::digest(&ring::digest::SHA256, bytes);
     data_encoding::HEXLOWER.encode(&digest.as_ref()[..SUM_LEN / 2])
-}
-
-/// Parses all lines. Returns the lines and the offset at which the last valid line ends. The error
-/// is the offset of a damaged line. A broken line without a seal after it is torn: its append never
-/// finished, so nothing depends on it.
-fn parse(bytes: &[u8]) -> Result<(Vec<LedgerLine>, u64), u64> {
-    let mut lines = Vec::new();
-    let mut offset = 0;
-    while offset < bytes.len() {
-        let rest = &bytes[offset..];
-        let end = rest.iter().position(|byte| *byte == b'\n');
-        let length = end.map_or(rest.len(), |end| end + 1);
-        let last = offset + length == bytes.len();
-        match end.and_then(|end| parse_line(&rest[..end])) {
-            Some(line) => lines.push(line),
-            // An older version wrote no seals. In its files an incomplete last line counts as torn.
-            None if last && end.is_none() => return Ok((lines, offset as u64)),
-            None if lines.contains(&LedgerLine::Seal) && !is_sealed(&rest[length..]) => {
-                return Ok((lines, offset as u64));
-            }
-            None => return Err(offset as u64),
-        }
-        offset += length;
-    }
-    Ok((lines, offset as u64))
-}
-
-fn is_sealed(bytes: &[u8]) -> bool {
-    bytes.split(|byte| *byte == b'\n').any(|line| parse_line(line) == Some(LedgerLine::Seal))
 }
 
 pub(super) fn parse_line(line: &[u8]) -> Option<LedgerLine> {

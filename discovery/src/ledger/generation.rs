@@ -101,7 +101,7 @@ pub(super) async fn begin_generation(
         .await?;
     }
     // A process that joins with an empty ledger has nothing to restore, so don't wait for it.
-    let joins = is_known && ledger.entries(None, 1).is_empty();
+    let joins = is_known && ledger.is_empty();
     let restored_in = if joins { number } else { 0 };
     sqlx::query(
         "INSERT INTO processes (id, generation, entries, first_seen_us, last_seen_us, beat)

@@ -1,23 +1,28 @@
 //! The ledger's lines, and the index that is built from them in memory.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::ops::Bound;
-use std::sync::Arc;
 
 use data_encoding::{BASE64, HEXLOWER};
 use discovery_formation::Hash;
 use discovery_formation::memory::{
-    CORE_TABLES, DatabaseIdentity, HistoryPosition, LedgerEntry, LedgerSummary, RememberedDatabase,
+    CORE_TABLES, DatabaseIdentity, HistoryPosition, LedgerSummary, RememberedDatabase,
 };
 use discovery_formation::service::EndCause;
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
 use super::UNCOPIED;
+use super::file::{JSON_START, LedgerError, StoredLine};
+use super::places::{CommitPlace, HashCheck, Place, PlaceMap};
 use super::position::FileIdentities;
+use super::reader::{LedgerReader, line_start};
 
 /// A commit whose document left this process. It is enough to restore the cluster into an empty
 /// database.
+///
+/// A commit's hash is read from the file without the rest of the line, so `cluster_id` and `h`
+/// must stay the first fields ([`line_start`]).
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Commit {
     /// Id of the cluster.
@@ -37,7 +42,7 @@ pub(crate) struct Commit {
 impl Commit {
     /// The proposal's hash; `None` if `h` isn't valid hex.
     pub(crate) fn hash(&self) -> Option<Hash> {
-        hash(&self.h)
+        parse_hash(&self.h)
     }
 }
 
@@ -166,21 +171,14 @@ pub(super) enum LedgerLine {
     Seal,
 }
 
-/// Number of entries below which gaps in the maps cost little.
-const MIN_GROWTH: usize = 10_000;
-
-/// Index of the ledger in memory. There can be a million entries, so the maps of hashes and ends
-/// hold nothing else.
+/// Index of the ledger in memory. There can be a million entries, so it holds only the places in
+/// the file at which they are.
 #[derive(Debug)]
 pub(super) struct Index {
-    /// Hash of each committed cluster's list.
-    commits: BTreeMap<Uuid, Hash>,
-    /// Commits whose documents are in the ledger. Each of these clusters is in `commits`, too.
-    documents: BTreeMap<Uuid, Arc<Commit>>,
-    /// Ends of clusters that have no commit.
-    ends: BTreeMap<Uuid, EndCause>,
-    /// Number of commits and ends when the maps were last built without gaps.
-    dense: usize,
+    /// Place of each cluster's commit or end.
+    places: PlaceMap,
+    /// Number of commits among the places.
+    commits: usize,
     seen: Option<DatabasePosition>,
     copied: HistoryPosition,
     /// Whether everything that the ledger held when the generation began was compared with the
@@ -195,10 +193,8 @@ pub(super) struct Index {
 impl Default for Index {
     fn default() -> Self {
         Index {
-            commits: BTreeMap::new(),
-            documents: BTreeMap::new(),
-            ends: BTreeMap::new(),
-            dense: 0,
+            places: PlaceMap::default(),
+            commits: 0,
             seen: None,
             copied: UNCOPIED,
             compared: true,
@@ -209,43 +205,16 @@ impl Default for Index {
 }
 
 impl Index {
-    pub(super) fn entry(&self, cluster: Uuid) -> Option<LedgerEntry> {
-        if let Some(&h) = self.commits.get(&cluster) {
-            return Some(self.commit_entry(cluster, h));
-        }
-        self.ends.get(&cluster).copied().map(LedgerEntry::End)
+    pub(super) fn place(&self, cluster: Uuid) -> Option<Place> {
+        self.places.get(cluster)
     }
 
-    fn commit_entry(&self, cluster: Uuid, h: Hash) -> LedgerEntry {
-        LedgerEntry::Commit { h, document: self.documents.contains_key(&cluster) }
+    pub(super) fn is_empty(&self) -> bool {
+        self.places.is_empty()
     }
 
-    pub(super) fn commit_with_document(&self, cluster: Uuid) -> Option<Arc<Commit>> {
-        self.documents.get(&cluster).cloned()
-    }
-
-    pub(super) fn entries(&self, after: Option<Uuid>, limit: usize) -> Vec<(Uuid, LedgerEntry)> {
-        let from = after.map_or(Bound::Unbounded, Bound::Excluded);
-        let range = (from, Bound::Unbounded);
-        let commits = self.commits.range(range).take(limit);
-        let commits = commits.map(|(&cluster, &h)| (cluster, self.commit_entry(cluster, h)));
-        let ends = self.ends.range(range).take(limit);
-        let ends = ends.map(|(&cluster, &cause)| (cluster, LedgerEntry::End(cause)));
-        let mut entries: Vec<(Uuid, LedgerEntry)> = commits.chain(ends).collect();
-        entries.sort_unstable_by_key(|(cluster, _)| *cluster);
-        entries.truncate(limit);
-        entries
-    }
-
-    /// Builds the maps again without gaps, if they have grown by a quarter since. Entries that
-    /// arrive in ascending order, as ids of clusters do, leave each node of a B-tree half empty.
-    fn close_gaps(&mut self) {
-        let size = self.commits.len() + self.ends.len();
-        if size > self.dense + self.dense / 4 + MIN_GROWTH {
-            self.commits = std::mem::take(&mut self.commits).into_iter().collect();
-            self.ends = std::mem::take(&mut self.ends).into_iter().collect();
-            self.dense = size;
-        }
+    pub(super) fn places(&self, after: Option<Uuid>, limit: usize) -> Vec<(Uuid, Place)> {
+        self.places.after(after).take(limit).collect()
     }
 
     pub(super) fn is_compared(&self) -> bool {
@@ -256,18 +225,14 @@ impl Index {
         self.unconfirmed.contains(&cluster)
     }
 
-    pub(super) fn unconfirmed(
-        &self,
-        after: Option<Uuid>,
-        limit: usize,
-    ) -> Vec<(Uuid, LedgerEntry)> {
+    pub(super) fn unconfirmed(&self, after: Option<Uuid>, limit: usize) -> Vec<(Uuid, Place)> {
         let from = after.map_or(Bound::Unbounded, Bound::Excluded);
         let range = self.unconfirmed.range((from, Bound::Unbounded)).take(limit);
-        range.filter_map(|cluster| Some((*cluster, self.entry(*cluster)?))).collect()
+        range.filter_map(|cluster| Some((*cluster, self.place(*cluster)?))).collect()
     }
 
     pub(super) fn commits(&self) -> usize {
-        self.commits.len()
+        self.commits
     }
 
     pub(super) fn seen(&self) -> Option<DatabasePosition> {
@@ -282,11 +247,19 @@ impl Index {
             last_copied: self.copied,
             sweeps: seen.beat,
         });
-        LedgerSummary { database: known, entries: self.commits.len() as u64 }
+        LedgerSummary { database: known, entries: self.commits as u64 }
     }
 
-    pub(super) fn apply(&mut self, line: LedgerLine) {
-        match line {
+    /// Adds a line, which is durable in the file that `reader` reads.
+    ///
+    /// # Errors
+    /// The file can't be read, or the line isn't encoded as this program encodes lines.
+    pub(super) fn apply(
+        &mut self,
+        stored: StoredLine<'_>,
+        reader: &LedgerReader,
+    ) -> Result<(), LedgerError> {
+        match stored.line {
             LedgerLine::Header { .. } | LedgerLine::Seal | LedgerLine::Here { .. } => {}
             LedgerLine::Admin { jws } => {
                 // Two callers can append the same element.
@@ -295,31 +268,48 @@ impl Index {
                 }
             }
             LedgerLine::Commit(commit) => {
-                if let Some(h) = commit.hash() {
-                    let cluster = commit.cluster_id;
-                    if !self.commits.contains_key(&cluster) {
-                        self.unconfirmed.insert(cluster);
-                    }
-                    self.add_commit(cluster, h, Some(Arc::new(*commit)));
+                let (cluster, offset) = (commit.cluster_id, stored.offset);
+                let Some(h) = commit.hash() else { return Ok(()) };
+                let start = format!("{}{}", line_start(cluster), commit.h);
+                if !stored.bytes[JSON_START..].starts_with(start.as_bytes()) {
+                    return Err(reader.damaged(offset));
+                }
+                let place = CommitPlace { has_document: true, offset, check: HashCheck::of(&h) };
+                if self.add_commit(cluster, h, place, reader)?.is_first {
+                    self.unconfirmed.insert(cluster);
                 }
             }
-            LedgerLine::Copied(copied) => self.apply_copied(copied),
+            LedgerLine::Copied(copied) => {
+                self.apply_copied(copied, (stored.bytes, stored.offset), reader)?;
+            }
             LedgerLine::Seen(seen) => {
                 if self.seen.as_ref().is_none_or(|old| old.generation != seen.generation) {
                     self.copied = UNCOPIED;
-                    self.compared = self.commits.is_empty() && self.ends.is_empty();
+                    self.compared = self.places.is_empty();
                     self.unconfirmed.clear();
                 }
                 self.seen = Some(seen.later_of(self.seen.as_ref()));
             }
         }
+        Ok(())
     }
 
-    fn apply_copied(&mut self, copied: CopiedDecisions) {
+    fn apply_copied(
+        &mut self,
+        copied: CopiedDecisions,
+        (bytes, offset): (&[u8], u64),
+        reader: &LedgerReader,
+    ) -> Result<(), LedgerError> {
         let same = self.seen.as_ref().is_some_and(|seen| seen.generation == copied.generation);
-        for (cluster, h) in copied.commits.iter().filter_map(|text| unpack_commit(text)) {
-            self.add_commit(cluster, h, None);
-            if same && self.commits.get(&cluster) == Some(&h) {
+        let mut searched = 0;
+        for text in &copied.commits {
+            let Some((cluster, h)) = unpack_commit(text) else { continue };
+            let found = find(&bytes[searched..], text.as_bytes());
+            let start = searched + found.ok_or_else(|| reader.damaged(offset))?;
+            searched = start + PACKED_LEN;
+            let offset = offset + start as u64;
+            let place = CommitPlace { has_document: false, offset, check: HashCheck::of(&h) };
+            if self.add_commit(cluster, h, place, reader)?.is_same_hash && same {
                 self.unconfirmed.remove(&cluster);
             }
         }
@@ -329,37 +319,46 @@ impl Index {
                 self.add_end(cluster, cause);
             }
         }
-        self.close_gaps();
         // Filling a ledger that was set back to an older state starts at the first decision again.
         // The mark of the last copied decision must not become lower meanwhile.
-        if let Some(hash) = hash(&copied.hash)
+        if let Some(hash) = parse_hash(&copied.hash)
             && same
             && copied.to > self.copied.number
         {
             self.copied = HistoryPosition { number: copied.to, hash };
         }
+        Ok(())
     }
 
     /// Adds a commit. It replaces an end. A cluster's first commit stays, and can get its document
     /// later.
-    fn add_commit(&mut self, cluster: Uuid, h: Hash, document: Option<Arc<Commit>>) {
-        self.ends.remove(&cluster);
-        if *self.commits.entry(cluster).or_insert(h) == h
-            && let Some(document) = document
-        {
-            self.documents.entry(cluster).or_insert(document);
+    fn add_commit(
+        &mut self,
+        cluster: Uuid,
+        h: Hash,
+        place: CommitPlace,
+        reader: &LedgerReader,
+    ) -> Result<AddedCommit, LedgerError> {
+        let Some(Place::Commit(known)) = self.places.get(cluster) else {
+            self.places.insert(cluster, Place::Commit(place));
+            self.commits += 1;
+            return Ok(AddedCommit { is_first: true, is_same_hash: true });
+        };
+        let is_same_hash = reader.hash(cluster, known)? == h;
+        if is_same_hash && place.has_document && !known.has_document {
+            self.places.insert(cluster, Place::Commit(place));
         }
+        Ok(AddedCommit { is_first: false, is_same_hash })
     }
 
     /// Adds an end, unless the cluster has a commit. The first end stays, except for an expiry,
     /// which an owner may have undone.
     fn add_end(&mut self, cluster: Uuid, cause: EndCause) {
-        if self.commits.contains_key(&cluster) {
-            return;
-        }
-        let end = self.ends.entry(cluster).or_insert(cause);
-        if *end == EndCause::Deadline {
-            *end = cause;
+        match self.places.get(cluster) {
+            None | Some(Place::End(EndCause::Deadline)) => {
+                self.places.insert(cluster, Place::End(cause));
+            }
+            Some(Place::End(_) | Place::Commit(_)) => {}
         }
     }
 
@@ -371,16 +370,33 @@ impl Index {
     }
 }
 
-fn hash(hex: &str) -> Option<Hash> {
+/// Result of adding a commit to the index.
+struct AddedCommit {
+    /// Whether the cluster had no commit before.
+    is_first: bool,
+    /// Whether the cluster's first commit has the hash of the added one.
+    is_same_hash: bool,
+}
+
+/// Returns the position of `text` in `bytes`.
+fn find(bytes: &[u8], text: &[u8]) -> Option<usize> {
+    bytes.windows(text.len()).position(|window| window == text)
+}
+
+/// Parses a hash in lower-case hex.
+pub(super) fn parse_hash(hex: &str) -> Option<Hash> {
     HEXLOWER.decode(hex.as_bytes()).ok()?.try_into().ok().map(Hash)
 }
 
-/// Encodes a cluster's id and its commit's hash in 64 characters of base64.
+/// Number of characters of a commit that [`pack_commit`] has encoded.
+pub(super) const PACKED_LEN: usize = 64;
+
+/// Encodes a cluster's id and its commit's hash in [`PACKED_LEN`] characters of base64.
 pub(super) fn pack_commit(cluster: Uuid, h: &Hash) -> String {
     BASE64.encode(&[&cluster.as_bytes()[..], &h.0].concat())
 }
 
-fn unpack_commit(text: &str) -> Option<(Uuid, Hash)> {
+pub(super) fn unpack_commit(text: &str) -> Option<(Uuid, Hash)> {
     let bytes = BASE64.decode(text.as_bytes()).ok()?;
     let (cluster, h) = bytes.split_at_checked(16)?;
     Some((Uuid::from_slice(cluster).ok()?, Hash(h.try_into().ok()?)))

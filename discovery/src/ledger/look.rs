@@ -16,7 +16,7 @@ use super::copy::{self, CopyResult};
 use super::generation::{self, Generation, begin_generation};
 use super::server::{PostgresServer, server_of, site};
 use super::watch::publish;
-use super::{DatabasePosition, DatabaseWatch, Ledger, UNCOPIED};
+use super::{DatabasePosition, DatabaseWatch, Ledger, UNCOPIED, failed};
 
 /// Reason for a look (a check of the database). It limits how much the look may read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -156,10 +156,6 @@ async fn look_once(
     watch.set_complete(&found.generation);
     publish(watch, ledger.process(), found.generation);
     Ok(true)
-}
-
-fn failed(error: super::LedgerError) -> sqlx::Error {
-    sqlx::Error::Io(std::io::Error::other(error))
 }
 
 /// Findings of a look (a check of the database), before it copies anything.

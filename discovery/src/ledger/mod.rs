@@ -50,6 +50,13 @@
 //! the time. After a failed write or sync nothing more is accepted: what the disk holds is then
 //! unknown (ATC'20, "Can applications recover from fsync failures?").
 //!
+//! # Memory
+//!
+//! There can be a million clusters, so memory doesn't hold the entries. It holds where the file has
+//! each of them (`places`), in about 26 bytes for a cluster. A hash or a document is read from the
+//! file when it is needed (`reader`). The index is built anew at each start, from one line at a
+//! time, so nothing else on the disk has to match the ledger.
+//!
 //! # What it does not do
 //!
 //! Suppose that an older copy replaces the database's files, which Postgres can't notice, and that
@@ -64,7 +71,9 @@ mod file;
 mod generation;
 mod index;
 mod look;
+mod places;
 mod position;
+mod reader;
 mod restore;
 mod server;
 mod store;
@@ -90,8 +99,11 @@ pub(crate) use position::NAME as POSITION_FILE;
 pub(crate) use server::{current_site, oids};
 pub(crate) use watch::DatabaseWatch;
 
+use file::StoredLine;
 use index::{CopiedDecisions, Index, LedgerLine};
+use places::Place;
 use position::StoredPosition;
+use reader::LedgerReader;
 
 /// Notification channel that announces new decisions and changes of the admin chain. Each process
 /// then copies them into its ledger.
@@ -113,30 +125,44 @@ enum AppendContent {
 
 /// Handle to the ledger. Clones share the file, which is closed and unlocked when the last clone is
 /// dropped.
+///
+/// The index in memory has only the places at which the file has the commits. So methods that
+/// return a hash or a document read the file, nearly always from the system's page cache. If that
+/// fails, the process stops ([`Ledger::failed`]).
 #[derive(Clone, Debug)]
 pub(crate) struct Ledger {
     process: Uuid,
-    index: Arc<RwLock<Index>>,
-    is_copy: Arc<AtomicBool>,
+    shared: Arc<SharedLedger>,
     appends: mpsc::Sender<Append>,
-    failed: tokio::sync::watch::Receiver<bool>,
+}
+
+/// State that the handles and the thread that writes share.
+#[derive(Debug)]
+struct SharedLedger {
+    index: RwLock<Index>,
+    reader: LedgerReader,
+    is_copy: AtomicBool,
+    failed: tokio::sync::watch::Sender<bool>,
 }
 
 impl Ledger {
     /// Opens and locks the ledger in `dir`. Makes the folder and the file if they don't exist.
     pub(crate) fn open(dir: &Path) -> Result<Self, LedgerError> {
-        let (file, process, lines) = file::open(dir)?;
-        let (index, is_copy) = build_index(lines, file.read_position()?);
-        let is_copy = Arc::new(AtomicBool::new(is_copy));
-        let index = Arc::new(RwLock::new(index));
+        let file::OpenedLedger { file, reader, process, mut index } = file::open(dir)?;
+        let is_copy = take_position(&mut index, file.read_position()?);
+        let shared = Arc::new(SharedLedger {
+            index: RwLock::new(index),
+            reader,
+            is_copy: AtomicBool::new(is_copy),
+            failed: tokio::sync::watch::Sender::new(false),
+        });
         let (appends, queue) = mpsc::channel(QUEUE);
-        let (failed_sender, failed) = tokio::sync::watch::channel(false);
-        let (shared, shared_copy) = (index.clone(), is_copy.clone());
+        let writer = shared.clone();
         std::thread::Builder::new()
             .name("ledger".into())
-            .spawn(move || run_writer(file, queue, &(shared, shared_copy), &failed_sender))
+            .spawn(move || run_writer(file, queue, &writer))
             .map_err(|source| LedgerError::Io { what: "can't start a thread".into(), source })?;
-        Ok(Ledger { process, index, is_copy, appends, failed })
+        Ok(Ledger { process, shared, appends })
     }
 
     /// Id of this process among those that share a database.
@@ -147,29 +173,61 @@ impl Ledger {
     /// Whether the ledger is a copy of the original files: it was restored from a backup, copied,
     /// or came with a cloned machine. The ledger can then be as old as a restored database.
     pub(crate) fn is_copy(&self) -> bool {
-        self.is_copy.load(Ordering::Acquire)
+        self.shared.is_copy.load(Ordering::Acquire)
     }
 
     /// Stops treating the ledger as a copy, because it holds everything that a settled database
     /// does. The next position file then identifies the present files as the originals.
     fn clear_copy_mark(&self) {
-        self.is_copy.store(false, Ordering::Release);
+        self.shared.is_copy.store(false, Ordering::Release);
+    }
+
+    /// Whether the ledger has an entry of the cluster.
+    pub(crate) fn contains(&self, cluster: Uuid) -> bool {
+        self.read(|index| index.place(cluster)).is_some()
+    }
+
+    /// Whether the ledger has no entry.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.read(Index::is_empty)
     }
 
     /// Returns the entry of a cluster.
-    pub(crate) fn entry(&self, cluster: Uuid) -> Option<LedgerEntry> {
-        self.read(|index| index.entry(cluster))
+    pub(crate) fn entry(&self, cluster: Uuid) -> Result<Option<LedgerEntry>, LedgerError> {
+        let Some(place) = self.read(|index| index.place(cluster)) else { return Ok(None) };
+        self.read_file(|reader| reader.entry(cluster, place).map(Some))
     }
 
     /// Returns a cluster's commit with its document. `None` if the document never left this
     /// process.
-    pub(crate) fn commit_with_document(&self, cluster: Uuid) -> Option<Arc<Commit>> {
-        self.read(|index| index.commit_with_document(cluster))
+    pub(crate) fn commit_with_document(
+        &self,
+        cluster: Uuid,
+    ) -> Result<Option<Commit>, LedgerError> {
+        match self.read(|index| index.place(cluster)) {
+            Some(Place::Commit(place)) if place.has_document => {
+                self.read_file(|reader| reader.commit(cluster, place.offset).map(Some))
+            }
+            _ => Ok(None),
+        }
     }
 
     /// Returns at most `limit` entries of clusters after `after`, in the order of their ids.
-    pub(crate) fn entries(&self, after: Option<Uuid>, limit: usize) -> Vec<(Uuid, LedgerEntry)> {
-        self.read(|index| index.entries(after, limit))
+    pub(crate) fn entries(
+        &self,
+        after: Option<Uuid>,
+        limit: usize,
+    ) -> Result<Vec<(Uuid, LedgerEntry)>, LedgerError> {
+        self.entries_at(self.read(|index| index.places(after, limit)))
+    }
+
+    fn entries_at(
+        &self,
+        places: Vec<(Uuid, Place)>,
+    ) -> Result<Vec<(Uuid, LedgerEntry)>, LedgerError> {
+        let entry =
+            |reader: &LedgerReader, (cluster, place)| Ok((cluster, reader.entry(cluster, place)?));
+        self.read_file(|reader| places.into_iter().map(|at| entry(reader, at)).collect())
     }
 
     /// Whether everything that the ledger held when the generation began was compared with the
@@ -190,8 +248,8 @@ impl Ledger {
         &self,
         after: Option<Uuid>,
         limit: usize,
-    ) -> Vec<(Uuid, LedgerEntry)> {
-        self.read(|index| index.unconfirmed(after, limit))
+    ) -> Result<Vec<(Uuid, LedgerEntry)>, LedgerError> {
+        self.entries_at(self.read(|index| index.unconfirmed(after, limit)))
     }
 
     /// Number of commits in the ledger, of this process and of others.
@@ -217,7 +275,7 @@ impl Ledger {
     /// Writes a commit; it is durable when this returns. A second, different commit of one cluster
     /// is an error and writes nothing.
     pub(crate) async fn ensure_commit(&self, commit: Commit) -> Result<(), LedgerError> {
-        match self.entry(commit.cluster_id) {
+        match self.entry(commit.cluster_id)? {
             Some(LedgerEntry::Commit { h, .. }) if Some(h) != commit.hash() => {
                 return Err(LedgerError::Contradiction { cluster_id: commit.cluster_id });
             }
@@ -260,7 +318,7 @@ impl Ledger {
 
     /// Becomes true when the disk has failed. The process should then stop.
     pub(crate) fn failed(&self) -> tokio::sync::watch::Receiver<bool> {
-        self.failed.clone()
+        self.shared.failed.subscribe()
     }
 
     async fn append(&self, lines: Vec<LedgerLine>) -> Result<(), LedgerError> {
@@ -274,24 +332,35 @@ impl Ledger {
     }
 
     fn read<T>(&self, with: impl FnOnce(&Index) -> T) -> T {
-        with(&self.index.read().unwrap_or_else(PoisonError::into_inner))
+        with(&self.shared.index.read().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// Reads the file. An error stops the process, because what the disk holds is then unknown.
+    fn read_file<T>(
+        &self,
+        with: impl FnOnce(&LedgerReader) -> Result<T, LedgerError>,
+    ) -> Result<T, LedgerError> {
+        with(&self.shared.reader).inspect_err(|error| self.shared.fail(error))
     }
 }
 
-/// Builds the index of a ledger. Returns also whether the ledger is a copy.
-fn build_index(lines: Vec<LedgerLine>, position: Option<StoredPosition>) -> (Index, bool) {
-    let mut index = Index::default();
-    for line in lines {
-        index.apply(line);
+impl SharedLedger {
+    /// Makes the process stop.
+    fn fail(&self, error: &LedgerError) {
+        tracing::error!(%error, cause = ?error, "the ledger's disk failed; stopping");
+        self.failed.send_replace(true);
     }
-    let at_home = position.as_ref().map(|position| position.is_original);
+}
+
+/// Takes the position file's content into the index. Returns whether the ledger is a copy.
+fn take_position(index: &mut Index, position: Option<StoredPosition>) -> bool {
+    let is_original = position.as_ref().map(|position| position.is_original);
     if let Some(position) = position {
         index.update_position(position.seen);
     }
     // A ledger without commits can still lack a position file. Only with commits does a missing file
     // mean that the ledger is a copy.
-    let is_copy = !at_home.unwrap_or(index.commits() == 0);
-    (index, is_copy)
+    !is_original.unwrap_or(index.commits() == 0)
 }
 
 /// Facts about a ledger that this process only reads.
@@ -310,9 +379,15 @@ impl LedgerFacts {
     /// could be made.
     pub(crate) fn read(dir: &Path) -> Result<Option<Self>, LedgerError> {
         let Some(found) = file::inspect(dir)? else { return Ok(None) };
-        let (index, is_copy) = build_index(found.lines, found.position);
-        Ok(Some(LedgerFacts { commits: index.commits(), is_copy, is_in_use: found.is_locked }))
+        let file::InspectedLedger { mut index, position, is_locked } = found;
+        let is_copy = take_position(&mut index, position);
+        Ok(Some(LedgerFacts { commits: index.commits(), is_copy, is_in_use: is_locked }))
     }
+}
+
+/// Returns the ledger's error as one of the connection for which the ledger was used.
+fn failed(error: LedgerError) -> sqlx::Error {
+    sqlx::Error::Io(std::io::Error::other(error))
 }
 
 /// Position of the last copied decision in a generation from which nothing was copied yet.
@@ -323,65 +398,68 @@ const UNCOPIED: HistoryPosition = HistoryPosition::START;
 fn run_writer(
     mut file: file::LedgerFile,
     mut queue: mpsc::Receiver<Append>,
-    (index, is_copy): &(Arc<RwLock<Index>>, Arc<AtomicBool>),
-    failed: &tokio::sync::watch::Sender<bool>,
+    shared: &SharedLedger,
 ) {
     while let Some(first) = queue.blocking_recv() {
         let mut batch = vec![first];
         while let Ok(next) = queue.try_recv() {
             batch.push(next);
         }
-        let is_copy = is_copy.load(Ordering::Acquire);
-        if let Err(error) = write_batch(&mut file, &batch, index, is_copy) {
-            tracing::error!(%error, cause = ?error, "the ledger's disk failed; stopping");
-            let _ = failed.send(true);
-            for append in batch {
-                let _ = append.done.send(Err(LedgerError::Failed));
+        let grew = batch.iter().any(|append| matches!(append.content, AppendContent::Lines(_)));
+        let (contents, callers): (Vec<_>, Vec<_>) =
+            batch.into_iter().map(|append| (append.content, append.done)).unzip();
+        if let Err(error) = write_batch(&mut file, contents, shared) {
+            shared.fail(&error);
+            for done in callers {
+                let _ = done.send(Err(LedgerError::Failed));
             }
             return;
         }
-        let grew = batch.iter().any(|append| matches!(append.content, AppendContent::Lines(_)));
-        let mut open = index.write().unwrap_or_else(PoisonError::into_inner);
-        let mut told = Vec::with_capacity(batch.len());
-        for Append { content: what, done } in batch {
-            match what {
-                AppendContent::Lines(lines) => lines.into_iter().for_each(|line| open.apply(line)),
-                AppendContent::Position(seen) => open.update_position(seen),
-            }
-            told.push(done);
-        }
-        drop(open);
-        for done in told {
+        for done in callers {
             let _ = done.send(Ok(()));
         }
         // No caller waits for the seal: it only distinguishes a torn end from a damaged line.
         if grew && let Err(error) = file.seal() {
-            tracing::error!(%error, cause = ?error, "the ledger's disk failed; stopping");
-            let _ = failed.send(true);
-            return;
+            return shared.fail(&error);
         }
     }
 }
 
+/// Writes the contents. When they are durable, adds them to the index.
 fn write_batch(
     file: &mut file::LedgerFile,
-    batch: &[Append],
-    index: &RwLock<Index>,
-    is_copy: bool,
+    batch: Vec<AppendContent>,
+    shared: &SharedLedger,
 ) -> Result<(), LedgerError> {
+    let is_copy = shared.is_copy.load(Ordering::Acquire);
     let mut lines: Vec<&LedgerLine> = Vec::new();
-    for append in batch {
-        match &append.content {
+    for content in &batch {
+        match content {
             AppendContent::Lines(more) => lines.extend(more),
             AppendContent::Position(seen) => {
                 // Two checks of the database can finish in either order, but the position in the
                 // file must never go back.
-                let known = index.read().unwrap_or_else(PoisonError::into_inner).seen();
+                let index = shared.index.read().unwrap_or_else(PoisonError::into_inner);
+                let known = index.seen();
+                drop(index);
                 file.write_position(&seen.later_of(known.as_ref()), is_copy)?;
             }
         }
     }
-    if lines.is_empty() { Ok(()) } else { file.append(&lines) }
+    let appended = if lines.is_empty() { Default::default() } else { file.append(&lines)? };
+    let mut stored = appended.iter();
+    let mut index = shared.index.write().unwrap_or_else(PoisonError::into_inner);
+    for content in batch {
+        match content {
+            AppendContent::Lines(lines) => {
+                for (line, (offset, bytes)) in lines.into_iter().zip(&mut stored) {
+                    index.apply(StoredLine { line, bytes, offset }, &shared.reader)?;
+                }
+            }
+            AppendContent::Position(seen) => index.update_position(seen),
+        }
+    }
+    Ok(())
 }
 
 #[cfg(test)]

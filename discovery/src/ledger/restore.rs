@@ -2,7 +2,6 @@
 //! accept such a database.
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
 
 use data_encoding::BASE64;
 use discovery_formation::Hash;
@@ -126,7 +125,7 @@ impl App {
     async fn restore_entries(&self) -> Result<u64, ApiError> {
         let (mut after, mut restored) = (None, 0);
         loop {
-            let batch = self.store.ledger().entries(after, BATCH);
+            let batch = self.store.ledger().entries(after, BATCH)?;
             let Some((last, _)) = batch.last() else { return Ok(restored) };
             after = Some(*last);
             let planned = compare_with_database(&mut *self.store.acquire().await?, &batch).await;
@@ -152,7 +151,7 @@ impl App {
     /// possible, the commit is recorded as refused and isn't tried again. Its cluster is abandoned,
     /// so that it can't form another list here.
     async fn restore_commit(&self, cluster: Uuid) -> Result<bool, ApiError> {
-        let Some(commit) = self.store.ledger().commit_with_document(cluster) else {
+        let Some(commit) = self.store.ledger().commit_with_document(cluster)? else {
             return Ok(false);
         };
         let mut put = self.adopt_from_ledger(&commit).await;
@@ -195,7 +194,7 @@ impl App {
         Ok(())
     }
 
-    async fn adopt_from_ledger(&self, commit: &Arc<Commit>) -> Result<(), ApiError> {
+    async fn adopt_from_ledger(&self, commit: &Commit) -> Result<(), ApiError> {
         let damaged = |what: &str| {
             StoreError::damaged(format!("{what} of cluster {} in the ledger", commit.cluster_id))
         };

@@ -5,6 +5,9 @@ use discovery_formation::service::EndCause;
 use super::index::pack_commit;
 use super::*;
 
+mod model;
+mod reader;
+
 const AA: &str = "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa";
 const BB: &str = "bbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbb";
 
@@ -25,7 +28,7 @@ fn commit(cluster_id: Uuid, h: &str) -> Commit {
 
 /// Drops the ledger and waits until its writer has closed the file.
 async fn close(ledger: Ledger) {
-    let failed = ledger.failed.clone();
+    let failed = ledger.failed();
     drop(ledger);
     while failed.has_changed().is_ok() {
         tokio::task::yield_now().await;
@@ -56,7 +59,7 @@ async fn ensured_commits_and_the_process_id_survive_a_restart() {
 
     let ledger = reopened(dir.path(), ledger).await.unwrap();
     assert_eq!(ledger.process(), process);
-    assert_eq!(*ledger.commit_with_document(id).unwrap(), commit(id, AA));
+    assert_eq!(ledger.commit_with_document(id).unwrap(), Some(commit(id, AA)));
     assert_eq!(ledger.position(), Some(seen));
 }
 
@@ -99,7 +102,7 @@ async fn a_torn_end_is_cut_and_everything_before_it_kept() {
         std::fs::write(torn.path().join("ledger.jsonl"), &bytes[..cut]).unwrap();
         let ledger = Ledger::open(torn.path()).unwrap();
         assert_eq!(ledger.commits(), 1, "cut at {cut}");
-        assert!(ledger.commit_with_document(first).is_some());
+        assert!(ledger.commit_with_document(first).unwrap().is_some());
     }
 }
 
@@ -166,7 +169,7 @@ async fn a_last_batch_whose_pages_reached_the_disk_out_of_order_is_cut() {
     std::fs::write(&path, [&sealed[..], &batch].concat()).unwrap();
     let ledger = Ledger::open(dir.path()).unwrap();
     assert_eq!(ledger.commits(), 1);
-    assert!(ledger.commit_with_document(first).is_some(), "what was sealed stays");
+    assert!(ledger.commit_with_document(first).unwrap().is_some(), "what was sealed stays");
     drop(reopened(dir.path(), ledger).await.unwrap());
     // With a seal after it, the batch was durable once, so this is damage.
     let seal = file::encode(&LedgerLine::Seal).unwrap();
@@ -207,7 +210,7 @@ async fn another_end_replaces_an_expiry_and_an_expiry_replaces_nothing() {
     let ends = |cause: &str| vec![(abandoned, cause.to_owned()), (formed, cause.to_owned())];
     let expired = || CopiedDecisions { ends: ends("deadline"), ..copied(2, &[]) };
     ledger.append_copied(expired()).await.unwrap();
-    assert_eq!(ledger.entry(abandoned), Some(LedgerEntry::End(EndCause::Deadline)));
+    assert_eq!(ledger.entry(abandoned).unwrap(), Some(LedgerEntry::End(EndCause::Deadline)));
     let more = CopiedDecisions {
         ends: vec![(abandoned, "abandon".to_owned())],
         ..copied(3, &[(formed, AA)])
@@ -216,8 +219,8 @@ async fn another_end_replaces_an_expiry_and_an_expiry_replaces_nothing() {
     // A ledger that is filled again gets the earlier decisions, too.
     ledger.append_copied(expired()).await.unwrap();
     let ledger = reopened(dir.path(), ledger).await.unwrap();
-    assert_eq!(ledger.entry(abandoned), Some(LedgerEntry::End(EndCause::Abandon)));
-    assert!(matches!(ledger.entry(formed), Some(LedgerEntry::Commit { .. })));
+    assert_eq!(ledger.entry(abandoned).unwrap(), Some(LedgerEntry::End(EndCause::Abandon)));
+    assert!(matches!(ledger.entry(formed).unwrap(), Some(LedgerEntry::Commit { .. })));
     assert_eq!(ledger.commits(), 1);
 }
 
@@ -241,13 +244,13 @@ async fn pages_of_entries_hold_commits_and_ends_in_the_order_of_their_clusters()
     let check = |ledger: &Ledger| {
         let (mut after, mut next) = (None, 0);
         loop {
-            let page = ledger.entries(after, 777);
+            let page = ledger.entries(after, 777).unwrap();
             let Some(&(last, _)) = page.last() else { break };
             after = Some(last);
             for (cluster, entry) in page {
                 assert_eq!(cluster, id(next));
                 assert_eq!(matches!(entry, LedgerEntry::End(_)), next % 3 == 0);
-                assert_eq!(ledger.entry(cluster), Some(entry));
+                assert_eq!(ledger.entry(cluster).unwrap(), Some(entry));
                 next += 1;
             }
         }
@@ -274,18 +277,18 @@ async fn the_first_commit_of_a_cluster_stays_and_gets_its_document_later() {
     ledger.append(vec![LedgerLine::Commit(Box::new(commit(bare, BB)))]).await.unwrap();
     for _ in 0..2 {
         let h = commit(whole, AA).hash().unwrap();
-        assert_eq!(ledger.entry(whole), Some(LedgerEntry::Commit { h, document: true }));
-        assert_eq!(ledger.entry(bare), Some(LedgerEntry::Commit { h, document: false }));
-        assert_eq!(ledger.entry(ended), Some(LedgerEntry::End(EndCause::Abandon)));
+        assert_eq!(ledger.entry(whole).unwrap(), Some(LedgerEntry::Commit { h, document: true }));
+        assert_eq!(ledger.entry(bare).unwrap(), Some(LedgerEntry::Commit { h, document: false }));
+        assert_eq!(ledger.entry(ended).unwrap(), Some(LedgerEntry::End(EndCause::Abandon)));
         assert_eq!((ledger.commits(), ledger.known().unwrap().last_copied.number), (2, 4));
     }
     let ledger = reopened(dir.path(), ledger).await.unwrap();
     let h = commit(whole, AA).hash().unwrap();
-    assert_eq!(ledger.entry(whole), Some(LedgerEntry::Commit { h, document: true }));
-    assert_eq!(ledger.entry(bare), Some(LedgerEntry::Commit { h, document: false }));
+    assert_eq!(ledger.entry(whole).unwrap(), Some(LedgerEntry::Commit { h, document: true }));
+    assert_eq!(ledger.entry(bare).unwrap(), Some(LedgerEntry::Commit { h, document: false }));
     assert_eq!((ledger.commits(), ledger.known().unwrap().last_copied.number), (2, 4));
     ledger.ensure_commit(commit(bare, AA)).await.unwrap();
-    assert!(ledger.commit_with_document(bare).is_some());
+    assert!(ledger.commit_with_document(bare).unwrap().is_some());
     assert_eq!(ledger.commits(), 2);
     // If decisions are copied once more from the first one on, `last_copied` doesn't go back. In a
     // new generation it begins at the start again.
@@ -301,7 +304,7 @@ async fn a_commit_is_unconfirmed_until_a_copy_shows_it_and_a_new_generation_comp
     let dir = tempfile::tempdir().unwrap();
     let ledger = Ledger::open(dir.path()).unwrap();
     let unconfirmed = |ledger: &Ledger| -> Vec<Uuid> {
-        ledger.unconfirmed(None, 9).into_iter().map(|(cluster, _)| cluster).collect()
+        ledger.unconfirmed(None, 9).unwrap().into_iter().map(|(cluster, _)| cluster).collect()
     };
     let [own, late, others] = [1, 2, 3].map(|_| Uuid::now_v7());
     ledger.record_position(seen(1)).await.unwrap();
@@ -357,21 +360,24 @@ async fn each_batch_is_sealed_once_it_is_durable() {
 #[tokio::test]
 async fn after_a_failed_write_nothing_more_is_accepted() {
     let (appends, queue) = mpsc::channel(QUEUE);
-    let (failed_sender, failed) = tokio::sync::watch::channel(false);
-    let index = Arc::new(RwLock::new(Index::default()));
-    let shared = index.clone();
     // The disk is full for the first write, and would have space for the next.
     let dir = tempfile::tempdir().unwrap();
-    let fifo = file::LedgerFile::from_file(std::fs::File::create("/dev/full").unwrap(), dir.path());
-    let writer = std::thread::spawn(move || {
-        run_writer(fifo, queue, &(shared, Arc::default()), &failed_sender)
+    let full = || std::fs::File::create("/dev/full").unwrap();
+    let shared = Arc::new(SharedLedger {
+        index: RwLock::new(Index::default()),
+        reader: LedgerReader::new(Arc::new(full()), dir.path().join(LEDGER_FILE)),
+        is_copy: AtomicBool::new(false),
+        failed: tokio::sync::watch::Sender::new(false),
     });
-    let ledger = Ledger { process: Uuid::nil(), index, is_copy: Arc::default(), appends, failed };
+    let file = file::LedgerFile::from_file(full(), dir.path());
+    let writing = shared.clone();
+    let writer = std::thread::spawn(move || run_writer(file, queue, &writing));
+    let ledger = Ledger { process: Uuid::nil(), shared, appends };
     let id = Uuid::now_v7();
     let first = ledger.ensure_commit(commit(id, AA)).await;
     assert!(matches!(first, Err(LedgerError::Failed)), "{first:?}");
     assert!(*ledger.failed().borrow());
-    assert_eq!(ledger.entry(id), None, "nobody may rely on it");
+    assert_eq!(ledger.entry(id).unwrap(), None, "nobody may rely on it");
     let next = ledger.record_position(seen(1)).await;
     assert!(matches!(next, Err(LedgerError::Failed)), "{next:?}");
     writer.join().unwrap();

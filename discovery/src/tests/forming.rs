@@ -44,7 +44,7 @@ async fn three_agents_become_one_cluster_with_certificates_of_its_own_cas() {
     }
     let ledger = service.app().store.ledger();
     assert!(
-        ledger.commit_with_document(statement.cluster).is_some(),
+        ledger.commit_with_document(statement.cluster).unwrap().is_some(),
         "it left, so the ledger has it"
     );
 
@@ -120,7 +120,7 @@ async fn two_processes_on_one_postgres_serve_one_formation() {
     assert_eq!(last.state, ClusterState::Committed);
     let member = agents[1].poll(None).await.unwrap();
     assert_eq!(agents[1].document(&member).hash(), agents[0].document(&last).hash());
-    assert!(two.app().store.ledger().commit_with_document(statement.cluster).is_some());
+    assert!(two.app().store.ledger().commit_with_document(statement.cluster).unwrap().is_some());
     one.stop().await;
     two.stop().await;
 }

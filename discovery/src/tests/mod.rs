@@ -26,7 +26,7 @@ mod parked;
 mod past;
 mod plans;
 mod processes;
-mod random;
+pub(crate) mod random;
 mod refusals;
 mod reopened;
 mod restore;

@@ -59,7 +59,7 @@ async fn an_expired_cluster_forms_after_its_owner_reopened_it() {
     let ended = admin.show_cluster(id).await.unwrap().ended.unwrap();
     assert!(ended.reopen_until_ms.unwrap() > ended.at_ms && ended.unretire_until_ms.is_none());
     wait_until("the second ledger knows the end", async || {
-        two.app().store.ledger().entry(id) == Some(LedgerEntry::End(EndCause::Deadline))
+        two.app().store.ledger().entry(id).unwrap() == Some(LedgerEntry::End(EndCause::Deadline))
     })
     .await;
 
@@ -74,7 +74,10 @@ async fn an_expired_cluster_forms_after_its_owner_reopened_it() {
     assert_eq!(form(&mut agents).await.state, ClusterState::Committed);
     for service in [&one, &two] {
         wait_until("each ledger knows the commit", async || {
-            matches!(service.app().store.ledger().entry(id), Some(LedgerEntry::Commit { .. }))
+            matches!(
+                service.app().store.ledger().entry(id).unwrap(),
+                Some(LedgerEntry::Commit { .. })
+            )
         })
         .await;
     }
@@ -104,7 +107,7 @@ async fn a_reopened_cluster_that_is_abandoned_stays_abandoned_in_a_restored_data
     admin.abandon(id, "").await.unwrap();
     assert_eq!(admin.reopen(id).await.unwrap_err().code(), Some(Code::Abandoned));
     wait_until("the ledger knows the second end", async || {
-        service.app().store.ledger().entry(id) == Some(LedgerEntry::End(EndCause::Abandon))
+        service.app().store.ledger().entry(id).unwrap() == Some(LedgerEntry::End(EndCause::Abandon))
     })
     .await;
     service.stop().await;
@@ -132,7 +135,8 @@ async fn a_reopened_cluster_stays_open_in_a_restored_database() {
     expire(&world, &admin, id).await;
     admin.reopen(id).await.unwrap();
     wait_until("the ledger knows the expiry", async || {
-        service.app().store.ledger().entry(id) == Some(LedgerEntry::End(EndCause::Deadline))
+        service.app().store.ledger().entry(id).unwrap()
+            == Some(LedgerEntry::End(EndCause::Deadline))
     })
     .await;
     let backup = world.database.back_up().await;
