@@ -26,7 +26,7 @@ use super::{
 
 /// Minimum life of a lasting stream. If a lasting stream is lost, the peer is dialled again at
 /// once, which shows whether the peer's process has ended. After a stream that was lost sooner, the
-/// peer is dialled again after the minimum delay.
+/// peer is dialled again after the minimum delay, which doubles with each such stream in a row.
 const LASTING_STREAM: Duration = Duration::from_secs(1);
 /// Time limit for finding out whether a peer's other URLs refuse connections too.
 const REFUSAL_TIMEOUT: Duration = Duration::from_millis(200);
@@ -71,7 +71,9 @@ pub(super) async fn run(shared: Arc<TransportState>, peer: Arc<PeerHandle>) {
         .with_max_delay(shared.limits.redial.1)
         .with_jitter()
         .without_max_times();
-    let mut delays = policy.build();
+    let mut delays_after_failures = policy.build();
+    // A peer may accept streams and end each of them at once.
+    let mut delays_after_short_streams = policy.build();
     for attempt in 0.. {
         let urls = shared.address_hints.candidates(&peer.registry.record()).await;
         let Some(url) = urls.get(attempt % urls.len().max(1)) else {
@@ -85,10 +87,10 @@ pub(super) async fn run(shared: Arc<TransportState>, peer: Arc<PeerHandle>) {
             () = peer.updated.notified() => continue,
             dialled = open(&shared, &peer, url) => dialled,
         };
-        match dialled {
+        let delay = match dialled {
             Ok(opened) => {
                 peer.has_refused_for_good.store(false, Relaxed);
-                delays = policy.build();
+                delays_after_failures = policy.build();
                 let two_way = opened.may_be_two_way;
                 tracing::info!(peer.member.id = %peer.id, two_way, "established a stream to a peer");
                 let opened_at = Instant::now();
@@ -98,8 +100,10 @@ pub(super) async fn run(shared: Arc<TransportState>, peer: Arc<PeerHandle>) {
                 }
                 tracing::warn!(peer.member.id = %peer.id, url = %url, error = %ended, "lost the stream to a peer");
                 if opened_at.elapsed() >= LASTING_STREAM {
+                    delays_after_short_streams = policy.build();
                     continue;
                 }
+                delays_after_short_streams.next()
             }
             Err(error) => {
                 log_dial_failure(&peer, url, &error);
@@ -115,9 +119,10 @@ pub(super) async fn run(shared: Arc<TransportState>, peer: Arc<PeerHandle>) {
                     }
                     _ => {}
                 }
+                delays_after_failures.next()
             }
-        }
-        let delay = delays.next().unwrap_or(shared.limits.redial.1);
+        };
+        let delay = delay.unwrap_or(shared.limits.redial.1);
         tokio::select! {
             () = peer.cancellation.cancelled() => return,
             () = peer.wake.notified() => {}

@@ -1,5 +1,7 @@
 //! Tests of the connections that a member refuses, and of a member's reaction when peers refuse it.
 
+use std::sync::atomic::AtomicUsize;
+
 use super::*;
 
 #[test]
@@ -194,4 +196,31 @@ fn a_peer_known_only_from_lists_may_send_but_can_not_disown_a_member() {
     eventually("it is heard", || b.messages().contains(&(MemberId(3), "I lead".into())));
     with_told(&[]);
     eventually("it is dropped", || !b.transport.connected().contains_key(&MemberId(3)));
+}
+
+/// The peer accepts each stream and ends it. Without growing delays, the member would dial about
+/// seventy times in the time of this test.
+#[test]
+fn a_peer_that_ends_each_stream_at_once_is_dialled_ever_less_often() {
+    let redial = (Duration::from_millis(20), Duration::from_secs(3_600));
+    let limits = TransportLimits { redial, ..TransportLimits::default() };
+    let a = TransportNode::start_as(local(1), TransportEventRecorder::default(), limits);
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let peer = peer_at(MemberId(2), listener.local_addr().unwrap());
+    let hello = hello_to(&a, local(2), 1).encode();
+    let dials = Arc::new(AtomicUsize::new(0));
+    let counted = Arc::clone(&dials);
+    std::thread::spawn(move || {
+        for stream in listener.incoming() {
+            let mut stream = stream.unwrap();
+            counted.fetch_add(1, Relaxed);
+            let _ = stream.read_exact(&mut [0; HELLO_BYTES]);
+            let _ = stream.write_all(&hello);
+        }
+    });
+    a.transport.set_membership(PeerMembership { peers: vec![peer], ..PeerMembership::default() });
+    eventually("it is dialled again", || dials.load(Relaxed) > 2);
+    std::thread::sleep(Duration::from_secs(2));
+    let dials = dials.load(Relaxed);
+    assert!(dials < 20, "{dials} dials");
 }
