@@ -1,6 +1,7 @@
 //! Tests of the connections that a member refuses, and of a member's reaction when peers refuse it.
 
 use std::sync::atomic::AtomicUsize;
+use std::sync::atomic::Ordering::Relaxed;
 
 use super::*;
 
