@@ -7,6 +7,10 @@
 //! 3. The principal: an admin (in the owner-signed chain, looked up now) or an agent of one
 //!    cluster.
 //! 4. The table of actions in `discovery_types::role`.
+//!
+//! A change of one cluster also needs the role in that cluster's newest statement. Handlers check
+//! this by [`check_statement_of`], [`check_named_or_owner`] or [`check_statement_allows`]. Every
+//! admin may read every cluster.
 
 use actix_web::HttpRequest;
 use actix_web::http::header;
@@ -15,7 +19,7 @@ use discovery_types::admin::Admin;
 use discovery_types::jws::Jws;
 use discovery_types::key::PublicKey;
 use discovery_types::problem::Code;
-use discovery_types::role::{Action, Principal, is_allowed, roles_allow};
+use discovery_types::role::{Action, Principal, Role, is_allowed, roles_allow};
 use discovery_types::statement::StatementChain;
 use uuid::Uuid;
 
@@ -148,6 +152,37 @@ pub(crate) fn check_statement_allows(
             ),
             format!("Have an owner run `muster-discovery cluster restate {}`.", newest.name),
         )),
+    }
+}
+
+/// Checks that the cluster's newest statement gives the caller a role that may do `action`.
+pub(crate) async fn check_statement_of(
+    app: &App,
+    caller: &Caller,
+    action: Action,
+    cluster: Uuid,
+) -> Result<(), ApiError> {
+    let found = app.store.read_cluster(cluster).await?;
+    let (_, chain, _) = found.ok_or_else(|| ApiError::not_found("such cluster"))?;
+    check_statement_allows(&chain, &caller.key, action)
+}
+
+/// Checks that the caller is an owner of the service, or has a role in the cluster's newest
+/// statement that may do `action`.
+///
+/// This is for actions that only take something away: they end a forming cluster or a token. A
+/// statement that is damaged, or whose admins have all been revoked, must not prevent them.
+pub(crate) async fn check_named_or_owner(
+    app: &App,
+    caller: &Caller,
+    action: Action,
+    cluster: Uuid,
+) -> Result<(), ApiError> {
+    match &caller.principal {
+        Principal::Admin { roles } if roles.contains(&Role::Owner) => Ok(()),
+        Principal::Admin { .. } | Principal::Agent { .. } => {
+            check_statement_of(app, caller, action, cluster).await
+        }
     }
 }
 

@@ -25,7 +25,9 @@ use super::agent_key;
 use super::body::{JsonBody, unreadable_request};
 use super::pages::{has_next_page, page_limit, parse_position};
 use crate::app::App;
-use crate::auth::{Caller, authorise, check_statement_allows};
+use crate::auth::{
+    Caller, authorise, check_named_or_owner, check_statement_allows, check_statement_of,
+};
 use crate::ca::CREDENTIAL_LIFE;
 use crate::ca_rotation::check_issuing;
 use crate::error::ApiError;
@@ -85,7 +87,10 @@ pub(crate) async fn make_cas(
     app: Data<App>,
     path: Path<Uuid>,
 ) -> Result<Json<CaPair>, ApiError> {
-    authorise(&request, &app, Action::PutStatement, Some(*path)).await?;
+    let caller = authorise(&request, &app, Action::PutStatement, Some(*path)).await?;
+    // New CAs replace earlier ones that no statement names yet. So only an owner who could sign the
+    // next statement may make them.
+    check_statement_of(&app, &caller, Action::PutStatement, *path).await?;
     Ok(Json(app.make_other_cas(*path).await?))
 }
 
@@ -485,6 +490,7 @@ pub(crate) async fn abandon(
     JsonBody(body): JsonBody<AbandonRequest>,
 ) -> Result<Json<ClusterSummary>, ApiError> {
     let caller = authorise(&request, &app, Action::AbandonCluster, Some(*path)).await?;
+    check_named_or_owner(&app, &caller, Action::AbandonCluster, *path).await?;
     if body.reason.len() > MAX_REASON || body.reason.contains(char::is_control) {
         let next = "Shorten it.";
         let detail = format!("A reason has at most {MAX_REASON} bytes, and no control characters.");
@@ -539,6 +545,7 @@ pub(crate) async fn reopen(
     path: Path<Uuid>,
 ) -> Result<Json<ClusterSummary>, ApiError> {
     let caller = authorise(&request, &app, Action::ReopenCluster, Some(*path)).await?;
+    check_statement_of(&app, &caller, Action::ReopenCluster, *path).await?;
     app.apply(*path, ClusterRequest::Reopen { by: caller.name.to_string() }).await?;
     summary(&app, *path).await
 }

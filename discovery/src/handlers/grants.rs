@@ -17,7 +17,7 @@ use uuid::Uuid;
 use super::body::JsonBody;
 use super::pages::{has_next_page, page_limit, parse_position};
 use crate::app::App;
-use crate::auth::{authorise, check_statement_allows};
+use crate::auth::{authorise, check_named_or_owner, check_statement_allows};
 use crate::error::ApiError;
 use crate::forming::ClusterRequest;
 use crate::redeem::{is_void, unsettled_error};
@@ -207,16 +207,21 @@ pub(crate) async fn revoke(
     path: Path<GrantId>,
     query: Query<RevokeQuery>,
 ) -> Result<Json<GrantView>, ApiError> {
-    // Check for the broader right of boot tokens first. The right to revoke a join ticket is
-    // checked below.
+    // Check for the broadest right, that of boot tokens, before reading the grant.
     let caller = authorise(&request, &app, Action::RevokeBootGrant, None).await?;
     let row = app.store.grant(&path.to_string()).await?;
     let row = row.ok_or_else(|| ApiError::not_found("such token"))?;
-    if row.grant.kind == TokenKind::Join.as_str() {
-        authorise(&request, &app, Action::RevokeJoinGrant, None).await?;
+    let action = if row.grant.kind == TokenKind::Join.as_str() {
+        Action::RevokeJoinGrant
     } else if row.grant.kind == TokenKind::Heal.as_str() {
-        authorise(&request, &app, Action::RevokePolicy, None).await?;
+        Action::RevokePolicy
+    } else {
+        Action::RevokeBootGrant
+    };
+    if action != Action::RevokeBootGrant {
+        authorise(&request, &app, action, None).await?;
     }
+    check_named_or_owner(&app, &caller, action, row.grant.cluster_id).await?;
     let frees_seats = query.free_seats.unwrap_or(false);
     let incoming = ClusterRequest::RevokeGrant { id: *path, by: caller.name, frees_seats };
     app.apply(row.grant.cluster_id, incoming).await?;

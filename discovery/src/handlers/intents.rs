@@ -25,7 +25,7 @@ use uuid::Uuid;
 use super::access::jwks_of;
 use super::body::JsonBody;
 use crate::app::App;
-use crate::auth::{Caller, authorise, check_statement_allows, peer, tls_key};
+use crate::auth::{Caller, authorise, check_statement_of, peer, tls_key};
 use crate::error::ApiError;
 use crate::intents::IntentReader;
 use crate::redeem::RedeemRequest;
@@ -269,9 +269,7 @@ pub(crate) async fn export(
     path: Path<Uuid>,
 ) -> Result<Json<ClusterExport>, ApiError> {
     let caller = authorise(&request, &app, Action::ExportCluster, Some(*path)).await?;
-    let found = app.store.read_cluster(*path).await?;
-    let (_, chain, _) = found.ok_or_else(|| ApiError::not_found("such cluster"))?;
-    check_statement_allows(&chain, &caller.key, Action::ExportCluster)?;
+    check_statement_of(&app, &caller, Action::ExportCluster, *path).await?;
     tracing::info!(cluster.id = %path, by = caller.name, "exported a cluster's encrypted CAs");
     Ok(Json(app.export(*path).await?))
 }

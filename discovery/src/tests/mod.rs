@@ -33,6 +33,7 @@ mod restore;
 mod rights;
 mod round_trips;
 mod schema;
+mod scopes;
 mod set_back;
 mod starting;
 mod support;

@@ -2,8 +2,10 @@
 //!
 //! In the table, `-` means that the caller was refused. `yes` means that a request was judged by
 //! its content, and none was refused because of the caller. `?` means that no request had a body
-//! that the service could judge. The column `foreign` is an agent of another cluster. A route whose
-//! rights depend on the body shows the most that a caller may do.
+//! that the service could judge. The column `foreign` is an agent of another cluster. The columns
+//! `foreign-admin` and `foreign-owner` are admins whom only another cluster's statement names: an
+//! issuer and operator, and an owner. A route whose rights depend on the body shows the most that a
+//! caller may do.
 
 use std::sync::Arc;
 
@@ -59,7 +61,8 @@ struct RightsCaller {
     kind: CallerKind,
 }
 
-/// The world of this test: a running cluster, another one, and an admin of each role.
+/// The world of this test: a running cluster, another one, an admin of each role, and admins of the
+/// other cluster.
 struct RightsWorld {
     world: TestInstallation,
     service: RunningService,
@@ -71,23 +74,32 @@ struct RightsWorld {
     process: Uuid,
 }
 
-/// Adds an auditor, an issuer and an operator, and returns their keys.
+/// Admins of this test beside the owner. Each has the name of its column.
+const ADMINS: [(&str, &[Role]); 5] = [
+    ("auditor", &[Role::Auditor]),
+    ("issuer", &[Role::Issuer]),
+    ("operator", &[Role::Operator]),
+    ("foreign-admin", &[Role::Issuer, Role::Operator]),
+    ("foreign-owner", &[Role::Owner]),
+];
+
+/// Adds [`ADMINS`] to the service, and returns them with their names and keys.
 async fn add_admins(
     world: &TestInstallation,
     admin: &DiscoveryClient,
-) -> Vec<(Role, Arc<SigningKey>)> {
+) -> Vec<(&'static str, Admin, Arc<SigningKey>)> {
     let mut chain = AdminChain::root(world.owner.public());
-    let mut keys = Vec::new();
-    for role in [Role::Auditor, Role::Issuer, Role::Operator] {
+    let mut admins = Vec::new();
+    for (name, roles) in ADMINS {
         let key = Arc::new(SigningKey::generate());
-        let name = role.as_str().parse().unwrap();
-        let named = Admin { key: *key.public(), name, roles: vec![role] };
-        let add = chain.sign_next(&world.owner, AdminOperation::Add(named));
+        let named =
+            Admin { key: *key.public(), name: name.parse().unwrap(), roles: roles.to_vec() };
+        let add = chain.sign_next(&world.owner, AdminOperation::Add(named.clone()));
         admin.put_admin(&add).await.unwrap();
         chain.append(&add).unwrap();
-        keys.push((role, key));
+        admins.push((name, named, key));
     }
-    keys
+    admins
 }
 
 /// Forms a cluster of one host, and returns its agent.
@@ -129,14 +141,17 @@ impl RightsWorld {
         (args.limits.rate, args.limits.burst) = (1_000_000, 1_000_000);
         let service = crate::server::start(args).await.unwrap();
         let admin = world.owner(&service);
-        let keys = add_admins(&world, &admin).await;
+        let admins = add_admins(&world, &admin).await;
         let mut statement = world.draft(&admin, "demo", 1).await;
-        for (role, key) in &keys {
-            let name = role.as_str().parse().unwrap();
-            statement.admins.push(Admin { key: *key.public(), name, roles: vec![*role] });
+        let mut other = world.draft(&admin, "other", 1).await;
+        for (name, named, _) in &admins {
+            let names =
+                if name.starts_with("foreign") { &mut other.admins } else { &mut statement.admins };
+            names.push(named.clone());
         }
-        admin.put_statement(statement.cluster, &statement.sign(&world.owner)).await.unwrap();
-        let other = world.cluster(&admin, "other", 1).await;
+        for statement in [&statement, &other] {
+            admin.put_statement(statement.cluster, &statement.sign(&world.owner)).await.unwrap();
+        }
         let own = formed(&world, &service, &admin, &statement, 1).await;
         let foreign = formed(&world, &service, &admin, &other, 2).await;
         let ticket = world.ticket(&admin, &statement).await;
@@ -173,8 +188,7 @@ impl RightsWorld {
             caller("foreign", &foreign.key, ClientKind::Agent(other.cluster)),
             caller("agent", &own.key, ClientKind::Agent(statement.cluster)),
         ];
-        callers
-            .extend(keys.iter().map(|(role, key)| caller(role.as_str(), key, ClientKind::Admin)));
+        callers.extend(admins.iter().map(|(name, _, key)| caller(name, key, ClientKind::Admin)));
         callers.push(caller("owner", &world.owner, ClientKind::Admin));
         Self {
             grant: ticket.id().to_string(),
@@ -243,7 +257,7 @@ impl RightsWorld {
             let code =
                 serde_json::from_str::<Problem>(&answer.body).ok().map(|problem| problem.code);
             match (answer.status, code) {
-                (401, _) | (_, Some(Code::Forbidden | Code::UnknownKey)) => {
+                (401, _) | (_, Some(Code::Forbidden | Code::UnknownKey | Code::NotInStatement)) => {
                     right = right.max(Right::Refused);
                 }
                 (400 | 413 | 415 | 422, _) => {}
