@@ -15,6 +15,7 @@ use rcgen::{
 use ring::rand::{SecureRandom, SystemRandom};
 use rustls::pki_types::{CertificateDer, CertificateSigningRequestDer, PrivatePkcs8KeyDer};
 use uuid::Uuid;
+use x509_parser::prelude::{FromDer, X509Certificate};
 use zeroize::Zeroizing;
 
 use crate::kek::KeyPurpose;
@@ -124,6 +125,24 @@ impl ClusterIssuer {
         both.dedup();
         let peer = self.peer.issue_member(csr, leaf, leaf.peer_hosts, now)?;
         Ok((peer, self.client.issue_member(csr, leaf, &both, now)?))
+    }
+}
+
+/// Serial number and end of a certificate.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct CertificateFacts {
+    /// Serial number, big-endian.
+    pub serial: Vec<u8>,
+    /// End of the validity, in seconds since 1970.
+    pub ends_at: i64,
+}
+
+impl CertificateFacts {
+    /// Reads them from a certificate's DER. Returns `None` if the DER can't be parsed.
+    pub(crate) fn read(certificate: &[u8]) -> Option<Self> {
+        let (_, parsed) = X509Certificate::from_der(certificate).ok()?;
+        let ends_at = parsed.validity().not_after.timestamp();
+        Some(Self { serial: parsed.raw_serial().to_vec(), ends_at })
     }
 }
 

@@ -95,8 +95,8 @@ Examples:
   muster-discovery token compromised 2zqkq3s5vdyfa6ai
 
 The token is revoked first. Then this lists every host that has redeemed it: name, key, address, zone,
-time, seat or member. While the cluster forms, all of them lose their seats, and get others only with
-another token. For those that are not yours, it prints the commands that take back what else they have:
+time, seat or member, and its certificates with serial number and end. While the cluster forms, all of
+them lose their seats, and get others only with another token. For those that are not yours, it prints the commands that take back what else they have:
 a change that waits, a membership and the certificates with it. It does none of that by itself, for only
 you know which hosts are yours.")]
     Compromised {

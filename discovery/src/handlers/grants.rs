@@ -1,15 +1,18 @@
 //! Handlers for grants: signed permissions for tokens that this service never sees.
 
+use std::collections::BTreeMap;
+
 use actix_web::HttpRequest;
 use actix_web::web::{Data, Json, Path, Query};
 use discovery_formation::service::Phase;
 use discovery_types::api::{
-    GrantList, GrantQuery, GrantState, GrantView, MAX_REDEMPTIONS, Redemption, RedemptionList,
-    RevokeQuery, SignedBody,
+    GrantList, GrantQuery, GrantState, GrantView, IssuedCertificate, MAX_REDEMPTIONS, Redemption,
+    RedemptionList, RevokeQuery, SignedBody,
 };
 use discovery_types::confirmation::GrantConfirmation;
 use discovery_types::grant::{Grant, GrantId, ISSUER_SKEW_SECONDS, TokenKind, VerifiedGrant};
 use discovery_types::jws::{Jws, JwsType};
+use discovery_types::key::KeyId;
 use discovery_types::problem::{Code, Problem};
 use discovery_types::role::Action;
 use uuid::Uuid;
@@ -178,10 +181,19 @@ pub(crate) async fn redemptions(
     let id = path.to_string();
     app.store.grant(&id).await?.ok_or_else(|| ApiError::not_found("such token"))?;
     let redeemed = redemptions_of(&app, &[*path], MAX_REDEMPTIONS).await?.into_iter();
-    Ok(Json(RedemptionList { redemptions: redeemed.map(|(_, host)| host).collect() }))
+    let mut redemptions: Vec<Redemption> = redeemed.map(|(_, host)| host).collect();
+    let mut certificates: BTreeMap<KeyId, Vec<IssuedCertificate>> = BTreeMap::new();
+    for (agent, certificate) in app.store.certificates_by(*path).await? {
+        certificates.entry(agent).or_default().push(certificate);
+    }
+    for host in &mut redemptions {
+        host.certificates = certificates.get(&host.agent).cloned().unwrap_or_default();
+    }
+    Ok(Json(RedemptionList { redemptions }))
 }
 
-/// Reads the hosts that have redeemed these tokens: of each token the newest `limit`, newest first.
+/// Reads the hosts that have redeemed these tokens, without their certificates: of each token the
+/// newest `limit`, newest first.
 pub(crate) async fn redemptions_of(
     app: &App,
     grants: &[GrantId],

@@ -16,9 +16,9 @@ use crate::ca_rotation::check_issuing;
 use crate::error::ApiError;
 use crate::forming::show;
 use crate::members::roster::{Roster, RosterMember, check_running};
-use crate::store::StoreError;
 use crate::store::changes::MembershipChanges;
 use crate::store::cluster::RunningCluster;
+use crate::store::{StoreError, UnixMicros};
 
 impl App {
     /// Issues the peer and the client certificate of a member, for the key in its record. A
@@ -55,6 +55,7 @@ impl App {
             client_hosts: &client_hosts(member, &changes),
         };
         let leaves = authority.issue_member(csr.der(), &leaf, now.0 / 1_000_000)?;
+        self.store.note_leaves(cluster, key, &leaves, now.0 as UnixMicros).await?;
         tracing::info!(cluster.id = %cluster, member.id = %member.id, name = %member.record.name,
             "issued a member's certificates");
         Ok(show::leaves(&leaves))

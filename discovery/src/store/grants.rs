@@ -53,7 +53,7 @@ pub(crate) struct RedemptionRow {
 }
 
 impl RedemptionRow {
-    /// Parses the row. Returns `None` if the row is damaged.
+    /// Parses the row, without the host's certificates. Returns `None` if the row is damaged.
     pub(crate) fn parse(self) -> Option<Redemption> {
         let record: Jws = match (self.record, self.redeem) {
             (Some(record), _) => record.parse().ok()?,
@@ -75,6 +75,7 @@ impl RedemptionRow {
             change: self.state.and_then(change),
             operation: self.operation.and_then(|id| id.try_into().ok()).map(OperationId),
             member: self.member_id.and_then(|id| id.try_into().ok()).map(MemberId),
+            certificates: Vec::new(),
         })
     }
 }

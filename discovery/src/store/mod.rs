@@ -19,6 +19,7 @@ pub(crate) mod etcd_tokens;
 pub(crate) mod grants;
 pub(crate) mod instances;
 pub(crate) mod intents;
+mod issued_leaves;
 mod key_directory;
 pub(crate) mod leases;
 mod member_addresses;

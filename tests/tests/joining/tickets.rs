@@ -146,6 +146,7 @@ fn a_compromised_ticket_names_the_member_that_came_by_it() -> Result<()> {
     let member = running.id(&newcomer)?;
     ensure!(said.contains(&format!("intent remove demo {member:0>16}")), "{said}");
     ensure!(said.contains("127.0.0.1"), "the address that it came from: {said}");
+    ensure!(said.contains("SERIAL") && said.contains("the last known one at"), "{said}");
     let shown = running.testbed.admin_json(&["token", "show", id])?;
     ensure!(
         shown["state"] == "revoked" && shown["redemptions"][0]["change"] == "promoted",

@@ -1,14 +1,16 @@
 //! `token compromised`: revokes a token that somebody else may have, and frees the seats that it
 //! gave while the cluster forms. Says what to do about the hosts that used the token.
 
-use discovery_types::api::{ClusterState, ClusterSummary, IntentState, Redemption};
+use discovery_types::api::{
+    CertificatePurpose, ClusterState, ClusterSummary, IntentState, IssuedCertificate, Redemption,
+};
 use discovery_types::grant::{GrantId, TokenKind};
 use serde_json::json;
 
 use super::{write_grant, write_hosts};
 use crate::cli::CliError;
 use crate::cli::confirm::IrreversibleAct;
-use crate::cli::printer::Printer;
+use crate::cli::printer::{Printer, TextOutput, time};
 use crate::cli::session::AdminSession;
 
 /// Runs the command `token compromised`.
@@ -34,11 +36,40 @@ pub(super) async fn run(
     printer.print_value(&value, |out| {
         write_grant(out, &view);
         write_hosts(out, &hosts);
+        write_certificates(out, &hosts);
         out.line("");
         for step in &steps {
             out.line(step);
         }
     })
+}
+
+/// Writes the known certificates of the hosts that have used the token.
+fn write_certificates(out: &mut TextOutput<'_>, hosts: &[Redemption]) {
+    let rows: Vec<_> = hosts.iter().flat_map(certificate_rows).collect();
+    if !rows.is_empty() {
+        out.line("");
+        out.table(["HOST", "CERTIFICATE", "SERIAL", "ENDS"], rows);
+    }
+}
+
+fn certificate_rows(host: &Redemption) -> Vec<[String; 4]> {
+    let row = |certificate: &IssuedCertificate| {
+        [
+            host.name.to_string(),
+            certificate.purpose.as_str().to_owned(),
+            certificate.serial.clone(),
+            time(certificate.expires_at_ms),
+        ]
+    };
+    host.certificates.iter().map(row).collect()
+}
+
+/// Returns the end of the hosts' last known client certificate, in milliseconds since 1970.
+fn last_client_end(hosts: &[Redemption]) -> Option<i64> {
+    let known = hosts.iter().flat_map(|host| &host.certificates);
+    let client = known.filter(|certificate| certificate.purpose == CertificatePurpose::Client);
+    client.map(|certificate| certificate.expires_at_ms).max()
 }
 
 /// Returns what to do about the hosts that have used the token.
@@ -85,10 +116,12 @@ fn steps(cluster: &ClusterSummary, kind: TokenKind, hosts: &[Redemption]) -> Vec
         steps.extend(step);
     }
     if is_running {
+        let end = last_client_end(hosts)
+            .map_or_else(String::new, |end| format!(" (the last known one at {})", time(end)));
         steps.push(format!(
-            "a removed member keeps its client certificate until that ends, and reads and writes with \
-             it: turn on users and roles, or move the data to a new cluster. Members as they are: \
-             muster-discovery cluster show {name}"
+            "a removed member keeps its client certificate until that ends{end}, and reads and \
+             writes with it: turn on users and roles, or move the data to a new cluster. Members \
+             as they are: muster-discovery cluster show {name}"
         ));
     }
     if kind == TokenKind::Heal {
@@ -120,6 +153,7 @@ mod tests {
             change: None,
             operation: None,
             member: None,
+            certificates: Vec::new(),
         }
     }
 
@@ -161,5 +195,30 @@ mod tests {
         assert!(steps[1].contains("cluster abandon demo"), "{steps:?}");
         let none = super::steps(&cluster("formed"), TokenKind::Join, &[]);
         assert!(none[0].contains("no host has used"), "{none:?}");
+    }
+
+    #[test]
+    fn the_certificates_of_each_host_are_listed_and_the_last_end_is_named() {
+        let certificate = |purpose, serial: &str, days: i64| IssuedCertificate {
+            purpose,
+            serial: serial.to_owned(),
+            expires_at_ms: days * 86_400_000,
+        };
+        let founder = Redemption {
+            seat: Some(1),
+            certificates: vec![
+                certificate(CertificatePurpose::Peer, "4A", 40),
+                certificate(CertificatePurpose::Client, "4B", 20),
+                certificate(CertificatePurpose::Client, "4C", 30),
+            ],
+            ..host("founder")
+        };
+        let rows = certificate_rows(&founder);
+        assert_eq!(rows[1], ["founder", "client", "4B", "1970-01-21T00:00:00Z"]);
+        let hosts = [founder, host("other")];
+        let steps = super::steps(&cluster("formed"), TokenKind::Boot, &hosts).join("\n");
+        assert!(steps.contains("(the last known one at 1970-01-31T00:00:00Z)"), "{steps}");
+        let steps = super::steps(&cluster("formed"), TokenKind::Boot, &hosts[1..]).join("\n");
+        assert!(steps.contains("until that ends, and"), "{steps}");
     }
 }

@@ -2,6 +2,7 @@
 
 mod addresses;
 mod announced;
+mod certificates;
 mod members;
 mod orders;
 mod policies;

@@ -93,6 +93,41 @@ pub struct Redemption {
     pub operation: Option<OperationId>,
     /// Member that the host became in a running cluster.
     pub member: Option<MemberId>,
+    /// Certificates that the service is known to have issued to the host, oldest first: at most the
+    /// newest 64 beside a founder's first two.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub certificates: Vec<IssuedCertificate>,
+}
+
+/// A certificate of a host's member.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct IssuedCertificate {
+    /// CA that signed the certificate.
+    pub purpose: CertificatePurpose,
+    /// Serial number, in hexadecimal digits as `openssl x509 -serial` prints them.
+    pub serial: String,
+    /// End of the certificate's validity, in milliseconds since 1970.
+    pub expires_at_ms: i64,
+}
+
+/// Which of a cluster's CAs signed a member's certificate.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum CertificatePurpose {
+    /// The CA of the connections between members.
+    Peer,
+    /// The CA of the client port.
+    Client,
+}
+
+impl CertificatePurpose {
+    /// Returns the purpose's name.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            CertificatePurpose::Peer => "peer",
+            CertificatePurpose::Client => "client",
+        }
+    }
 }
 
 /// Answer of `GET /v1/grants/{id}/redemptions`.

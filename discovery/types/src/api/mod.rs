@@ -95,8 +95,8 @@ pub use formation::{
     ReportResponse, Session, Standing, TroubleRequest,
 };
 pub use grants::{
-    GrantList, GrantQuery, GrantState, GrantView, MAX_REDEMPTIONS, Redemption, RedemptionList,
-    RevokeQuery,
+    CertificatePurpose, GrantList, GrantQuery, GrantState, GrantView, IssuedCertificate,
+    MAX_REDEMPTIONS, Redemption, RedemptionList, RevokeQuery,
 };
 pub use intents::{
     ClusterExport, DirectoryResponse, DirectoryView, InitialMember, IntentList, IntentState,
