@@ -3,17 +3,26 @@
 //! A voter counts as reachable if its client port answers this agent, or if this host's node has a
 //! connection to it. Only a voter that fails both is unreachable. This host's monotonic clock
 //! measures for how long. After a break in the watch, the measurement begins again.
+//!
+//! Stock etcd reads from its peers without a time limit: its `NewTimeoutTransport` sets `Dial`,
+//! which Go ignores because `DialContext` is set, too. So etcd keeps the connection to a host that
+//! has vanished until TCP gives up, which takes minutes. A connection of stock etcd therefore counts
+//! only if one of these facts confirms it:
+//! - etcd has received bytes from the peer since the last check. A follower receives none from
+//!   another follower, although both live.
+//! - The peer port accepts a TCP connection.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::convert::Infallible;
 use std::time::Duration;
 
 use futures_util::future::join_all;
+use tokio::net::{TcpStream, lookup_host};
 use tokio::sync::watch;
-use tokio::time::{Instant, sleep};
+use tokio::time::{Instant, sleep, timeout};
 
 use crate::cluster::{ClusterApiClient, ClusterMember, MemberId};
-use crate::endpoint::ClientEndpoint;
+use crate::endpoint::{CONNECT_DEADLINE, ClientEndpoint};
 use crate::exit::error_chain;
 
 /// How often the voters are checked while there is a policy.
@@ -74,6 +83,7 @@ pub(super) async fn watch(
     mut wanted: watch::Receiver<bool>,
     found: watch::Sender<Reachability>,
 ) -> Infallible {
+    let mut traffic = PeerTraffic::default();
     loop {
         if !*wanted.borrow_and_update() {
             found.send_if_modified(|seen| {
@@ -86,7 +96,7 @@ pub(super) async fn watch(
             }
             continue;
         }
-        let looked = look(&node, &own).await;
+        let looked = look(&node, &own, &mut traffic).await;
         found.send_if_modified(|seen| {
             let before: Vec<MemberId> = ids(seen);
             match &looked {
@@ -107,34 +117,115 @@ fn ids(seen: &Reachability) -> Vec<MemberId> {
     seen.voters.iter().filter(|(_, since)| since.is_some()).map(|(id, _)| *id).collect()
 }
 
-/// Checks all other voters once, at their client ports and in the node's own connections.
+/// Checks all other voters once, at their ports and in the node's own connections. `traffic` is the
+/// traffic at the last check, and at this one afterwards.
 async fn look(
     node: &ClusterApiClient,
     own: &ClientEndpoint,
+    traffic: &mut PeerTraffic,
 ) -> Result<BTreeMap<MemberId, bool>, String> {
     let status = node.status().await.map_err(|error| error_chain(&error))?;
     let members = node.list_members_serializable().await.map_err(|error| error_chain(&error))?;
     let metrics = own.get_metrics().await.map_err(|error| error_chain(&error))?;
-    let connected = connected_peers(&metrics);
+    let before = std::mem::replace(traffic, PeerTraffic::read(&metrics));
+    let is_stock_etcd = members.configuration.is_none();
     let is_other = |member: &&ClusterMember| !member.is_learner && member.id != status.member_id;
     let others: Vec<&ClusterMember> = members.list.iter().filter(is_other).collect();
-    let answers = join_all(others.iter().map(|member| async {
-        let is_reached = connected.contains(&member.id) || node.status_of(member).await.is_ok();
-        (member.id, is_reached)
+    let answers = join_all(others.iter().map(|member| {
+        let connection = traffic.connection(member.id, &before, is_stock_etcd);
+        async move { (member.id, is_reached(node, member, connection).await) }
     }));
     Ok(answers.await.into_iter().collect())
 }
 
-/// Returns the peers to which a node's metrics show a connection, in the words of etcd and of
-/// `muster-node`: `etcd_network_active_peers{Local="…",Remote="…"} 1`.
-fn connected_peers(metrics: &str) -> Vec<MemberId> {
-    let remote = |line: &str| {
-        let (labels, value) = line.strip_prefix("etcd_network_active_peers{")?.rsplit_once("} ")?;
-        let (_, rest) = labels.split_once("Remote=\"")?;
-        let id = rest.split('"').next()?.parse().ok()?;
-        (value.trim().parse::<f64>().ok()? > 0.0).then_some(id)
-    };
-    metrics.lines().filter_map(remote).collect()
+/// Whether this host reaches a voter.
+async fn is_reached(
+    node: &ClusterApiClient,
+    member: &ClusterMember,
+    connection: PeerConnection,
+) -> bool {
+    match connection {
+        PeerConnection::Confirmed => true,
+        PeerConnection::Unconfirmed => {
+            node.status_of(member).await.is_ok() || accepts_peers(member).await
+        }
+        PeerConnection::Missing => node.status_of(member).await.is_ok(),
+    }
+}
+
+/// Whether any of a member's peer URLs accepts a TCP connection. Also `true` if the addresses of a
+/// URL can't be found out: then nothing was observed about the member.
+async fn accepts_peers(member: &ClusterMember) -> bool {
+    for url in &member.peer_urls {
+        let authority = url.split_once("://").map_or(url.as_str(), |(_, rest)| rest);
+        let found = timeout(CONNECT_DEADLINE, lookup_host(authority.trim_end_matches('/'))).await;
+        let Ok(Ok(addresses)) = found else { return true };
+        let addresses: Vec<_> = addresses.collect();
+        let connected = timeout(CONNECT_DEADLINE, TcpStream::connect(&addresses[..])).await;
+        if matches!(connected, Ok(Ok(_))) {
+            return true;
+        }
+    }
+    false
+}
+
+/// A node's connection to a peer, as its metrics show it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum PeerConnection {
+    /// The node has no connection.
+    Missing,
+    /// The node has a connection, which may be one to a host that has vanished.
+    Unconfirmed,
+    /// The node has a connection to a peer that lives.
+    Confirmed,
+}
+
+/// A node's connections to its peers and the bytes received from them, as its metrics show them.
+#[derive(Debug, Default)]
+struct PeerTraffic {
+    connected: BTreeSet<MemberId>,
+    received: BTreeMap<MemberId, f64>,
+}
+
+impl PeerTraffic {
+    /// Reads the metrics of etcd or `muster-node`, which have the same names:
+    /// `etcd_network_active_peers{Local="…",Remote="…"} 1` and
+    /// `etcd_network_peer_received_bytes_total{From="…"} 4096`.
+    fn read(metrics: &str) -> Self {
+        let active = |line| sample(line, "etcd_network_active_peers{", "Remote=\"");
+        let active = metrics.lines().filter_map(active).filter(|(_, value)| *value > 0.0);
+        let received = |line| sample(line, "etcd_network_peer_received_bytes_total{", "From=\"");
+        Self {
+            connected: active.map(|(id, _)| id).collect(),
+            received: metrics.lines().filter_map(received).collect(),
+        }
+    }
+
+    /// Returns the state of the connection to the member `id`. `before` is the traffic at the last
+    /// check. `muster-node` itself closes connections to peers that have vanished.
+    fn connection(&self, id: MemberId, before: &Self, is_stock_etcd: bool) -> PeerConnection {
+        if !self.connected.contains(&id) {
+            return PeerConnection::Missing;
+        }
+        let has_grown = match (before.received.get(&id), self.received.get(&id)) {
+            (Some(before), Some(now)) => now > before,
+            _ => false,
+        };
+        if is_stock_etcd && !has_grown {
+            PeerConnection::Unconfirmed
+        } else {
+            PeerConnection::Confirmed
+        }
+    }
+}
+
+/// Returns the member that a line of metrics names in the label `label`, and the line's value.
+/// `None` for lines of other metrics than `name`.
+fn sample(line: &str, name: &str, label: &str) -> Option<(MemberId, f64)> {
+    let (labels, value) = line.strip_prefix(name)?.rsplit_once("} ")?;
+    let (_, rest) = labels.split_once(label)?;
+    let id = rest.split('"').next()?.parse().ok()?;
+    Some((id, value.trim().parse().ok()?))
 }
 
 #[cfg(test)]
@@ -188,7 +279,53 @@ mod tests {
             etcd_network_active_peers{Remote=\"b\",Local=\"1\"} 0\n\
             etcd_network_active_peers{Remote=\"ff00000000000001\",Local=\"1\"} 2e0\n\
             etcd_network_active_peers{Remote=\"zz\",Local=\"1\"} 1\n\
+            etcd_network_peer_received_bytes_total{From=\"0\"} 95\n\
+            etcd_network_peer_received_bytes_total{From=\"a\"} 1.2345678e+07\n\
             etcd_network_client_grpc_received_bytes_total 4\n";
-        assert_eq!(connected_peers(metrics), [A, MemberId(0xff00_0000_0000_0001)]);
+        let traffic = PeerTraffic::read(metrics);
+        let connected = BTreeSet::from([A, MemberId(0xff00_0000_0000_0001)]);
+        assert_eq!(traffic.connected, connected);
+        assert_eq!(traffic.received, BTreeMap::from([(MemberId(0), 95.0), (A, 12_345_678.0)]));
+    }
+
+    /// Returns a node's traffic with A: whether it has a connection, and the bytes received.
+    fn traffic(is_connected: bool, received: Option<u32>) -> PeerTraffic {
+        PeerTraffic {
+            connected: is_connected.then_some(A).into_iter().collect(),
+            received: received.map(|bytes| (A, f64::from(bytes))).into_iter().collect(),
+        }
+    }
+
+    #[test]
+    fn a_connection_of_stock_etcd_is_confirmed_only_by_bytes_received_since_the_last_check() {
+        let connection = |is_stock_etcd, before, now| {
+            traffic(true, now).connection(A, &traffic(true, before), is_stock_etcd)
+        };
+        assert_eq!(connection(true, Some(5), Some(6)), PeerConnection::Confirmed);
+        for (before, now) in [(Some(6), Some(6)), (None, Some(6)), (None, None), (Some(6), Some(5))]
+        {
+            assert_eq!(connection(true, before, now), PeerConnection::Unconfirmed);
+            assert_eq!(connection(false, before, now), PeerConnection::Confirmed);
+        }
+        let lost = traffic(false, Some(6)).connection(A, &traffic(true, Some(5)), true);
+        assert_eq!(lost, PeerConnection::Missing, "its last bytes came before the loss");
+    }
+
+    #[tokio::test]
+    async fn an_unconfirmed_connection_counts_only_while_the_peer_port_accepts_connections() {
+        let node = ClusterApiClient::new(Vec::new());
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let url = format!("https://{}", listener.local_addr().unwrap());
+        let member = ClusterMember { id: A, peer_urls: vec![url], ..ClusterMember::default() };
+        assert!(is_reached(&node, &member, PeerConnection::Unconfirmed).await);
+        assert!(!is_reached(&node, &member, PeerConnection::Missing).await, "nobody answers");
+        drop(listener);
+        assert!(!is_reached(&node, &member, PeerConnection::Unconfirmed).await);
+        assert!(is_reached(&node, &member, PeerConnection::Confirmed).await);
+        let unclear = ClusterMember { peer_urls: vec!["https://no-port".to_owned()], ..member };
+        assert!(
+            is_reached(&node, &unclear, PeerConnection::Unconfirmed).await,
+            "nothing was observed about it"
+        );
     }
 }
