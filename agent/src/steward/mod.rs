@@ -29,7 +29,7 @@ use discovery_types::api::{
 };
 use discovery_types::client::{ClientError, DiscoveryClient};
 use discovery_types::digest::{self, Digest, OperationId};
-use discovery_types::intent::{IntentChange, IntentError, VerifiedIntent};
+use discovery_types::intent::{IntentChange, IntentError, IntentStep, VerifiedIntent};
 use discovery_types::jws::{Jws, newer_version};
 use tokio::sync::{Notify, watch};
 use tokio::time::{Instant, sleep};
@@ -429,7 +429,7 @@ impl Steward {
         if let IntentChange::Add { record, .. } = intent.change() {
             seen.progress.observe(&self.node, record, members, status).await;
         }
-        let continuation = self.continuation(intent, members).await;
+        let continuation = self.continuation(intent, members, status.member_id).await;
         seen.given_up = match &continuation {
             Some(Continuation::GiveUp(why)) => Some(why.clone()),
             _ => None,
@@ -439,7 +439,12 @@ impl Steward {
         self.observations.insert(intent.operation, seen);
         let leads = status.member_id == leader;
         let act = match (act, continuation) {
-            (StewardAction::Change(..), Some(Continuation::Pause(why))) => StewardAction::Wait(why),
+            // The removal of a newcomer that is still a learner costs the cluster nothing.
+            (StewardAction::Change(_, step), Some(Continuation::Pause(why)))
+                if step != IntentStep::RemoveLearner =>
+            {
+                StewardAction::Wait(why)
+            }
             (act, _) => act,
         };
         let act = match self.why_not_add(intent, &act, members).await {

@@ -8,9 +8,9 @@
 //!
 //! A place that an earlier replacement has left vacant is filled while all voters are reachable.
 //!
-//! Until the newcomer votes, a replacement goes on only while the member stays unreachable and the
-//! policy isn't revoked. Once the dead member is removed, it goes on unless somebody else fills the
-//! place: the cluster lacks a voter.
+//! Until the newcomer votes, a replacement goes on only while the member stays unreachable, for this
+//! host and for a quorum of the voters' agents, and the policy isn't revoked. Once the dead member is
+//! removed, it goes on unless somebody else fills the place: the cluster lacks a voter.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -184,9 +184,7 @@ impl PolicyReplacementFacts<'_> {
             ));
         }
         let ids = self.voter_ids();
-        let quorum = ids.len() / 2 + 1;
-        let observers =
-            self.voters.observers.iter().filter(|id| **id != dead.id && ids.contains(id)).count();
+        let (observers, quorum) = count_observers(dead.id, &self.voters.observers, &ids);
         if observers < quorum {
             return wait(format!(
                 "{observers} of {} voters' agents have observed for {} s that {name} is unreachable: \
@@ -320,15 +318,40 @@ fn label(member: &ClusterMember) -> String {
     }
 }
 
-/// Whether the dead member is reachable again, as this host sees it.
+/// Returns how many voters' agents observe that `dead` is unreachable, and how many have to.
+fn count_observers(dead: MemberId, observers: &[MemberId], voters: &[MemberId]) -> (usize, usize) {
+    let counts = |id: &&MemberId| **id != dead && voters.contains(id);
+    (observers.iter().filter(counts).count(), voters.len() / 2 + 1)
+}
+
+/// Whether the dead member is reachable again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum DeadMemberState {
     /// This host has not looked lately.
     Unknown,
+    /// This host still can't reach the member, but too few voters' agents agree now.
+    Disputed,
     /// The member is still unreachable.
     Unreachable,
-    /// The member is reachable again.
+    /// The member is reachable again for this host.
     Back,
+}
+
+impl DeadMemberState {
+    /// Returns the state of `dead`, if this host alone sees the state `self`. `observers` are the
+    /// voters, this host's included, whose agents observe now that the member is unreachable.
+    pub(crate) fn with_observers(
+        self,
+        dead: MemberId,
+        observers: &[MemberId],
+        voters: &[MemberId],
+    ) -> Self {
+        let (agreeing, quorum) = count_observers(dead, observers, voters);
+        match self {
+            Self::Unreachable if agreeing < quorum => Self::Disputed,
+            state => state,
+        }
+    }
 }
 
 /// Decision about a replacement that has begun, and whose newcomer doesn't vote yet.
@@ -367,6 +390,9 @@ pub(crate) fn continuation(
         (Some(DeadMemberState::Unknown), _) => {
             Continuation::Pause(format!("this host has yet to see whether {name} can be reached"))
         }
+        (Some(DeadMemberState::Disputed), _) => Continuation::Pause(format!(
+            "too few voters' agents have observed lately that {name} is still unreachable"
+        )),
         (
             Some(DeadMemberState::Unreachable),
             PolicyStanding::InForce | PolicyStanding::Missing | PolicyStanding::NoRoom,

@@ -17,6 +17,7 @@
 
 pub(crate) mod decide;
 mod observations;
+mod progress;
 #[cfg(test)]
 mod simulation;
 pub(crate) mod store;
@@ -40,8 +41,7 @@ use tokio::sync::watch;
 use tokio::time::Instant;
 
 use self::decide::{
-    Candidate, Continuation, DeadMemberState, PolicyDecision, PolicyFacts, PolicyReplacementFacts,
-    PolicyStanding, VoterFacts, continuation,
+    Candidate, PolicyDecision, PolicyFacts, PolicyReplacementFacts, PolicyStanding, VoterFacts,
 };
 use self::observations::Observations;
 pub(crate) use self::observations::VoterObserver;
@@ -213,7 +213,8 @@ impl Steward {
         if intents.iter().any(|view| !is_waiting(view)) {
             return true;
         }
-        if intents.is_empty() && !leads {
+        // While a member is being replaced, the other agents observe it, too.
+        if intents.is_empty() && !leads && self.replacement.unreachable().is_empty() {
             return false;
         }
         if let Err(why) = self.read_uses().await {
@@ -265,14 +266,19 @@ impl Steward {
         Ok(stored)
     }
 
-    /// Writes this host's observation to the store, if a newcomer could need it.
+    /// Writes this host's observation to the store, if a newcomer could need it or a replacement
+    /// under way depends on it.
     pub(super) async fn observe_voters(&mut self, intents: &[IntentView], own: MemberId) {
         let unreachable = self.replacement.unreachable();
-        let ([(_, time)], Some(observer)) = (&unreachable[..], &self.replacement.observer) else {
+        let [(member, time)] = unreachable[..] else { return };
+        if self.replacement.observer.is_none() || !self.replacement.observations.is_due() {
             return;
-        };
+        }
+        if let Err(why) = self.read_uses().await {
+            return self.warn_once(&why);
+        }
         let (own_now, service_now) = self.clocks();
-        let counts = |(policy, is_revoked): &&(VerifiedGrant, bool)| {
+        let counts = |(policy, is_revoked): &(VerifiedGrant, bool)| {
             let limits = limits_of(policy);
             let used = self.replacement.uses.count(&policy.id, &limits, own_now.min(service_now));
             let is_awaited = intents.iter().any(|view| view.policy == Some(policy.id));
@@ -281,9 +287,13 @@ impl Steward {
                 && time.as_secs() >= limits.after_seconds
                 && used < usize::from(limits.at_most)
         };
-        if self.replacement.known.iter().find(counts).is_none() {
+        let is_replaced = |each: &PolicyUse| each.member == member;
+        if !self.replacement.uses.under_way().is_some_and(is_replaced)
+            && !self.replacement.known.iter().any(counts)
+        {
             return;
         }
+        let Some(observer) = &self.replacement.observer else { return };
         let observations = &mut self.replacement.observations;
         if let Err(why) = observations.write_if_due(observer, &self.node, own, &unreachable).await {
             self.warn_once(&format!("this host's observation can't be left in the cluster: {why}"));
@@ -491,20 +501,9 @@ impl Steward {
             (!member.is_started() || !state.is_in_sync()).then_some(member.id)
         }));
         facts.not_in_sync = states.await.into_iter().flatten().collect();
-        if let (Some(dead), Some(observer)) = (dead, &self.replacement.observer) {
+        if let Some(dead) = dead {
             let after = Duration::from_secs(limits.after_seconds);
-            facts.observers = self
-                .replacement
-                .observations
-                .agreeing(
-                    observer,
-                    &self.node,
-                    (pass.members, self.statements.chain()),
-                    (own, dead),
-                    after,
-                )
-                .await?;
-            facts.observers.push(own);
+            facts.observers = self.observers_of((own, dead), pass.members, after).await?;
         }
         Ok(facts)
     }
@@ -554,39 +553,6 @@ impl Steward {
             true => Ok(()),
             false => Err("another agent has just counted a replacement".to_owned()),
         }
-    }
-
-    /// Decides whether the replacement of an intent goes on. `None` for every other intent, and
-    /// once the newcomer votes.
-    pub(super) async fn continuation(
-        &mut self,
-        intent: &VerifiedIntent,
-        members: &MemberList,
-    ) -> Option<Continuation> {
-        let (policy, IntentChange::Add { record, .. }) = (intent.policy()?, intent.change()) else {
-            return None;
-        };
-        let policy_use = self.replacement.uses.of(&intent.operation)?.clone();
-        let newcomer = members.of_peer_urls(&texts(&record.peer_urls));
-        if newcomer.is_some_and(|found| found.id != policy_use.member && !found.is_learner) {
-            return None;
-        }
-        let old = members.of_id(policy_use.member).filter(|_| !policy_use.fills_vacancy);
-        let now = Instant::now();
-        let state = old.map(|old| {
-            let seen = self.replacement.voters.borrow();
-            match (seen.is_known(old.id, now), seen.unreachable_for(old.id, now)) {
-                (false, _) => DeadMemberState::Unknown,
-                (true, Some(_)) => DeadMemberState::Unreachable,
-                (true, None) => DeadMemberState::Back,
-            }
-        });
-        match store::read(&self.node).await {
-            Ok(stored) => self.replacement.stored = stored,
-            Err(why) => return Some(Continuation::Pause(why)),
-        }
-        let voters = members.list.iter().filter(|member| !member.is_learner).count();
-        Some(continuation(&policy_use, self.replacement.stored.standing(policy), state, voters))
     }
 
     /// Whether this agent could begin a replacement for a newcomer that waits, as far as it alone

@@ -86,6 +86,14 @@ fn key_of(member: MemberId) -> String {
 }
 
 impl Observations {
+    /// Whether this host's last observation is old enough for another one.
+    pub(super) fn is_due(&self) -> bool {
+        self.written.is_none_or(|(written, is_first)| {
+            let interval = if is_first { FIRST_INTERVAL } else { OBSERVATION_INTERVAL };
+            written.elapsed() >= interval
+        })
+    }
+
     /// Writes this host's observation, unless the last one is recent.
     pub(super) async fn write_if_due(
         &mut self,
@@ -94,11 +102,7 @@ impl Observations {
         own: MemberId,
         unreachable: &[(MemberId, Duration)],
     ) -> Result<(), String> {
-        let is_early = |(written, is_first): (Instant, bool)| {
-            let interval = if is_first { FIRST_INTERVAL } else { OBSERVATION_INTERVAL };
-            written.elapsed() < interval
-        };
-        if self.written.is_some_and(is_early) {
+        if !self.is_due() {
             return Ok(());
         }
         let is_first =

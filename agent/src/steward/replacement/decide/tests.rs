@@ -251,7 +251,7 @@ fn a_place_that_a_failed_replacement_left_is_filled_by_the_next_newcomer() {
 
 #[test]
 fn a_replacement_that_has_begun_goes_on_only_while_the_member_is_dead_and_the_policy_in_force() {
-    use DeadMemberState::{Back, Unknown, Unreachable};
+    use DeadMemberState::{Back, Disputed, Unknown, Unreachable};
     use PolicyStanding::{InForce, Missing, NoRoom, Revoked};
     let of = Scene::new().use_of(2, NOW);
     let of_voters = |standing, old, voters| match continuation(&of, standing, old, voters) {
@@ -266,6 +266,8 @@ fn a_replacement_that_has_begun_goes_on_only_while_the_member_is_dead_and_the_po
         (Revoked, Some(Unreachable), "give up"),
         (InForce, Some(Back), "give up"),
         (InForce, Some(Unknown), "pause"),
+        (InForce, Some(Disputed), "pause"),
+        (Revoked, Some(Disputed), "give up"),
         (Revoked, Some(Unknown), "give up"),
         // The member was removed already: the cluster needs the newcomer's vote.
         (InForce, None, "go on"),
@@ -275,4 +277,17 @@ fn a_replacement_that_has_begun_goes_on_only_while_the_member_is_dead_and_the_po
         assert_eq!(of_voters(standing, old, voters), expected, "{standing:?} {old:?}");
     }
     assert_eq!(of_voters(InForce, None, 3), "give up", "somebody else has taken the place");
+}
+
+#[test]
+fn a_member_that_only_this_host_misses_is_disputed() {
+    use DeadMemberState::{Back, Disputed, Unknown, Unreachable};
+    let state =
+        |own: DeadMemberState, observers: &[MemberId]| own.with_observers(C, observers, &[A, B, C]);
+    assert_eq!(state(Unreachable, &[A, B]), Unreachable);
+    for too_few in [&[A][..], &[A, C], &[A, MemberId(9)], &[]] {
+        assert_eq!(state(Unreachable, too_few), Disputed, "{too_few:?}");
+    }
+    assert_eq!(state(Back, &[A, B]), Back, "this host reaches it");
+    assert_eq!(state(Unknown, &[A, B]), Unknown);
 }

@@ -17,8 +17,10 @@ impl Simulation {
 
     pub(super) fn observe(&mut self, host: MemberId) {
         let unreachable = self.hosts[&host].reach.unreachable(self.instant());
-        let [(_, time)] = unreachable[..] else { return };
-        if time.as_secs() < LIMITS.after_seconds && !self.is_off(Guard::Patience) {
+        let [(member, time)] = unreachable[..] else { return };
+        let is_replaced = self.uses.0.under_way().is_some_and(|each| each.member == member);
+        let is_early = time.as_secs() < LIMITS.after_seconds;
+        if is_early && !is_replaced && !self.is_off(Guard::Patience) {
             return;
         }
         if self.has_quorum(host) && self.random.one_in(2) {
@@ -27,8 +29,9 @@ impl Simulation {
         }
     }
 
-    /// Returns the voters whose observations this agent accepts.
-    fn agreeing(&mut self, own: MemberId, dead: MemberId) -> Vec<MemberId> {
+    /// Returns the voters, this agent's own included, whose observations this agent accepts: the
+    /// member has been unreachable for `after` seconds.
+    fn agreeing(&mut self, own: MemberId, dead: MemberId, after: u64) -> Vec<MemberId> {
         let (now, voters) = (self.instant(), self.voters());
         if self.is_off(Guard::Quorum) {
             return voters;
@@ -41,7 +44,7 @@ impl Simulation {
             let agrees = stored
                 .unreachable
                 .iter()
-                .any(|(member, time)| *member == dead && time.as_secs() >= LIMITS.after_seconds);
+                .any(|(member, time)| *member == dead && time.as_secs() >= after);
             let is_other = *observer != own && *observer != dead && voters.contains(observer);
             if is_other && agrees && (is_fresh || is_any_age) {
                 agreeing.push(*observer);
@@ -84,7 +87,7 @@ impl Simulation {
                 all.retain(|id| *id != dead);
                 all
             }
-            [(dead, _)] => self.agreeing(own, dead),
+            [(dead, _)] => self.agreeing(own, dead, LIMITS.after_seconds),
             _ => Vec::new(),
         };
         let mut not_in_sync: Vec<MemberId> =
@@ -142,15 +145,20 @@ impl Simulation {
         let is_voter = newcomer.as_ref().is_some_and(|found| !found.is_learner);
         let now = self.instant();
         let old = self.members.of_id(policy_use.member).filter(|_| !policy_use.fills_vacancy);
+        let old = old.map(|old| old.id);
         if !is_voter {
             let reach = &self.hosts[&own].reach;
-            let state = old.map(|old| {
-                match (reach.is_known(old.id, now), reach.unreachable_for(old.id, now)) {
+            let seen =
+                old.map(|old| match (reach.is_known(old, now), reach.unreachable_for(old, now)) {
                     (false, _) => DeadMemberState::Unknown,
                     (true, Some(_)) => DeadMemberState::Unreachable,
                     (true, None) => DeadMemberState::Back,
-                }
-            });
+                });
+            let mut state = seen;
+            if let (Some(old), Some(seen), false) = (old, seen, self.is_off(Guard::Agreement)) {
+                let observers = self.agreeing(own, old, 0);
+                state = Some(seen.with_observers(old, &observers, &self.voters()));
+            }
             let standing =
                 if self.is_revoked { PolicyStanding::Revoked } else { PolicyStanding::InForce };
             let goes_on = match self.is_off(Guard::Continuation) {

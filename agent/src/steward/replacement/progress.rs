@@ -1,0 +1,82 @@
+//! Decides whether a replacement that has begun goes on.
+
+use std::time::Duration;
+
+use discovery_types::intent::{IntentChange, VerifiedIntent};
+use tokio::time::Instant;
+
+use super::decide::{Continuation, DeadMemberState, continuation};
+use super::{store, texts};
+use crate::cluster::{MemberId, MemberList};
+use crate::steward::Steward;
+
+impl Steward {
+    /// Decides whether the replacement of an intent goes on. `None` for every other intent, and
+    /// once the newcomer votes. `own` is this host's member.
+    pub(crate) async fn continuation(
+        &mut self,
+        intent: &VerifiedIntent,
+        members: &MemberList,
+        own: MemberId,
+    ) -> Option<Continuation> {
+        let (policy, IntentChange::Add { record, .. }) = (intent.policy()?, intent.change()) else {
+            return None;
+        };
+        let policy_use = self.replacement.uses.of(&intent.operation)?.clone();
+        let newcomer = members.of_peer_urls(&texts(&record.peer_urls));
+        if newcomer.is_some_and(|found| found.id != policy_use.member && !found.is_learner) {
+            return None;
+        }
+        let voters = members.list.iter().filter(|member| !member.is_learner);
+        let voters: Vec<MemberId> = voters.map(|member| member.id).collect();
+        let mut state = None;
+        if let Some(old) = members.of_id(policy_use.member).filter(|_| !policy_use.fills_vacancy) {
+            let seen = self.own_view_of(old.id);
+            // This host's view alone decides, unless the other agents have to agree with it.
+            let observers = match seen {
+                DeadMemberState::Unreachable => {
+                    match self.observers_of((own, old.id), members, Duration::ZERO).await {
+                        Ok(observers) => observers,
+                        Err(why) => return Some(Continuation::Pause(why)),
+                    }
+                }
+                _ => Vec::new(),
+            };
+            state = Some(seen.with_observers(old.id, &observers, &voters));
+        }
+        match store::read(&self.node).await {
+            Ok(stored) => self.replacement.stored = stored,
+            Err(why) => return Some(Continuation::Pause(why)),
+        }
+        let standing = self.replacement.stored.standing(policy);
+        Some(continuation(&policy_use, standing, state, voters.len()))
+    }
+
+    /// Returns whether a member is unreachable, as this host alone sees it.
+    fn own_view_of(&self, member: MemberId) -> DeadMemberState {
+        let (seen, now) = (self.replacement.voters.borrow(), Instant::now());
+        match (seen.is_known(member, now), seen.unreachable_for(member, now)) {
+            (false, _) => DeadMemberState::Unknown,
+            (true, Some(_)) => DeadMemberState::Unreachable,
+            (true, None) => DeadMemberState::Back,
+        }
+    }
+
+    /// Returns the voters, this host's `own` included, whose agents observe now that `dead` has
+    /// been unreachable for `after`. Nobody if this host's agent can't verify observations.
+    pub(super) async fn observers_of(
+        &mut self,
+        (own, dead): (MemberId, MemberId),
+        members: &MemberList,
+        after: Duration,
+    ) -> Result<Vec<MemberId>, String> {
+        let Some(observer) = &self.replacement.observer else { return Ok(Vec::new()) };
+        let observations = &mut self.replacement.observations;
+        let statements = self.statements.chain();
+        let mut observers = observations
+            .agreeing(observer, &self.node, (members, statements), (own, dead), after)
+            .await?;
+        observers.push(own);
+        Ok(observers)
+    }
+}
