@@ -34,6 +34,9 @@ pub(super) struct IntentFacts<'a> {
     pub leader: MemberId,
     /// Why the intent must not begin now; `None` if it may begin.
     pub untimely: Option<IntentTimeError>,
+    /// Whether the intent is the replacement by a policy that is under way. Such an intent has
+    /// begun, so it is completed even after it has expired.
+    pub is_under_way: bool,
     /// Whether the newcomer has made no progress for too long.
     pub stalled: bool,
     /// Whether the cluster has answered that this intent's addition was carried out.
@@ -131,7 +134,7 @@ impl IntentFacts<'_> {
     /// Returns why the agent has to wait before it adds the newcomer or removes the replaced
     /// member. `None` if it may begin now.
     fn why_not_begin(&self) -> Option<String> {
-        if let Some(why) = self.untimely {
+        if let Some(why) = self.untimely.filter(|_| !self.is_under_way) {
             return Some(why.to_string());
         }
         let is_behind =

@@ -220,7 +220,7 @@ impl Steward {
                 self.warn_once(&format!("the newest statement can't be taken: {error}"));
             }
             self.store_zones(list.zones.clone());
-            self.store_policies(&list.policies, leads).await;
+            self.store_policies(&list, leads).await;
             // With intents pending, ask again soon instead of waiting for a change: this node may
             // become the leader.
             let is_busy = self.is_busy(&list.intents, leads).await;
@@ -483,6 +483,7 @@ impl Steward {
             own,
             leader,
             untimely: intent.time_error(service, here),
+            is_under_way: self.operation_under_way() == Some(intent.operation),
             stalled: seen.progress.is_stalled(),
             added_before: seen.added_before,
             newcomer_state: seen.progress.state(),

@@ -96,6 +96,7 @@ fn facts<'a>(
         own: OWN,
         leader: OWN,
         untimely: None,
+        is_under_way: false,
         stalled: false,
         added_before: false,
         newcomer_state: MemberState::Answers { behind: Some(0) },
@@ -155,6 +156,11 @@ fn an_expired_intent_is_not_begun_but_is_completed_if_it_was_begun() {
     let over = Some(IntentTimeError::Over);
     let late = IntentFacts { untimely: over, ..facts(&intent, Open, &members) };
     assert!(matches!(late.decide(), StewardAction::Wait(_)));
+    let act = IntentFacts { is_under_way: true, ..late }.decide();
+    assert!(
+        matches!(act, StewardAction::Change(ClusterMemberChange::Add(_), IntentStep::Add)),
+        "a use of its policy was counted in time: {act:?}"
+    );
     let members = with_newcomer(members.clone(), &world, true);
     let act = IntentFacts { untimely: over, ..facts(&intent, Added, &members) }.decide();
     assert_eq!(

@@ -28,7 +28,7 @@ use std::collections::BTreeMap;
 use std::convert::Infallible;
 use std::time::Duration;
 
-use discovery_types::api::{IntentState, IntentView, Outcome, PolicyView};
+use discovery_types::api::{IntentList, IntentState, IntentView, Outcome};
 use discovery_types::digest::OperationId;
 use discovery_types::grant::{ReplacementLimits, VerifiedGrant};
 use discovery_types::intent::{IntentChange, VerifiedIntent};
@@ -175,11 +175,15 @@ impl Steward {
 
     /// Verifies and stores the policies from discovery's answer. The leader's agent also writes
     /// them to the cluster's own store.
-    pub(super) async fn store_policies(&mut self, views: &[PolicyView], leads: bool) {
-        let verified = store::verified(views, self.statements.chain());
+    pub(super) async fn store_policies(&mut self, list: &IntentList, leads: bool) {
+        let verified = store::verified(&list.policies, self.statements.chain());
+        // Discovery doesn't hand out expired policies, but a replacement that has begun goes on.
+        let is_wanted = !verified.is_empty()
+            || list.intents.iter().any(|view| view.policy.is_some())
+            || self.operation_under_way().is_some();
         self.replacement
             .wanted
-            .send_if_modified(|wanted| std::mem::replace(wanted, !verified.is_empty()) != *wanted);
+            .send_if_modified(|wanted| std::mem::replace(wanted, is_wanted) != is_wanted);
         let is_news = self.replacement.known != verified;
         self.replacement.known = verified;
         if is_news && self.replacement.known.is_empty() {
