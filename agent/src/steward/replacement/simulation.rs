@@ -15,6 +15,7 @@
 //! A test switches off each guard in turn: the simulation then has to find a violation.
 
 mod decisions;
+mod histories;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -37,9 +38,12 @@ use crate::plan::{
 
 /// Number of seconds between two steps of the simulation.
 const TICK: u64 = 5;
+/// True time at which a history begins, in seconds.
+const BEGINNING: u64 = 100_000;
 /// Number of steps in one history.
 const TICKS: u64 = 1_200;
-/// Number of histories in a run that expects no violation. `POLICY_HISTORIES` overrides it.
+/// Number of histories in a run that expects no violation. `POLICY_HISTORIES` overrides it, and
+/// `POLICY_FROM` is the first seed.
 const HISTORIES: u64 = 300;
 /// Number of histories in which a switched-off guard has to be noticed.
 const HISTORIES_TO_FIND: u64 = 400;
@@ -71,6 +75,8 @@ enum Guard {
     Limit,
     /// A revoked policy begins nothing.
     Revocation,
+    /// An expired policy begins nothing.
+    Expiry,
     /// A replacement is given up when its member comes back.
     Continuation,
     /// A replacement goes on only while a quorum of the voters' agents misses its member.
@@ -81,7 +87,7 @@ enum Guard {
 
 /// Groups of guards that are switched off together. A second unreachable voter isn't in sync
 /// either, so the guards `OneDead` and `InSync` catch each other's faults.
-const GUARDS: [&[Guard]; 9] = [
+const GUARDS: [&[Guard]; 10] = [
     &[Guard::Quorum],
     &[Guard::Freshness],
     &[Guard::OneDead, Guard::InSync],
@@ -89,6 +95,7 @@ const GUARDS: [&[Guard]; 9] = [
     &[Guard::CompareAndSwap],
     &[Guard::Limit],
     &[Guard::Revocation],
+    &[Guard::Expiry],
     &[Guard::Continuation],
     &[Guard::Vacancy],
 ];
@@ -135,7 +142,7 @@ struct SimulatedHost {
 
 /// A decision that an agent carries out later.
 enum Pending {
-    Begin { new: PolicyUse, revision: u64, was_revoked: bool },
+    Begin { new: PolicyUse, revision: u64, ended: Option<&'static str> },
     Step { operation: OperationId, step: ReplacementStep, configuration: u64 },
     GiveUp { operation: OperationId },
 }
@@ -163,6 +170,8 @@ struct Simulation {
     size: usize,
     policy: GrantId,
     is_revoked: bool,
+    /// When the policy expires, by the true time.
+    expires_at: u64,
     hosts: BTreeMap<MemberId, SimulatedHost>,
     cut: BTreeSet<(MemberId, MemberId)>,
     paths: BTreeMap<(MemberId, MemberId), TruePath>,
@@ -183,6 +192,15 @@ struct Simulation {
     begun: Vec<u64>,
     finished: u64,
     violation: Option<String>,
+}
+
+/// Returns when the policy of a history expires: in one of six histories, within that history.
+fn expiry_of(seed: u64) -> u64 {
+    let mut random = Random(!seed);
+    match random.one_in(6) {
+        true => BEGINNING + random.below(TICKS * TICK),
+        false => u64::MAX,
+    }
 }
 
 fn operation_of(host: MemberId) -> OperationId {
@@ -213,10 +231,11 @@ impl Simulation {
             random,
             off,
             start: Instant::now(),
-            now: 100_000,
+            now: BEGINNING,
             size,
             policy: GrantId::random(),
             is_revoked: false,
+            expires_at: expiry_of(seed),
             hosts: BTreeMap::new(),
             cut: BTreeSet::new(),
             paths: BTreeMap::new(),
@@ -391,16 +410,15 @@ impl Simulation {
             return;
         }
         match pending {
-            Pending::Begin { new, revision, was_revoked } => {
-                self.begin(own, new, revision, was_revoked);
-            }
+            Pending::Begin { new, revision, ended } => self.begin(own, new, revision, ended),
             Pending::GiveUp { operation } => self.give_up(operation),
             Pending::Step { configuration, .. } if configuration != self.configuration => {}
             Pending::Step { operation, step, .. } => self.take(own, operation, step),
         }
     }
 
-    fn begin(&mut self, own: MemberId, new: PolicyUse, revision: u64, was_revoked: bool) {
+    /// Counts a use. `ended` says how the policy had ended when the agent decided, if it had.
+    fn begin(&mut self, own: MemberId, new: PolicyUse, revision: u64, ended: Option<&'static str>) {
         if revision != self.uses.1 && !self.is_off(Guard::CompareAndSwap) {
             return;
         }
@@ -415,7 +433,7 @@ impl Simulation {
         }
         self.uses.1 += 1;
         self.begun.push(self.now);
-        self.check_beginning(own, dead, fills_vacancy, was_revoked);
+        self.check_beginning(own, dead, fills_vacancy, ended);
     }
 
     fn check_beginning(
@@ -423,12 +441,12 @@ impl Simulation {
         own: MemberId,
         dead: MemberId,
         fills_vacancy: bool,
-        was_revoked: bool,
+        ended: Option<&'static str>,
     ) {
         let voters = self.voters();
         let mut faults = Vec::new();
-        if was_revoked {
-            faults.push("a revoked policy has begun a replacement".to_owned());
+        if let Some(how) = ended {
+            faults.push(format!("a policy that {how} has begun a replacement"));
         }
         let window = LIMITS.per_seconds - 2 * MAX_SKEW - (MAX_DELAY + 1) * TICK;
         let recent = self.begun.iter().filter(|at| **at + window > self.now).count();
@@ -618,70 +636,12 @@ impl Simulation {
 
     /// Runs one history. Returns the violation, if there was one.
     fn run(mut self) -> Result<(u64, u64), String> {
-        for _ in 0..TICKS {
+        for tick in 1..=TICKS {
             self.tick();
             if let Some(violation) = self.violation.take() {
-                return Err(violation);
+                return Err(format!("step {tick}: {violation}"));
             }
         }
         Ok((u64::try_from(self.begun.len()).unwrap_or(0), self.finished))
     }
-}
-
-#[test]
-fn no_history_replaces_a_member_against_the_policy() {
-    let asked = std::env::var("POLICY_HISTORIES").ok().and_then(|text| text.parse().ok());
-    let histories: u64 = asked.unwrap_or(HISTORIES);
-    let (mut begun, mut finished) = (0, 0);
-    let from: u64 = std::env::var("POLICY_FROM").ok().and_then(|t| t.parse().ok()).unwrap_or(0);
-    for seed in from..histories {
-        match Simulation::new(seed, &[]).run() {
-            Ok((began, done)) => (begun, finished) = (begun + began, finished + done),
-            Err(violation) => panic!("seed {seed}: {violation}"),
-        }
-    }
-    // The test means nothing unless enough replacements begin and finish.
-    assert!(begun > histories && finished > histories / 2, "{begun} begun, {finished} finished");
-}
-
-#[test]
-fn without_a_guard_the_simulation_finds_a_violation() {
-    for off in GUARDS {
-        let found = (0..HISTORIES_TO_FIND)
-            .find_map(|seed| Some((seed, Simulation::new(seed, off).run().err()?)));
-        assert!(found.is_some(), "nothing happens without {off:?}");
-    }
-}
-
-/// Plays one history: the leader's agent begins the replacement of a member that nobody reaches.
-/// While there is no leader for some minutes, the other voter reaches the member again. Then the
-/// leader is back, which still can't reach it. Returns whether the member remains, and the
-/// violation.
-fn play_a_disputed_replacement(off: &'static [Guard]) -> (bool, Option<String>) {
-    let of_three = |seed| Some(Simulation::new(seed, off)).filter(|each| each.size == 3);
-    let mut simulation = (0..).find_map(of_three).expect("a cluster of three");
-    let [leader, other, old] = simulation.voters()[..] else { panic!("three voters") };
-    let newcomer = simulation.add_host();
-    simulation.waiting.push((operation_of(newcomer), newcomer));
-    simulation.leader = Some(leader);
-    simulation.cut.extend([(leader, old), (other, old)]);
-    for _ in 0..200 {
-        if simulation.uses.0.under_way().is_none() {
-            simulation.run_quietly(1);
-        }
-    }
-    assert_eq!(simulation.uses.0.under_way().map(|each| each.member), Some(old));
-    simulation.leader = None;
-    simulation.cut.remove(&(other, old));
-    simulation.run_quietly(60);
-    simulation.leader = Some(leader);
-    simulation.run_quietly(60);
-    (simulation.members.of_id(old).is_some(), simulation.violation)
-}
-
-#[test]
-fn a_member_that_only_the_leader_still_misses_is_not_removed() {
-    assert_eq!(play_a_disputed_replacement(&[]), (true, None));
-    let (remains, violation) = play_a_disputed_replacement(&[Guard::Agreement]);
-    assert!(!remains && violation.is_some_and(|found| found.contains("only 1 of 3 voters")));
 }

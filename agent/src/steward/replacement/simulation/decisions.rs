@@ -103,19 +103,10 @@ impl Simulation {
         let candidate = Candidate { operation, name, peer_urls, zone: None };
         let own_now = self.now.saturating_add_signed(self.hosts[&own].skew);
         let mut uses = self.uses.0.clone();
-        let mut limits = LIMITS;
-        if self.is_off(Guard::Limit) {
-            limits.at_most = u8::MAX;
-        }
         if self.is_off(Guard::Vacancy) {
             uses = uses.with_vacancies_for_ever();
         }
-        let is_revoked = self.is_revoked;
-        let standing = match is_revoked && !self.is_off(Guard::Revocation) {
-            true => PolicyStanding::Revoked,
-            false => PolicyStanding::InForce,
-        };
-        let policy = PolicyFacts { id: self.policy, limits, expires_at: u64::MAX, standing };
+        let (policy, ended) = self.policy_facts();
         let decision = PolicyReplacementFacts {
             policy,
             candidate: &candidate,
@@ -132,10 +123,31 @@ impl Simulation {
         match decision {
             PolicyDecision::Begin(new) => {
                 let revision = self.uses.1;
-                Some(Pending::Begin { new, revision, was_revoked: is_revoked })
+                Some(Pending::Begin { new, revision, ended })
             }
             _ => None,
         }
+    }
+
+    /// Returns the policy as agents judge it, and how it has ended by the true time, if it has.
+    fn policy_facts(&self) -> (PolicyFacts, Option<&'static str>) {
+        let mut limits = LIMITS;
+        if self.is_off(Guard::Limit) {
+            limits.at_most = u8::MAX;
+        }
+        let standing = match self.is_revoked && !self.is_off(Guard::Revocation) {
+            true => PolicyStanding::Revoked,
+            false => PolicyStanding::InForce,
+        };
+        let expires_at = if self.is_off(Guard::Expiry) { u64::MAX } else { self.expires_at };
+        // An agent's clock may be behind.
+        let is_expired = self.now >= self.expires_at.saturating_add(MAX_SKEW);
+        let ended = match (self.is_revoked, is_expired) {
+            (true, _) => Some("was revoked"),
+            (false, true) => Some("had expired"),
+            (false, false) => None,
+        };
+        (PolicyFacts { id: self.policy, limits, expires_at, standing }, ended)
     }
 
     fn decide_step(&mut self, own: MemberId, policy_use: &PolicyUse) -> Option<Pending> {
