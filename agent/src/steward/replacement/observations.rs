@@ -10,7 +10,7 @@ use discovery_types::document::VerifiedDocument;
 use discovery_types::key::SigningKey;
 use discovery_types::member_proof::{CertifiedMember, MemberProof};
 use discovery_types::observation::{Observation, SignedObservation, UnreachableMember};
-use discovery_types::statement::StatementChain;
+use discovery_types::statement::{Statement, StatementChain};
 use tokio::time::Instant;
 use uuid::Uuid;
 
@@ -63,12 +63,12 @@ impl VoterObserver {
 /// A member's newest observation, as this agent has seen it.
 #[derive(Debug)]
 struct LatestObservation {
-    /// Number of the observation.
-    number: u64,
+    /// Revision that wrote the observation.
+    revision: u64,
     /// When this agent looked last.
     looked: Instant,
-    /// When this agent saw that the number had grown. `None` for the first observation that it saw
-    /// after a break: that one may be old.
+    /// When this agent saw a newer observation. `None` for the first observation that it saw after
+    /// a break: that one may be old.
     renewed: Option<Instant>,
 }
 
@@ -79,6 +79,9 @@ pub(super) struct Observations {
     written: Option<(Instant, bool)>,
     seen: BTreeMap<MemberId, LatestObservation>,
 }
+
+/// A value in the store, and the revision that wrote it.
+type Written = (Vec<u8>, u64);
 
 /// Returns the key of a member's observation in the cluster's own store.
 fn key_of(member: MemberId) -> String {
@@ -118,7 +121,7 @@ impl Observations {
             agent: *observer.key.public(),
             observer: digest::MemberId::new(own.0),
             // The revision of the last write serves as the number: it grows, also across restarts
-            // of the agent.
+            // of the agent, and shows that the observation is newer than that write.
             number: stored.revision().unsigned_abs(),
             unreachable: listed.collect(),
         };
@@ -141,68 +144,85 @@ impl Observations {
         (own, dead): (MemberId, MemberId),
         after: Duration,
     ) -> Result<Vec<MemberId>, String> {
-        let (mut agreeing, mut certified) = (Vec::new(), BTreeSet::new());
+        let mut values = BTreeMap::new();
         let others = members.list.iter().filter(|member| !member.is_learner);
         for member in others.filter(|member| member.id != own && member.id != dead) {
-            let key = key_of(member.id);
-            let stored = node.read_key(&key).await.map_err(|error| error_chain(&error))?;
-            let Some(value) = stored.value else { continue };
-            let Ok(signed) = serde_json::from_slice::<SignedObservation>(&value) else { continue };
-            let verified = signed.verify(statements.newest());
-            let Ok((observation, proven)) = verified.inspect_err(|error| {
-                tracing::debug!("{key} doesn't count: {}", error_chain(error));
-            }) else {
+            let stored = node.read_key(&key_of(member.id)).await;
+            let stored = stored.map_err(|error| error_chain(&error))?;
+            let revision = stored.revision().unsigned_abs();
+            values.extend(stored.value.map(|value| (member.id, (value, revision))));
+        }
+        let now = Instant::now();
+        Ok(self.count(observer, statements.newest(), &values, (dead, after), now))
+    }
+
+    /// Returns the members whose values in the store count: each is a new observation of that
+    /// member's own agent, that `dead` has been unreachable for `after`.
+    fn count(
+        &mut self,
+        observer: &VoterObserver,
+        statement: &Statement,
+        values: &BTreeMap<MemberId, Written>,
+        (dead, after): (MemberId, Duration),
+        now: Instant,
+    ) -> Vec<MemberId> {
+        let (mut agreeing, mut certified) = (Vec::new(), BTreeSet::new());
+        for (member, (value, revision)) in values {
+            let Some((observation, proven)) = verified(observer, statement, *member, value) else {
                 continue;
             };
-            let is_own_word = observation.observer.get() == member.id.0;
-            if !is_own_word || !observer.is_of(proven.member, member.id) {
-                continue;
-            }
-            let is_fresh = self.is_fresh(member.id, observation.number, Instant::now());
+            let is_fresh = self.is_fresh(*member, (observation.number, *revision), now);
             let agrees = observation.unreachable.iter().any(|each| {
                 each.member.get() == dead.0 && Duration::from_secs(each.for_seconds) >= after
             });
             // Each certificate counts for one voter only.
-            if is_fresh && agrees && certified.insert(proven.member) {
-                agreeing.push(member.id);
+            if is_fresh && agrees && certified.insert(proven) {
+                agreeing.push(*member);
             }
         }
-        Ok(agreeing)
+        agreeing
     }
 
-    /// Notes an observation's number. Returns whether it counts now.
-    pub(super) fn is_fresh(&mut self, of: MemberId, number: u64, now: Instant) -> bool {
-        let first = LatestObservation { number, looked: now, renewed: None };
+    /// Notes an observation's number and the revision that wrote it. Returns whether it counts now.
+    ///
+    /// An observation is new if its agent has signed it after the write that this agent saw last.
+    /// So a copy of an older one doesn't count, although somebody has just written it.
+    pub(super) fn is_fresh(
+        &mut self,
+        of: MemberId,
+        (number, revision): (u64, u64),
+        now: Instant,
+    ) -> bool {
+        let first = LatestObservation { revision, looked: now, renewed: None };
         let seen = self.seen.entry(of).or_insert(first);
-        // After a break, it isn't known when the number has grown.
+        // After a break, it isn't known when the observation was written.
         if now.duration_since(seen.looked) >= OBSERVATION_LIFETIME {
-            *seen = LatestObservation { number, looked: now, renewed: None };
+            *seen = LatestObservation { revision, looked: now, renewed: None };
         }
-        seen.looked = now;
-        if number > seen.number {
-            (seen.number, seen.renewed) = (number, Some(now));
+        if number >= seen.revision {
+            seen.renewed = Some(now);
         }
+        (seen.looked, seen.revision) = (now, revision);
         seen.renewed.is_some_and(|renewed| now.duration_since(renewed) < OBSERVATION_LIFETIME)
     }
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[tokio::test(start_paused = true)]
-    async fn an_observation_counts_once_a_newer_one_was_seen_and_until_it_is_old() {
-        let mut seen = Observations::default();
-        let (start, of) = (Instant::now(), MemberId(7));
-        let at = |seconds| start + Duration::from_secs(seconds);
-        assert!(!seen.is_fresh(of, 10, at(0)), "it may be of last week");
-        assert!(!seen.is_fresh(of, 10, at(10)));
-        assert!(seen.is_fresh(of, 11, at(15)));
-        assert!(seen.is_fresh(of, 11, at(59)));
-        assert!(!seen.is_fresh(of, 11, at(60)));
-        assert!(!seen.is_fresh(of, 10, at(61)), "an older one is shown again");
-        assert!(seen.is_fresh(of, 12, at(62)));
-        assert!(!seen.is_fresh(of, 13, at(107)), "it may have been written at any time meanwhile");
-        assert!(seen.is_fresh(of, 14, at(108)));
-    }
+/// Verifies a value in the store as the observation of this member's agent. Returns the observation
+/// and the member that the agent's certificate names.
+fn verified(
+    observer: &VoterObserver,
+    statement: &Statement,
+    member: MemberId,
+    value: &[u8],
+) -> Option<(Observation, CertifiedMember)> {
+    let signed: SignedObservation = serde_json::from_slice(value).ok()?;
+    let verified = signed.verify(statement).inspect_err(|error| {
+        tracing::debug!("{} doesn't count: {}", key_of(member), error_chain(error));
+    });
+    let (observation, proven) = verified.ok()?;
+    let is_own_word = observation.observer.get() == member.0;
+    (is_own_word && observer.is_of(proven.member, member)).then_some((observation, proven.member))
 }
+
+#[cfg(test)]
+mod tests;

@@ -150,6 +150,8 @@ enum Pending {
 /// An observation in the store.
 struct StoredObservation {
     number: u64,
+    /// Revision that wrote it.
+    revision: u64,
     unreachable: Vec<(MemberId, Duration)>,
 }
 

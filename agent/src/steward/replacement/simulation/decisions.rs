@@ -25,7 +25,9 @@ impl Simulation {
         }
         if self.has_quorum(host) && self.random.one_in(2) {
             self.writes += 1;
-            self.stored.insert(host, StoredObservation { number: self.writes, unreachable });
+            let (number, revision) =
+                (self.stored.get(&host).map_or(0, |last| last.revision), self.writes);
+            self.stored.insert(host, StoredObservation { number, revision, unreachable });
         }
     }
 
@@ -40,7 +42,8 @@ impl Simulation {
         let host = self.hosts.get_mut(&own).expect("a host");
         let mut agreeing = vec![own];
         for (observer, stored) in &self.stored {
-            let is_fresh = host.observations.is_fresh(*observer, stored.number, now);
+            let written = (stored.number, stored.revision);
+            let is_fresh = host.observations.is_fresh(*observer, written, now);
             let agrees = stored
                 .unreachable
                 .iter()
