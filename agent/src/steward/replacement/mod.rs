@@ -217,8 +217,9 @@ impl Steward {
         if intents.iter().any(|view| !is_waiting(view)) {
             return true;
         }
-        // While a member is being replaced, the other agents observe it, too.
-        if intents.is_empty() && !leads && self.replacement.unreachable().is_empty() {
+        // A replacement that discovery has forgotten needs the other agents' observations of its
+        // member, the only one that can't be reached.
+        if intents.is_empty() && !leads && self.replacement.unreachable().len() != 1 {
             return false;
         }
         if let Err(why) = self.read_uses().await {
