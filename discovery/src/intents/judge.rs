@@ -3,7 +3,7 @@
 
 use discovery_types::api::{Explanation, IntentState, IntentView, MAX_MEMBERS, Outcome, WaitView};
 use discovery_types::digest::{Digest, MemberId};
-use discovery_types::grant::{Grant, GrantId};
+use discovery_types::grant::Grant;
 use discovery_types::intent::Verb;
 use discovery_types::jws::JwsType;
 use discovery_types::order::Order;
@@ -178,15 +178,8 @@ pub(super) fn view(
             by: waits.by.clone(),
             at_ms: waits.at_us / 1_000,
         }),
-        policy: policy_id(known),
+        policy: standby::policy_id(known),
     }
-}
-
-/// Returns the id of the replacement policy under which the newcomer asks to join. `None` for an
-/// intent without a policy. A policy is a grant.
-fn policy_id(known: &StoredIntent) -> Option<GrantId> {
-    let grant: Grant = standby::policy_of(known)?.claims_unverified(JwsType::Grant).ok()?;
-    Some(grant.id)
 }
 
 /// Returns a member's name from the confirmed list, or from the last report that has one.
@@ -211,7 +204,12 @@ fn task(known: &StoredIntent, about_name: Option<&str>) -> String {
     match known.intent.verb {
         Verb::Join => format!("{subject} asks to become a member"),
         Verb::Replace if known.is_standby() => format!(
-            "{subject} waits, by a replacement policy, for the place of a member that nobody can reach"
+            "{subject} waits, by {}, for the place of a member that nobody can reach",
+            standby::name_policy(known)
+        ),
+        Verb::Replace if standby::policy_id(known).is_some() => format!(
+            "{subject} takes the place of member {about}, by {}",
+            standby::name_policy(known)
         ),
         Verb::Replace => format!("{subject} asks to take the place of member {about}"),
         Verb::Remove => format!("member {about} is to be removed"),
@@ -301,7 +299,7 @@ fn explain(
         }),
         (IntentState::Expired, _) if known.is_standby_gone(now) => lines.push(explanation(
             "standby_gone",
-            format!("{subject} waited by a replacement policy, and asks no more"),
+            format!("{subject} waited by {}, and asks no more", standby::name_policy(known)),
             subject,
             None,
         )),

@@ -5,7 +5,8 @@
 //! counts as waiting again as soon as it asks.
 
 use discovery_types::api::{Explanation, IntentState, MembersView};
-use discovery_types::jws::Jws;
+use discovery_types::grant::{Grant, GrantId};
+use discovery_types::jws::{Jws, JwsType};
 use discovery_types::problem::Code;
 
 use crate::app::App;
@@ -103,16 +104,25 @@ pub(crate) fn explain(
         .map(|known| {
             let reason = known.wait_reason.as_ref().map(|waits| waits.reason.clone());
             let reason = reason.unwrap_or_else(|| "nobody is known to be dead".to_owned());
-            line("standby", format!("{} is a standby: {reason}", known.subject), None)
+            let (subject, policy) = (&known.subject, name_policy(known));
+            line("standby", format!("{subject} is a standby by {policy}: {reason}"), None)
         })
         .collect();
-    let in_force = changes.policies.iter().any(|policy| !policy.is_revoked);
+    let in_force: Vec<String> = changes
+        .policies
+        .iter()
+        .filter(|policy| !policy.is_revoked)
+        .filter_map(|policy| Some(grant_id(&policy.grant)?.to_string()))
+        .collect();
     let is_silent = view.members.iter().any(|member| member.is_silent);
-    if lines.is_empty() && in_force && is_silent {
-        let missing = "a replacement policy lets a host with its bundle take the place of a dead \
-                       member, and no such host waits";
+    if lines.is_empty() && !in_force.is_empty() && is_silent {
+        let missing = format!(
+            "a host with a replacement policy's bundle may take the place of a dead member, and no \
+             such host waits; policies in force: {}",
+            in_force.join(", ")
+        );
         let command = Some(format!("muster-discovery policy list --cluster {name}"));
-        return vec![line("no_standby", missing.to_owned(), command)];
+        return vec![line("no_standby", missing, command)];
     }
     lines
 }
@@ -128,7 +138,20 @@ fn line(code: &str, missing: String, command: Option<String>) -> Explanation {
     }
 }
 
-/// Returns the policy of a host that waits, or waited, as a standby. `None` for any other host.
-pub(super) fn policy_of(known: &StoredIntent) -> Option<&Jws> {
-    known.seen_us.map(|_| &known.intent.authority)
+/// Returns the id of the replacement policy under which the host waits, or waited, as a standby.
+/// `None` for any other host. A policy is a grant.
+pub(super) fn policy_id(known: &StoredIntent) -> Option<GrantId> {
+    known.seen_us.and_then(|_| grant_id(&known.intent.authority))
+}
+
+/// Names the replacement policy of a standby, as a part of a sentence.
+pub(super) fn name_policy(known: &StoredIntent) -> String {
+    let name = policy_id(known).map(|id| format!("replacement policy {id}"));
+    name.unwrap_or_else(|| "a replacement policy".to_owned())
+}
+
+/// Returns the id of a stored grant, whose signature was verified before it was stored.
+fn grant_id(jws: &Jws) -> Option<GrantId> {
+    let grant: Grant = jws.claims_unverified(JwsType::Grant).ok()?;
+    Some(grant.id)
 }

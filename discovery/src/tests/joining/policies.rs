@@ -12,6 +12,7 @@ use discovery_types::role::Role;
 use discovery_types::statement::Statement;
 use discovery_types::token::Token;
 
+use super::present::{founders, report_all, silence};
 use super::{CommittedCluster, added, code};
 use crate::tests::agent::{TestAgent, form};
 use crate::tests::support::TestInstallation;
@@ -162,6 +163,8 @@ async fn the_replaced_member_is_known_by_what_the_clusters_agents_report() {
     let founder = &cluster.agents[0];
     let said = cluster.report_outcome(founder, &view, outcome, 20).await.unwrap();
     assert_eq!(said.about, Some(dead));
+    let text = &said.explain[0].missing;
+    assert!(text.contains(&format!("by replacement policy {}", grant.id)), "{text}");
     let promoted = Outcome::Promoted { member };
     let said = cluster.report_outcome(founder, &view, promoted, 30).await.unwrap();
     assert_eq!((said.state, said.about), (IntentState::Promoted, Some(dead)));
@@ -183,6 +186,51 @@ async fn the_replaced_member_is_known_by_what_the_clusters_agents_report() {
     assert_eq!(boot.iter().map(|host| host.seat).collect::<Vec<_>>(), [Some(1)]);
     // The new member may read intents, and doesn't count as a standby.
     assert!(standby.client.intents(id, None, false).await.is_ok());
+    cluster.service.stop().await;
+}
+
+/// Whatever waits for or under a policy is explained with the policy's id.
+#[tokio::test]
+async fn explanations_name_the_policy() {
+    let cluster = CommittedCluster::of(3).await;
+    let id = cluster.statement.cluster;
+    report_all(&cluster, 3, &founders(&cluster)).await;
+    silence(&cluster, &[1]).await;
+    let explained = async || {
+        let told = cluster.admin.explain(id).await.unwrap().explain;
+        let of_policies = told.into_iter().filter(|line| line.code.contains("standby"));
+        of_policies.map(|line| (line.code, line.missing, line.command)).collect::<Vec<_>>()
+    };
+    assert!(explained().await.is_empty(), "without a policy, nobody waits for a host");
+
+    let (token, grant) = policy(&cluster).await;
+    let policy_id = grant.id.to_string();
+    let list = "muster-discovery policy list --cluster demo".to_owned();
+    let expect_no_standby = async || {
+        let lines = explained().await;
+        let [(code, text, command)] = &lines[..] else { panic!("{lines:?}") };
+        assert_eq!((code.as_str(), command.as_ref()), ("no_standby", Some(&list)));
+        assert!(text.contains(&policy_id), "{text}");
+    };
+    expect_no_standby().await;
+
+    let host = cluster.standby(&token, 9);
+    let view = host.join().await.unwrap().intent;
+    let text = &view.explain[0].missing;
+    assert!(text.contains(&format!("waits, by replacement policy {policy_id}")), "{text}");
+    let lines = explained().await;
+    let [(code, text, _)] = &lines[..] else { panic!("{lines:?}") };
+    let told = format!("node-9 is a standby by replacement policy {policy_id}: ");
+    assert!(code == "standby" && text.starts_with(&told), "{code}: {text}");
+
+    cluster.age_standbys(121).await;
+    expect_no_standby().await;
+    let gone = cluster.admin.intent(id, view.intent.operation, None).await.unwrap();
+    let text = &gone.explain[0].missing;
+    assert!(text.contains(&format!("waited by replacement policy {policy_id}")), "{text}");
+
+    cluster.admin.revoke_grant(grant.id).await.unwrap();
+    assert!(explained().await.is_empty(), "a revoked policy waits for nobody");
     cluster.service.stop().await;
 }
 

@@ -23,7 +23,7 @@ fn listen(service: &RunningService) {
 }
 
 /// Moves these members' reports into the past, so that the members count as silent.
-async fn silence(cluster: &CommittedCluster, agents: &[usize]) {
+pub(super) async fn silence(cluster: &CommittedCluster, agents: &[usize]) {
     listen(&cluster.service);
     let mut connection = cluster.world.database.connect().await;
     let us = SILENT_AFTER.as_micros() as i64 + 1_000_000;
@@ -47,7 +47,11 @@ async fn codes(cluster: &CommittedCluster) -> Vec<String> {
     told.explain.into_iter().map(|line| line.code).collect()
 }
 
-async fn report_all(cluster: &CommittedCluster, configuration: u64, members: &[(MemberId, bool)]) {
+pub(super) async fn report_all(
+    cluster: &CommittedCluster,
+    configuration: u64,
+    members: &[(MemberId, bool)],
+) {
     for agent in &cluster.agents {
         let index = configuration + 10;
         cluster.report(agent, Some(configuration), index, members).await.unwrap();
@@ -60,7 +64,7 @@ fn late_host(cluster: &CommittedCluster, number: u16) -> TestAgent {
     TestAgent::new(world, service, statement, token, number)
 }
 
-fn founders(cluster: &CommittedCluster) -> Vec<(MemberId, bool)> {
+pub(super) fn founders(cluster: &CommittedCluster) -> Vec<(MemberId, bool)> {
     cluster.agents.iter().map(|agent| (cluster.id(agent), false)).collect()
 }
 
