@@ -192,6 +192,7 @@ fn new_intent(
         agent: record.agent_key,
         address: request.address.to_string(),
         instance,
+        zone: record.zone.as_ref().map(ToString::to_string),
     };
     let made_by = admin_name(transaction, ticket.jws());
     NewIntent {

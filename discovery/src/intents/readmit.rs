@@ -116,6 +116,7 @@ async fn store(
         agent: record.agent_key,
         address: address.to_string(),
         instance: None,
+        zone: record.zone.as_ref().map(ToString::to_string),
     };
     let new = NewIntent {
         intent,

@@ -42,6 +42,8 @@ pub(crate) struct IntentNewcomer {
     pub address: String,
     /// Virtual machine of the host, if the token requires an identity document.
     pub instance: Option<String>,
+    /// Zone of the host, if its record names one.
+    pub zone: Option<String>,
 }
 
 /// A recovery statement that discovery is about to follow, and the fields of the event about it.
@@ -183,19 +185,24 @@ pub(crate) async fn insert(
          FROM next"
     );
     let NewIntent { intent, newcomer, subject, made_by, seen_us } = new;
-    let (grant, agent, address, instance) = match newcomer {
-        Some(IntentNewcomer { grant, agent, address, instance }) => {
-            (Some(grant), Some(agent), Some(address), instance)
-        }
-        None => (None, None, None, None),
-    };
     let mut body = serde_json::json!({
         "operation": intent.operation.to_string(), "verb": intent.verb.as_str(),
-        "subject": subject, "by": made_by, "address": address,
+        "subject": subject, "by": made_by,
+        "address": newcomer.as_ref().map(|host| host.address.as_str()),
     });
-    if let Some(instance) = &instance {
-        body["instance"] = serde_json::json!(instance);
+    if let Some(host) = &newcomer {
+        body["grant"] = serde_json::json!(host.grant);
+        body["key"] = serde_json::json!(host.agent.key_id().to_string());
+        for (name, value) in [("zone", &host.zone), ("instance", &host.instance)] {
+            if let Some(value) = value {
+                body[name] = serde_json::json!(value);
+            }
+        }
     }
+    let (grant, agent, address, instance) = match newcomer {
+        Some(host) => (Some(host.grant), Some(host.agent), Some(host.address), host.instance),
+        None => (None, None, None, None),
+    };
     let rev = query_change(INSERT, intent.cluster, now, "intent", &body)?
         .bind(&intent.operation.0[..])
         .bind(intent.verb.as_str())

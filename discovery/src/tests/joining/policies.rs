@@ -1,7 +1,7 @@
 //! Tests of replacement policies: who may make them, and the hosts that wait under them.
 
 use discovery_types::admin::Admin;
-use discovery_types::api::{GrantQuery, GrantState, IntentState, Outcome};
+use discovery_types::api::{EventQuery, GrantQuery, GrantState, IntentState, Outcome};
 use discovery_types::client::DiscoveryClient;
 use discovery_types::digest::MemberId;
 use discovery_types::grant::{Grant, ReplacementLimits, TokenKind};
@@ -231,6 +231,36 @@ async fn explanations_name_the_policy() {
 
     cluster.admin.revoke_grant(grant.id).await.unwrap();
     assert!(explained().await.is_empty(), "a revoked policy waits for nobody");
+    cluster.service.stop().await;
+}
+
+/// The event of a redeemed policy or ticket tells who came with which token, and from where.
+#[tokio::test]
+async fn the_event_of_a_redeem_names_the_token_the_key_and_the_zone() {
+    let cluster = CommittedCluster::of(1).await;
+    let (token, grant) = policy(&cluster).await;
+    let mut standby = cluster.standby(&token, 9);
+    standby.record.zone = Some("zone-a".parse().unwrap());
+    let newcomer = cluster.newcomer(30).await;
+    for host in [&standby, &newcomer] {
+        host.join().await.unwrap();
+    }
+    let query = EventQuery { stream: cluster.statement.cluster, after: None, limit: Some(1_000) };
+    let events = cluster.admin.events(&query).await.unwrap().events;
+    let bodies: Vec<serde_json::Value> = events
+        .iter()
+        .filter(|event| event.kind == "intent")
+        .map(|event| serde_json::from_str(&event.body).unwrap())
+        .collect();
+    let [by_policy, by_ticket] = &bodies[..] else { panic!("{bodies:?}") };
+    for (body, host, grant) in
+        [(by_policy, &standby, grant.id), (by_ticket, &newcomer, newcomer.record.grant)]
+    {
+        assert_eq!(body["grant"], grant.to_string(), "{body}");
+        assert_eq!(body["key"], host.key.public().key_id().to_string(), "{body}");
+        assert_eq!((&body["by"], &body["address"]), (&"owner".into(), &"127.0.0.1".into()));
+    }
+    assert_eq!((&by_policy["zone"], by_ticket.get("zone")), (&"zone-a".into(), None));
     cluster.service.stop().await;
 }
 
