@@ -1,26 +1,37 @@
 //! Every route with every kind of caller: who may do what, as the running service answers.
 //!
 //! In the table, `-` means that the caller was refused. `yes` means that a request was judged by
-//! its content, and none was refused because of the caller. `?` means that no request had a body
-//! that the service could judge. The column `foreign` is an agent of another cluster. The columns
-//! `foreign-admin` and `foreign-owner` are admins whom only another cluster's statement names: an
-//! issuer and operator, and an owner. A route whose rights depend on the body shows the most that a
-//! caller may do.
+//! its content, and none was refused because of the caller. The test fails if no request of a
+//! caller had a body that the service could judge. The column `foreign` is an agent of another
+//! cluster. The columns `foreign-admin` and `foreign-owner` are admins whom only another cluster's
+//! statement names: an issuer and operator, and an owner. A route whose rights depend on the body
+//! shows the most that a caller may do.
+//!
+//! Some routes are open to every key: `join`, `redeem` and `readmit`, where signatures in the body
+//! decide, and `token`, where the key has to be a known one. Where an admin sends a signed message,
+//! its signer has to be named by the cluster's statement. So another cluster's admin may deliver an
+//! order or a retirement that this cluster's owner has signed.
 
 use std::sync::Arc;
 
-use discovery_types::access::ClientKind;
+use discovery_types::access::{Assertion, ClientKind, JWT_BEARER};
 use discovery_types::admin::{Admin, AdminChain, AdminOperation};
+use discovery_types::api::{AdoptRequest, CommitDocument, EtcdTokenRequest, ReportRequest};
 use discovery_types::approval::Approval;
 use discovery_types::client::DiscoveryClient;
-use discovery_types::digest::{MemberId, Nonce};
+use discovery_types::digest::{Digest, MemberId, Nonce};
+use discovery_types::etcd_token::{EtcdProtocol, EtcdToken};
 use discovery_types::jws::Jws;
 use discovery_types::key::SigningKey;
 use discovery_types::order::{Order, OrderedChange};
 use discovery_types::problem::{Code, Problem};
+use discovery_types::proposal::{Ack, Release};
+use discovery_types::retire::{Retire, Unretire};
 use discovery_types::role::Role;
+use discovery_types::service::ServiceStatement;
 use discovery_types::statement::Statement;
-use serde_json::Value;
+use serde::Serialize;
+use serde_json::{Value, json};
 use tokio::io::AsyncWriteExt;
 use uuid::Uuid;
 
@@ -34,6 +45,9 @@ use crate::server::RunningService;
 /// Number of requests with random bodies that fit the schema, for each route and caller. A request
 /// whose body is refused tells nothing about rights.
 const ATTEMPTS: u64 = 60;
+
+/// Number of the first of these requests that have a body made for the route, if there is one.
+const MADE_BODIES: u64 = 3;
 
 /// Maximum number of attempts to send a request while the service can't answer it.
 const TRIES: u32 = 20;
@@ -72,6 +86,15 @@ struct RightsWorld {
     grant: String,
     operation: String,
     process: Uuid,
+    /// The founder of the running cluster, and its commit document.
+    own: TestAgent,
+    document: CommitDocument,
+    h: Digest,
+    /// A host that redeemed a join ticket.
+    newcomer: TestAgent,
+    /// An element of the admin chain.
+    element: Jws,
+    etcd_token: EtcdTokenRequest,
 }
 
 /// Admins of this test beside the owner. Each has the name of its column.
@@ -83,13 +106,14 @@ const ADMINS: [(&str, &[Role]); 5] = [
     ("foreign-owner", &[Role::Owner]),
 ];
 
-/// Adds [`ADMINS`] to the service, and returns them with their names and keys.
+/// Adds [`ADMINS`] to the service. Returns them with their names and keys, and the last element of
+/// the admin chain.
 async fn add_admins(
     world: &TestInstallation,
     admin: &DiscoveryClient,
-) -> Vec<(&'static str, Admin, Arc<SigningKey>)> {
+) -> (Vec<(&'static str, Admin, Arc<SigningKey>)>, Jws) {
     let mut chain = AdminChain::root(world.owner.public());
-    let mut admins = Vec::new();
+    let (mut admins, mut last) = (Vec::new(), None);
     for (name, roles) in ADMINS {
         let key = Arc::new(SigningKey::generate());
         let named =
@@ -98,27 +122,46 @@ async fn add_admins(
         admin.put_admin(&add).await.unwrap();
         chain.append(&add).unwrap();
         admins.push((name, named, key));
+        last = Some(add);
     }
-    admins
+    (admins, last.unwrap())
 }
 
-/// Forms a cluster of one host, and returns its agent.
+/// Forms a cluster of one host. Returns its agent, its commit document and the document's hash.
 async fn formed(
     world: &TestInstallation,
     service: &RunningService,
     admin: &DiscoveryClient,
     statement: &Statement,
     number: u16,
-) -> TestAgent {
+) -> (TestAgent, CommitDocument, Digest) {
     let token = world.token(admin, statement).await;
     let mut agents = [TestAgent::new(world, service, statement, &token, number)];
-    form(&mut agents).await;
+    let seen = form(&mut agents).await;
     let [agent] = agents;
-    agent
+    let h = agent.document(&seen).hash();
+    (agent, seen.document.unwrap(), h)
 }
 
-/// Returns an order to remove a member that the cluster doesn't have.
-fn order(world: &TestInstallation, statement: &Statement) -> Jws {
+/// Makes an etcd token, and returns the request that made it.
+async fn etcd_token(admin: &DiscoveryClient) -> EtcdTokenRequest {
+    let token = EtcdToken::generate();
+    let request = EtcdTokenRequest {
+        id: token.id(),
+        secret_hash: token.secret_hash(),
+        name: "stock".parse().unwrap(),
+        protocol: EtcdProtocol::V2,
+        size: 3,
+        lifetime_seconds: 86_400,
+        cidrs: Vec::new(),
+    };
+    admin.put_etcd_token(&request).await.unwrap();
+    request
+}
+
+/// Returns an order to remove a member that the cluster doesn't have. `issued_at` is in seconds
+/// since 1970.
+fn order(world: &TestInstallation, statement: &Statement, issued_at: u64) -> Jws {
     let order = Order {
         version: 1,
         id: Nonce::random(),
@@ -126,11 +169,38 @@ fn order(world: &TestInstallation, statement: &Statement) -> Jws {
         statement: statement.sign(&world.owner).hash(),
         change: OrderedChange::Remove { member: MemberId::new(7) },
         planned_at: None,
-        issued_at: 1,
-        expires_at: 2,
+        issued_at,
+        expires_at: issued_at + 900,
         reason: String::new(),
     };
     order.sign(&world.owner)
+}
+
+/// Makes requests for every operation of the API.
+fn request_maker() -> RequestMaker {
+    let description: Value = serde_json::from_str(crate::openapi::openapi_text()).unwrap();
+    RequestMaker::new(&description, &[])
+}
+
+/// Returns a statement that the service is at another address.
+fn service_statement(cluster: Uuid) -> ServiceStatement {
+    ServiceStatement {
+        version: 1,
+        cluster,
+        sequence: 1,
+        urls: vec!["https://new.example:8443".parse().unwrap()],
+        pins: vec![Digest::of(b"key")],
+        issued_at: 1_700_000_000,
+    }
+}
+
+/// Returns the body of a request that is one signed message.
+fn signed(jws: &Jws) -> String {
+    json!({ "jws": jws }).to_string()
+}
+
+fn json_of(body: &impl Serialize) -> String {
+    serde_json::to_string(body).unwrap()
 }
 
 impl RightsWorld {
@@ -141,7 +211,7 @@ impl RightsWorld {
         (args.limits.rate, args.limits.burst) = (1_000_000, 1_000_000);
         let service = crate::server::start(args).await.unwrap();
         let admin = world.owner(&service);
-        let admins = add_admins(&world, &admin).await;
+        let (admins, element) = add_admins(&world, &admin).await;
         let mut statement = world.draft(&admin, "demo", 1).await;
         let mut other = world.draft(&admin, "other", 1).await;
         for (name, named, _) in &admins {
@@ -152,16 +222,13 @@ impl RightsWorld {
         for statement in [&statement, &other] {
             admin.put_statement(statement.cluster, &statement.sign(&world.owner)).await.unwrap();
         }
-        let own = formed(&world, &service, &admin, &statement, 1).await;
-        let foreign = formed(&world, &service, &admin, &other, 2).await;
+        let (own, document, h) = formed(&world, &service, &admin, &statement, 1).await;
+        let (foreign, ..) = formed(&world, &service, &admin, &other, 2).await;
         let ticket = world.ticket(&admin, &statement).await;
         let newcomer = TestAgent::new(&world, &service, &statement, &ticket, 3);
         let intent = newcomer.join().await.unwrap().intent.intent;
         let grants = admin.list_grants(None, &Default::default()).await.unwrap().grants;
-        let mut maker = RequestMaker::new(
-            &serde_json::from_str::<Value>(crate::openapi::openapi_text()).unwrap(),
-            &[],
-        );
+        let mut maker = request_maker();
         maker.clusters = vec![statement.cluster.to_string()];
         maker.known = grants.iter().map(|view| view.jws.to_string()).collect();
         maker.known.extend([
@@ -172,7 +239,7 @@ impl RightsWorld {
             own.nonce.to_string(),
             intent.operation.to_string(),
             statement.sign(&world.owner).hash().to_string(),
-            order(&world, &statement).to_string(),
+            order(&world, &statement, 1).to_string(),
             Approval { cluster: statement.cluster, agent: own.record.agent_key }
                 .sign(&world.owner)
                 .to_string(),
@@ -194,6 +261,12 @@ impl RightsWorld {
             grant: ticket.id().to_string(),
             operation: intent.operation.to_string(),
             process: Uuid::now_v7(),
+            etcd_token: etcd_token(&admin).await,
+            own,
+            document,
+            h,
+            newcomer,
+            element,
             world,
             service,
             statement,
@@ -228,22 +301,83 @@ impl RightsWorld {
         panic!("no answer to {request}");
     }
 
+    /// Makes a body that the service can judge, for a route whose random bodies it would refuse as
+    /// unreadable or wrongly signed.
+    fn made_body(&self, method: &str, path: &str, caller: &RightsCaller) -> Option<String> {
+        let (owner, cluster) = (&self.world.owner, self.statement.cluster);
+        let statement = self.statement.sign(owner).hash();
+        let (key, h) = (&self.own.key, self.h);
+        let epoch = self.own.highest_epoch;
+        let now = self.service.app().clock.seconds();
+        // Whoever has the token of a host can redeem it with a key of its own.
+        let redeem_of = |host: &TestAgent| match &caller.kind.key {
+            Some(key) => host.copy_with_key(&self.world, &self.service, key.clone()).envelope(),
+            None => host.envelope(),
+        };
+        let reason = String::new();
+        let body = match (method, path.trim_start_matches("/v1/clusters/{id}")) {
+            ("PUT", "/v1/admins") => signed(&self.element),
+            ("PUT", "/v1/etcd-tokens") => json_of(&self.etcd_token),
+            ("PUT", "/v1/orders") => signed(&order(&self.world, &self.statement, now)),
+            ("POST", "/v1/join") => signed(&redeem_of(&self.newcomer)),
+            ("POST", "/v1/redeem") => signed(&redeem_of(&self.own)),
+            ("POST", "/v1/token") => {
+                let key = caller.kind.key.as_ref().unwrap_or(owner);
+                let assertion = Assertion::sign(key, &self.service.app().issuer, now);
+                format!("grant_type={}&assertion={assertion}", JWT_BEARER.replace(':', "%3A"))
+            }
+            ("POST", "/ack") => signed(&Ack { cluster, epoch, h }.sign(key)),
+            ("POST", "/adopt") => json_of(&AdoptRequest {
+                cluster,
+                document: self.document.document.clone(),
+                statements: self.document.statements.clone(),
+            }),
+            ("POST", "/release") => signed(&Release { cluster, epoch }.sign(key)),
+            ("POST", "/report") => json_of(&ReportRequest {
+                session: self.own.session(),
+                h,
+                raft_cluster_id: "0000000000000001".into(),
+                member_id: "0000000000000001".into(),
+                leader_id: None,
+                raft_term: 1,
+                raft_index: 1,
+                membership: None,
+                cas: None,
+            }),
+            ("PUT", "/service") => signed(&service_statement(cluster).sign(owner)),
+            ("POST", "/retire") => {
+                signed(&Retire { cluster, statement, reason, force: true }.sign(owner))
+            }
+            ("POST", "/unretire") => {
+                signed(&Unretire { cluster, statement, retired_at_ms: 0 }.sign(owner))
+            }
+            _ => return None,
+        };
+        Some(body)
+    }
+
     /// Sends requests of one caller to one route.
     async fn right(&self, number: usize, caller: &RightsCaller, random: &mut Random) -> Right {
-        let (method, path) = &self.maker.operations()[number];
-        let id = match path.split('/').nth(2) {
+        let (method, pattern) = &self.maker.operations()[number];
+        let id = match pattern.split('/').nth(2) {
             Some("grants") => self.grant.clone(),
+            Some("etcd-tokens") => self.etcd_token.id.to_string(),
             Some("processes") => self.process.to_string(),
             _ => self.statement.cluster.to_string(),
         };
-        let mut path = path.replace("{id}", &id).replace("{operation}", &self.operation);
+        let mut path = pattern.replace("{id}", &id).replace("{operation}", &self.operation);
         if path == "/v1/events" {
             path.push_str(&format!("?stream={id}"));
         }
         let mut connection = connect(&self.world, &self.service, &caller.kind).await;
         let mut right = Right::Unknown;
-        for _ in 0..ATTEMPTS {
-            let (media_type, body) = self.maker.fitting_body(number, random);
+        for attempt in 0..ATTEMPTS {
+            let (media_type, mut body) = self.maker.fitting_body(number, random);
+            if attempt < MADE_BODIES
+                && let Some(made) = self.made_body(method, pattern, caller)
+            {
+                body = made;
+            }
             let mut head = format!("{method} {path} HTTP/1.1\r\nhost: x\r\n");
             let named =
                 [("authorization", &caller.kind.authorization), ("content-type", &media_type)];
@@ -293,7 +427,10 @@ async fn each_route_serves_the_callers_that_it_is_for() {
             let cell = match rights.right(number, caller, &mut random).await {
                 Right::Allowed | Right::Judged => "yes",
                 Right::Refused => "-",
-                Right::Unknown => "?",
+                Right::Unknown => {
+                    let name = caller.name;
+                    panic!("{method} {path}: no request of {name} could be judged: make a body")
+                }
             };
             cells.push(format!("{cell:width$}", width = caller.name.len()));
         }
