@@ -229,6 +229,7 @@ fn format_text(report: &StatusReport) -> String {
     line("history", status.and_then(|status| status.history_fault.clone()));
     line("late", status.and_then(|s| s.certificates_late.clone()));
     line("address", status.and_then(|s| s.unrecorded_address.clone()));
+    line("replacement", status.and_then(|s| s.replacement.clone()));
     let backup = status.and_then(|status| status.backup.as_ref());
     for text in backup.map(|backup| backup.to_lines(jiff::Timestamp::now())).unwrap_or_default() {
         line("backup", Some(text));
@@ -387,6 +388,24 @@ mod tests {
         assert_eq!(both.await, Some(format!("{lost} ({place})")));
         let moved = show(&|status| status.discovery_unreachable = None).await;
         assert_eq!(moved.as_deref(), Some(place));
+    }
+
+    #[tokio::test]
+    async fn the_reason_why_a_newcomer_under_a_policy_waits_is_shown() {
+        let dir = tempfile::tempdir().unwrap();
+        let layout = Layout::new(dir.path()).unwrap();
+        layout.create().unwrap();
+        let board = StatusHandle::default();
+        let show = async |why: Option<&str>| {
+            board.update(|status| status.replacement = why.map(str::to_owned));
+            let text = serde_json::to_vec(&board.read()).unwrap();
+            std::fs::write(layout.status(), text).unwrap();
+            let shown = status(dir.path()).await;
+            shown.lines().find_map(|line| line.strip_prefix("replacement ")).map(str::to_owned)
+        };
+        assert_eq!(show(None).await, None);
+        let why = "no quorum of agents has seen it";
+        assert_eq!(show(Some(why)).await.as_deref(), Some(why));
     }
 
     #[tokio::test]
