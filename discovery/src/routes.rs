@@ -2,6 +2,7 @@
 
 use actix_web::body::MessageBody;
 use actix_web::dev::{ServiceRequest, ServiceResponse};
+use actix_web::http::Method;
 use actix_web::http::header::{CACHE_CONTROL, DATE, HeaderValue};
 use actix_web::middleware::Next;
 use actix_web::web::{self, Data, PathConfig, QueryConfig, ServiceConfig, get, head, post, put};
@@ -339,8 +340,8 @@ fn path_in_cluster(path: &str) -> &str {
     path.strip_prefix(ONE_CLUSTER).expect("the table names whole paths")
 }
 
-/// Wraps every request: checks the address's rate limit first. Afterwards it sets the `Date` header
-/// to the service's time and counts the request.
+/// Wraps every request: checks the address's rate limit first. Only the registration of an etcd waits
+/// for its turn. Afterwards it sets the `Date` header to the service's time and counts the request.
 pub(crate) async fn wrap_request(
     request: ServiceRequest,
     next: Next<impl MessageBody + 'static>,
@@ -349,18 +350,23 @@ pub(crate) async fn wrap_request(
     let started = std::time::Instant::now();
     let peer = request.conn_data::<ConnectionPeer>().cloned();
     let address = peer.as_ref().map(|peer| peer.address.ip());
-    let check = |address| app.request_limit.check(address).map_err(|wait| (address, wait));
-    let limited = address.map_or(Ok(()), check);
     let pattern = request.match_pattern().unwrap_or_else(|| "unmatched".into());
-    let mut response = match limited {
-        Ok(()) => next.call(request).await?.map_into_boxed_body(),
-        Err((address, wait)) => {
+    let is_v2 = pattern.starts_with(v2::V2_PREFIX);
+    let is_registration = is_v2 && *request.method() == Method::PUT;
+    let limited = match address {
+        None => Ok(()),
+        Some(address) if is_registration => v2::wait_for_turn(&app.request_limit, address).await,
+        Some(address) => app.request_limit.check(address),
+    };
+    let mut response = match (limited, address) {
+        (Err(wait), Some(address)) => {
             let error = app.rate_limited(address, wait);
-            match pattern.starts_with(v2::V2_PREFIX) {
+            match is_v2 {
                 true => request.into_response(v2::overloaded()),
                 false => request.error_response(error).map_into_boxed_body(),
             }
         }
+        _ => next.call(request).await?.map_into_boxed_body(),
     };
     log_fault(&response, &pattern);
     if let Some(peer) = &peer {

@@ -30,6 +30,7 @@ use crate::app::App;
 use crate::auth::peer;
 use crate::error::ApiError;
 use crate::handlers::body::FormBody;
+use crate::limits::AddressLimit;
 use crate::store::etcd_tokens::StoredEtcdToken;
 
 /// Beginning of the paths of this protocol.
@@ -43,6 +44,8 @@ const CONFIG_INDEX: u64 = 1;
 /// Time for which a registration is retried while the database doesn't answer. etcd waits 5 s, and
 /// doesn't register twice.
 const REGISTRATION_TIMEOUT: Duration = Duration::from_secs(4);
+/// Maximum time for which a registration waits while its address is over the rate limit.
+const TURN_TIMEOUT: Duration = Duration::from_secs(2);
 /// Pause between two tries.
 const REGISTRATION_PAUSE: Duration = Duration::from_millis(200);
 
@@ -116,6 +119,19 @@ impl From<EtcdError> for KeyError {
                 KeyError::new(StatusCode::FORBIDDEN, 107, "Registration refused", error)
             }
             EtcdError::Unavailable | EtcdError::Overloaded => KeyError::unavailable(error),
+        }
+    }
+}
+
+/// Waits until the address of a registration may send a request, for at most [`TURN_TIMEOUT`]. etcd
+/// doesn't register twice, and ends after an error. The error is the time that the address still
+/// has to wait.
+pub(crate) async fn wait_for_turn(limit: &AddressLimit, address: IpAddr) -> Result<(), Duration> {
+    let started = std::time::Instant::now();
+    loop {
+        match limit.check(address) {
+            Err(wait) if started.elapsed() + wait < TURN_TIMEOUT => tokio::time::sleep(wait).await,
+            result => return result,
         }
     }
 }

@@ -149,6 +149,49 @@ async fn the_protocol_v2_answers_as_etcd_does() {
     service.stop().await;
 }
 
+/// etcd doesn't send a registration again after an error, so a registration waits for its turn.
+#[tokio::test]
+async fn registrations_over_the_rate_limit_are_answered_a_little_later() {
+    let world = TestInstallation::new().await;
+    let service = world.serve().await;
+    let (token, _) = make(&world.owner(&service), 3).await;
+    service.stop().await;
+    let mut args = world.args("ledger");
+    (args.limits.rate, args.limits.burst) = (1, 1);
+    let service = start(args).await.unwrap();
+    let etcd = client(&world, &service, &token);
+    for host in 1..=3 {
+        let registered = etcd.register(&format!("n{host}"), &format!("http://10.0.0.{host}:2380"));
+        let registered = registered.await;
+        assert_eq!(registered.status, 201, "{registered:?}");
+    }
+    service.stop().await;
+}
+
+/// A registration is tried again while the database can't answer.
+#[tokio::test]
+async fn a_registration_outlasts_a_short_fault_of_the_database() {
+    let world = TestInstallation::new().await;
+    let service = world.serve().await;
+    let (token, _) = make(&world.owner(&service), 3).await;
+    let etcd = client(&world, &service, &token);
+    let mut database = world.database.connect().await;
+    sqlx::query("ALTER TABLE etcd_tokens RENAME TO hidden_tokens")
+        .execute(&mut database)
+        .await
+        .unwrap();
+    assert_eq!(etcd.get("").await.status, 503, "a GET is answered at once: etcd tries it again");
+    let (registered, ()) = tokio::join!(etcd.register("n0", "http://10.0.0.1:2380"), async {
+        tokio::time::sleep(Duration::from_millis(300)).await;
+        sqlx::query("ALTER TABLE hidden_tokens RENAME TO etcd_tokens")
+            .execute(&mut database)
+            .await
+            .unwrap();
+    });
+    assert_eq!(registered.status, 201, "{registered:?}");
+    service.stop().await;
+}
+
 #[tokio::test]
 async fn bad_requests_of_the_protocol_v2_are_refused_in_its_own_form() {
     let world = TestInstallation::new().await;
