@@ -260,6 +260,52 @@ fn etcd_3_7_forms_a_cluster_by_v3() -> Result<()> {
     check_forming(release(stock_etcd::newest(work()), "v3"))
 }
 
+/// Three members form a cluster by v3, with other variables than `etcd-token create` writes.
+/// `change` gets the written ones.
+fn check_forming_with_variables(
+    change: impl FnOnce(&EtcdTestbed, &str) -> Result<String>,
+) -> Result<()> {
+    let newest = release(stock_etcd::newest(work()), "v3");
+    let (Some(newest), Some(network)) = (newest, network(3)) else { return Ok(()) };
+    let bed = EtcdTestbed::start(newest, network)?;
+    let id = bed.create_token("demo", &[])?;
+    let written = fs_err::read_to_string(bed.variables("demo"))?;
+    fs_err::write(bed.variables("demo"), change(&bed, &written)?)?;
+    let _members = (0..3).map(|host| bed.member("demo", host)).collect::<Result<Vec<_>>>()?;
+    bed.wait_for_cluster(0, &["n0", "n1", "n2"])?;
+    bed.wait_for_state(&id, "complete")?;
+    Ok(())
+}
+
+#[test]
+fn v3_takes_the_whole_token_without_user_and_password() -> Result<()> {
+    check_forming_with_variables(|_, written| {
+        let pairs: Vec<_> = written.lines().filter_map(|line| line.split_once('=')).collect();
+        let password = pairs.iter().find(|(name, _)| *name == "ETCD_DISCOVERY_PASSWORD");
+        let (_, token) = password.context("a password")?;
+        let replaced = ["TOKEN", "USER", "PASSWORD"].map(|name| format!("ETCD_DISCOVERY_{name}"));
+        let is_kept = |name: &str| !replaced.iter().any(|replaced| replaced == name);
+        let kept = pairs.iter().filter(|(name, _)| is_kept(name));
+        let kept: String = kept.map(|(name, value)| format!("{name}={value}\n")).collect();
+        Ok(format!("{kept}ETCD_DISCOVERY_TOKEN={token}\n"))
+    })
+}
+
+/// The service asks for a client certificate and checks no chain, so etcd may have any or none.
+#[test]
+fn v3_serves_an_etcd_with_a_client_certificate() -> Result<()> {
+    check_forming_with_variables(|bed, written| {
+        let key = rcgen::KeyPair::generate()?;
+        let certificate = rcgen::CertificateParams::new(vec!["stock.example".into()])?;
+        let (cert_file, key_file) = (bed.testbed.path("etcd.crt"), bed.testbed.path("etcd.key"));
+        fs_err::write(&cert_file, certificate.self_signed(&key)?.pem())?;
+        fs_err::write(&key_file, key.serialize_pem())?;
+        let (cert_file, key_file) = (path_text(&cert_file)?, path_text(&key_file)?);
+        let files = format!("ETCD_DISCOVERY_CERT={cert_file}\nETCD_DISCOVERY_KEY={key_file}\n");
+        Ok(format!("{written}{files}"))
+    })
+}
+
 /// An etcd whose peer URL or name belongs to another member is refused. The service is killed and
 /// started again while the others wait.
 fn check_duplicates(release: Option<EtcdRelease>) -> Result<()> {
