@@ -287,3 +287,52 @@ fn show(printer: &mut Printer, view: &GrantView) -> Result<(), CliError> {
         ]);
     })
 }
+
+#[cfg(test)]
+mod tests {
+    use discovery_types::digest::Digest;
+
+    use super::*;
+
+    fn policy(cidrs: &[&str], require: &[&str]) -> Grant {
+        let token = Token::generate(TokenKind::Heal);
+        Grant {
+            version: TokenKind::Heal.grant_version(),
+            id: token.id(),
+            kind: TokenKind::Heal,
+            key: *token.public(),
+            cluster: uuid::Uuid::nil(),
+            statement: Digest::of(b"statement"),
+            uses: 3,
+            issued_at: 0,
+            expires_at: 60,
+            cidrs: cidrs.iter().map(|block| block.parse().unwrap()).collect(),
+            name: None,
+            zone: None,
+            replaces: None,
+            replacement: None,
+            require: require.iter().map(|text| requirement::parse(text).unwrap()).collect(),
+        }
+    }
+
+    #[test]
+    fn the_warning_of_a_policy_names_the_bounds_that_it_lacks() {
+        let nothing: &[&str] = &[];
+        let (blocks, account) = (&["10.1.0.0/16"][..], &["aws:account=1"][..]);
+        for (cidrs, require, asks_for_cidr, asks_for_require) in [
+            (nothing, nothing, true, true),
+            (blocks, nothing, false, true),
+            (nothing, account, true, false),
+            (blocks, account, false, false),
+        ] {
+            let text = danger(&policy(cidrs, require));
+            assert!(
+                text.contains("whoever holds this bundle gets a place in the cluster"),
+                "{text}"
+            );
+            assert_eq!(text.contains("with --cidr"), asks_for_cidr, "{text}");
+            let asked = text.contains("require an identity document");
+            assert_eq!(asked, asks_for_require, "{text}");
+        }
+    }
+}

@@ -21,7 +21,7 @@ const FIELDS: &str = "aws:account=ID[,region=NAME][,max-age=TIME], \
                       azure:subscription=ID,tenant=ID,audience=URI";
 
 /// Parses a requirement: a cloud and its fields. The fields for account and region may be repeated.
-fn parse(text: &str) -> Result<Requirement, String> {
+pub(super) fn parse(text: &str) -> Result<Requirement, String> {
     let (cloud, fields) = text.split_once(':').unwrap_or((text, ""));
     let cloud: Cloud = cloud.parse().map_err(|error| format!("{error}: {FIELDS}"))?;
     let account_field = cloud.account_name();

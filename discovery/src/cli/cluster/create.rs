@@ -185,12 +185,44 @@ pub(super) fn print(printer: &mut Printer, stated: &StatementResult) -> Result<(
     })
 }
 
+/// Warns if the service has a single owner.
 pub(super) fn warn_single_owner(admins: &AdminChain, printer: &mut Printer) {
-    if admins.admins().iter().filter(|admin| admin.is_owner()).count() == 1 {
+    if has_single_owner(admins) {
         printer.warn(
             "there is a single owner: if that key is lost, nobody can retire this cluster, \
              restate it or name an admin. Add a second, or one on paper: muster-discovery admin \
              add NAME --recovery, then cluster restate",
         );
+    }
+}
+
+fn has_single_owner(admins: &AdminChain) -> bool {
+    admins.admins().iter().filter(|admin| admin.is_owner()).count() == 1
+}
+
+#[cfg(test)]
+mod tests {
+    use discovery_types::admin::{Admin, AdminOperation};
+    use discovery_types::key::SigningKey;
+    use discovery_types::role::Role;
+
+    use super::*;
+
+    #[test]
+    fn only_a_further_owner_ends_the_warning_about_a_single_one() {
+        let owner = SigningKey::generate();
+        let mut chain = AdminChain::root(owner.public());
+        assert!(has_single_owner(&chain));
+        for (name, role, is_single) in [
+            ("ina", Role::Issuer, true),
+            ("olga", Role::Operator, true),
+            ("ada", Role::Owner, false),
+        ] {
+            let key = *SigningKey::generate().public();
+            let admin = Admin { key, name: name.parse().unwrap(), roles: vec![role] };
+            let add = chain.sign_next(&owner, AdminOperation::Add(admin));
+            chain.append(&add).unwrap();
+            assert_eq!(has_single_owner(&chain), is_single, "{name}");
+        }
     }
 }
