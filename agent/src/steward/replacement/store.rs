@@ -8,8 +8,8 @@
 use std::collections::BTreeMap;
 
 use discovery_types::api::PolicyView;
-use discovery_types::grant::{GrantId, MAX_POLICY_SECONDS, TokenKind, VerifiedGrant};
-use discovery_types::jws::Jws;
+use discovery_types::grant::{Grant, GrantId, MAX_POLICY_SECONDS, TokenKind, VerifiedGrant};
+use discovery_types::jws::{Jws, JwsType};
 use discovery_types::statement::StatementChain;
 use serde::{Deserialize, Serialize};
 
@@ -88,9 +88,15 @@ impl StoredPolicies {
         found.map(|policy| policy.id)
     }
 
-    /// Returns the ids of all policies in the store, each with whether it was revoked.
-    pub(crate) fn ids(&self) -> impl Iterator<Item = (GrantId, bool)> {
-        self.policies.iter().map(|(id, stored)| (*id, stored.revoked))
+    /// Returns all policies in the store: the id, whether the policy was revoked, and the grant as
+    /// stored, whose signature isn't verified here. There is no grant if the policy was revoked
+    /// before the store had it.
+    pub(crate) fn list(&self) -> impl Iterator<Item = (GrantId, bool, Option<Grant>)> {
+        self.policies.iter().map(|(id, stored)| {
+            let grant = stored.grant.as_ref();
+            let grant = grant.and_then(|jws| jws.claims_unverified(JwsType::Grant).ok());
+            (*id, stored.revoked, grant)
+        })
     }
 
     /// Revokes a policy. Returns whether that changes anything.
