@@ -161,8 +161,8 @@ async fn registrations_over_the_rate_limit_are_answered_a_little_later() {
     let service = start(args).await.unwrap();
     let etcd = client(&world, &service, &token);
     for host in 1..=3 {
-        let registered = etcd.register(&format!("n{host}"), &format!("http://10.0.0.{host}:2380"));
-        let registered = registered.await;
+        let (name, url) = (format!("n{host}"), format!("http://10.0.0.{host}:2380"));
+        let registered = etcd.register(&name, &url).await;
         assert_eq!(registered.status, 201, "{registered:?}");
     }
     service.stop().await;
