@@ -131,7 +131,7 @@ impl ClusterIssuer {
 /// Serial number and end of a certificate.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct CertificateFacts {
-    /// Serial number, big-endian.
+    /// Bytes of the certificate's serial number, most significant byte first.
     pub serial: Vec<u8>,
     /// End of the validity, in seconds since 1970.
     pub ends_at: i64,

@@ -9,7 +9,7 @@ use discovery_formation::Hash;
 use discovery_formation::service::EndCause;
 use uuid::Uuid;
 
-/// Where a cluster's entry is.
+/// Place of a cluster's entry in the ledger.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Place {
     /// The ledger's file has the commit.
@@ -18,7 +18,7 @@ pub(super) enum Place {
     End(EndCause),
 }
 
-/// Where the ledger's file has a commit.
+/// Place of a commit in the ledger's file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct CommitPlace {
     /// Whether the file has the document, too. Otherwise it has only the hash.
@@ -63,7 +63,7 @@ const BLOCK_GROWTH: usize = 16;
 
 /// A cluster and the place of its entry, in 24 bytes.
 #[derive(Clone, Copy, Debug)]
-struct Record {
+struct PlaceRecord {
     cluster: Uuid,
     /// The place as [`pack`] encodes it.
     packed: u64,
@@ -109,7 +109,7 @@ fn cause_number(cause: EndCause) -> u32 {
 #[derive(Debug, Default)]
 pub(super) struct PlaceMap {
     /// Records in order. No block is empty, and none has more than [`BLOCK_LEN`] records.
-    blocks: Vec<Vec<Record>>,
+    blocks: Vec<Vec<PlaceRecord>>,
 }
 
 impl PlaceMap {
@@ -125,7 +125,7 @@ impl PlaceMap {
 
     /// Inserts the place of a cluster, or replaces it.
     pub(super) fn insert(&mut self, cluster: Uuid, place: Place) {
-        let record = Record { cluster, packed: pack(place) };
+        let record = PlaceRecord { cluster, packed: pack(place) };
         let number = self.block_of(cluster);
         let Some(block) = self.blocks.get_mut(number) else {
             self.blocks.push(block_with(record));
@@ -157,7 +157,7 @@ impl PlaceMap {
 
     /// Inserts a record that is greater than all of the full block `number` and less than all of
     /// the next block.
-    fn insert_after_block(&mut self, number: usize, record: Record) {
+    fn insert_after_block(&mut self, number: usize, record: PlaceRecord) {
         match self.blocks.get_mut(number + 1) {
             Some(next) if next.len() < BLOCK_LEN => insert_at(next, 0, record),
             _ => self.blocks.insert(number + 1, block_with(record)),
@@ -176,22 +176,22 @@ impl PlaceMap {
 
     /// Returns the number of the block that holds the cluster, or would hold it.
     fn block_of(&self, cluster: Uuid) -> usize {
-        let is_at_or_before = |block: &Vec<Record>| block[0].cluster <= cluster;
+        let is_at_or_before = |block: &Vec<PlaceRecord>| block[0].cluster <= cluster;
         self.blocks.partition_point(is_at_or_before).saturating_sub(1)
     }
 }
 
-fn position(block: &[Record], cluster: Uuid) -> Result<usize, usize> {
+fn position(block: &[PlaceRecord], cluster: Uuid) -> Result<usize, usize> {
     block.binary_search_by_key(&cluster, |record| record.cluster)
 }
 
-fn block_with(record: Record) -> Vec<Record> {
+fn block_with(record: PlaceRecord) -> Vec<PlaceRecord> {
     let mut block = Vec::with_capacity(BLOCK_GROWTH);
     block.push(record);
     block
 }
 
-fn insert_at(block: &mut Vec<Record>, at: usize, record: Record) {
+fn insert_at(block: &mut Vec<PlaceRecord>, at: usize, record: PlaceRecord) {
     if block.len() == block.capacity() {
         block.reserve_exact(BLOCK_GROWTH);
     }

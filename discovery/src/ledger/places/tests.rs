@@ -11,7 +11,7 @@ const INSERTIONS: usize = 10_000;
 
 fn commit_at(offset: u64) -> Place {
     let check = HashCheck(offset as u32 & CHECK_MASK);
-    Place::Commit(CommitPlace { has_document: offset % 3 == 0, offset, check })
+    Place::Commit(CommitPlace { has_document: offset.is_multiple_of(3), offset, check })
 }
 
 /// Returns an id in one of four orders: at random, ascending, nearly ascending, or known already.
@@ -88,8 +88,8 @@ fn a_cluster_takes_at_most_26_bytes_in_any_order_of_ids() {
         }
         let clusters = map.after(None).count();
         let records: usize = map.blocks.iter().map(Vec::capacity).sum();
-        let bytes =
-            records * size_of::<Record>() + map.blocks.capacity() * size_of::<Vec<Record>>();
+        let bytes = records * size_of::<PlaceRecord>()
+            + map.blocks.capacity() * size_of::<Vec<PlaceRecord>>();
         assert!(bytes <= clusters * 26, "order {order}: {bytes} bytes for {clusters} clusters");
     }
 }

@@ -15,7 +15,7 @@ const OPERATIONS: usize = 250;
 /// Number of clusters; few, so that most operations meet an entry.
 const CLUSTERS: u128 = 12;
 
-/// What the ledger must hold.
+/// Entries that the ledger must hold.
 #[derive(Default)]
 struct Model {
     commits: BTreeMap<Uuid, &'static str>,

@@ -189,7 +189,7 @@ async fn the_replaced_member_is_known_by_what_the_clusters_agents_report() {
     cluster.service.stop().await;
 }
 
-/// Whatever waits for or under a policy is explained with the policy's id.
+/// Explanations of newcomers and standbys name the policy's id.
 #[tokio::test]
 async fn explanations_name_the_policy() {
     let cluster = CommittedCluster::of(3).await;

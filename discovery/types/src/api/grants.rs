@@ -110,7 +110,7 @@ pub struct IssuedCertificate {
     pub expires_at_ms: i64,
 }
 
-/// Which of a cluster's CAs signed a member's certificate.
+/// Purpose of a member's certificate, which is that of the CA that signed it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum CertificatePurpose {
