@@ -18,10 +18,12 @@ static MIGRATOR: Migrator = sqlx::migrate!("../migrations");
 
 /// Settings of each session. `synchronous_commit` is set whatever the server's default is. With
 /// `force_generic_plan` a connection plans each prepared statement once. By default Postgres would
-/// plan the first five executions anew.
+/// plan the first five executions anew. With `jit`, Postgres would compile a plan that it expects
+/// to be costly to machine code, at each execution. That takes longer than any statement here.
 const SESSION: &str = "SET statement_timeout = '2s'; SET lock_timeout = '2s'; \
      SET idle_in_transaction_session_timeout = '10s'; SET synchronous_commit = on; \
-     SET plan_cache_mode = 'force_generic_plan'; SET application_name = 'muster-discovery'";
+     SET plan_cache_mode = 'force_generic_plan'; SET jit = off; \
+     SET application_name = 'muster-discovery'";
 /// Setting of the connection that migrates and makes the first look at the database. It has no time
 /// limits: nobody waits for the service yet.
 const DURABLE_COMMITS: &str = "SET synchronous_commit = on";
