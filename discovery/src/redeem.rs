@@ -136,7 +136,7 @@ impl RedeemRequest {
         }
         let row = transaction.requested_grant().ok_or_else(unknown_token)?;
         let jws: Jws = row.jws.parse().map_err(|_| unknown_token())?;
-        let grant = VerifiedGrant::verify(&jws, chain)?;
+        let grant = app.store.caches().newest_grant(&jws, chain)?;
         if grant.key.as_bytes()[..] != row.token_key || !purpose.is_of(&grant) {
             return Err(unknown_token());
         }
@@ -149,6 +149,7 @@ impl RedeemRequest {
             return Err(unknown_token());
         }
         let record = record?;
+        app.store.caches().add_record(&record, &grant);
         if purpose == TokenUse::Seat {
             record.check_founder(chain.newest())?;
         }
@@ -161,7 +162,7 @@ impl RedeemRequest {
         Ok(VerifiedRedeem {
             is_revoked: row.revoked_us.is_some(),
             is_void: is_void(&grant, row.stored_us, void_before) && !is_confirmed,
-            grant,
+            grant: VerifiedGrant::clone(&grant),
             record,
         })
     }

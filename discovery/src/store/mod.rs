@@ -135,6 +135,11 @@ impl Store {
         Ok(Transaction::begin(&self.pool, begin, timer).await?)
     }
 
+    /// Returns the caches of verified signatures.
+    pub(crate) fn caches(&self) -> &cluster::Caches {
+        &self.caches
+    }
+
     pub(crate) fn ledger(&self) -> &Ledger {
         &self.ledger
     }

@@ -10,10 +10,10 @@ use std::sync::{Arc, Mutex, PoisonError};
 use discovery_formation as formation;
 use discovery_types::convert;
 use discovery_types::digest::Digest;
-use discovery_types::grant::{Grant, VerifiedGrant};
+use discovery_types::grant::{Grant, GrantError, VerifiedGrant};
 use discovery_types::jws::{Jws, JwsError, JwsType};
 use discovery_types::key::PublicKey;
-use discovery_types::record::{Endorsement, Record, SignedRecord};
+use discovery_types::record::{Endorsement, Record, SignedRecord, VerifiedRecord};
 use discovery_types::statement::{StatementChain, StatementError};
 use uuid::Uuid;
 
@@ -33,6 +33,8 @@ pub(crate) struct Caches {
     records: Mutex<Cache<formation::AgentRecord>>,
     chains: Mutex<Cache<StatementChain>>,
     grants: Mutex<Cache<Grant>>,
+    /// Grants whose signers the newest statement of their chain allows.
+    newest_grants: Mutex<Cache<VerifiedGrant>>,
 }
 
 /// Results of one kind, by the hash of the verified text.
@@ -116,6 +118,36 @@ impl Caches {
         Ok(grant)
     }
 
+    /// Verifies a grant under the newest statement of the chain, as [`VerifiedGrant::verify`] does.
+    /// All hosts of a cluster redeem the same few tokens.
+    pub(crate) fn newest_grant(
+        &self,
+        jws: &Jws,
+        chain: &StatementChain,
+    ) -> Result<Arc<VerifiedGrant>, GrantError> {
+        // The newest statement's hash stands for the whole chain, because each statement contains
+        // the hash of the one before.
+        let text = jws.as_str();
+        let name = Digest::of_parts(&[text.as_bytes(), chain.newest_hash().as_bytes()]);
+        if let Some(grant) = read_cache(&self.newest_grants, &name) {
+            return Ok(grant);
+        }
+        let grant = Arc::new(VerifiedGrant::verify(jws, chain)?);
+        // The value holds its text once more.
+        write_cache(&self.newest_grants, name, &grant, 2 * text.len());
+        Ok(grant)
+    }
+
+    /// Adds a record that a redeem has verified, so that it isn't verified again when its row is
+    /// read. `grant` is the grant under which it was verified.
+    pub(crate) fn add_record(&self, record: &VerifiedRecord, grant: &VerifiedGrant) {
+        let signed = record.signed();
+        let texts = [signed.record.as_str(), signed.endorsement.as_str()];
+        let length = texts.iter().map(|text| text.len()).sum();
+        let name = record_name(texts, &grant.key);
+        write_cache(&self.records, name, &convert::record(record), length);
+    }
+
     /// Returns a stored record after verifying it. `token_key` is the key of the grant that the
     /// record names.
     pub(super) fn record(
@@ -125,8 +157,7 @@ impl Caches {
         token_key: &PublicKey,
         trust: Trust,
     ) -> Result<Arc<formation::AgentRecord>, StoreError> {
-        let key = &token_key.as_bytes()[..];
-        let name = Digest::of_parts(&[record.as_bytes(), b"\n", endorsement.as_bytes(), key]);
+        let name = record_name([record, endorsement], token_key);
         if let Some(record) = read_cache(&self.records, &name) {
             return Ok(record);
         }
@@ -143,6 +174,12 @@ impl Caches {
         }
         Ok(verified)
     }
+}
+
+/// Name of a record in its cache.
+fn record_name([record, endorsement]: [&str; 2], token_key: &PublicKey) -> Digest {
+    let key = &token_key.as_bytes()[..];
+    Digest::of_parts(&[record.as_bytes(), b"\n", endorsement.as_bytes(), key])
 }
 
 fn read_cache<T>(cache: &Mutex<Cache<T>>, name: &Digest) -> Option<Arc<T>> {
