@@ -17,7 +17,7 @@ use crate::admins::AdminCache;
 use crate::clock::Clock;
 use crate::error::ApiError;
 use crate::etcd_tokens::EtcdWaitSlots;
-use crate::forming::{LeaseRenewals, PendingHints};
+use crate::forming::{ClusterBatches, LeaseRenewals, PendingHints};
 use crate::guesses::WrongSecretCounts;
 use crate::host_identity::IdentityKeys;
 use crate::keydir::KeyDirectory;
@@ -44,6 +44,8 @@ pub(crate) struct App {
     pub notifier: ClusterNotifier,
     /// Clusters whose changes are still to be announced to the other processes.
     pub hints: Arc<PendingHints>,
+    /// Requests of agents that wait for the next transaction.
+    pub batches: Arc<ClusterBatches>,
     /// Lease renewals by polls of this process, which wait for the next SQL statement.
     pub renewals: Arc<LeaseRenewals>,
     /// The verified admin chain: who the admins are and which roles they have.

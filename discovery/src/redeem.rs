@@ -42,7 +42,7 @@ use uuid::Uuid;
 
 use crate::app::App;
 use crate::error::ApiError;
-use crate::store::cluster::ClusterTransaction;
+use crate::store::cluster::LoadedCluster;
 
 /// Purpose for which a token is redeemed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -122,11 +122,11 @@ impl RedeemRequest {
     pub(crate) fn verify(
         &self,
         app: &App,
-        transaction: &ClusterTransaction,
+        loaded: &LoadedCluster,
         purpose: TokenUse,
     ) -> Result<VerifiedRedeem, ApiError> {
-        let chain = &transaction.chain;
-        if self.claimed.cluster != transaction.id() || self.redeem.cluster != transaction.id() {
+        let chain = &loaded.chain;
+        if self.claimed.cluster != loaded.id() || self.redeem.cluster != loaded.id() {
             return Err(unknown_token());
         }
         if chain.position(&self.redeem.statement).is_none() {
@@ -134,7 +134,7 @@ impl RedeemRequest {
             let detail = "The join bundle pins a statement that this cluster doesn't have.";
             return Err(ApiError::new(Code::StatementRefused, detail, next));
         }
-        let row = transaction.requested_grant().ok_or_else(unknown_token)?;
+        let row = loaded.requested_grant(&self.grant().to_string()).ok_or_else(unknown_token)?;
         let jws: Jws = row.jws.parse().map_err(|_| unknown_token())?;
         let grant = app.store.caches().newest_grant(&jws, chain)?;
         if grant.key.as_bytes()[..] != row.token_key || !purpose.is_of(&grant) {
@@ -153,7 +153,7 @@ impl RedeemRequest {
         if purpose == TokenUse::Seat {
             record.check_founder(chain.newest())?;
         }
-        let void_before = transaction.void_before;
+        let void_before = loaded.void_before;
         let is_confirmed = row.confirmation.as_ref().is_some_and(|jws| {
             jws.parse().is_ok_and(|jws| {
                 GrantConfirmation::verify(&jws, chain, &grant, void_before.0).is_ok()
@@ -186,13 +186,13 @@ impl VerifiedRedeem {
     /// A void grant is not refused for good before the database is settled. A cluster that looks
     /// open can have committed already, and its hosts must learn that first. An operator can also
     /// replace the database by the right one, in which the grant is valid.
-    pub(crate) fn check_issue(&self, transaction: &ClusterTransaction) -> Result<(), ApiError> {
-        if self.is_void && !transaction.settled {
+    pub(crate) fn check_issue(&self, loaded: &LoadedCluster) -> Result<(), ApiError> {
+        if self.is_void && !loaded.settled {
             let detail =
                 "The database was changed after this token was made, and isn't settled yet.";
             return Err(unsettled_error(detail));
         }
-        if self.grant.issued_at > transaction.now.0 / 1_000_000 + ISSUER_SKEW_SECONDS {
+        if self.grant.issued_at > loaded.now.0 / 1_000_000 + ISSUER_SKEW_SECONDS {
             let detail = "The token was issued in this service's future: a clock was set back.";
             let next = "Wait until that time has come, or ask for another token.";
             return Err(ApiError::new(Code::GrantRefused, detail, next).mark_retryable());

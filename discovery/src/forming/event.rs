@@ -25,8 +25,8 @@ use crate::ca_rotation::check_statement;
 use crate::error::ApiError;
 use crate::host_identity::{check_free_for_seat, check_host};
 use crate::members::refuse_if_reporting;
-use crate::redeem::{RedeemRequest, TokenUse};
-use crate::store::cluster::{ClusterTransaction, Revocation};
+use crate::redeem::{RedeemRequest, TokenUse, VerifiedRedeem};
+use crate::store::cluster::{ClusterTransaction, LoadedCluster, Revocation};
 
 /// Maximum total size in bytes of one seat's record, endorsement and grant; `MAX_ACK_BYTES` limits
 /// its ack. A document contains up to nine of each, and has at most [`MAX_JWS`] bytes in base64. A
@@ -108,6 +108,20 @@ impl From<ClusterEvent> for PreparedEvent {
 }
 
 impl ClusterRequest {
+    /// Whether the request can be applied in one transaction with others: it comes from an agent
+    /// of a cluster that forms.
+    pub(super) fn may_share_transaction(&self) -> bool {
+        matches!(
+            self,
+            ClusterRequest::Redeem(_)
+                | ClusterRequest::Poll { .. }
+                | ClusterRequest::Ack { .. }
+                | ClusterRequest::Nack { .. }
+                | ClusterRequest::Probes { .. }
+                | ClusterRequest::Release { .. }
+        )
+    }
+
     /// Id of the grant that a redeem request names.
     pub(super) fn grant_id(&self) -> Option<String> {
         match self {
@@ -187,6 +201,51 @@ fn prepare_reopen(
 }
 
 impl App {
+    /// Verifies a request of an agent in a cluster that forms, if that takes no SQL statement.
+    /// Returns `None` for all other requests.
+    pub(super) fn prepare_loaded(
+        &self,
+        loaded: &LoadedCluster,
+        incoming: &ClusterRequest,
+    ) -> Result<Option<PreparedEvent>, ApiError> {
+        Ok(Some(match incoming {
+            ClusterRequest::Redeem(request) => {
+                let redeem = verify_redeem(self, loaded, request)?;
+                if redeem.must_check_host {
+                    return Ok(None);
+                }
+                redeem_event(&redeem.verified, request).into()
+            }
+            ClusterRequest::Poll { key, session, highest_epoch } => ClusterEvent::Poll(Poll {
+                key: convert::key(key),
+                session: convert::session(session.boot, &session.nonce),
+                highest_epoch: *highest_epoch,
+            })
+            .into(),
+            ClusterRequest::Ack { key, jws } => prepare_ack(loaded, key, jws)?.into(),
+            ClusterRequest::Nack { key, session, epoch, h, reason } => {
+                check_current_list(&loaded.cluster, *epoch, h)?;
+                let reason = reason.clone();
+                with_session(
+                    key,
+                    session,
+                    ClusterEvent::Nack { key: convert::key(key), epoch: *epoch, reason },
+                )
+            }
+            ClusterRequest::Probes { key, session, epoch, h, results } => {
+                check_current_list(&loaded.cluster, *epoch, h)?;
+                let row = matrix_row(&loaded.cluster, results);
+                with_session(
+                    key,
+                    session,
+                    ClusterEvent::Probes { key: convert::key(key), epoch: *epoch, row },
+                )
+            }
+            ClusterRequest::Release { key, jws } => prepare_release(loaded, key, jws)?.into(),
+            _ => return Ok(None),
+        }))
+    }
+
     /// Verifies `incoming` against the locked cluster.
     pub(super) async fn prepare(
         &self,
@@ -197,32 +256,14 @@ impl App {
         Ok(match incoming {
             ClusterRequest::Tick => ClusterEvent::Tick.into(),
             ClusterRequest::Redeem(request) => prepare_redeem(self, transaction, request).await?,
-            ClusterRequest::Poll { key, session, highest_epoch } => ClusterEvent::Poll(Poll {
-                key: convert::key(key),
-                session: convert::session(session.boot, &session.nonce),
-                highest_epoch: *highest_epoch,
-            })
-            .into(),
-            ClusterRequest::Ack { key, jws } => prepare_ack(transaction, key, jws)?.into(),
-            ClusterRequest::Nack { key, session, epoch, h, reason } => {
-                check_current_list(&transaction.cluster, *epoch, h)?;
-                let reason = reason.clone();
-                with_session(
-                    key,
-                    session,
-                    ClusterEvent::Nack { key: convert::key(key), epoch: *epoch, reason },
-                )
+            ClusterRequest::Poll { .. }
+            | ClusterRequest::Ack { .. }
+            | ClusterRequest::Nack { .. }
+            | ClusterRequest::Probes { .. }
+            | ClusterRequest::Release { .. } => {
+                let prepared = self.prepare_loaded(transaction, incoming)?;
+                prepared.expect("these requests take no SQL statement")
             }
-            ClusterRequest::Probes { key, session, epoch, h, results } => {
-                check_current_list(&transaction.cluster, *epoch, h)?;
-                let row = matrix_row(&transaction.cluster, results);
-                with_session(
-                    key,
-                    session,
-                    ClusterEvent::Probes { key: convert::key(key), epoch: *epoch, row },
-                )
-            }
-            ClusterRequest::Release { key, jws } => prepare_release(transaction, key, jws)?.into(),
             ClusterRequest::Report { key, session, h, raft_cluster } => {
                 check_decided_list(&transaction.cluster, h)?;
                 let raft_cluster = *raft_cluster;
@@ -305,12 +346,21 @@ fn check_same_retirement(cluster: &Cluster, unretire: &Unretire) -> Result<(), A
     Err(ApiError::new(Code::Conflict, detail, next))
 }
 
-async fn prepare_redeem(
+/// A redeem of a boot token that may give its key a seat.
+struct SeatRedeem {
+    verified: VerifiedRedeem,
+    /// Whether the host's identity must be checked before. It needs no check if the key has
+    /// redeemed the token before, or if the token requires nothing of hosts.
+    must_check_host: bool,
+}
+
+/// Verifies a redeem of a boot token, apart from the host's identity.
+fn verify_redeem(
     app: &App,
-    transaction: &mut ClusterTransaction,
+    loaded: &LoadedCluster,
     request: &RedeemRequest,
-) -> Result<PreparedEvent, ApiError> {
-    let verified = request.verify(app, transaction, TokenUse::Seat)?;
+) -> Result<SeatRedeem, ApiError> {
+    let verified = request.verify(app, loaded, TokenUse::Seat)?;
     let (grant, redeem) = (&verified.grant, &request.redeem);
     let signed = [&redeem.signed.record, &redeem.signed.endorsement, grant.jws()];
     let length: usize = signed.iter().map(|jws| jws.as_str().len()).sum();
@@ -321,25 +371,29 @@ async fn prepare_redeem(
         return Err(ApiError::new(Code::RecordRefused, detail, next));
     }
     verified.check_address(request.address)?;
-    let cluster = &transaction.cluster;
+    let cluster = &loaded.cluster;
     let is_forming = matches!(cluster.phase, Phase::Open | Phase::Preparing);
-    let mut instance = None;
     // Judge a known key that comes with another token as a new key.
     let key = convert::key(&request.key);
     let is_known =
         cluster.agents.get(&key).is_some_and(|agent| *agent.record.grant.0 == grant.id.to_string());
     if !cluster.phase.has_ended() && !is_known {
-        verified.check_issue(transaction)?;
+        verified.check_issue(loaded)?;
         // A host that comes too late for the cluster needs another token in any case.
         if is_forming {
             verified.check_confirmed()?;
-            instance = check_machine(app, transaction, request, grant).await?;
         }
     }
     if is_forming {
-        check_token_is_young(transaction, grant)?;
+        check_token_is_young(loaded, grant)?;
     }
-    let event = ClusterEvent::Redeem(formation::service::Redeem {
+    let must_check_host = is_forming && !is_known && !grant.require.is_empty();
+    Ok(SeatRedeem { verified, must_check_host })
+}
+
+fn redeem_event(verified: &VerifiedRedeem, request: &RedeemRequest) -> ClusterEvent {
+    let (grant, redeem) = (&verified.grant, &request.redeem);
+    ClusterEvent::Redeem(formation::service::Redeem {
         record: convert::record(&verified.record),
         session: convert::session(redeem.boot, &redeem.nonce),
         highest_epoch: redeem.highest_epoch,
@@ -351,8 +405,20 @@ async fn prepare_redeem(
             expires: formation::UnixMicros(grant.expires_at.saturating_mul(1_000_000)),
             revoked: verified.is_revoked || verified.is_void,
         },
-    });
-    Ok(PreparedEvent { instance, ..event.into() })
+    })
+}
+
+async fn prepare_redeem(
+    app: &App,
+    transaction: &mut ClusterTransaction,
+    request: &RedeemRequest,
+) -> Result<PreparedEvent, ApiError> {
+    let redeem = verify_redeem(app, transaction, request)?;
+    let instance = match redeem.must_check_host {
+        true => check_machine(app, transaction, request, &redeem.verified.grant).await?,
+        false => None,
+    };
+    Ok(PreparedEvent { instance, ..redeem_event(&redeem.verified, request).into() })
 }
 
 /// Checks the identity document of a new agent's host, if its token requires one. Returns the name
@@ -373,12 +439,9 @@ async fn check_machine(
 
 /// Checks that the cluster's other agents will accept the token in a list. A token that ended long
 /// ago is possible only after an owner reopened the cluster.
-fn check_token_is_young(
-    transaction: &ClusterTransaction,
-    grant: &VerifiedGrant,
-) -> Result<(), ApiError> {
-    let now = transaction.now.0 / 1_000_000;
-    match grant.time_error(now, transaction.chain.newest().deadline_seconds) {
+fn check_token_is_young(loaded: &LoadedCluster, grant: &VerifiedGrant) -> Result<(), ApiError> {
+    let now = loaded.now.0 / 1_000_000;
+    match grant.time_error(now, loaded.chain.newest().deadline_seconds) {
         Some(error @ GrantTimeError::LongOver) => {
             let detail = format!("The other agents would not sign for this host: {error}.");
             let next = "Mint a new token with `muster-discovery token create`, and hand out its \
@@ -394,7 +457,7 @@ fn vote_error(error: impl ToString) -> ApiError {
 }
 
 fn prepare_ack(
-    transaction: &ClusterTransaction,
+    loaded: &LoadedCluster,
     key: &PublicKey,
     jws: &Jws,
 ) -> Result<ClusterEvent, ApiError> {
@@ -402,7 +465,7 @@ fn prepare_ack(
         return Err(vote_error(format!("An ack has at most {MAX_ACK_BYTES} bytes.")));
     }
     let ack = Ack::verify(jws, key).map_err(vote_error)?;
-    if ack.cluster != transaction.id() {
+    if ack.cluster != loaded.id() {
         return Err(vote_error("The ack is of another cluster."));
     }
     Ok(ClusterEvent::Ack {
@@ -414,12 +477,12 @@ fn prepare_ack(
 }
 
 fn prepare_release(
-    transaction: &ClusterTransaction,
+    loaded: &LoadedCluster,
     key: &PublicKey,
     jws: &Jws,
 ) -> Result<ClusterEvent, ApiError> {
     let release = Release::verify(jws, key).map_err(vote_error)?;
-    if release.cluster != transaction.id() {
+    if release.cluster != loaded.id() {
         return Err(vote_error("The release is of another cluster."));
     }
     let release = formation::Release { epoch: release.epoch, jws: jws.as_str().into() };

@@ -4,6 +4,7 @@
 //! COMMIT → fsync the ledger if the response contains a document → respond. `discovery_formation`
 //! makes every decision.
 
+mod batch;
 mod commit;
 mod event;
 mod hints;
@@ -33,8 +34,10 @@ use crate::error::ApiError;
 use crate::gate::with_timeout;
 use crate::ledger;
 use crate::store::changes::removal_of;
-use crate::store::cluster::{ClusterTransaction, LeafPair, RequestDetails, Trust};
+use crate::store::cluster::{ClusterTransaction, LeafPair, LoadedCluster, RequestDetails, Trust};
 
+use batch::BatchAnswer;
+pub(crate) use batch::ClusterBatches;
 pub(crate) use event::ClusterRequest;
 pub(crate) use hints::PendingHints;
 pub(crate) use renewals::LeaseRenewals;
@@ -71,13 +74,20 @@ pub(crate) struct Delivery {
 }
 
 impl App {
-    /// Applies one event. If the machine refuses, the error is its refusal as a problem document.
+    /// Applies one event, together with other requests' events if possible. If the machine refuses,
+    /// the error is its refusal as a problem document.
     pub(crate) async fn apply(
         &self,
         cluster: Uuid,
         incoming: ClusterRequest,
     ) -> Result<ClusterReply, ApiError> {
-        let applied = with_timeout(self.apply_event(cluster, incoming)).await;
+        let applied = with_timeout(async {
+            match self.apply_in_batch(cluster, incoming).await? {
+                BatchAnswer::Applied(reply) => Ok(*reply),
+                BatchAnswer::Alone(incoming) => self.apply_event(cluster, incoming).await,
+            }
+        })
+        .await;
         if applied.as_ref().is_err_and(ApiError::is_without_writes) {
             self.store.watch().note_write(true);
         }
@@ -127,8 +137,12 @@ impl App {
         if changed || !changes.is_empty() || matches!(incoming, ClusterRequest::Tick) {
             let next = next_deadline(&transaction.cluster, &self.settings, transaction.now);
             let address = incoming.address();
-            let instance = asker.zip(prepared.instance.as_deref());
-            let request = RequestDetails { address: address.as_deref(), instance, revocation };
+            let request = RequestDetails {
+                address: address.as_deref(),
+                agent: asker,
+                instance: prepared.instance.as_deref(),
+                revocation,
+            };
             transaction.save(&changes, new_commit.as_ref(), next, &request).await?;
         }
         let (delivery, entry) = match &answer {
@@ -140,7 +154,8 @@ impl App {
             _ => Vec::new(),
         };
         let (now, chain) = (transaction.now, transaction.chain.clone());
-        let redeemed_grant = transaction.requested_grant().map(|grant| grant.jws.clone());
+        let redeemed_grant = requested_grant
+            .and_then(|id| transaction.requested_grant(&id).map(|grant| grant.jws.clone()));
         crash_points("before", &changes, committed.is_some());
         let has_notified = transaction.has_notified();
         let cluster = transaction.commit().await?;
@@ -260,29 +275,29 @@ impl App {
 
     /// Tells the machine whether the database has become settled or unsettled since this cluster's
     /// last event.
-    fn sync_settled_state(&self, transaction: &mut ClusterTransaction) -> Vec<ClusterChange> {
-        let event = match (transaction.settled, transaction.cluster.is_unsettled) {
+    fn sync_settled_state(&self, loaded: &mut LoadedCluster) -> Vec<ClusterChange> {
+        let event = match (loaded.settled, loaded.cluster.is_unsettled) {
             (false, false) => ClusterEvent::DatabaseChanged,
             (true, true) => ClusterEvent::DatabaseSettled,
             _ => return Vec::new(),
         };
-        self.step(transaction, event).changes
+        self.step(loaded, event).changes
     }
 
     /// Applies the session event first, then the event itself. Returns the answer to the event
     /// itself and all changes.
     fn step_with_session(
         &self,
-        transaction: &mut ClusterTransaction,
+        loaded: &mut LoadedCluster,
         speaks: Option<ClusterEvent>,
         event: ClusterEvent,
     ) -> StepOutcome {
-        let Some(speaks) = speaks else { return self.step(transaction, event) };
-        let mut first = self.step(transaction, speaks);
+        let Some(speaks) = speaks else { return self.step(loaded, event) };
+        let mut first = self.step(loaded, speaks);
         if first.answer.is_err() {
             return first;
         }
-        let second = self.step(transaction, event);
+        let second = self.step(loaded, event);
         first.changes.extend(second.changes);
         first.alarms.extend(second.alarms);
         StepOutcome {
@@ -343,7 +358,7 @@ impl App {
         ApiError::new(Code::Overloaded, detail, next)
     }
 
-    fn step(&self, transaction: &mut ClusterTransaction, event: ClusterEvent) -> StepOutcome {
+    fn step(&self, loaded: &mut LoadedCluster, event: ClusterEvent) -> StepOutcome {
         let steady_after = Duration::from_millis(self.settings.steady_after().0);
         let context = StepContext {
             rules: &Rules::ALL,
@@ -351,7 +366,7 @@ impl App {
             is_clock_steady: self.clock.steady_for() >= steady_after,
             hash: &convert::proposal_hash,
         };
-        step(&mut transaction.cluster, &context, transaction.now, event)
+        step(&mut loaded.cluster, &context, loaded.now, event)
     }
 
     /// Makes a commit durable in the ledger. Only afterwards may its document leave this process.
@@ -468,9 +483,9 @@ fn trust_for(incoming: &ClusterRequest) -> Trust {
 }
 
 /// Returns the grants of all members of the frozen list.
-fn frozen_list_grants(transaction: &ClusterTransaction) -> Result<Vec<Jws>, ApiError> {
-    match &transaction.cluster.frozen {
-        Some(frozen) => Ok(transaction.grants_of(&frozen.proposal)?),
+fn frozen_list_grants(loaded: &LoadedCluster) -> Result<Vec<Jws>, ApiError> {
+    match &loaded.cluster.frozen {
+        Some(frozen) => Ok(loaded.grants_of(&frozen.proposal)?),
         None => Ok(Vec::new()),
     }
 }

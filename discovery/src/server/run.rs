@@ -504,6 +504,7 @@ fn build_app(
         clock,
         notifier: ClusterNotifier::default(),
         hints: Arc::default(),
+        batches: Arc::default(),
         renewals: Arc::default(),
         guesses: Arc::default(),
         identity_keys: Arc::new(identity_keys),

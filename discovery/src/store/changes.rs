@@ -142,57 +142,44 @@ impl MembershipReport {
     }
 }
 
-/// SQL for the columns of [`ChangeRows`], about the cluster `$1` and under the condition `$only`.
-/// Of the intents, it selects the newest 1,000 and all that added a member.
+/// SQL for the columns of [`ChangeRows`], about the cluster with the id `c.id`. Of the intents, it
+/// selects the newest 1,000 and all that added a member.
 macro_rules! change_columns {
-    ($only:literal) => {
-        concat!(
-            "(SELECT coalesce(json_agg(r ORDER BY r.made_us, r.operation), '[]') FROM (
+    () => {
+        "(SELECT coalesce(json_agg(r ORDER BY r.made_us, r.operation), '[]') FROM (
             SELECT encode(operation, 'hex') AS operation, verb, authority, redeem,
                 encode(agent_key, 'hex') AS agent_key, subject, planned_at, made_us, made_by,
                 expires_us, state, rev, outcome, encode(member_id, 'hex') AS member_id,
                 reported_by, raft_term, raft_index, contested, address, waits_for, waits_by,
                 waits_us, recovery, seen_us, encode(replaces, 'hex') AS replaces
-            FROM intents WHERE cluster_id = $1",
-            $only,
-            " AND (member_id IS NOT NULL OR operation IN
-                (SELECT operation FROM intents WHERE cluster_id = $1
+            FROM intents WHERE cluster_id = c.id AND (member_id IS NOT NULL OR operation IN
+                (SELECT operation FROM intents WHERE cluster_id = c.id
                  ORDER BY made_us DESC, operation LIMIT 1000))) r) AS intents,
          (SELECT coalesce(json_agg(r), '[]') FROM (
             SELECT encode(member_id, 'hex') AS member_id, raft_term, raft_index,
                 encode(leader, 'hex') AS leader, membership, at_us
-            FROM directory_reports WHERE cluster_id = $1",
-            $only,
-            ") r) AS directory_reports,
+            FROM directory_reports WHERE cluster_id = c.id) r) AS directory_reports,
          (SELECT row_to_json(r) FROM (SELECT raft_term, raft_index, membership, at_us
-            FROM directory WHERE cluster_id = $1",
-            $only,
-            ") r) AS confirmed,
+            FROM directory WHERE cluster_id = c.id) r) AS confirmed,
          (SELECT coalesce(json_agg(r), '[]') FROM (
             SELECT encode(member_id, 'hex') AS member_id, encode(agent_key, 'hex') AS agent_key,
-                at_us, by FROM removed_members WHERE cluster_id = $1",
-            $only,
-            ") r) AS removed,
+                at_us, by FROM removed_members WHERE cluster_id = c.id) r) AS removed,
          (SELECT coalesce(json_agg(r ORDER BY r.number, r.followed DESC), '[]') FROM (
-            SELECT number, jws, followed FROM recoveries WHERE cluster_id = $1",
-            $only,
-            ") r) AS recoveries,
-         (SELECT jws FROM service_statements WHERE cluster_id = $1",
-            $only,
-            ") AS service,
+            SELECT number, jws, followed FROM recoveries WHERE cluster_id = c.id) r) AS recoveries,
+         (SELECT jws FROM service_statements WHERE cluster_id = c.id) AS service,
          (SELECT coalesce(json_agg(r), '[]') FROM (
             SELECT jws, revoked_us IS NOT NULL AS is_revoked FROM grants
-            WHERE cluster_id = $1 AND kind = 'heal'
-                AND expires_us > (SELECT now_us() OFFSET 0)",
-            $only,
-            " ORDER BY stored_us DESC LIMIT 32) r) AS policies"
-        )
+            WHERE cluster_id = c.id AND kind = 'heal'
+                AND expires_us > (SELECT now_us() OFFSET 0)
+            ORDER BY stored_us DESC LIMIT 32) r) AS policies"
     };
 }
 pub(super) use change_columns;
 
-/// Rows about a cluster's changes, as one SQL statement reads them.
+/// Rows about a cluster's changes, as one SQL statement reads them. They are empty if the statement
+/// doesn't select [`change_columns`].
 #[derive(Debug, Default, sqlx::FromRow)]
+#[sqlx(default)]
 pub(super) struct ChangeRows {
     intents: Json<Vec<IntentRow>>,
     directory_reports: Json<Vec<MembershipReportRow>>,
@@ -386,7 +373,7 @@ pub(crate) async fn membership_changes(
     connection: &mut PgConnection,
     cluster: Uuid,
 ) -> Result<MembershipChanges, StoreError> {
-    const READ: &str = concat!("SELECT ", change_columns!(""));
+    const READ: &str = concat!("SELECT ", change_columns!(), " FROM (SELECT $1::uuid AS id) c");
     let rows: ChangeRows = sqlx::query_as(READ).bind(cluster).fetch_one(connection).await?;
     rows.parse(cluster)
 }

@@ -34,6 +34,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use sqlx::pool::PoolConnection;
+use sqlx::postgres::PgRow;
 use sqlx::{Connection, PgConnection, PgPool, Postgres, SqlSafeStr};
 
 use crate::ledger::{DatabaseWatch, Ledger};
@@ -131,6 +132,14 @@ impl Store {
 
     /// Begins a transaction with the statements in `begin`.
     pub(crate) async fn begin(&self, begin: impl SqlSafeStr) -> Result<Transaction, StoreError> {
+        Ok(self.begin_and_fetch(begin).await?.0)
+    }
+
+    /// Begins a transaction with the statements in `begin`. Also returns the rows that they select.
+    pub(crate) async fn begin_and_fetch(
+        &self,
+        begin: impl SqlSafeStr,
+    ) -> Result<(Transaction, Vec<PgRow>), StoreError> {
         let timer = self.watch.metrics.time_database(DatabaseUse::Transaction);
         Ok(Transaction::begin(&self.pool, begin, timer).await?)
     }

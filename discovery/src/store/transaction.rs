@@ -13,6 +13,7 @@ use std::ops::{Deref, DerefMut};
 use std::time::Duration;
 
 use sqlx::pool::PoolConnection;
+use sqlx::postgres::PgRow;
 use sqlx::{PgConnection, PgPool, Postgres, SqlSafeStr, SqlStr};
 
 use super::error::{is_dead_connection, no_answer_error};
@@ -38,13 +39,13 @@ pub(crate) struct Transaction {
 
 impl Transaction {
     /// Starts a transaction. `begin` is BEGIN, followed by any statements that share its round
-    /// trip. BEGIN also tests whether the connection is alive. `timer` is dropped when the
-    /// transaction ends, or can't begin.
+    /// trip. Also returns the rows that these statements select. BEGIN also tests whether the
+    /// connection is alive. `timer` is dropped when the transaction ends, or can't begin.
     pub(super) async fn begin(
         pool: &PgPool,
         begin: impl SqlSafeStr,
         timer: DatabaseTimer,
-    ) -> Result<Self, sqlx::Error> {
+    ) -> Result<(Self, Vec<PgRow>), sqlx::Error> {
         let begin = begin.into_sql_str();
         let begun = async {
             // BEGIN on a dead connection has changed nothing, so trying the next connection is
@@ -60,18 +61,18 @@ impl Transaction {
             Transaction::begin_on(pool.acquire().await?, begin.clone()).await
         };
         let begun = tokio::time::timeout(BEGIN_WAIT, begun).await;
-        let mut transaction = begun.unwrap_or_else(|_| Err(no_answer_error()))?;
+        let (mut transaction, rows) = begun.unwrap_or_else(|_| Err(no_answer_error()))?;
         transaction._timer = Some(timer);
-        Ok(transaction)
+        Ok((transaction, rows))
     }
 
     async fn begin_on(
         connection: PoolConnection<Postgres>,
         begin: SqlStr,
-    ) -> Result<Self, sqlx::Error> {
+    ) -> Result<(Self, Vec<PgRow>), sqlx::Error> {
         let mut transaction = Transaction { connection: Some(connection), _timer: None };
-        sqlx::raw_sql(begin).execute(&mut *transaction).await?;
-        Ok(transaction)
+        let rows = sqlx::raw_sql(begin).fetch_all(&mut *transaction).await?;
+        Ok((transaction, rows))
     }
 
     /// Commits the transaction. An error means that it was rolled back, or that its fate is

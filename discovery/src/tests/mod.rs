@@ -4,6 +4,7 @@ mod access;
 mod agent;
 mod approvals;
 mod audit;
+mod batches;
 mod confirmed;
 mod console;
 mod database;

@@ -138,8 +138,8 @@ pub(super) struct ClusterRows {
     pub(super) database_oid: i64,
     pub(super) table_oids: Vec<i64>,
     pub(super) statements: Vec<String>,
-    /// The requested grant, if it belongs to this cluster.
-    pub(super) requested_grant: Option<Json<RequestedGrant>>,
+    /// The requested grants that belong to this cluster.
+    pub(super) requested_grants: Json<Vec<RequestedGrant>>,
     agents: Json<Vec<AgentRow>>,
     seats: Json<Vec<SeatRow>>,
     acks: Json<Vec<AckRow>>,
@@ -153,6 +153,7 @@ pub(super) struct ClusterRows {
     pub(super) changes: ChangeRows,
     /// Row of the cluster's commit. It is loaded only together with the changes and for a requested
     /// grant.
+    #[sqlx(default)]
     pub(super) commit: Option<Json<CommitRow>>,
 }
 
@@ -175,6 +176,8 @@ impl CommitRow {
 /// Row of the grant that a redeem request names.
 #[derive(Clone, Debug, Deserialize)]
 pub(crate) struct RequestedGrant {
+    /// Id of the grant.
+    pub id: String,
     /// JWS of the grant.
     pub jws: String,
     /// The token's public key, from the row.
@@ -192,70 +195,87 @@ fn hex<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<Vec<u8>, D::
     Hex::deserialize(deserializer).map(|Hex(bytes)| bytes)
 }
 
-/// Loads a cluster and the database's state in one SQL statement. It scans no table: it reads the
-/// needed rows through indexes.
-const LOAD: &str = concat!(
-    "
+/// SQL that loads the clusters `$1` and the database's state in one statement, with the columns
+/// `$more` in addition. It scans no table: it reads the needed rows through indexes. The time is
+/// read once, for all clusters.
+macro_rules! load_clusters {
+    ($($more:tt)*) => {
+        concat!(
+            "
 SELECT c.id, c.phase, c.deadline_us, c.epoch, c.floor, c.rev, c.next_place, c.frozen_epoch,
     c.frozen_h, c.frozen_statement, c.frozen_us, c.unsettled, c.ended_cause, c.ended_us,
     c.ended_by, c.split_other, c.split_epoch, c.error_us, c.error_key, c.error_text,
-    now_us() AS now, g.settled, g.void_before_us, g.number AS generation,
+    (SELECT now_us()) AS now, g.settled, g.void_before_us, g.number AS generation,
     (SELECT coalesce(max(number), 0) FROM decisions) AS newest,
     (SELECT hash FROM decisions WHERE number = $2) AS at_copied,
     (SELECT beat FROM processes WHERE id = $4) AS beat, ",
-    crate::ledger::oids!(),
-    ",
-    ARRAY(SELECT jws FROM statements WHERE cluster_id = $1 ORDER BY sequence) AS statements,
-    (SELECT jsonb_build_object('jws', jws, 'token_key', encode(token_key, 'hex'),
-         'stored_us', stored_us, 'revoked_us', revoked_us, 'confirmation', confirmation)
-     FROM grants WHERE id = $3 AND cluster_id = $1) AS requested_grant,
-    ARRAY(SELECT id FROM grants WHERE cluster_id = $1 AND revoked_us IS NOT NULL) AS revoked,
-    ARRAY(SELECT id FROM grants WHERE cluster_id = $1 AND freed_us IS NOT NULL) AS freed,
-    (SELECT coalesce(jsonb_agg(r), '[]') FROM (
+            crate::ledger::oids!(),
+            ",
+    ARRAY(SELECT jws FROM statements WHERE cluster_id = c.id ORDER BY sequence) AS statements,
+    (SELECT coalesce(json_agg(r), '[]') FROM (
+        SELECT id, jws, encode(token_key, 'hex') AS token_key, stored_us, revoked_us, confirmation
+        FROM grants WHERE id = ANY($3) AND cluster_id = c.id) r) AS requested_grants,
+    ARRAY(SELECT id FROM grants WHERE cluster_id = c.id AND revoked_us IS NOT NULL) AS revoked,
+    ARRAY(SELECT id FROM grants WHERE cluster_id = c.id AND freed_us IS NOT NULL) AS freed,
+    (SELECT coalesce(json_agg(r), '[]') FROM (
         SELECT a.record, a.token_record, a.grant_id, gr.jws AS grant, encode(a.key, 'hex') AS key,
             a.seat, a.standby, a.lease_us, a.boot, encode(a.nonce, 'hex') AS nonce,
             a.highest_epoch, a.counts, a.held_us, a.release_epoch, a.release_jws, a.approval
-        FROM agents a JOIN grants gr ON gr.id = a.grant_id WHERE a.cluster_id = $1) r) AS agents,
-    (SELECT coalesce(jsonb_agg(r ORDER BY r.seat), '[]') FROM (
+        FROM agents a JOIN grants gr ON gr.id = a.grant_id WHERE a.cluster_id = c.id) r) AS agents,
+    (SELECT coalesce(json_agg(r ORDER BY r.seat), '[]') FROM (
         SELECT f.seat, f.record, f.token_record, f.grant_id, gr.jws AS grant
-        FROM frozen_seats f JOIN grants gr ON gr.id = f.grant_id WHERE f.cluster_id = $1) r)
+        FROM frozen_seats f JOIN grants gr ON gr.id = f.grant_id WHERE f.cluster_id = c.id) r)
         AS seats,
-    (SELECT coalesce(jsonb_agg(r), '[]') FROM (
-        SELECT encode(key, 'hex') AS key, epoch, jws FROM acks WHERE cluster_id = $1) r) AS acks,
-    (SELECT coalesce(jsonb_agg(r), '[]') FROM (
-        SELECT encode(key, 'hex') AS key, epoch, row FROM probes WHERE cluster_id = $1) r)
+    (SELECT coalesce(json_agg(r), '[]') FROM (
+        SELECT encode(key, 'hex') AS key, epoch, jws FROM acks WHERE cluster_id = c.id) r) AS acks,
+    (SELECT coalesce(json_agg(r), '[]') FROM (
+        SELECT encode(key, 'hex') AS key, epoch, row FROM probes WHERE cluster_id = c.id) r)
         AS probes,
-    (SELECT coalesce(jsonb_agg(r), '[]') FROM (
+    (SELECT coalesce(json_agg(r), '[]') FROM (
         SELECT encode(key, 'hex') AS key, encode(raft_cluster, 'hex') AS raft_cluster
-        FROM reports WHERE cluster_id = $1) r) AS reports,
+        FROM reports WHERE cluster_id = c.id) r) AS reports",
+            $($more)*
+            "
+FROM generation g JOIN clusters c ON c.id = ANY($1) AND c.phase <> 'draft'"
+        )
+    };
+}
+
+/// Loads clusters that form.
+const LOAD: &str = load_clusters!();
+
+/// Loads clusters with their changes since the commit, and with the commit if a grant is requested.
+/// It is a statement of its own, because Postgres prepares each part of a plan before it executes
+/// the plan, even a part that it then doesn't need.
+const LOAD_WITH_CHANGES: &str = load_clusters!(
+    ",\n",
+    change_columns!(),
     ",
-    change_columns!(" AND $5"),
-    ",
-    (SELECT jsonb_build_object('h', encode(h, 'hex'), 'document', document)
-     FROM commits WHERE cluster_id = $1 AND $3 IS NOT NULL AND $5) AS commit
-FROM generation g JOIN clusters c ON c.id = $1 AND c.phase <> 'draft'"
+    (SELECT json_build_object('h', encode(h, 'hex'), 'document', document)
+     FROM commits WHERE cluster_id = c.id AND cardinality($3) > 0) AS commit",
 );
 
-/// Parameters of the statement [`LOAD`].
+/// Parameters of the statements [`LOAD`] and [`LOAD_WITH_CHANGES`].
 pub(super) struct LoadParameters<'a> {
-    pub(super) id: Uuid,
+    pub(super) ids: &'a [Uuid],
     /// Number of the last decision that the ledger has copied.
     pub(super) copied: u64,
-    /// Id of the grant that a redeem request names.
-    pub(super) requested_grant: Option<&'a str>,
+    /// Ids of the grants that redeem requests name.
+    pub(super) requested_grants: &'a [String],
     /// Id of the calling process.
     pub(super) process: Uuid,
     /// Whether to load the changes since the commit.
     pub(super) with_changes: bool,
 }
 
-/// Reads all of a cluster's rows. Returns `None` for drafts, which aren't clusters yet.
+/// Reads all rows of clusters, in any order. Returns none for drafts, which aren't clusters yet.
 pub(super) async fn read(
     connection: &mut PgConnection,
     of: &LoadParameters<'_>,
-) -> Result<Option<ClusterRows>, StoreError> {
-    let loaded = sqlx::query_as(LOAD).bind(of.id).bind(of.copied as i64).bind(of.requested_grant);
-    Ok(loaded.bind(of.process).bind(of.with_changes).fetch_optional(connection).await?)
+) -> Result<Vec<ClusterRows>, StoreError> {
+    let sql = if of.with_changes { LOAD_WITH_CHANGES } else { LOAD };
+    let loaded = sqlx::query_as(sql).bind(of.ids).bind(of.copied as i64).bind(of.requested_grants);
+    Ok(loaded.bind(of.process).fetch_all(connection).await?)
 }
 
 /// One probe's result, as `probes.row` stores it for a peer's key.
@@ -465,14 +485,18 @@ fn reports(rows: Vec<ReportRow>) -> BTreeMap<formation::AgentKey, u64> {
 }
 
 impl ClusterRows {
-    /// Returns the signed grants of the agents, of the seats and of the request, by id.
-    pub(super) fn grants(&self, requested_grant: Option<&str>) -> BTreeMap<String, String> {
+    /// Returns the cluster's id.
+    pub(super) fn id(&self) -> Uuid {
+        self.row.id
+    }
+
+    /// Returns the signed grants of the agents, of the seats and of the requests, by id.
+    pub(super) fn grants(&self) -> BTreeMap<String, String> {
         let agents = self.agents.0.iter().map(|row| (row.grant_id.clone(), row.grant.clone()));
         let seats = self.seats.0.iter().map(|row| (row.grant_id.clone(), row.grant.clone()));
-        let requested_grant = requested_grant.zip(self.requested_grant.as_ref());
-        let requested_grant =
-            requested_grant.map(|(id, Json(grant))| (id.to_owned(), grant.jws.clone()));
-        agents.chain(seats).chain(requested_grant).collect()
+        let requested = &self.requested_grants.0;
+        let requested = requested.iter().map(|grant| (grant.id.clone(), grant.jws.clone()));
+        agents.chain(seats).chain(requested).collect()
     }
 }
 

@@ -2,12 +2,14 @@
 //! the cluster. The caller then changes the loaded cluster. `save` writes the changed rows, and
 //! `commit` ends the transaction.
 
+mod batch;
 mod holders;
 mod load;
 mod records;
 mod save;
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
 
 use discovery_formation as formation;
@@ -24,6 +26,7 @@ use sqlx::{AssertSqlSafe, PgConnection};
 use uuid::Uuid;
 
 use self::load::LoadParameters;
+use self::save::{AgentHost, UnsavedChanges};
 use super::changes::MembershipChanges;
 use super::{Store, StoreError, Transaction, UnixMicros};
 use crate::domain::number_to_row;
@@ -41,6 +44,13 @@ pub(crate) const CHANNEL: &str = "muster_cluster";
 /// A cluster and the transaction that locks its row.
 pub(crate) struct ClusterTransaction {
     transaction: Transaction,
+    loaded: LoadedCluster,
+    /// Whether the COMMIT notifies other processes of a change.
+    has_notified: bool,
+}
+
+/// A cluster as a transaction that locks its row has loaded it.
+pub(crate) struct LoadedCluster {
     /// The cluster's state, which the caller changes.
     pub cluster: Cluster,
     before: Cluster,
@@ -58,13 +68,27 @@ pub(crate) struct ClusterTransaction {
     /// Tokens issued before this time are void: a difference from the ledgers was found then, or an
     /// owner accepted the database.
     pub void_before: formation::UnixMicros,
-    requested_grant: Option<RequestedGrant>,
+    requested_grants: Vec<RequestedGrant>,
     /// The stored commit. It is loaded only for the redeem of a join ticket.
     commit: Option<StoredCommit>,
-    /// Signed grants by id: those of all agents and of the frozen list, and the requested grant.
+    /// Signed grants by id: those of all agents and of the frozen list, and the requested grants.
     grants: BTreeMap<String, String>,
-    /// Whether the COMMIT notifies other processes of a change.
-    has_notified: bool,
+    /// Changes that are still to be saved.
+    unsaved: UnsavedChanges,
+}
+
+impl Deref for ClusterTransaction {
+    type Target = LoadedCluster;
+
+    fn deref(&self) -> &LoadedCluster {
+        &self.loaded
+    }
+}
+
+impl DerefMut for ClusterTransaction {
+    fn deref_mut(&mut self) -> &mut LoadedCluster {
+        &mut self.loaded
+    }
 }
 
 /// Row of a grant.
@@ -110,10 +134,21 @@ pub(crate) type LeafPair = (Vec<u8>, Vec<u8>);
 pub(crate) struct RequestDetails<'a> {
     /// Source address of a redeem.
     pub address: Option<&'a str>,
-    /// Agent that sent the request, and the virtual machine of its host, if that was verified.
-    pub instance: Option<(formation::AgentKey, &'a str)>,
+    /// Agent that sent the request.
+    pub agent: Option<formation::AgentKey>,
+    /// Virtual machine of the agent's host, if it was verified.
+    pub instance: Option<&'a str>,
     /// Revocation of a grant by an admin.
     pub revocation: Option<&'a Revocation>,
+}
+
+impl RequestDetails<'_> {
+    /// Returns what a redeem tells about the host of its agent.
+    fn host(&self) -> Option<(formation::AgentKey, AgentHost)> {
+        let address = Some(self.address?.to_owned());
+        let host = AgentHost { address, instance: self.instance.map(str::to_owned) };
+        self.agent.map(|key| (key, host))
+    }
 }
 
 /// Revocation of a grant.
@@ -188,55 +223,23 @@ impl Store {
         // Read the ledger before the database. The ledger can then lag behind the rows, but it
         // can't be ahead of them.
         let known = self.ledger.known();
-        let copied = known.map_or(0, |known| known.last_copied.number);
         // Lock in a statement before the one that reads. A statement that waits for a lock keeps
         // its snapshot from before the wait, and would read old rows.
         let locked = format!("BEGIN; SELECT 1 FROM clusters WHERE id = '{id}' FOR UPDATE");
         let mut transaction = self.begin(AssertSqlSafe(locked)).await?;
-        let process = self.ledger.process();
-        let of = LoadParameters { id, copied, requested_grant, process, with_changes };
-        let Some(mut loaded) = load::read(&mut transaction, &of).await? else { return Ok(None) };
-        // A process that has compared no database yet must do so before it decides anything. So the
-        // default identity does no harm here.
-        let known_site = known.map(|known| known.identity).unwrap_or_default();
-        let site = ledger::current_site(&known_site, loaded.database_oid, &loaded.table_oids)
-            .ok_or_else(|| StoreError::damaged("the oids of this database"))?;
-        let read = DatabaseFacts {
-            identity: site,
-            sweeps: loaded.beat.map(i64::unsigned_abs),
-            generation: loaded.generation.unsigned_abs(),
-            newest: loaded.newest.unsigned_abs(),
-            hash_at_last_copied: loaded
-                .at_copied
-                .as_deref()
-                .and_then(|h| h.try_into().ok())
-                .map(Hash),
+        let of = LoadParameters {
+            ids: &[id],
+            copied: known.map_or(0, |known| known.last_copied.number),
+            requested_grants: &requested_grant.map(str::to_owned).into_iter().collect::<Vec<_>>(),
+            process: self.ledger.process(),
+            with_changes,
         };
-        let (now, settled) = (formation::UnixMicros(loaded.now.unsigned_abs()), loaded.settled);
-        let void_before = formation::UnixMicros(loaded.void_before_us.unsigned_abs());
-        let grants = loaded.grants(requested_grant);
-        let requested_grant = loaded.requested_grant.as_ref().map(|grant| grant.0.clone());
-        let chain = self.caches.chain(id, &loaded.statements)?;
-        let commit = loaded.commit.take().map(|Json(commit)| commit.parse(id)).transpose()?;
-        let changes = std::mem::take(&mut loaded.changes).parse(id)?;
-        let cluster = load::load(&self.caches, loaded, &chain, trust)?;
-        let before = cluster.clone();
-        let transaction = ClusterTransaction {
-            transaction,
-            cluster,
-            before,
-            now,
-            chain,
-            settled,
-            known,
-            read,
-            void_before,
-            requested_grant,
-            commit,
-            grants,
-            has_notified: false,
+        let Some(mut rows) = load::read(&mut transaction, &of).await?.pop() else {
+            return Ok(None);
         };
-        Ok(Some((transaction, changes)))
+        let changes = std::mem::take(&mut rows.changes).parse(id)?;
+        let loaded = LoadedCluster::parse(&self.caches, id, rows, known, trust)?;
+        Ok(Some((ClusterTransaction { transaction, loaded, has_notified: false }, changes)))
     }
 
     /// Reads a cluster without a lock.
@@ -276,8 +279,9 @@ impl Store {
         with_changes: bool,
     ) -> Result<Option<RunningCluster>, StoreError> {
         let process = self.ledger.process();
-        let of = LoadParameters { id, copied: 0, requested_grant: None, process, with_changes };
-        let Some(mut rows) = load::read(connection, &of).await? else { return Ok(None) };
+        let (ids, requested_grants) = (&[id], &[]);
+        let of = LoadParameters { ids, copied: 0, requested_grants, process, with_changes };
+        let Some(mut rows) = load::read(connection, &of).await?.pop() else { return Ok(None) };
         let now = formation::UnixMicros(rows.now.unsigned_abs());
         let chain = self.caches.chain(id, &rows.statements)?;
         let changes = std::mem::take(&mut rows.changes).parse(id)?;
@@ -286,14 +290,57 @@ impl Store {
     }
 }
 
-impl ClusterTransaction {
-    pub(crate) fn id(&self) -> Uuid {
-        Uuid::from_u128(self.cluster.id.0)
+impl LoadedCluster {
+    /// Builds the cluster `id` from its rows. `known` is the database's state that the ledger had
+    /// recorded before the rows were read.
+    fn parse(
+        caches: &Caches,
+        id: Uuid,
+        mut rows: load::ClusterRows,
+        known: Option<RememberedDatabase>,
+        trust: Trust,
+    ) -> Result<Self, StoreError> {
+        // A process that has compared no database yet must do so before it decides anything. So the
+        // default identity does no harm here.
+        let known_site = known.map(|known| known.identity).unwrap_or_default();
+        let site = ledger::current_site(&known_site, rows.database_oid, &rows.table_oids)
+            .ok_or_else(|| StoreError::damaged("the oids of this database"))?;
+        let read = DatabaseFacts {
+            identity: site,
+            sweeps: rows.beat.map(i64::unsigned_abs),
+            generation: rows.generation.unsigned_abs(),
+            newest: rows.newest.unsigned_abs(),
+            hash_at_last_copied: rows
+                .at_copied
+                .as_deref()
+                .and_then(|h| h.try_into().ok())
+                .map(Hash),
+        };
+        let (now, settled) = (formation::UnixMicros(rows.now.unsigned_abs()), rows.settled);
+        let void_before = formation::UnixMicros(rows.void_before_us.unsigned_abs());
+        let grants = rows.grants();
+        let requested_grants = std::mem::take(&mut rows.requested_grants.0);
+        let chain = caches.chain(id, &rows.statements)?;
+        let commit = rows.commit.take().map(|Json(commit)| commit.parse(id)).transpose()?;
+        let cluster = load::load(caches, rows, &chain, trust)?;
+        Ok(LoadedCluster {
+            before: cluster.clone(),
+            cluster,
+            now,
+            chain,
+            settled,
+            known,
+            read,
+            void_before,
+            requested_grants,
+            commit,
+            grants,
+            unsaved: UnsavedChanges::default(),
+        })
     }
 
-    /// The connection, for other statements in this transaction.
-    pub(crate) fn connection(&mut self) -> &mut PgConnection {
-        &mut self.transaction
+    pub(crate) fn id(&self) -> Uuid {
+        Uuid::from_u128(self.cluster.id.0)
     }
 
     /// Compares the ledger with the database: the verdict says whether this transaction may freeze
@@ -307,30 +354,9 @@ impl ClusterTransaction {
         self.read.generation
     }
 
-    /// Copies decisions that the ledger lacks from this transaction into the ledger. The number of
-    /// copied decisions is limited, because the cluster stays locked meanwhile. Returns whether the
-    /// ledger has all decisions now.
-    pub(crate) async fn copy_new_decisions(&mut self, store: &Store) -> Result<bool, StoreError> {
-        let from = self.known.map_or(HistoryPosition::START, |known| known.last_copied);
-        let limit = ledger::LOOK_LIMIT;
-        ledger::copy_decisions(&mut self.transaction, &store.ledger, &store.watch, from, limit)
-            .await?;
-        let copied = store.ledger.known().map_or(0, |known| known.last_copied.number);
-        Ok(copied >= self.read.newest)
-    }
-
-    /// Ends this connection, so that the pool can't hand it out again. Called if the connected
-    /// database was set back to an older state.
-    pub(crate) async fn terminate_connection(mut self) {
-        let end = sqlx::query("SELECT pg_terminate_backend(pg_backend_pid())");
-        if let Err(error) = end.execute(&mut *self.transaction).await {
-            tracing::debug!(%error, "a connection was ended");
-        }
-    }
-
-    /// The requested grant, if it belongs to this cluster.
-    pub(crate) fn requested_grant(&self) -> Option<&RequestedGrant> {
-        self.requested_grant.as_ref()
+    /// The requested grant with this id, if it belongs to this cluster.
+    pub(crate) fn requested_grant(&self, id: &str) -> Option<&RequestedGrant> {
+        self.requested_grants.iter().find(|grant| grant.id == id)
     }
 
     /// Returns the stored commit, if this transaction is the redeem of a join ticket.
@@ -346,6 +372,62 @@ impl ClusterTransaction {
         ids.into_iter().map(|id| jws(id).ok_or_else(damaged)).collect()
     }
 
+    /// Notes that a step has changed the cluster from `before` to its present state, so that
+    /// [`batch::BatchTransaction::save`] or [`ClusterTransaction::save`] writes it. Returns whether
+    /// the COMMIT will notify other processes: the cluster has another phase or list.
+    ///
+    /// A transaction that notifies keeps all others that notify from committing while it waits for
+    /// the disk. So smaller changes, such as a taken seat, are announced after the COMMIT
+    /// ([`super::Store::notify_clusters`]). A process that dies in between loses the hint, and
+    /// other processes' polls then hear of the change when they poll again.
+    pub(crate) fn note_step(
+        &mut self,
+        before: &Cluster,
+        changes: &[ClusterChange],
+        next_deadline: Option<formation::UnixMicros>,
+        request: &RequestDetails<'_>,
+    ) -> bool {
+        let after = &self.cluster;
+        let list = |cluster: &Cluster| cluster.frozen.as_ref().map(|list| list.proposal_hash);
+        let notifies =
+            !changes.is_empty() && (before.phase != after.phase || list(before) != list(after));
+        let events = changes.iter().filter(|change| !is_repeated(before, change));
+        self.unsaved.events.extend(events.map(|change| save::event_row(change, after, request)));
+        self.unsaved.hosts.extend(request.host());
+        self.unsaved.next_deadline = next_deadline;
+        self.unsaved.notifies |= notifies;
+        self.unsaved.is_changed = true;
+        notifies
+    }
+}
+
+impl ClusterTransaction {
+    /// The connection, for other statements in this transaction.
+    pub(crate) fn connection(&mut self) -> &mut PgConnection {
+        &mut self.transaction
+    }
+
+    /// Copies decisions that the ledger lacks from this transaction into the ledger. The number of
+    /// copied decisions is limited, because the cluster stays locked meanwhile. Returns whether the
+    /// ledger has all decisions now.
+    pub(crate) async fn copy_new_decisions(&mut self, store: &Store) -> Result<bool, StoreError> {
+        let from = self.loaded.known.map_or(HistoryPosition::START, |known| known.last_copied);
+        let limit = ledger::LOOK_LIMIT;
+        ledger::copy_decisions(&mut self.transaction, &store.ledger, &store.watch, from, limit)
+            .await?;
+        let copied = store.ledger.known().map_or(0, |known| known.last_copied.number);
+        Ok(copied >= self.loaded.read.newest)
+    }
+
+    /// Ends this connection, so that the pool can't hand it out again. Called if the connected
+    /// database was set back to an older state.
+    pub(crate) async fn terminate_connection(mut self) {
+        let end = sqlx::query("SELECT pg_terminate_backend(pg_backend_pid())");
+        if let Err(error) = end.execute(&mut *self.transaction).await {
+            tracing::debug!(%error, "a connection was ended");
+        }
+    }
+
     /// Returns both CAs of the cluster.
     pub(crate) async fn authorities(&mut self) -> Result<Authorities, StoreError> {
         let id = self.id();
@@ -353,12 +435,7 @@ impl ClusterTransaction {
     }
 
     /// Saves the changed rows, their events and the commit. If the cluster gets another phase or
-    /// list, this also notifies other processes.
-    ///
-    /// A transaction that notifies keeps all others that notify from committing while it waits for
-    /// the disk. So smaller changes, such as a taken seat, are announced after the COMMIT
-    /// ([`super::Store::notify_clusters`]). A process that dies in between loses the hint, and other
-    /// processes' polls then hear of the change when they poll again.
+    /// list, this also notifies other processes ([`LoadedCluster::note_step`]).
     pub(crate) async fn save(
         &mut self,
         changes: &[ClusterChange],
@@ -367,18 +444,12 @@ impl ClusterTransaction {
         request: &RequestDetails<'_>,
     ) -> Result<(), StoreError> {
         let (id, now) = (self.id(), self.now);
-        let phases = (self.before.phase, self.cluster.phase);
-        if phases.0.has_ended() && !phases.1.has_ended() {
+        let before = self.loaded.before.clone();
+        if before.phase.has_ended() && !self.cluster.phase.has_ended() {
             save::rename_if_name_taken(&mut self.transaction, id).await?;
         }
-        let said: Vec<&ClusterChange> =
-            changes.iter().filter(|change| !is_repeated(&self.before, change)).collect();
-        let list = |cluster: &Cluster| cluster.frozen.as_ref().map(|list| list.proposal_hash);
-        let notifies = !changes.is_empty()
-            && (phases.0 != phases.1 || list(&self.before) != list(&self.cluster));
-        self.has_notified |= notifies;
-        let context = save::SaveContext { next_deadline, now, request, changes: &said, notifies };
-        save::save(&mut self.transaction, &self.before, &self.cluster, &context).await?;
+        self.has_notified |= self.loaded.note_step(&before, changes, next_deadline, request);
+        save::save(&mut self.transaction, &[&self.loaded]).await?;
         if let Some(commit) = commit {
             save::commit(&mut self.transaction, id, now, commit).await?;
         }
@@ -393,7 +464,7 @@ impl ClusterTransaction {
     /// Commits the transaction and returns the saved cluster.
     pub(crate) async fn commit(self) -> Result<Cluster, StoreError> {
         self.transaction.commit().await?;
-        Ok(self.cluster)
+        Ok(self.loaded.cluster)
     }
 }
 

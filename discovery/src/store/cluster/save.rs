@@ -1,4 +1,6 @@
-//! Saves a cluster: writes the rows that differ from the loaded ones in one SQL statement.
+//! Saves clusters: writes the rows that differ from the loaded ones in one SQL statement.
+
+use std::collections::BTreeMap;
 
 use data_encoding::{BASE64, HEXLOWER};
 use discovery_formation as formation;
@@ -12,18 +14,23 @@ use uuid::Uuid;
 
 use super::super::StoreError;
 use super::load::{MatrixRow, ProbeJson};
-use super::{CHANNEL, NewCommit, RequestDetails};
+use super::{CHANNEL, LoadedCluster, NewCommit, RequestDetails};
 use crate::domain::{describe, number_to_row};
 
-/// SQL that writes rows of the cluster into its tables. `$rows` stands for the rows as JSON, `$1`
-/// for the cluster's id, and `$2` for the time.
+/// SQL that writes rows of clusters into their tables. `$rows` stands for the rows as JSON, each
+/// with its cluster's id, `$1` for the ids of all clusters, and `$2` for the time.
 ///
-/// One statement writes the rows of all tables, each table in a part of its `WITH`. These parts
-/// don't see each other's changes. That is harmless here: Postgres checks foreign keys at the end
-/// of the statement. A later statement writes the commit row, because a trigger compares it with
-/// the decided rows.
+/// One statement writes the rows of all clusters and tables, each table in a part of its `WITH`.
+/// Most of a statement's cost doesn't depend on the number of its rows: Postgres prepares the plan,
+/// the checks of the tables and the types of the JSON at each execution.
+///
+/// The parts of the `WITH` don't see each other's changes. That is harmless here: Postgres checks
+/// foreign keys at the end of the statement. A later statement writes the commit row, because a
+/// trigger compares it with the decided rows.
 type WriteParts = &'static [&'static str];
 
+/// The condition on `$1` makes Postgres look the clusters up by id. It expects 100 rows from the
+/// JSON, and without the condition it would read a whole table of some thousand clusters for them.
 const CLUSTER: WriteParts = &["
     UPDATE clusters c SET phase = n.phase, deadline_us = n.deadline_us, epoch = n.epoch,
         floor = n.floor, rev = n.rev, next_place = n.next_place, frozen_epoch = n.frozen_epoch,
@@ -34,21 +41,22 @@ const CLUSTER: WriteParts = &["
         split_epoch = n.split_epoch, error_us = n.error_us,
         error_key = decode(n.error_key, 'hex'), error_text = n.error_text,
         next_deadline_us = n.next_deadline_us
-    FROM jsonb_to_recordset($rows) AS n (phase text, deadline_us bigint, epoch bigint,
-        floor bigint, rev bigint, next_place bigint, frozen_epoch bigint, frozen_h text,
-        frozen_statement text, frozen_us bigint, unsettled boolean, ended_cause text,
-        ended_us bigint, ended_by text, split_other text, split_epoch bigint, error_us bigint,
-        error_key text, error_text text, next_deadline_us bigint)
-    WHERE c.id = $1"];
+    FROM jsonb_to_recordset($rows) AS n (cluster_id uuid, phase text, deadline_us bigint,
+        epoch bigint, floor bigint, rev bigint, next_place bigint, frozen_epoch bigint,
+        frozen_h text, frozen_statement text, frozen_us bigint, unsettled boolean,
+        ended_cause text, ended_us bigint, ended_by text, split_other text, split_epoch bigint,
+        error_us bigint, error_key text, error_text text, next_deadline_us bigint)
+    WHERE c.id = n.cluster_id AND c.id = ANY($1)"];
 
 const AGENTS: WriteParts = &["
     INSERT INTO agents (cluster_id, size, key, grant_id, record, token_record, seat, standby,
         lease_us, boot, nonce, highest_epoch, counts, held_us, release_epoch, release_jws, approval,
         address, instance, redeemed_us)
-    SELECT $1, n.size, decode(n.key, 'hex'), n.grant_id, n.record, n.token_record, n.seat,
+    SELECT n.cluster_id, n.size, decode(n.key, 'hex'), n.grant_id, n.record, n.token_record, n.seat,
         n.standby, n.lease_us, n.boot, decode(n.nonce, 'hex'), n.highest_epoch, n.counts,
         n.held_us, n.release_epoch, n.release_jws, n.approval, n.address, n.instance, $2
-    FROM jsonb_to_recordset($rows) AS n (size smallint, key text, grant_id text, record text,
+    FROM jsonb_to_recordset($rows) AS n (cluster_id uuid, size smallint, key text,
+        grant_id text, record text,
         token_record text, seat smallint, standby bigint, lease_us bigint, boot bigint, nonce text,
         highest_epoch bigint, counts integer, held_us bigint, release_epoch bigint,
         release_jws text, approval text, address text, instance text)
@@ -64,104 +72,104 @@ const SEATS: WriteParts = &[
     "
     INSERT INTO frozen_seats (cluster_id, size, epoch, seat, key, name, incarnation, node_key,
         grant_id, record, token_record)
-    SELECT $1, n.size, n.epoch, n.seat, decode(n.key, 'hex'), n.name,
+    SELECT n.cluster_id, n.size, n.epoch, n.seat, decode(n.key, 'hex'), n.name,
         decode(n.incarnation, 'hex'), decode(n.node_key, 'hex'), n.grant_id, n.record,
         n.token_record
-    FROM jsonb_to_recordset($rows) AS n (size smallint, epoch bigint, seat smallint, key text,
+    FROM jsonb_to_recordset($rows) AS n (cluster_id uuid, size smallint, epoch bigint,
+        seat smallint, key text,
         name text, incarnation text, node_key text, grant_id text, record text, token_record text)",
     "
     INSERT INTO frozen_urls (cluster_id, url, seat)
-    SELECT $1, url, n.seat
-    FROM jsonb_to_recordset($rows) AS n (seat smallint, urls text[]), unnest(n.urls) AS url",
+    SELECT n.cluster_id, url, n.seat
+    FROM jsonb_to_recordset($rows) AS n (cluster_id uuid, seat smallint, urls text[]),
+        unnest(n.urls) AS url",
 ];
 
 const ACKS: WriteParts = &["
     INSERT INTO acks (cluster_id, key, epoch, jws)
-    SELECT $1, decode(n.key, 'hex'), n.epoch, n.jws
-    FROM jsonb_to_recordset($rows) AS n (key text, epoch bigint, jws text)"];
+    SELECT n.cluster_id, decode(n.key, 'hex'), n.epoch, n.jws
+    FROM jsonb_to_recordset($rows) AS n (cluster_id uuid, key text, epoch bigint, jws text)"];
 
 const PROBES: WriteParts = &["
     INSERT INTO probes (cluster_id, key, epoch, row)
-    SELECT $1, decode(n.key, 'hex'), n.epoch, n.row
-    FROM jsonb_to_recordset($rows) AS n (key text, epoch bigint, row jsonb)
+    SELECT n.cluster_id, decode(n.key, 'hex'), n.epoch, n.row
+    FROM jsonb_to_recordset($rows) AS n (cluster_id uuid, key text, epoch bigint, row jsonb)
     ON CONFLICT (cluster_id, key) DO UPDATE SET epoch = excluded.epoch, row = excluded.row"];
 
 const REPORTS: WriteParts = &["
     INSERT INTO reports (cluster_id, key, raft_cluster)
-    SELECT $1, decode(n.key, 'hex'), decode(n.raft_cluster, 'hex')
-    FROM jsonb_to_recordset($rows) AS n (key text, raft_cluster text)
+    SELECT n.cluster_id, decode(n.key, 'hex'), decode(n.raft_cluster, 'hex')
+    FROM jsonb_to_recordset($rows) AS n (cluster_id uuid, key text, raft_cluster text)
     ON CONFLICT (cluster_id, key) DO UPDATE SET raft_cluster = excluded.raft_cluster"];
 
 const EVENTS: WriteParts = &["
     INSERT INTO events (stream, number, at_us, kind, body, previous, hash)
-    SELECT $1, 1, $2, n.kind, n.body, '', ''
-    FROM ROWS FROM (jsonb_to_recordset($rows) AS (kind text, body text))
-        WITH ORDINALITY AS n (kind, body, place) ORDER BY n.place"];
+    SELECT n.cluster_id, 1, $2, n.kind, n.body, '', ''
+    FROM ROWS FROM (jsonb_to_recordset($rows) AS (cluster_id uuid, kind text, body text))
+        WITH ORDINALITY AS n (cluster_id, kind, body, place) ORDER BY n.place"];
 
-/// Data that is saved together with the cluster.
-pub(super) struct SaveContext<'a> {
+/// Changes of a loaded cluster that are still to be saved, apart from the differences between its
+/// rows.
+#[derive(Debug, Default)]
+pub(super) struct UnsavedChanges {
+    /// Whether a step has changed the cluster.
+    pub(super) is_changed: bool,
+    /// Rows of events, in their order.
+    pub(super) events: Vec<Value>,
+    /// Facts about the hosts of agents that sent requests. They are stored with new agents.
+    pub(super) hosts: BTreeMap<formation::AgentKey, AgentHost>,
     pub(super) next_deadline: Option<formation::UnixMicros>,
-    pub(super) now: formation::UnixMicros,
-    /// Facts about the request. Its source address and virtual machine are also stored with new
-    /// agents.
-    pub(super) request: &'a RequestDetails<'a>,
-    /// Changes of the cluster, each of which becomes an event.
-    pub(super) changes: &'a [&'a ClusterChange],
     /// Whether the COMMIT notifies the other discovery processes.
     pub(super) notifies: bool,
 }
 
-/// Writes the rows that differ between `before` and `after`.
+/// Facts about an agent's host.
+#[derive(Debug)]
+pub(super) struct AgentHost {
+    /// Source address of the agent's request.
+    pub(super) address: Option<String>,
+    /// Virtual machine of the host, if it was verified.
+    pub(super) instance: Option<String>,
+}
+
+/// A table, and the rows to write into it.
+type TableRows = (WriteParts, Vec<Value>);
+
+/// Writes the rows of clusters that differ from the loaded ones. The clusters were loaded together.
 pub(super) async fn save(
     connection: &mut PgConnection,
-    before: &Cluster,
-    after: &Cluster,
-    context: &SaveContext<'_>,
+    clusters: &[&LoadedCluster],
 ) -> Result<(), StoreError> {
-    let id = Uuid::from_u128(after.id.0);
-    let list = |cluster: &Cluster| cluster.frozen.as_ref().map(|frozen| frozen.proposal_hash);
-    let same = list(before) == list(after);
-    if !same && before.frozen.is_some() {
+    let new_lists: Vec<Uuid> = clusters
+        .iter()
+        .filter(|loaded| loaded.before.frozen.is_some() && !has_same_list(loaded))
+        .map(|loaded| loaded.id())
+        .collect();
+    if !new_lists.is_empty() {
         // Deleting the seats also deletes their acks, probes and URLs.
-        sqlx::query("DELETE FROM frozen_seats WHERE cluster_id = $1")
-            .bind(id)
+        sqlx::query("DELETE FROM frozen_seats WHERE cluster_id = ANY($1)")
+            .bind(new_lists)
             .execute(&mut *connection)
             .await?;
     }
-    // If an agent's lease was renewed and nothing else changed, don't rewrite the cluster's row.
-    // The stored deadline can then be too early. In that case the sweep finds nothing to do, and
-    // corrects the deadline.
-    let own = match row_differs(before, after) || before == after {
-        true => vec![cluster_row(after, context.next_deadline)?],
-        false => Vec::new(),
-    };
-    let agents = after.agents.iter().filter(|(key, agent)| before.agents.get(key) != Some(*agent));
-    let agents = agents.map(|(key, agent)| agent_row(after, *key, agent, context.request));
-    let frozen = after.frozen.as_ref();
-    let new_seats = frozen.filter(|_| !same);
-    let known = before.frozen.as_ref().filter(|_| same);
-    let reports = after.reports.iter().filter(|(key, raft)| before.reports.get(key) != Some(*raft));
-    let reports = reports.map(|(key, raft_cluster)| {
-        json!({ "key": hex(&key.0), "raft_cluster": format!("{raft_cluster:016x}") })
-    });
-    let events = context.changes.iter().map(|change| {
-        let (kind, mut body) = describe(change);
-        add_details(&mut body, change, after, context.request);
-        json!({ "kind": kind, "body": body.to_string() })
-    });
-    let tables = [
-        (CLUSTER, own),
-        (AGENTS, agents.collect::<Result<Vec<_>, _>>()?),
-        (SEATS, new_seats.map_or(Ok(Vec::new()), |frozen| seat_rows(after, frozen))?),
-        (ACKS, frozen.map_or(Ok(Vec::new()), |frozen| ack_rows(known, frozen))?),
-        (PROBES, frozen.map_or(Ok(Vec::new()), |frozen| probe_rows(known, frozen))?),
-        (REPORTS, reports.collect()),
-        (EVENTS, events.collect()),
-    ];
-    let written: Vec<(WriteParts, Vec<Value>)> =
-        tables.into_iter().filter(|(_, rows)| !rows.is_empty()).collect();
-    let sql = write_statement(written.iter().map(|(parts, _)| *parts), context.notifies);
-    let mut query = sqlx::query(AssertSqlSafe(sql)).bind(id).bind(number_to_row(context.now.0)?);
+    let mut tables: [TableRows; 7] =
+        [CLUSTER, AGENTS, SEATS, ACKS, PROBES, REPORTS, EVENTS].map(|parts| (parts, Vec::new()));
+    for loaded in clusters {
+        for ((_, rows), new) in tables.iter_mut().zip(rows_of(loaded)?) {
+            rows.extend(new);
+        }
+    }
+    let ids: Vec<Uuid> = clusters.iter().map(|loaded| loaded.id()).collect();
+    let notified: Vec<Uuid> = clusters
+        .iter()
+        .filter(|loaded| loaded.unsaved.notifies)
+        .map(|loaded| loaded.id())
+        .collect();
+    let now = clusters.first().map_or(0, |loaded| loaded.now.0);
+    let written: Vec<TableRows> = tables.into_iter().filter(|(_, rows)| !rows.is_empty()).collect();
+    let sql = write_statement(written.iter().map(|(parts, _)| *parts));
+    let mut query = sqlx::query(AssertSqlSafe(sql)).bind(ids).bind(number_to_row(now)?);
+    query = query.bind(notified);
     for (_, rows) in written {
         query = query.bind(Json(rows));
     }
@@ -169,22 +177,75 @@ pub(super) async fn save(
     Ok(())
 }
 
-/// Returns the statement that writes rows into the tables of `tables`. `$3` and the parameters
-/// after it are the rows of one table each. Tables without rows are left out, because each costs
-/// time even if nothing is written.
-fn write_statement(tables: impl Iterator<Item = WriteParts>, notifies: bool) -> String {
+fn has_same_list(loaded: &LoadedCluster) -> bool {
+    let list = |cluster: &Cluster| cluster.frozen.as_ref().map(|frozen| frozen.proposal_hash);
+    list(&loaded.before) == list(&loaded.cluster)
+}
+
+/// Returns the rows of a cluster that differ from the loaded ones, in the order of the tables in
+/// [`save`].
+fn rows_of(loaded: &LoadedCluster) -> Result<[Vec<Value>; 7], StoreError> {
+    let (before, after) = (&loaded.before, &loaded.cluster);
+    let same = has_same_list(loaded);
+    // If an agent's lease was renewed and nothing else changed, don't rewrite the cluster's row.
+    // The stored deadline can then be too early. In that case the sweep finds nothing to do, and
+    // corrects the deadline.
+    let own = match row_differs(before, after) || before == after {
+        true => vec![cluster_row(after, loaded.unsaved.next_deadline)?],
+        false => Vec::new(),
+    };
+    let agents = after.agents.iter().filter(|(key, agent)| before.agents.get(key) != Some(*agent));
+    let agents = agents
+        .map(|(key, agent)| agent_row(after, *key, agent, loaded.unsaved.hosts.get(key)))
+        .collect::<Result<Vec<_>, _>>()?;
+    let frozen = after.frozen.as_ref();
+    let new_seats = frozen.filter(|_| !same);
+    let known = before.frozen.as_ref().filter(|_| same);
+    let reports = after.reports.iter().filter(|(key, raft)| before.reports.get(key) != Some(*raft));
+    let reports = reports.map(|(key, raft_cluster)| {
+        json!({ "key": hex(&key.0), "raft_cluster": format!("{raft_cluster:016x}") })
+    });
+    let mut rows = [
+        own,
+        agents,
+        new_seats.map_or(Ok(Vec::new()), |frozen| seat_rows(after, frozen))?,
+        frozen.map_or(Ok(Vec::new()), |frozen| ack_rows(known, frozen))?,
+        frozen.map_or(Ok(Vec::new()), |frozen| probe_rows(known, frozen))?,
+        reports.collect(),
+        loaded.unsaved.events.clone(),
+    ];
+    let id = json!(loaded.id());
+    for row in rows.iter_mut().flatten() {
+        row["cluster_id"] = id.clone();
+    }
+    Ok(rows)
+}
+
+/// Returns the row of an event, which describes `change` for auditors. `after` is the cluster after
+/// the change.
+pub(super) fn event_row(
+    change: &ClusterChange,
+    after: &Cluster,
+    request: &RequestDetails<'_>,
+) -> Value {
+    let (kind, mut body) = describe(change);
+    add_details(&mut body, change, after, request);
+    json!({ "kind": kind, "body": body.to_string() })
+}
+
+/// Returns the statement that writes rows into the tables of `tables`, and notifies the other
+/// processes of the clusters `$3`. `$4` and the parameters after it are the rows of one table each.
+/// Tables without rows are left out, because each costs time even if nothing is written.
+fn write_statement(tables: impl Iterator<Item = WriteParts>) -> String {
     let mut parts = Vec::new();
-    for (table, number) in tables.zip(3..) {
+    for (table, number) in tables.zip(4..) {
         for part in table {
             let sql = part.replace("$rows", &format!("${number}"));
             parts.push(format!("w{} AS ({sql})", parts.len()));
         }
     }
     let with = if parts.is_empty() { String::new() } else { format!("WITH {}", parts.join(", ")) };
-    match notifies {
-        true => format!("{with} SELECT pg_notify('{CHANNEL}', $1::text)"),
-        false => format!("{with} SELECT 1"),
-    }
+    format!("{with} SELECT pg_notify('{CHANNEL}', id::text) FROM unnest($3) AS id")
 }
 
 /// Adds details for auditors to an event's body: with which token and from where an agent came, or
@@ -201,7 +262,7 @@ fn add_details(
             body["grant"] = json!(record.map(|record| &*record.grant.0));
             body["name"] = json!(record.map(|record| &record.name));
             body["address"] = json!(request.address);
-            if let Some((_, instance)) = request.instance {
+            if let Some(instance) = request.instance {
                 body["instance"] = json!(instance);
             }
         }
@@ -269,7 +330,7 @@ fn agent_row(
     cluster: &Cluster,
     key: formation::AgentKey,
     agent: &Applicant,
-    request: &RequestDetails<'_>,
+    host: Option<&AgentHost>,
 ) -> Result<Value, StoreError> {
     let (seat, standby) = match agent.seating {
         Seating::Seat(seat) => (Some(seat), None),
@@ -277,9 +338,6 @@ fn agent_row(
         Seating::Absent => (None, None),
     };
     let (session, release) = (agent.session, agent.release.as_ref());
-    // The virtual machine is that of the requesting agent. Other agents' rows can change in the
-    // same step.
-    let instance = request.instance.filter(|(asker, _)| *asker == key).map(|(_, name)| name);
     Ok(json!({
         "size": cluster.statement.size,
         "key": hex(&key.0),
@@ -297,8 +355,8 @@ fn agent_row(
         "release_epoch": release.map(|release| number_to_row(release.epoch)).transpose()?,
         "release_jws": release.map(|release| &*release.jws),
         "approval": agent.approval.as_deref(),
-        "address": request.address,
-        "instance": instance,
+        "address": host.and_then(|host| host.address.as_deref()),
+        "instance": host.and_then(|host| host.instance.as_deref()),
     }))
 }
 
