@@ -222,11 +222,14 @@ impl App {
     /// database.
     fn may_decide(&self, loaded: &LoadedCluster, changes: &[ClusterChange]) -> bool {
         let decisions = decisions(changes, None, false);
-        let entry = self.store.ledger().entry(loaded.id());
-        decisions.is_empty()
-            || (loaded.ledger_verdict() == LedgerVerdict::Allowed
-                && self.store.watch().is_complete(loaded.generation())
-                && !decisions.iter().any(|decision| contradicts(entry, *decision)))
+        if decisions.is_empty() {
+            return true;
+        }
+        // A request with a transaction of its own reports that the ledger can't be read.
+        let Ok(entry) = self.store.ledger().entry(loaded.id()) else { return false };
+        loaded.ledger_verdict() == LedgerVerdict::Allowed
+            && self.store.watch().is_complete(loaded.generation())
+            && !decisions.iter().any(|decision| contradicts(entry, *decision))
     }
 }
 

@@ -527,9 +527,10 @@ fn move_leadership_from_third(adoption: &AdoptionTestbed) -> Result<()> {
 
 /// A newcomer must wait for the take-over of the last member, which would refuse its certificate.
 fn check_newcomer_waits(adoption: &mut AdoptionTestbed) -> Result<()> {
-    move_leadership_from_third(adoption)?;
     let newcomer = start_newcomer(adoption, &[])?;
     poll_slowly("the newcomer to wait for the take-over", LIMIT, || {
+        // On a busy machine, the third member can become the leader at any time.
+        move_leadership_from_third(adoption).ok()?;
         let list = adoption.testbed.admin_json(&["intent", "list", "demo", "--all"]).ok()?;
         let views = list["intents"].as_array()?;
         let mut reasons = views.iter().filter_map(|view| view["waits"]["reason"].as_str());

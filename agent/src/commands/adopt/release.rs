@@ -185,8 +185,16 @@ impl NodeRelease<'_> {
         let words = command_line(pid).map_err(failed)?;
         let program = program_or_name(program_of(pid), &words).map_err(failed)?;
         let arguments = words.get(1..).unwrap_or_default().to_vec();
-        let status = self.own()?.status().await?;
-        let members = self.own()?.list_members().await?;
+        let client = self.own()?;
+        // The release of another member can just have ended the leadership.
+        wait_until(IN_SYNC_LIMIT, self.typed.json, async || match client.list_members().await {
+            Ok(_) => Ok(None),
+            Err(error) if error.is_retryable() => Ok(Some(error_chain(&error))),
+            Err(error) => Err(error.into()),
+        })
+        .await?;
+        let status = client.status().await?;
+        let members = client.list_members().await?;
         let own = members.of_id(status.member_id).ok_or_else(no_node)?;
         let data = std::fs::metadata(self.layout.node()).map_err(failed)?;
         let owner = (data.uid(), data.gid());
