@@ -49,6 +49,9 @@ pub(crate) struct DatabaseWatch {
     pub must_stop: watch::Sender<bool>,
     /// Metrics, for counting alarms.
     pub metrics: Arc<ServiceMetrics>,
+    /// Whether the ledger counts as incomplete, whatever a check of the database finds.
+    #[cfg(test)]
+    is_held_incomplete: AtomicBool,
 }
 
 /// Number of consecutive sweeps that must find another run of this process before this run stops. A
@@ -76,6 +79,8 @@ impl DatabaseWatch {
             refuses_writes: AtomicBool::new(false),
             must_stop: watch::channel(false).0,
             metrics,
+            #[cfg(test)]
+            is_held_incomplete: AtomicBool::new(false),
         }
     }
 
@@ -137,8 +142,21 @@ impl DatabaseWatch {
         self.complete_generation.store(0, Ordering::Release);
     }
 
+    /// Keeps the ledger incomplete, or lets the next check of the database decide again.
+    #[cfg(test)]
+    pub(crate) fn hold_incomplete(&self, is_held: bool) {
+        self.is_held_incomplete.store(is_held, Ordering::Release);
+        if is_held {
+            self.set_incomplete();
+        }
+    }
+
     /// Marks the ledger as complete in `generation`, and as compared with it if that is settled.
     pub(super) fn set_complete(&self, generation: &Generation) {
+        #[cfg(test)]
+        if self.is_held_incomplete.load(Ordering::Acquire) {
+            return;
+        }
         if generation.settled {
             self.compared_generation.store(generation.number, Ordering::Relaxed);
         }
