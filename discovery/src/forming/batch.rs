@@ -97,10 +97,10 @@ impl ClusterBatches {
 
     /// Adds a request. Returns the request if too many wait already, and otherwise whether the
     /// caller has to start a task that serves the queue.
-    fn add(&self, request: WaitingRequest) -> Result<bool, WaitingRequest> {
+    fn add(&self, request: WaitingRequest) -> Result<bool, Box<WaitingRequest>> {
         let mut queue = self.lock();
         if queue.waiting.len() >= MAX_WAITING {
-            return Err(request);
+            return Err(Box::new(request));
         }
         queue.waiting.push_back(request);
         let starts = queue.tasks < MAX_TRANSACTIONS;
@@ -266,7 +266,7 @@ async fn apply_batch(
         batch.iter().filter_map(|request| request.incoming.grant_id()).collect();
     let grants: Vec<String> = grants.into_iter().collect();
     let begun = app.store.begin_batch(clusters, &grants).await;
-    let Ok(mut transaction) = begun.inspect_err(|error| log_failure(error)) else {
+    let Ok(mut transaction) = begun.inspect_err(log_failure) else {
         send_alone(batch);
         return Ok(());
     };

@@ -18,7 +18,7 @@ use crate::forming::show;
 use crate::members::roster::{Roster, RosterMember, check_running};
 use crate::store::changes::MembershipChanges;
 use crate::store::cluster::RunningCluster;
-use crate::store::{StoreError, UnixMicros};
+use crate::store::{Store, StoreError, UnixMicros};
 
 impl App {
     /// Issues the peer and the client certificate of a member, for the key in its record. A
@@ -29,7 +29,9 @@ impl App {
         key: &PublicKey,
         csr: &Csr,
     ) -> Result<Leaves, ApiError> {
-        let found = self.store.read_running_and_authorities(cluster).await?;
+        // One connection serves all statements, because each use of the pool costs two pings.
+        let mut connection = self.store.acquire().await?;
+        let found = self.store.read_running_and_authorities(&mut connection, cluster).await?;
         let (running, authorities) = found.ok_or_else(|| ApiError::not_found("such cluster"))?;
         let RunningCluster { cluster: state, chain, now, changes } = running;
         refuse_removed(&changes, Some(key))?;
@@ -55,7 +57,9 @@ impl App {
             client_hosts: &client_hosts(member, &changes),
         };
         let leaves = authority.issue_member(csr.der(), &leaf, now.0 / 1_000_000)?;
-        self.store.note_leaves(cluster, key, &leaves, now.0 as UnixMicros).await?;
+        let issued_us = now.0 as UnixMicros;
+        Store::note_leaves(&mut connection, cluster, key, &leaves, issued_us).await?;
+        drop(connection);
         tracing::info!(cluster.id = %cluster, member.id = %member.id, name = %member.record.name,
             "issued a member's certificates");
         Ok(show::leaves(&leaves))

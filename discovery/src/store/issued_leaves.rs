@@ -4,6 +4,7 @@ use data_encoding::HEXUPPER;
 use discovery_types::api::{CertificatePurpose, IssuedCertificate};
 use discovery_types::grant::GrantId;
 use discovery_types::key::{KeyId, PublicKey};
+use sqlx::PgConnection;
 use uuid::Uuid;
 
 use super::cluster::LeafPair;
@@ -54,7 +55,7 @@ impl Store {
     /// Stores which certificates an agent gets. Call this before the certificates leave the
     /// process. `now` is the time at which they were issued.
     pub(crate) async fn note_leaves(
-        &self,
+        connection: &mut PgConnection,
         cluster: Uuid,
         agent: &PublicKey,
         (peer, client): &LeafPair,
@@ -84,7 +85,7 @@ impl Store {
         .bind(&client.serial)
         .bind(client.ends_at.saturating_mul(1_000_000))
         .bind(MAX_KEPT - 2)
-        .execute(&mut *self.acquire().await?)
+        .execute(connection)
         .await?;
         Ok(())
     }

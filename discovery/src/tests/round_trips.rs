@@ -27,14 +27,14 @@ const HINT_TRIPS: usize = 2;
 /// pings when the connection leaves the pool and returns to it.
 const READ_TRIPS: usize = 3;
 /// Maximum number of round trips of each request of a join. Issuing certificates takes a second
-/// read, for the CAs.
+/// read, for the CAs, and a write, of the certificates' serial numbers.
 const JOIN_TRIPS: [(&str, usize); 6] = [
     ("join", CHANGE_TRIPS),
     ("intents", READ_TRIPS),
     ("outcome added", CHANGE_TRIPS),
     ("outcome promoted", CHANGE_TRIPS),
     ("intent", READ_TRIPS),
-    ("leaves", READ_TRIPS + 1),
+    ("leaves", READ_TRIPS + 2),
 ];
 
 /// Proxy between the service and Postgres. It counts the server's `ReadyForQuery` messages, which

@@ -262,11 +262,11 @@ impl Store {
     /// Reads a cluster as [`Store::read_running`] does, and its CAs.
     pub(crate) async fn read_running_and_authorities(
         &self,
+        connection: &mut PgConnection,
         id: Uuid,
     ) -> Result<Option<(RunningCluster, Authorities)>, StoreError> {
-        let mut connection = self.acquire().await?;
-        match self.read_with(&mut connection, id, true).await? {
-            Some(running) => Ok(Some((running, authorities(&mut connection, id).await?))),
+        match self.read_with(connection, id, true).await? {
+            Some(running) => Ok(Some((running, authorities(connection, id).await?))),
             None => Ok(None),
         }
     }
