@@ -64,7 +64,7 @@ impl BatchTransaction {
         }
     }
 
-    /// Commits the transaction.
+    /// Commits what was saved. After an error, it is unknown whether the changes are stored.
     pub(crate) async fn commit(self) -> Result<(), StoreError> {
         Ok(self.transaction.commit().await?)
     }
