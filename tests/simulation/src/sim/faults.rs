@@ -295,6 +295,7 @@ impl Simulation {
         self.are_faults_over = true;
         self.streams.iter_mut().for_each(SingleWatchStream::read_without_delay);
         self.servers.iter_mut().for_each(ApiServer::read_without_delay);
+        self.servers.iter_mut().for_each(ApiServer::end_races);
         self.network = Network::default();
         self.plan.loss = 0;
         self.plan.duplication = 0;
