@@ -1,5 +1,6 @@
 //! Reads the settings of a running etcd from its configuration file (`--config-file`), as flags.
-//! Pure.
+//!
+//! The functions here take the file's text and have no side effects.
 //!
 //! etcd ignores all other flags and variables if it has such a file. The etcd under the agent runs
 //! with flags, so each setting of the file becomes a flag.

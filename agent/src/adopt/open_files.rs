@@ -10,9 +10,7 @@ use std::path::Path;
 use super::process::DATABASE;
 use crate::exit::ExitError;
 use crate::state::adopted::{AdoptedNode, WAL_FOLDER};
-
-/// Suffix of the files of etcd's log.
-const WAL_SUFFIX: &str = "wal";
+use crate::state::node_dir::is_log_file;
 
 /// The files that a process has open.
 struct OpenFiles(BTreeSet<FileId>);
@@ -45,7 +43,7 @@ impl OpenFiles {
         };
         for entry in entries {
             let path = entry?.path();
-            if path.extension().is_some_and(|suffix| suffix == WAL_SUFFIX) && self.contain(&path)? {
+            if is_log_file(&path) && self.contain(&path)? {
                 return Ok(true);
             }
         }

@@ -64,9 +64,13 @@ fn classify(node: &Path, wal: Option<&Path>) -> Result<DirectoryKind, StateError
 /// of a volume that isn't mounted yet.
 fn has_log(node: &Path, wal: Option<&Path>) -> bool {
     let Some(wal) = wal else { return node.join("member/wal").is_dir() };
-    let is_segment = |path: PathBuf| path.extension().is_some_and(|suffix| suffix == WAL_SUFFIX);
-    let entries = std::fs::read_dir(wal).into_iter().flatten().flatten();
-    entries.map(|entry| entry.path()).any(is_segment)
+    let mut entries = std::fs::read_dir(wal).into_iter().flatten().flatten();
+    entries.any(|entry| is_log_file(&entry.path()))
+}
+
+/// Whether a path has the name of a file of etcd's log.
+pub(crate) fn is_log_file(path: &Path) -> bool {
+    path.extension().is_some_and(|suffix| suffix == WAL_SUFFIX)
 }
 
 fn parse_marker(text: &str) -> Option<Incarnation> {

@@ -143,7 +143,7 @@ async fn an_agents_row_that_somebody_wrote_into_the_table_gives_no_access_token(
         let alarms = format!(r#"alarms_total{{kind="agent_rows_ignored"}} {number}"#);
         assert!(metrics.contains(&alarms), "{metrics}");
     }
-    // The same row is valid if the token signed it.
+    // A row with the same key is valid if the token signed it.
     sqlx::raw_sql("DELETE FROM agents WHERE seat IS NULL AND standby IS NULL")
         .execute(&mut world.database.connect().await)
         .await

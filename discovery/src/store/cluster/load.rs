@@ -245,7 +245,7 @@ FROM generation g JOIN clusters c ON c.id = ANY($1) AND c.phase <> 'draft'"
 const LOAD: &str = load_clusters!();
 
 /// Loads clusters with their changes since the commit, and with the commit if a grant is requested.
-/// It is a statement of its own, because Postgres prepares each part of a plan before it executes
+/// This isn't a part of [`LOAD`], because Postgres prepares each part of a plan before it executes
 /// the plan, even a part that it then doesn't need.
 const LOAD_WITH_CHANGES: &str = load_clusters!(
     ",\n",

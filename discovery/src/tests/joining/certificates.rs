@@ -65,7 +65,7 @@ async fn a_ticket_lists_the_certificates_of_its_own_host_only() {
     let own = cluster.renew(&newcomer).await;
     cluster.renew(&cluster.agents[0]).await;
     assert_eq!(cluster.certificates(ticket).await, own);
-    // They stay known after the token was revoked: whoever has them can still use them.
+    // The certificates stay known after the token was revoked, because they can still be used.
     cluster.admin.revoke_grant(ticket).await.unwrap();
     assert_eq!(cluster.certificates(ticket).await, own);
     cluster.service.stop().await;
