@@ -12,9 +12,9 @@ use serde::Serialize;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum CheckResult {
-    /// The part is as the program needs it.
+    /// The checked part of the set-up is as the program needs it.
     Ok,
-    /// The program would start, and a person should look at the part.
+    /// The program would start, but a person should look at the checked part.
     Warn,
     /// The program would not start, or would not do its work.
     Fail,
@@ -102,7 +102,7 @@ impl CheckReport {
         self.checks.iter().map(|check| format!("{check}\n")).collect()
     }
 
-    /// Returns the report in the form of its JSON document.
+    /// Returns the report as a value that serialises to the JSON document.
     #[must_use]
     pub fn document(&self) -> CheckDocument<'_> {
         CheckDocument { failures: self.failures(), checks: &self.checks }
@@ -123,7 +123,8 @@ fn error_chain(error: &(dyn Error + 'static)) -> String {
     let mut cause = error.source();
     while let Some(inner) = cause {
         let inner_text = inner.to_string();
-        // A transparent wrapper repeats the text of its source.
+        // Skip a cause whose text stands there already: a transparent error has the same text as
+        // its source.
         if !text.ends_with(&inner_text) {
             text = format!("{text}: {inner_text}");
         }

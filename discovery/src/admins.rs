@@ -29,7 +29,7 @@ pub(crate) struct Admins {
     /// Every key that was ever an owner's. Any of these keys can have signed a cluster's first
     /// statement.
     pub ever_owners: BTreeSet<KeyId>,
-    /// Rows that don't belong to the chain.
+    /// Texts of the rows that don't belong to the chain.
     pub ignored_rows: Vec<String>,
     /// Error for the first row that a newer program wrote. The error contains the row's version.
     /// This row and all later rows are ignored.
@@ -87,8 +87,8 @@ impl AdminCache {
         // The chain must be durable in the ledger before this process acts on it.
         ledger.ensure_admins(&texts).await?;
         let mut known = self.known.write().unwrap_or_else(PoisonError::into_inner);
-        // A row that was inserted after the fingerprint was read is read twice, but it is reported
-        // once.
+        // A row that was inserted after the fingerprint was read makes the next call read all rows
+        // again. Raise the alarm only once for the same ignored rows.
         let ignored = &admins.ignored_rows;
         let is_news = known.as_ref().is_none_or(|known| known.ignored_rows != *ignored);
         if is_news && !ignored.is_empty() {

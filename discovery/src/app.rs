@@ -46,7 +46,8 @@ pub(crate) struct App {
     pub hints: Arc<PendingHints>,
     /// Requests of agents that wait for the next transaction.
     pub batches: Arc<ClusterBatches>,
-    /// Lease renewals by polls of this process, which wait for the next SQL statement.
+    /// Lease renewals that polls of this process request. They wait for the next SQL statement that
+    /// renews leases.
     pub renewals: Arc<LeaseRenewals>,
     /// The verified admin chain: who the admins are and which roles they have.
     pub admins: Arc<AdminCache>,
@@ -66,8 +67,8 @@ pub(crate) struct App {
     pub throttle_log: Arc<ThrottleLog>,
     /// Rate limit on requests, per address.
     pub request_limit: Arc<AddressLimit>,
-    /// Rate limit on requests to adopt a document or to readmit a member, per address: each costs
-    /// several signature checks.
+    /// Rate limit on requests to adopt a commit document or to readmit a member, per address. Each
+    /// such request costs several signature checks.
     pub adoption_limit: Arc<AddressLimit>,
     /// Rate limit on new connections, per address.
     pub connection_limit: Arc<AddressLimit>,
@@ -105,8 +106,8 @@ pub(crate) struct ConsoleSettings {
     pub stream_slots: SlotPool<[u8; 32]>,
 }
 
-/// Limit on requests of one address to adopt a document or to readmit a member: rate per second,
-/// and burst. A burst is normal after a restore.
+/// Limit on the requests of one address to adopt a commit document or to readmit a member: rate per
+/// second, and burst. Agents send many such requests after the database was restored from a backup.
 pub(crate) const ADOPTION_RATE_AND_BURST: (u32, u32) = (2, 20);
 
 impl App {

@@ -59,14 +59,15 @@ async fn listen_once(app: &App, pause: &mut Duration) -> Result<(), sqlx::Error>
     let mut listener = PgListener::connect_with(app.store.pool()).await?;
     listener.listen_all([CHANNEL, ledger::CHANNEL]).await?;
     *pause = FIRST_PAUSE;
-    // Copy now, because Postgres sent no notifications to this connection before LISTEN.
+    // Copy the decisions that were made before LISTEN: Postgres sent this connection no
+    // notifications of them.
     copy(app).await;
     app.notifier.wake_all();
     loop {
         match listener.try_recv().await? {
             Some(hint) if hint.channel() == ledger::CHANNEL => {
-                // Each copy takes all decisions at once. Skip the notification of a decision that
-                // the ledger already holds.
+                // One copy takes all new decisions, so the ledger can already hold the decision
+                // that a later notification announces. Skip such a notification.
                 let known = app.store.ledger().known().map_or(0, |known| known.last_copied.number);
                 if hint.payload().parse().is_ok_and(|number: u64| number <= known) {
                     continue;
@@ -77,7 +78,7 @@ async fn listen_once(app: &App, pause: &mut Duration) -> Result<(), sqlx::Error>
                 Ok(cluster) => app.notifier.wake(cluster),
                 Err(_) => tracing::debug!("a hint that names no cluster"),
             },
-            // The connection was lost, and notifications with it.
+            // The connection was lost, and perhaps notifications with it.
             None => {
                 copy(app).await;
                 app.notifier.wake_all();
@@ -155,7 +156,8 @@ async fn reload_identity_keys(app: App) {
     loop {
         tokio::time::sleep(KEYS_INTERVAL).await;
         let app = app.clone();
-        // A panic ends only this one reading.
+        // Read in a task of its own: if the read panics, only that task ends, and the next read
+        // follows.
         let read = tokio::task::spawn_blocking(move || app.identity_keys.reload(&app.metrics));
         let _ = read.await;
     }
@@ -226,7 +228,7 @@ async fn restore_when_changed(app: App) {
             Ok(_) => {
                 pause = FIRST_PAUSE;
                 app.store.watch().restore_needed.notified().await;
-                // Pause, so that frequent changes of the database don't cause too many runs.
+                // Pause, so that frequent changes of the database don't cause too many restores.
                 tokio::time::sleep(FIRST_PAUSE).await;
             }
             Err(error) => {
@@ -238,8 +240,8 @@ async fn restore_when_changed(app: App) {
     }
 }
 
-/// Clears the clusters' unsettled marks as soon as this process or another one has settled the
-/// database's generation.
+/// Tells the forming clusters that the database is settled, as soon as this process or another one
+/// has settled the database's generation. The mark `unsettled` in the clusters' rows is cleared.
 async fn settle_clusters_when_settled(app: App) {
     let mut generation = app.store.watch().generation.subscribe();
     while generation.changed().await.is_ok() {

@@ -138,7 +138,8 @@ pub(crate) struct CertificateFacts {
 }
 
 impl CertificateFacts {
-    /// Reads them from a certificate's DER. Returns `None` if the DER can't be parsed.
+    /// Reads the serial number and the end of the validity from a certificate's DER. Returns `None`
+    /// if the DER can't be parsed.
     pub(crate) fn read(certificate: &[u8]) -> Option<Self> {
         let (_, parsed) = X509Certificate::from_der(certificate).ok()?;
         let ends_at = parsed.validity().not_after.timestamp();
@@ -246,8 +247,8 @@ fn set_validity(params: &mut CertificateParams, now: u64, life: Duration) {
     params.not_after = epoch + (Duration::from_secs(now) + life);
 }
 
-/// Validity of a member's certificates. Tests shorten it with an environment variable, because they
-/// can't wait for a year. A release build contains neither the variable's name nor the call.
+/// Returns the validity of a member's certificates. Tests shorten it with an environment variable,
+/// because they can't wait for a year. A release build doesn't read the variable.
 #[cfg(debug_assertions)]
 fn member_life() -> Duration {
     let seconds = std::env::var("MUSTER_MEMBER_LIFE").ok().and_then(|text| text.parse().ok());

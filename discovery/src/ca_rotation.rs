@@ -159,7 +159,8 @@ impl App {
         let member = roster.member(key)?.id;
         let newest = running.chain.newest().seq;
         if cas.trusted > newest || cas.certified.is_some_and(|certified| certified > newest) {
-            // The agent knows a statement that this service has lost, or doesn't have yet.
+            // The agent's report names a statement that this service has lost, or doesn't have yet.
+            // Such a report can't be judged, so ignore it.
             return Ok(());
         }
         Ok(self.store.note_member_cas(cluster, member, cas).await?)

@@ -16,8 +16,8 @@ use jiff::Timestamp;
 /// If Postgres' time differs from the extrapolated time by more than this, Postgres' clock was set.
 /// The delay of an answer causes a smaller difference.
 const MIN_JUMP: Duration = Duration::from_secs(10);
-/// If Postgres answered nothing for longer than this, agents' reports could not be stored
-/// meanwhile. Sweeps query Postgres more often.
+/// Maximum time between two answers of Postgres. Sweeps query Postgres more often, so a longer gap
+/// means an outage, during which agents' reports could not be stored.
 const MAX_ANSWER_GAP: Duration = Duration::from_secs(120);
 
 /// Clock that is set by every answer from Postgres.

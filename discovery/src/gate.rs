@@ -26,8 +26,8 @@ pub(crate) async fn with_timeout<T>(
 }
 
 impl App {
-    /// Returns an error if the database was set back to an older state. `transaction` has just
-    /// begun.
+    /// Returns an error if the database was set back to an older state. Call this right after
+    /// `transaction` was begun.
     pub(crate) async fn check_not_set_back(
         &self,
         transaction: ClusterTransaction,

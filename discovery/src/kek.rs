@@ -69,7 +69,7 @@ impl std::fmt::Debug for Kek {
 }
 
 impl Kek {
-    /// Takes `keys` with their versions. Returns `None` if there are no keys.
+    /// Builds the KEK from `keys` and their versions. Returns `None` if there are no keys.
     pub(crate) fn new(
         keys: impl IntoIterator<Item = (u32, Zeroizing<[u8; KEK_LEN]>)>,
     ) -> Option<Self> {

@@ -214,19 +214,22 @@ impl KeyDirectory {
         Ok(KeyDirectory { settings, owner, tls_certificate, tls_key, signing_keys: signing, kek })
     }
 
-    /// Makes the next signing key in `dir`, this directory. Returns its version.
+    /// Makes the next signing key in `dir`, from which this key directory was loaded. Returns the
+    /// new key's version.
     pub(crate) fn add_signing_key(&self, dir: &Path) -> Result<u32, KeyDirectoryError> {
         let version = next_version(dir, self.signer().version)?;
         make_signing_key(dir, version)
     }
 
-    /// Makes the next key-encryption key in `dir`, this directory. Returns its version.
+    /// Makes the next key-encryption key in `dir`, from which this key directory was loaded.
+    /// Returns the new key's version.
     pub(crate) fn add_kek(&self, dir: &Path) -> Result<u32, KeyDirectoryError> {
         let version = next_version(dir, self.kek.newest_version())?;
         make_kek(dir, version)
     }
 
-    /// Copies `dir`, this directory, to a new folder, with another TLS key.
+    /// Copies `dir`, from which this key directory was loaded, to the new folder `copy`. The copy
+    /// gets another TLS key.
     pub(crate) fn copy_with_new_tls_key(
         &self,
         dir: &Path,
@@ -248,7 +251,7 @@ impl KeyDirectory {
         make_empty_dir(dir)?;
         let (settings, others): (Vec<_>, Vec<_>) =
             files.iter().partition(|(name, _)| *name == SETTINGS);
-        // A directory without the settings doesn't load, so they come last.
+        // A directory without the settings file doesn't load, so write that file last.
         for (name, content) in others.into_iter().chain(settings) {
             let mode = if is_secret_file(name) { 0o600 } else { 0o644 };
             muster_files::create(&dir.join(name), content, mode)?;
@@ -278,8 +281,8 @@ impl KeyDirectory {
 /// Contents of a key directory's files, by name.
 pub(crate) type KeyFiles = BTreeMap<String, Zeroizing<Vec<u8>>>;
 
-/// Reads the files of a key directory. Returns also the names of other files in it. Checks no content:
-/// [`KeyDirectory::load`] does.
+/// Reads the files of a key directory. Also returns the names of other files in it. Doesn't check
+/// the contents: [`KeyDirectory::load`] does.
 pub(crate) fn read_key_files(dir: &Path) -> Result<(KeyFiles, Vec<String>), KeyDirectoryError> {
     let (mut files, mut others) = (KeyFiles::new(), Vec::new());
     for entry in std::fs::read_dir(dir).map_err(io("read", dir))? {

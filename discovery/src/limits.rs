@@ -11,9 +11,9 @@ use governor::clock::{Clock, DefaultClock};
 use governor::{DefaultKeyedRateLimiter, Quota, RateLimiter};
 use muster_shares::network_of;
 
-/// Number of buckets at which the table is full. While it is full, only known addresses have
-/// buckets of their own, and all other addresses share one bucket. So a flood from many addresses
-/// slows down new clients, but not known ones.
+/// Number of buckets at which the table of all addresses' buckets is full. While it is full, only
+/// known addresses have buckets of their own, and all other addresses share one bucket. So a flood
+/// from many addresses slows down new clients, but not known ones.
 ///
 /// This is also the maximum number of known addresses. So there are at most twice as many buckets,
 /// and the shared one.
@@ -122,8 +122,8 @@ impl AddressLimit {
 mod tests {
     use super::*;
 
-    /// Burst of a limit whose used-up buckets are full again after a quarter of an hour at the
-    /// earliest.
+    /// Burst of a limit of one request per second. A used-up bucket of this size needs more than a
+    /// quarter of an hour to become full again.
     const BURST: u32 = 1_000;
 
     #[test]
@@ -148,7 +148,7 @@ mod tests {
         IpAddr::from([10, 0, 0, number])
     }
 
-    /// Uses the whole bucket of a host, so that no cleanup of this test's table drops the bucket.
+    /// Uses up the bucket of a host, so that no cleanup during this test drops the bucket.
     fn use_up(limit: &AddressLimit, host: IpAddr) {
         let burst = NonZeroU32::new(BURST).unwrap();
         limit.limiter.check_key_n(&host, burst).unwrap().unwrap();

@@ -28,7 +28,8 @@ pub(crate) struct Subscription {
 }
 
 impl ClusterNotifier {
-    /// Subscribes to changes of `cluster`, including those before the first `changed` call.
+    /// Subscribes to changes of `cluster`. The first call of [`Subscription::changed`] also reports
+    /// a change between the subscription and that call.
     pub(crate) fn subscribe(&self, cluster: Uuid) -> Subscription {
         let mut waiting = self.channels.lock().unwrap_or_else(PoisonError::into_inner);
         let news = waiting.entry(cluster).or_insert_with(|| watch::channel(0).0).subscribe();

@@ -136,7 +136,8 @@ impl Modify for Conventions {
                 [&mut item.get, &mut item.put, &mut item.post, &mut item.delete, &mut item.patch];
             for operation in operations.into_iter().flatten() {
                 if path.ends_with("/members") {
-                    // One handler answers all four methods, so its id would appear four times.
+                    // One handler answers all four methods. Its operation id would appear four
+                    // times, but ids must be unique.
                     operation.operation_id = None;
                 }
                 if !TOKENLESS_PATHS.contains(&path.as_str()) {

@@ -144,14 +144,14 @@ pub(crate) fn configure(config: &mut ServiceConfig) {
         .default_service(web::to(ops::not_found));
 }
 
-/// Path of one cluster. The paths of all parts of a cluster begin with it.
+/// Path of one cluster. The paths of everything that belongs to the cluster begin with it.
 const ONE_CLUSTER: &str = "/v1/clusters/{id}";
 
 /// Routes of one cluster.
 ///
-/// The router compares a request with one route after the other. It compares a path with an id by a
-/// regular expression. Done for each route, that would take longer than the rest of a poll. In this
-/// scope the id is matched once, and the rest of most paths is a constant text.
+/// The router compares a request with one route after the other, and uses a regular expression for
+/// each path with an id. Matching the id anew for each route would take longer than the rest of a
+/// poll. In this scope the id is matched once, and the rest of most paths is a constant text.
 #[expect(clippy::too_many_lines, reason = "the whole table in one place, a line for each route")]
 fn one_cluster() -> Scope {
     web::scope(ONE_CLUSTER)
@@ -312,17 +312,17 @@ fn one_cluster() -> Scope {
         .service(membership_resource("/v1/clusters/{id}/members/{rest:.*}"))
 }
 
-/// A resource at `path`. Other methods than those in `allow` get status 405.
+/// Makes a resource at `path`. Methods that aren't in `allow` get status 405.
 fn resource_at(path: &str, allow: &'static str) -> Resource {
     web::resource(path).default_service(web::to(move || ops::method_not_allowed(allow)))
 }
 
-/// A resource of one cluster, as [`resource_at`] makes it.
+/// Makes a resource of one cluster, like [`resource_at`]. `path` begins with [`ONE_CLUSTER`].
 fn cluster_resource_at(path: &str, allow: &'static str) -> Resource {
     resource_at(path_in_cluster(path), allow)
 }
 
-/// A resource of etcd's discovery protocol v2.
+/// Makes a resource of etcd's discovery protocol v2.
 fn etcd_v2_resource(path: &str) -> Resource {
     web::resource(path)
         .route(get().to(v2::get))
@@ -340,8 +340,10 @@ fn path_in_cluster(path: &str) -> &str {
     path.strip_prefix(ONE_CLUSTER).expect("the table names whole paths")
 }
 
-/// Wraps every request: checks the address's rate limit first. Only the registration of an etcd waits
-/// for its turn. Afterwards it sets the `Date` header to the service's time and counts the request.
+/// Wraps every request. Before the handler, it checks the address's rate limit and refuses a
+/// request over it. A registration by etcd's discovery protocol v2 isn't refused at once: it waits
+/// until the limit allows it. After the handler, it sets the `Date` header to the service's time
+/// and counts the request.
 pub(crate) async fn wrap_request(
     request: ServiceRequest,
     next: Next<impl MessageBody + 'static>,

@@ -15,8 +15,8 @@ use crate::metrics::ServiceMetrics;
 
 /// Minimum time between two lines of one kind.
 pub(crate) const LINE_INTERVAL: Duration = Duration::from_secs(60);
-/// Maximum number of addresses counted between two lines. Refusals of further addresses count only
-/// in the sum.
+/// Maximum number of addresses with a count of their own between two log lines. Refusals of further
+/// addresses are added only to the line's total.
 const MAX_ADDRESSES: usize = 64;
 
 /// Kind of a refusal.

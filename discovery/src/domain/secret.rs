@@ -26,13 +26,13 @@ impl BrowserSecret {
         Some(BrowserSecret(Zeroizing::new(bytes.as_slice().try_into().ok()?)))
     }
 
-    /// Returns the text of the secret, for the browser alone.
+    /// Returns the text of the secret. Only the browser may get it.
     pub(crate) fn expose_text(&self) -> Zeroizing<String> {
         Zeroizing::new(HEXLOWER.encode(&*self.0))
     }
 
-    /// Returns the hash under which the secret is stored. The secret is random and long, so the hash
-    /// needs no salt and can be compared in any way.
+    /// Returns the hash under which the secret is stored. The secret is long and random, so the
+    /// hash needs no salt, and comparing hashes needs no constant time.
     pub(crate) fn hash(&self) -> Digest {
         Digest::of(&*self.0)
     }
