@@ -44,7 +44,8 @@ impl UnixAccount {
             command.arg("--init-groups").arg("--no-new-privs");
         }
         if die_with_us {
-            // Set this after the ids: a change of credentials clears the signal (prctl(2)).
+            // Set the parent-death signal after the ids: a change of credentials clears it
+            // (prctl(2)).
             command.args(["--pdeathsig", "INT"]);
         } else {
             command.args(["--pdeathsig", "clear"]);
@@ -59,7 +60,7 @@ impl UnixAccount {
     /// Postgres has another account, that user is root, and `dir` has mode 0711. The account can
     /// then enter `dir`, but can't replace anything in it.
     pub(super) fn make_base(&self, dir: &Path) -> Result<(), ManagedPostgresError> {
-        // The parent isn't private: the account has to pass through it.
+        // The parent isn't made private, because the account has to pass through it to reach `dir`.
         let parent = dir.parent().unwrap_or(Path::new("/"));
         let what = format!("can't make the folder of {}", dir.display());
         fs_err::create_dir_all(parent).map_err(ManagedPostgresError::io(what))?;

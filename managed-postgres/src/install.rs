@@ -9,16 +9,16 @@ const PACKAGED: &str = "/usr/lib/postgresql";
 /// Maximum number of bytes of a failed program's output that an error shows.
 pub(super) const MAX_OUTPUT_BYTES: usize = 600;
 
-/// A directory with `initdb` and `postgres`.
+/// A directory that contains the programs `initdb` and `postgres`.
 #[derive(Clone, Debug)]
 pub(super) struct Installation {
     binaries: PathBuf,
 }
 
 impl Installation {
-    /// Finds an installation. `named` is the only candidate if it is given. Otherwise the
-    /// directories in PATH come first, then the packages, from the newest version on. An existing
-    /// `data` directory needs the version that made it.
+    /// Finds an installation. If `named` is given, it is the only candidate. Otherwise the
+    /// directories in PATH come first, then those of the installed packages, newest version first.
+    /// An existing `data` directory needs the version that made it.
     pub(super) fn find(named: Option<&Path>, data: &Path) -> Result<Self, ManagedPostgresError> {
         let wanted = std::fs::read_to_string(data.join("PG_VERSION")).ok();
         let wanted = wanted.as_deref().map(str::trim);

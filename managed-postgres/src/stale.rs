@@ -31,14 +31,15 @@ pub(super) fn clear(data: &Path) -> Result<(), ManagedPostgresError> {
         );
         stop(pid, &data);
     }
-    // Backends notice the death of their postmaster only at their next wait.
+    // Wait until all backends have ended. A backend notices the death of its postmaster only when
+    // it next waits for something.
     let deadline = Instant::now() + SHUTDOWN_TIMEOUT;
     while Instant::now() < deadline && has_process_in(&data) {
         std::thread::sleep(CHECK_INTERVAL);
     }
     if has_process_in(&data) {
-        // Leave the file: Postgres itself checks its shared memory, and reports why it doesn't
-        // start.
+        // Leave `postmaster.pid`: Postgres itself checks its shared memory, and reports why it
+        // doesn't start.
         return Ok(());
     }
     match std::fs::remove_file(&lock) {

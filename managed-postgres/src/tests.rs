@@ -132,7 +132,8 @@ async fn links_that_the_servers_user_could_make_are_neither_followed_nor_given_a
         assert_ne!(owner(&dir.join(own)).uid(), 0, "{own}");
     }
     postgres.stop().await;
-    // Symbolic links, as in a directory that once belonged to the unprivileged user.
+    // A start must not follow symbolic links, which an unprivileged user who once owned the
+    // directory could have left.
     let target = folder.path().join("target");
     for (link, is_dir) in [("run", true), ("postgres.log", false), ("lock", false)] {
         let (path, kept) = (dir.join(link), dir.join("kept"));

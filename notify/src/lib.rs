@@ -61,7 +61,8 @@ pub fn keep_alive_interval() -> Option<Duration> {
 }
 
 fn parse_interval(interval: Option<&str>, process: Option<&str>, own: u32) -> Option<Duration> {
-    // Child processes inherit both variables, so these may have been meant for the parent process.
+    // Child processes inherit the interval and the process id. If the id is another process's, the
+    // interval isn't meant for this process.
     if process.is_some_and(|process| process.parse() != Ok(own)) {
         return None;
     }
