@@ -102,7 +102,8 @@ fn add_decision(
         (Some(h), Some(LedgerEntry::Commit { .. })) if ledger.is_unconfirmed(row.cluster_id) => {
             copied.commits.push(pack_commit(row.cluster_id, &h));
         }
-        // An expired cluster may have been reopened, and ended for good later.
+        // An end replaces a known expiry, because an owner can have reopened the expired cluster,
+        // which then ended for good.
         (None, None | Some(LedgerEntry::End(EndCause::Deadline))) => {
             copied.ends.extend(row.cause.clone().map(|cause| (row.cluster_id, cause)));
         }

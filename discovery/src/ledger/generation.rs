@@ -90,7 +90,8 @@ pub(super) async fn begin_generation(
         write_generation(connection, server, number, is_known, &reason).await?;
     }
     if !is_known {
-        // A restored table can lack processes that joined later. The ledger lists them.
+        // Restored tables can lack processes that joined after the backup. Insert those that the
+        // ledger lists, so that the generation waits for them.
         sqlx::query(
             "INSERT INTO processes (id, generation, entries, first_seen_us, last_seen_us)
              SELECT id, 0, 0, now_us(), now_us() FROM unnest($1::uuid[]) AS id

@@ -89,8 +89,8 @@ impl DatabasePosition {
         }
     }
 
-    /// Returns this position. If `known` is of the same history, each of `wal` and `beat` is the
-    /// greater value of the two positions.
+    /// Returns this position. If `known` belongs to the same history, the result has the greater
+    /// `wal` and the greater `beat` of the two positions.
     pub(super) fn later_of(&self, known: Option<&DatabasePosition>) -> DatabasePosition {
         let mut seen = self.clone();
         if let Some(known) = known.filter(|known| known.history() == self.history()) {
@@ -177,7 +177,7 @@ pub(super) enum LedgerLine {
 pub(super) struct Index {
     /// Place of each cluster's commit or end.
     places: PlaceMap,
-    /// Number of commits among the places.
+    /// Number of clusters in `places` that have a commit. The others ended without one.
     commits: usize,
     seen: Option<DatabasePosition>,
     copied: HistoryPosition,
@@ -262,7 +262,7 @@ impl Index {
         match stored.line {
             LedgerLine::Header { .. } | LedgerLine::Seal | LedgerLine::Here { .. } => {}
             LedgerLine::Admin { jws } => {
-                // Two callers can append the same element.
+                // Two tasks can append the same element to the file, but the index holds it once.
                 if self.admins.last() != Some(&jws) {
                     self.admins.push(jws);
                 }
@@ -330,8 +330,9 @@ impl Index {
         Ok(())
     }
 
-    /// Adds a commit. It replaces an end. A cluster's first commit stays, and can get its document
-    /// later.
+    /// Adds a cluster's commit. It replaces a stored end of the cluster, but never an earlier
+    /// commit. An earlier commit without a document gets its document from an added commit with the
+    /// same hash.
     fn add_commit(
         &mut self,
         cluster: Uuid,
@@ -351,8 +352,8 @@ impl Index {
         Ok(AddedCommit { is_first: false, is_same_hash })
     }
 
-    /// Adds an end, unless the cluster has a commit. The first end stays, except for an expiry,
-    /// which an owner may have undone.
+    /// Adds a cluster's end, unless the cluster has a commit. The first end stays. Only an expiry
+    /// is replaced, because an owner may have undone it.
     fn add_end(&mut self, cluster: Uuid, cause: EndCause) {
         match self.places.get(cluster) {
             None | Some(Place::End(EndCause::Deadline)) => {

@@ -24,7 +24,7 @@ pub(crate) enum Occasion {
     /// A new connection, a notification, or a suspected change of the database. A caller waits for
     /// the look.
     Doubt,
-    /// A periodic look by the sweep.
+    /// A regular look: the service's periodic sweep looks at the database each time.
     Sweep,
     /// The ledger lacks more than other looks may read, so this one reads everything.
     Fill,

@@ -176,8 +176,9 @@ impl Ledger {
         self.shared.is_copy.load(Ordering::Acquire)
     }
 
-    /// Stops treating the ledger as a copy, because it holds everything that a settled database
-    /// does. The next position file then identifies the present files as the originals.
+    /// Marks the ledger as the original, no longer as a copy. The caller has made sure that the
+    /// database's generation is settled, and that the ledger has all its decisions. The next
+    /// position file then records that these files are the originals.
     fn clear_copy_mark(&self) {
         self.shared.is_copy.store(false, Ordering::Release);
     }

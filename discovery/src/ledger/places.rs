@@ -141,7 +141,8 @@ impl PlaceMap {
         if block.len() < BLOCK_LEN {
             insert_at(block, at, record);
         } else if at == BLOCK_LEN {
-            // Leave a full block whole: the next ids are likely to be greater, too.
+            // Don't split a full block for an id after its last one. The following ids are likely
+            // to be even greater, so the new block will fill up, too.
             self.insert_after_block(number, record);
         } else {
             // Copy both halves: an allocator may keep the whole block's memory for a shrunk half.

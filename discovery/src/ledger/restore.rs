@@ -162,7 +162,8 @@ impl App {
         }
         match put {
             Ok(()) => Ok(true),
-            // After an upgrade of this program, a commit of a newer program can be restored.
+            // A retry may succeed: a newer version of this program can read a newer program's rows.
+            // So don't record the commit as refused.
             Err(error) if error.problem().retryable || error.is_newer_data() => Err(error),
             Err(error) => {
                 self.metrics.count_alarm("ledger_entry_refused");

@@ -298,7 +298,8 @@ async fn the_first_commit_of_a_cluster_stays_and_gets_its_document_later() {
     assert_eq!(ledger.known().unwrap().last_copied, HistoryPosition::START);
 }
 
-/// Unconfirmed commits, which a process must look up in the database when it starts.
+/// Tests which commits are unconfirmed. A process must look those up in the database when it
+/// starts.
 #[tokio::test]
 async fn a_commit_is_unconfirmed_until_a_copy_shows_it_and_a_new_generation_compares_all() {
     let dir = tempfile::tempdir().unwrap();

@@ -49,7 +49,7 @@ pub(crate) struct DatabaseWatch {
     pub must_stop: watch::Sender<bool>,
     /// Metrics, for counting alarms.
     pub metrics: Arc<ServiceMetrics>,
-    /// Whether the ledger counts as incomplete, whatever a check of the database finds.
+    /// Lets a test keep the ledger incomplete, whatever a check of the database finds.
     #[cfg(test)]
     is_held_incomplete: AtomicBool,
 }
@@ -142,7 +142,8 @@ impl DatabaseWatch {
         self.complete_generation.store(0, Ordering::Release);
     }
 
-    /// Keeps the ledger incomplete, or lets the next check of the database decide again.
+    /// Marks the ledger as incomplete, and keeps it so while `is_held` is true. After a call with
+    /// `false`, the next check of the database decides again.
     #[cfg(test)]
     pub(crate) fn hold_incomplete(&self, is_held: bool) {
         self.is_held_incomplete.store(is_held, Ordering::Release);
