@@ -79,7 +79,8 @@ impl Store {
         Ok(())
     }
 
-    /// Records the use of an assertion. Returns `false` if it was used before.
+    /// Records the use of the assertion `jti`, by which `key` authenticates itself. Returns `false`
+    /// if it was used before.
     pub(crate) async fn use_assertion(
         &self,
         key: &[u8; 32],
@@ -163,7 +164,8 @@ impl Store {
     }
 }
 
-/// Place of one event in a chain, with its hash.
+/// Builds an event's place in its chain from a row's number and hash. Returns `None` if the hash
+/// has a wrong length.
 fn chain_position((number, hash): (i64, Vec<u8>)) -> Option<ChainPosition> {
     Some(ChainPosition { number: number.unsigned_abs(), hash: Digest(hash.try_into().ok()?) })
 }

@@ -46,7 +46,7 @@ pub(super) async fn follow_statement(
     let Some(other) = other_authorities(connection, cluster).await? else { return Ok(()) };
     let issuing = authorities(connection, cluster).await?;
     if !issuing.are_issuing(statement) && other.are_issuing(statement) {
-        // Both parts of the query read the rows as they were before it.
+        // The two UPDATEs exchange the rows: each reads the rows as they were before the statement.
         sqlx::query(
             "WITH promoted AS (
                  UPDATE authorities a SET certificate = o.certificate, wrapped_key = o.wrapped_key
@@ -70,12 +70,12 @@ pub(super) async fn follow_statement(
 }
 
 impl Authorities {
-    /// Whether these are the issuing CAs of the statement.
+    /// Whether these CAs are the issuing CAs of the statement.
     pub(crate) fn are_issuing(&self, statement: &Statement) -> bool {
         self.are_certified(&statement.peer_ca, &statement.client_ca)
     }
 
-    /// Whether these are the CAs with the certificates `peer` and `client`, PEM.
+    /// Whether these CAs have the certificates `peer` and `client` (PEM).
     pub(crate) fn are_certified(&self, peer: &str, client: &str) -> bool {
         ca_der(peer).as_ref() == Some(&self.peer.certificate)
             && ca_der(client).as_ref() == Some(&self.client.certificate)

@@ -142,8 +142,8 @@ impl MembershipReport {
     }
 }
 
-/// SQL for the columns of [`ChangeRows`], about the cluster with the id `c.id`. Of the intents, it
-/// selects the newest 1,000 and all that added a member.
+/// SQL for the columns of [`ChangeRows`], about the cluster with the id `c.id`. It selects the
+/// newest 1,000 intents, and older ones only if they added a member.
 macro_rules! change_columns {
     () => {
         "(SELECT coalesce(json_agg(r ORDER BY r.made_us, r.operation), '[]') FROM (

@@ -392,8 +392,8 @@ impl Store {
         Ok(rows)
     }
 
-    /// Returns a batch of clusters that are still forming: those after the position, which moves to
-    /// the last of them. An empty batch ends the list.
+    /// Returns the next batch of clusters that are still forming, and moves `position` to the last
+    /// of them. An empty batch means that there are no more.
     pub(crate) async fn forming_clusters(
         &self,
         position: &mut FormingPosition,
@@ -401,8 +401,8 @@ impl Store {
         self.forming_clusters_where("true", position).await
     }
 
-    /// Returns a batch as [`Store::forming_clusters`] does, of clusters that can't proceed before
-    /// the database is settled.
+    /// Returns the next batch of clusters that can't proceed before the database is settled.
+    /// `position` moves as in [`Store::forming_clusters`].
     pub(crate) async fn unsettled_clusters(
         &self,
         position: &mut FormingPosition,

@@ -202,7 +202,8 @@ pub(crate) async fn connect(
     if !whole.map_err(StoreError::from)? {
         return Err(ConnectError::HalfLoaded);
     }
-    // Check the key directory before this process inserts a row of its own.
+    // Check the key directory before this process inserts a row of its own: the database can belong
+    // to another service.
     key_directory::check(&mut connection, keys).await?;
     let watch = Arc::new(DatabaseWatch::new(metrics));
     // The first look at a database writes, and a slow disk may take seconds for that. A look on a

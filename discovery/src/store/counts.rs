@@ -35,8 +35,8 @@ const SILENT_STATES: [ClusterState; 2] = [ClusterState::Committed, ClusterState:
 pub(crate) struct SilentMembersCount {
     /// Index of the current state in [`SILENT_STATES`].
     state: usize,
-    /// When the last cluster of the previous batch was created, and its id. `None` before the first
-    /// batch of a state.
+    /// Creation time and id of the last cluster in the previous batch, after which the next batch
+    /// starts. `None` before the first batch of each state in [`SILENT_STATES`].
     after: Option<(UnixMicros, Uuid)>,
     /// Number of silent members so far.
     silent: i64,
@@ -46,8 +46,8 @@ pub(crate) struct SilentMembersCount {
 type SilentRow = (UnixMicros, Uuid, i64);
 
 impl SilentMembersCount {
-    /// Adds a batch of clusters. After the last batch, returns the number of silent members, and
-    /// begins again.
+    /// Adds the silent members of a batch of clusters. After the last batch, returns the number of
+    /// silent members in all clusters and starts a new count.
     fn add(&mut self, batch: &[SilentRow]) -> Option<i64> {
         self.silent += batch.iter().map(|(_, _, silent)| silent).sum::<i64>();
         if batch.len() >= SILENT_BATCH {
@@ -63,8 +63,8 @@ impl SilentMembersCount {
 }
 
 impl Store {
-    /// Looks at the next batch of clusters. After the last batch, returns the number of silent
-    /// members in all clusters.
+    /// Counts the silent members of the next batch of clusters. After the last batch, returns the
+    /// number of silent members in all clusters.
     pub(crate) async fn count_silent_members(
         &self,
         count: &mut SilentMembersCount,
@@ -122,8 +122,8 @@ fn number(state: ClusterState, counted: &[(String, i64)], estimated: &[(String, 
 const BEGIN_IN_INDEX_ORDER: &str = "BEGIN READ ONLY; SET LOCAL enable_seqscan = off; \
      SET LOCAL enable_bitmapscan = off; SET LOCAL enable_sort = off";
 
-/// Returns the statement that counts the clusters of each state, at most [`MAX_COUNTED`]. The order
-/// lets Postgres read no more of the index.
+/// Returns the statement that counts the clusters of each state, at most [`MAX_COUNTED`]. Its order
+/// is that of the index, so Postgres can stop reading the index at the limit.
 fn count_statement() -> String {
     let branch = |state: ClusterState| {
         let phase = state.as_str();
@@ -155,9 +155,10 @@ const OLDEST_FORMING: &str = "
         (SELECT created_us FROM clusters WHERE phase = 'preparing' ORDER BY created_us, id LIMIT 1)
     ) forming";
 
-/// Silent members of each cluster in a batch: those of its confirmed list, or its founders before
-/// there is one, less those that were heard in the last `$5` microseconds or were released. A
-/// cluster that was decided in that time has none.
+/// SQL that returns the number of silent members of each cluster in a batch. The cluster's members
+/// are those of its confirmed list, or the founders before a list is confirmed. A member isn't
+/// silent if it was heard in the last `$5` microseconds or was released. A cluster that was decided
+/// in that time has no silent members.
 const SILENT_MEMBERS: &str = "
     SELECT c.created_us, c.id, CASE WHEN c.frozen_us > now_us() - $5 THEN 0 ELSE greatest(0,
         coalesce((SELECT jsonb_array_length(d.membership::jsonb -> 'members') FROM directory d

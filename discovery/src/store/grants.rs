@@ -224,8 +224,9 @@ impl Store {
         Ok(rows)
     }
 
-    /// Returns the first `limit` grants after `position` in the list, newest first: those of one
-    /// cluster or of all, and perhaps only replacement policies.
+    /// Returns the first `limit` grants after `position` in the list, newest first. With `cluster`,
+    /// they are only that cluster's grants. With `only_policies`, they are only replacement
+    /// policies.
     pub(crate) async fn grants(
         &self,
         (cluster, only_policies): (Option<Uuid>, bool),

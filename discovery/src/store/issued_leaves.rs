@@ -20,7 +20,8 @@ const MAX_KEPT: i64 = 64;
 struct CertificateRow {
     agent_key: Vec<u8>,
     purpose: String,
-    /// DER of a founder's first certificate. None of a later one.
+    /// DER of a founder's first certificate. `None` for a later one, of which only the serial
+    /// number and the end are stored.
     certificate: Option<Vec<u8>>,
     serial: Option<Vec<u8>>,
     expires_us: Option<UnixMicros>,

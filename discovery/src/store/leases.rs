@@ -75,8 +75,9 @@ UPDATE agents a SET lease_us = fit.now + $7
 FROM fit WHERE a.cluster_id = fit.cluster_id AND a.key = fit.key
 RETURNING fit.place, fit.next_deadline_us";
 
-/// Moves the next deadlines of those clusters in `$1` that are due only because leases were renewed
-/// since. Returns all clusters in `$1` that aren't due any more, with their next deadlines.
+/// Moves the next deadlines of clusters in `$1`. Such a deadline can have passed although no
+/// agent's lease has expired, because the agents have renewed their leases since. Returns all
+/// clusters in `$1` that aren't due any more, with their next deadlines.
 ///
 /// The new deadline is that of `next_deadline` in the formation crate, for an open cluster. It is
 /// at most one lease of `$2` microseconds away. A cluster that has changed since it was read keeps
@@ -135,8 +136,8 @@ impl Store {
         Ok(next)
     }
 
-    /// Postpones clusters whose next deadline has passed although nothing is due, because leases
-    /// were renewed since. Returns the clusters of which nothing is due, with their next deadlines.
+    /// Postpones the stored deadlines of clusters whose agents have renewed their leases since the
+    /// deadlines were stored. Returns the clusters that aren't due now, with their next deadlines.
     pub(crate) async fn postpone_deadlines(
         &self,
         clusters: &[Uuid],

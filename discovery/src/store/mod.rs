@@ -104,7 +104,7 @@ impl DerefMut for StoreConnection {
 }
 
 impl Store {
-    /// The pool, for listening and for closing it at the end.
+    /// Returns the pool, for a caller that listens for notifications or closes the pool at the end.
     pub(crate) fn pool(&self) -> &PgPool {
         &self.pool
     }

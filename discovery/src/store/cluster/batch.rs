@@ -25,7 +25,8 @@ impl Store {
         ids: &[Uuid],
         requested_grants: &[String],
     ) -> Result<BatchTransaction, StoreError> {
-        // The order of ledger, lock and read is that of `begin_with`.
+        // Read the ledger, then lock the clusters, then read their rows. `begin_with` explains this
+        // order.
         let known = self.ledger.known();
         let list: Vec<String> = ids.iter().map(|id| format!("'{id}'")).collect();
         let locked = format!(

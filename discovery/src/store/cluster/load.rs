@@ -490,7 +490,8 @@ impl ClusterRows {
         self.row.id
     }
 
-    /// Returns the signed grants of the agents, of the seats and of the requests, by id.
+    /// Returns the grants of all agents and seats, and the requested grants, each as a JWS under
+    /// its id.
     pub(super) fn grants(&self) -> BTreeMap<String, String> {
         let agents = self.agents.0.iter().map(|row| (row.grant_id.clone(), row.grant.clone()));
         let seats = self.seats.0.iter().map(|row| (row.grant_id.clone(), row.grant.clone()));

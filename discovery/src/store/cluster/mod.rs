@@ -65,8 +65,8 @@ pub(crate) struct LoadedCluster {
     known: Option<RememberedDatabase>,
     /// State of the database as this transaction read it.
     read: DatabaseFacts,
-    /// Tokens issued before this time are void: a difference from the ledgers was found then, or an
-    /// owner accepted the database.
+    /// Tokens issued before this time are void. It is the last time at which a process found that
+    /// the database differs from a ledger, or at which an owner accepted the database.
     pub void_before: formation::UnixMicros,
     requested_grants: Vec<RequestedGrant>,
     /// The stored commit. It is loaded only for the redeem of a join ticket.
@@ -300,8 +300,8 @@ impl LoadedCluster {
         known: Option<RememberedDatabase>,
         trust: Trust,
     ) -> Result<Self, StoreError> {
-        // A process that has compared no database yet must do so before it decides anything. So the
-        // default identity does no harm here.
+        // A process that has compared no database with its ledger yet decides nothing before it has
+        // done so. Until then, the default identity does no harm here.
         let known_site = known.map(|known| known.identity).unwrap_or_default();
         let site = ledger::current_site(&known_site, rows.database_oid, &rows.table_oids)
             .ok_or_else(|| StoreError::damaged("the oids of this database"))?;
@@ -374,12 +374,12 @@ impl LoadedCluster {
 
     /// Notes that a step has changed the cluster from `before` to its present state, so that
     /// [`batch::BatchTransaction::save`] or [`ClusterTransaction::save`] writes it. Returns whether
-    /// the COMMIT will notify other processes: the cluster has another phase or list.
+    /// the COMMIT will notify other processes. It does so if the cluster has another phase or list.
     ///
-    /// A transaction that notifies keeps all others that notify from committing while it waits for
-    /// the disk. So smaller changes, such as a taken seat, are announced after the COMMIT
-    /// ([`super::Store::notify_clusters`]). A process that dies in between loses the hint, and
-    /// other processes' polls then hear of the change when they poll again.
+    /// Postgres commits notifying transactions one after the other, and each waits for the disk
+    /// meanwhile. So smaller changes, such as a taken seat, are announced after the COMMIT
+    /// ([`super::Store::notify_clusters`]). If this process dies in between, that announcement is
+    /// lost. Agents whose polls wait at other processes then see the change at their next poll.
     pub(crate) fn note_step(
         &mut self,
         before: &Cluster,

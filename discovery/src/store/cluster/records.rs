@@ -133,7 +133,7 @@ impl Caches {
             return Ok(grant);
         }
         let grant = Arc::new(VerifiedGrant::verify(jws, chain)?);
-        // The value holds its text once more.
+        // The cached grant holds its JWS as well, so its text counts twice.
         write_cache(&self.newest_grants, name, &grant, 2 * text.len());
         Ok(grant)
     }
@@ -176,7 +176,7 @@ impl Caches {
     }
 }
 
-/// Name of a record in its cache.
+/// Returns the key under which a record is cached.
 fn record_name([record, endorsement]: [&str; 2], token_key: &PublicKey) -> Digest {
     let key = &token_key.as_bytes()[..];
     Digest::of_parts(&[record.as_bytes(), b"\n", endorsement.as_bytes(), key])
@@ -242,7 +242,7 @@ mod tests {
         assert_eq!(read_cache(&cache, &first), Some(Arc::new(0)));
         write_cache(&cache, Digest::of(b"one more"), &Arc::new(1), 10_000);
         assert_eq!((count(), read_cache(&cache, &first)), (1, None));
-        // Caching a result again takes no more memory.
+        // Caching a result a second time takes no more memory.
         write_cache(&cache, Digest::of(b"one more"), &Arc::new(1), 10_000);
         assert_eq!(cache.lock().unwrap().size, cached_size(10_000));
     }

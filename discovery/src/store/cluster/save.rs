@@ -29,8 +29,8 @@ use crate::domain::{describe, number_to_row};
 /// trigger compares it with the decided rows.
 type WriteParts = &'static [&'static str];
 
-/// The condition on `$1` makes Postgres look the clusters up by id. It expects 100 rows from the
-/// JSON, and without the condition it would read a whole table of some thousand clusters for them.
+/// The condition on `$1` makes Postgres look the clusters up by id. Without it, Postgres would read
+/// a whole table of some thousand clusters, because it expects 100 rows from the JSON.
 const CLUSTER: WriteParts = &["
     UPDATE clusters c SET phase = n.phase, deadline_us = n.deadline_us, epoch = n.epoch,
         floor = n.floor, rev = n.rev, next_place = n.next_place, frozen_epoch = n.frozen_epoch,
