@@ -23,8 +23,7 @@ pub(super) enum Agreement {
     Agrees,
     /// The database could make a decision on this cluster that contradicts the ledger.
     Contradicted(Uuid),
-    /// There are more entries than the limit allows to compare, or the ledger knows no database
-    /// yet.
+    /// More entries have to be compared than the limit allows, or the ledger knows no database yet.
     Unknown,
 }
 

@@ -17,7 +17,7 @@ const BATCH: usize = 10_000;
 pub(crate) enum CopyResult {
     /// Everything that this connection sees is durable in the ledger.
     Done,
-    /// The limit was reached; more decisions are left.
+    /// The limit was reached, although there are more decisions to copy.
     Limited,
     /// The database's generation or history differs from the one that the ledger knows. The next
     /// check of the database (`look`) finds the reason.

@@ -93,7 +93,7 @@ pub(super) struct OpenedLedger {
     pub(super) index: Index,
 }
 
-/// A line and where the file has it.
+/// A line of the ledger, with its place in the file.
 pub(super) struct StoredLine<'a> {
     pub(super) line: LedgerLine,
     /// The line as it is in the file, with its checksum.
@@ -311,13 +311,13 @@ impl LedgerFile {
     }
 }
 
-/// Lines as the file has them after an append.
+/// Lines that an append has written to the file.
 #[derive(Default)]
 pub(super) struct AppendedLines {
     /// Offset in bytes at which the first line begins.
     offset: u64,
     bytes: Vec<u8>,
-    /// End of each line in `bytes`.
+    /// Index in `bytes` at which each line ends.
     ends: Vec<usize>,
 }
 

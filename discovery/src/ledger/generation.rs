@@ -1,5 +1,5 @@
-//! The database's generation: the number of its present history, and the processes whose ledgers
-//! that history waits for.
+//! The database's generation: the number of its present history. Until the generation is settled,
+//! it waits for the processes that haven't restored their ledgers' entries yet.
 
 use sqlx::PgConnection;
 use uuid::Uuid;

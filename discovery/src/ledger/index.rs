@@ -133,7 +133,7 @@ pub(super) struct CopiedDecisions {
 }
 
 impl CopiedDecisions {
-    /// A copy up to `mark` without new entries.
+    /// Makes the record of a copy up to `mark` that has found no new entries.
     pub(super) fn up_to(generation: u64, mark: HistoryPosition) -> Self {
         CopiedDecisions {
             generation,

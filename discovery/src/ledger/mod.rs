@@ -317,7 +317,8 @@ impl Ledger {
         }
     }
 
-    /// Becomes true when the disk has failed. The process should then stop.
+    /// Returns a channel whose value becomes true when the disk has failed. The process should then
+    /// stop.
     pub(crate) fn failed(&self) -> tokio::sync::watch::Receiver<bool> {
         self.shared.failed.subscribe()
     }
@@ -386,7 +387,7 @@ impl LedgerFacts {
     }
 }
 
-/// Returns the ledger's error as one of the connection for which the ledger was used.
+/// Converts an error of the ledger to an error of the database connection that was being checked.
 fn failed(error: LedgerError) -> sqlx::Error {
     sqlx::Error::Io(std::io::Error::other(error))
 }
@@ -426,7 +427,7 @@ fn run_writer(
     }
 }
 
-/// Writes the contents. When they are durable, adds them to the index.
+/// Writes the lines and positions that wait. When they are durable, adds them to the index.
 fn write_batch(
     file: &mut file::LedgerFile,
     batch: Vec<AppendContent>,

@@ -29,8 +29,8 @@ pub(super) struct CommitPlace {
     pub(super) check: HashCheck,
 }
 
-/// Parity of a list's hash. It reveals bytes that the disk has changed since the start, when each
-/// line's checksum was verified.
+/// Parity of a list's hash. When a hash is read again, it shows whether the disk has changed the
+/// hash's bytes. The start has verified the checksum of each line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct HashCheck(u32);
 

@@ -20,7 +20,8 @@ use super::file::{JSON_START, io, parse_line};
 use super::index::{Commit, LedgerLine, PACKED_LEN, parse_hash, unpack_commit};
 use super::places::{CommitPlace, HashCheck, Place};
 
-/// Number of bytes that each read of a line adds. Most lines with a document are shorter.
+/// Number of bytes that are read at a time until a line is complete. Most lines with a document are
+/// shorter.
 const LINE_READ: usize = 16 << 10;
 /// Number of hex digits of a hash.
 const HASH_HEX_LEN: usize = 64;

@@ -29,7 +29,7 @@ pub(super) const BATCH: usize = 1_000;
 pub(super) struct EntryComparison {
     pub(super) cluster: Uuid,
     pub(super) entry: LedgerEntry,
-    /// Action that is needed.
+    /// Action that is needed for the entry.
     pub(super) action: RestoreAction,
     /// Whether the database holds the same commit.
     pub(super) is_same_commit: bool,

@@ -40,7 +40,7 @@ impl Store {
 
     /// Copies new decisions after a notification that there are some.
     pub(crate) async fn copy_new_decisions(&self) -> Result<(), StoreError> {
-        // A running fill copies the new decisions as well.
+        // Return if the ledger is being filled: the fill copies the new decisions as well.
         let Ok(_alone) = self.watch().fill_lock.try_lock() else { return Ok(()) };
         let Some(known) = self.ledger().known() else { return Ok(()) };
         let mut connection = self.acquire().await?;

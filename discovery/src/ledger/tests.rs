@@ -313,7 +313,7 @@ async fn a_commit_is_unconfirmed_until_a_copy_shows_it_and_a_new_generation_comp
     ledger.append_copied(copied(1, &[(late, AA), (others, AA)])).await.unwrap();
     ledger.ensure_commit(commit(own, AA)).await.unwrap();
     ledger.ensure_commit(commit(late, AA)).await.unwrap();
-    // A copied commit of another list doesn't confirm the own commit.
+    // A copied commit of another list doesn't confirm the commit that this process has sent out.
     ledger.append_copied(copied(2, &[(own, BB)])).await.unwrap();
     assert_eq!(unconfirmed(&ledger), [own]);
     let ledger = reopened(dir.path(), ledger).await.unwrap();
@@ -361,7 +361,8 @@ async fn each_batch_is_sealed_once_it_is_durable() {
 #[tokio::test]
 async fn after_a_failed_write_nothing_more_is_accepted() {
     let (appends, queue) = mpsc::channel(QUEUE);
-    // The disk is full for the first write, and would have space for the next.
+    // The disk is full at the first write. The ledger must refuse further writes even if they would
+    // succeed.
     let dir = tempfile::tempdir().unwrap();
     let full = || std::fs::File::create("/dev/full").unwrap();
     let shared = Arc::new(SharedLedger {
