@@ -1,8 +1,8 @@
 //! Queries on the replacement of a cluster's CAs.
 //!
 //! `authorities` holds the issuing CAs. `other_authorities` holds the other pair: the new CAs until
-//! the switch, the old ones after it. Once the newest statement trusts one pair alone, the rows of
-//! the other pair are deleted, and with them its keys.
+//! the switch, the old ones after it. Once the newest statement trusts only one pair, the other
+//! pair's rows are deleted, and with them its keys.
 
 use discovery_types::api::MemberCas;
 use discovery_types::digest::MemberId;
@@ -33,7 +33,7 @@ pub(crate) async fn other_authorities(
 
 /// Updates the CA tables for a statement that was just added to the chain. If the other CAs are the
 /// statement's issuing CAs, they swap places with those in `authorities`. If the statement trusts
-/// one pair alone, the other CAs are deleted. If neither table has the issuing CAs, the service
+/// only one pair, the other CAs are deleted. If neither table has the issuing CAs, the service
 /// issues nothing until the CAs are replaced again.
 pub(super) async fn follow_statement(
     connection: &mut PgConnection,

@@ -410,7 +410,8 @@ impl Store {
         self.forming_clusters_where("unsettled", position).await
     }
 
-    /// Reads the index `clusters_by_phase` in its order, once for each phase.
+    /// Returns the next batch of forming clusters for which `condition` holds. Reads the index
+    /// `clusters_by_phase` in its order, once for each phase.
     async fn forming_clusters_where(
         &self,
         condition: &'static str,

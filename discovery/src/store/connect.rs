@@ -24,8 +24,8 @@ const SESSION: &str = "SET statement_timeout = '2s'; SET lock_timeout = '2s'; \
      SET idle_in_transaction_session_timeout = '10s'; SET synchronous_commit = on; \
      SET plan_cache_mode = 'force_generic_plan'; SET jit = off; \
      SET application_name = 'muster-discovery'";
-/// Setting of the connection that migrates and makes the first look at the database. It has no time
-/// limits: nobody waits for the service yet.
+/// Setting of the connection that migrates and makes the first check of the database. This
+/// connection has no time limits, because no request waits for the service yet.
 const DURABLE_COMMITS: &str = "SET synchronous_commit = on";
 /// How long the start tries to get the pool's first connection.
 const FIRST_CONNECTION_WAIT: Duration = Duration::from_secs(30);
@@ -83,7 +83,7 @@ pub(crate) enum ConnectError {
     Migrate(#[source] MigrateError),
 }
 
-/// Facts about a database that this process doesn't change.
+/// Facts about a database, found without changing it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct DatabaseFacts {
     /// Settings of the server that weaken durability, in sentences.
@@ -206,8 +206,9 @@ pub(crate) async fn connect(
     // to another service.
     key_directory::check(&mut connection, keys).await?;
     let watch = Arc::new(DatabaseWatch::new(metrics));
-    // The first look at a database writes, and a slow disk may take seconds for that. A look on a
-    // pool's connection must end within the pool's limit, so the first one is made here.
+    // The first check of a database writes to it, and a slow disk may take seconds for that. A
+    // check on a pool's connection must end within the pool's time limit. So the first check is
+    // made on this connection.
     sqlx::raw_sql(DURABLE_COMMITS).execute(&mut connection).await.map_err(StoreError::from)?;
     look_at_database(&mut connection, &ledger, &watch, Occasion::Doubt)
         .await

@@ -297,7 +297,7 @@ async fn read(
     row.map(TokenRow::parse).transpose()
 }
 
-/// Writes the whole list: it has few members, and changes seldom.
+/// Writes all members of the token, because the list is short and seldom changes.
 async fn save(connection: &mut PgConnection, token: &StoredEtcdToken) -> Result<(), StoreError> {
     let registry = &token.registry;
     sqlx::query("DELETE FROM etcd_members WHERE token = $1")

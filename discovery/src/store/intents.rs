@@ -480,8 +480,8 @@ pub(crate) async fn note_report(
     Ok(())
 }
 
-/// Stores the membership that a quorum confirmed, and the members that are missing from it. Stores
-/// each missing member's agent key and id, and a text that says who removed the member.
+/// Stores the membership that a quorum confirmed, and the removed members in `gone`. Each of these
+/// has its agent's key, its id, and a text that says who removed it.
 pub(crate) async fn confirm(
     connection: &mut PgConnection,
     cluster: Uuid,

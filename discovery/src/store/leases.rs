@@ -43,8 +43,8 @@ impl LeaseRenewal {
 }
 
 /// Renews the leases that `$1` to `$6` ask for, in the generation `$8` of the database. A renewed
-/// lease ends `$7` microseconds from now. Returns the place of each renewed lease in the arrays,
-/// and its cluster's next deadline.
+/// lease ends `$7` microseconds from now. Returns each renewed lease's place in those arrays, and
+/// its cluster's next deadline.
 ///
 /// A lease is renewed only if the whole poll would change nothing else. The cluster must be open
 /// and at the revision that the agent has seen. The agent must have a place that hasn't lapsed, and

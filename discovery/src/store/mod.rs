@@ -82,7 +82,7 @@ pub(crate) struct Store {
     caches: Arc<cluster::Caches>,
 }
 
-/// A pooled connection. The time until it goes back to the pool is measured.
+/// A connection from the pool. It measures the time until it goes back to the pool.
 #[derive(Debug)]
 pub(crate) struct StoreConnection {
     connection: PoolConnection<Postgres>,

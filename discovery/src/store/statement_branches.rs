@@ -17,8 +17,8 @@ pub(crate) struct StatementBranch {
 }
 
 impl Store {
-    /// Stores a member's branch, which replaces the member's previous one. Returns whether it is
-    /// news.
+    /// Stores a member's branch, which replaces the member's previous one. Returns whether the
+    /// branch is another one than before.
     pub(crate) async fn note_branch(
         &self,
         cluster: Uuid,

@@ -129,7 +129,7 @@ pub(crate) struct Authorities {
 /// Peer certificate and client certificate of a member, in DER.
 pub(crate) type LeafPair = (Vec<u8>, Vec<u8>);
 
-/// Facts about the request that changes a cluster, which its events record.
+/// Facts about the request that changes a cluster. The events of the change record them.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct RequestDetails<'a> {
     /// Source address of a redeem.

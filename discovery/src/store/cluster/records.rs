@@ -119,7 +119,7 @@ impl Caches {
     }
 
     /// Verifies a grant under the newest statement of the chain, as [`VerifiedGrant::verify`] does.
-    /// All hosts of a cluster redeem the same few tokens.
+    /// The result is cached, because all hosts of a cluster redeem the same few tokens.
     pub(crate) fn newest_grant(
         &self,
         jws: &Jws,
