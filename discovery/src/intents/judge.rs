@@ -88,9 +88,10 @@ pub(super) struct ReportPosition<'a> {
 
 impl ReportPosition<'_> {
     /// Whether an outcome of `known` was already reported from a later position. A stored position
-    /// beyond the position of a quorum counts as the quorum's. A member that reported a wrong
-    /// position therefore can't block the reports of other members. If no quorum's position is
-    /// known, only an outcome that the same member reported counts.
+    /// beyond the one that a quorum has reached may be wrong, so the quorum's position counts in
+    /// its place. A member that reported a wrong position therefore can't block the reports of
+    /// other members. If no quorum's position is known, only an outcome that the same member
+    /// reported counts.
     fn is_older_than(&self, known: &StoredIntent) -> bool {
         let same = known.reported_by.as_deref() == Some(self.by);
         let last = match (known.position, self.reached) {

@@ -87,8 +87,8 @@ impl App {
         let (cluster, now) = (transaction.id(), transaction.now.0 as UnixMicros);
         let chain = transaction.chain.clone();
         let before = find_intent(changes, stored.intent.operation).ok();
-        // Only a new state is a crash point: the reason why an intent waits can be stored at any
-        // moment.
+        // Die at a crash point only if the state is new. A test couldn't tell when an unchanged
+        // state is stored, because agents report reasons for waiting at any moment.
         let is_new_state = before.is_none_or(|known| known.state != stored.state);
         if is_new_state {
             crate::crash::point("before", stored.state.as_str());

@@ -80,8 +80,8 @@ fn listed_member(changes: &MembershipChanges, id: MemberId) -> Option<&ListedMem
     confirmed.membership.members.iter().find(|member| member.id == id)
 }
 
-/// Error for a member that isn't in the confirmed list, or not yet: the other members may not have
-/// reported since the service came back.
+/// Error for a member that isn't in the confirmed list. It may be missing only for now, because the
+/// other members may not have reported since the service came back.
 fn unlisted_error() -> ApiError {
     let detail = "A quorum of the members that this service knows hasn't confirmed this member.";
     let next = "Wait until their agents reach the service. If most of them joined after the backup, \

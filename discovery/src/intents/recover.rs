@@ -210,8 +210,8 @@ fn end_of(intent: &StoredIntent, now: UnixMicros, made: &Recovery) -> Option<Out
     let verb = intent.intent.verb;
     let state = intent.state_at(now);
     if state.is_live() && intent.agent == Some(made.agent) {
-        // The intent is the survivor's own ticket. Its host was a member, and is the new cluster's
-        // only voter.
+        // The intent is the survivor's own ticket. The survivor was a member of the lost cluster
+        // and is the new cluster's only voter. So the ticket has been carried out.
         let was = u64::from_str_radix(&made.was.member_id, 16).ok().map(MemberId::new);
         return intent.member.or(was).map(|member| Outcome::Promoted { member });
     }

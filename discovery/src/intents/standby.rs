@@ -1,6 +1,6 @@
 //! Hosts that wait under a replacement policy, without a vote, for the place of a dead member.
 //!
-//! A standby keeps its place by asking for its intent. A standby that hasn't asked for
+//! A standby keeps its place by asking for its intent. A standby that hasn't asked within
 //! [`STANDBY_LEASE_US`] doesn't count as waiting, and the cluster's agents don't learn of it. It
 //! counts as waiting again as soon as it asks.
 
@@ -36,7 +36,8 @@ impl StoredIntent {
             && self.seen_us.is_some_and(|seen| now.saturating_sub(seen) > STANDBY_LEASE_US)
     }
 
-    /// Whether a request of the standby has to be noted.
+    /// Whether the time of a standby's present request must be stored, because the stored time of
+    /// its last request is too old.
     fn is_note_due(&self, now: UnixMicros) -> bool {
         self.is_standby()
             && self.seen_us.is_some_and(|seen| now.saturating_sub(seen) > MIN_NOTE_INTERVAL_US)
@@ -57,7 +58,8 @@ pub(super) fn check_limit(changes: &MembershipChanges, now: UnixMicros) -> Resul
 }
 
 impl App {
-    /// Notes in `transaction` that a standby has asked. Every other intent stays as it is.
+    /// Stores in `transaction` that a standby has asked for its intent, if that is due. Returns the
+    /// intent. Does nothing for an intent that isn't a standby's.
     pub(super) async fn note_standby(
         &self,
         transaction: &mut ClusterTransaction,
@@ -71,7 +73,8 @@ impl App {
         Ok(intents::note_standby(transaction.connection(), now, known, was_gone).await?)
     }
 
-    /// Notes that a standby has asked for its intent, if that is due.
+    /// Stores that a standby has asked for its intent, if the stored time of its last request is
+    /// too old.
     pub(super) async fn keep_standby(
         &self,
         known: &StoredIntent,

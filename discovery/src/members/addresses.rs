@@ -81,7 +81,8 @@ impl App {
     }
 }
 
-/// Explains the members in `moved` whose URLs there differ from those that the cluster has recorded.
+/// Explains each moved member whose address isn't recorded by the cluster yet. `moved` has the
+/// members with the URLs in their address statements.
 fn explain_moves(
     present: &MembersView,
     moved: impl Iterator<Item = (MemberId, Vec<NodeUrl>)>,

@@ -1,9 +1,10 @@
-//! Splits of a statement chain: owners have signed two statements with one number.
+//! Splits of a statement chain: owners have signed two different statements with the same number.
 //!
-//! This can happen after a restore of the database from a backup. An owner signs a statement before
-//! an agent has sent the service the one that the backup lacks. If an agent follows another
-//! statement than the service, it sends the service its own chain. The service keeps its own chain,
-//! and shows a person the members that follow another statement.
+//! This can happen after a restore of the database from a backup that lacks a statement. An owner
+//! then signs another statement with its number before an agent has sent the lost one to the
+//! service. If an agent follows another statement than the service, it sends the service its own
+//! chain. The service keeps its own chain, and shows a person the members that follow another
+//! statement.
 
 use std::collections::BTreeMap;
 
@@ -160,7 +161,7 @@ mod tests {
             number: 1,
             hash: other.newest_hash(),
         };
-        // Member 9 was removed since.
+        // Member 9 isn't present: it was removed after it had shown its chain.
         let branches = [branch(1), branch(3), branch(9)];
         let present = MembersView {
             confirmed: true,
@@ -179,8 +180,9 @@ mod tests {
             assert!(line.missing.contains(&part), "{part} is not in {}", line.missing);
         }
         assert!(!line.missing.contains("db-2") && !line.missing.contains("db-9"));
-        // The split is over once the service has the members' statement. Before that, it may lack
-        // both.
+        // There is no split if the service has the statement that the members follow. There is none
+        // either if the service has no statement with that number, neither the members' nor the
+        // other one.
         assert!(explain(&other, &branches, &present).is_empty());
         assert!(explain(&first, &branches, &present).is_empty());
     }

@@ -80,9 +80,8 @@ fn quorum(electors: &BTreeSet<MemberId>) -> usize {
     electors.len() / 2 + 1
 }
 
-/// Returns the highest position that a quorum of the electors has reached, by their own reports.
-/// Returns `None` if no quorum has reported. If only a minority lies, every quorum contains a
-/// truthful report.
+/// Returns the highest position that a quorum of the electors reports to have reached, or `None` if
+/// no quorum has reported. At least one of these reports is true unless a majority lies.
 fn position_of_quorum<P: Ord>(
     electors: &BTreeSet<MemberId>,
     said: &[(MemberId, MembershipReport)],
@@ -94,7 +93,8 @@ fn position_of_quorum<P: Ord>(
     positions.into_iter().nth(quorum(electors) - 1)
 }
 
-/// Calls [`position_of_quorum`] with the position of the reported list.
+/// Returns the highest list position that a quorum of the electors reports, or `None` if no
+/// quorum has reported. Uses [`position_of_quorum`].
 pub(crate) fn quorum_list_position(
     electors: &BTreeSet<MemberId>,
     said: &[(MemberId, MembershipReport)],
@@ -102,7 +102,8 @@ pub(crate) fn quorum_list_position(
     position_of_quorum(electors, said, MembershipReport::position)
 }
 
-/// Calls [`position_of_quorum`] with the node's own position: term and index.
+/// Returns the highest term and index that a quorum of the electors reports to have reached, or
+/// `None` if no quorum has reported. Uses [`position_of_quorum`].
 pub(crate) fn quorum_log_position(
     electors: &BTreeSet<MemberId>,
     said: &[(MemberId, MembershipReport)],
@@ -135,8 +136,8 @@ pub(crate) fn newly_confirmed(
     };
     let mut lists = reports.iter().map(|report| supporters(report));
     let supporters = lists.find(|supporters| supporters.len() >= quorum)?;
-    // Take the position that a quorum of the supporters has reached, and the names and client URLs
-    // that most supporters report.
+    // The confirmed list gets the position that a quorum of the reporters of this list has reached.
+    // Its names and client URLs are those that most of these reporters name.
     let reached = supporters.get(quorum - 1)?;
     let alike = |wanted: &&&MembershipReport| {
         supporters.iter().filter(|report| report.membership == wanted.membership).count()
@@ -318,7 +319,8 @@ mod tests {
     #[test]
     fn one_members_false_position_does_not_block_later_lists() {
         const MAX: u64 = i64::MAX as u64;
-        // The liar reports the true list, at a position that the others will never reach.
+        // The second member reports the true list, but at a false position that the others never
+        // reach.
         let mut liar = said(None, MAX, "123");
         liar.term = MAX;
         let reports = [by('1', said(None, 5, "123")), by('2', liar.clone())];

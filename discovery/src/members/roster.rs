@@ -221,7 +221,7 @@ impl Roster {
         self.removed.iter().any(|(_, removal)| removal.member == id)
     }
 
-    /// Returns the zones of the present members, as their agents said when they joined.
+    /// Returns the zones of the present members, as their records name them.
     pub(crate) fn zones(&self) -> BTreeMap<MemberId, Name> {
         let present = self.all().filter(|member| !self.is_removed(member.id));
         present.filter_map(|member| Some((member.id, member.record.zone.clone()?))).collect()
