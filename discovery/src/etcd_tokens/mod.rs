@@ -27,14 +27,14 @@ use crate::store::etcd_tokens::{ServiceEvent, StoredEtcdToken};
 use crate::store::{StoreError, UnixMicros};
 use registry::{EtcdRegistry, Registrant, Registration, RegistrationRefusal};
 
-/// Largest number of waits of one address for one token. A host runs one etcd; a host with a whole
-/// test cluster has nine.
+/// Maximum number of waiting requests of one address for one token. A host runs one etcd; a host
+/// with a whole test cluster has nine.
 const MAX_WAITS_PER_ADDRESS: usize = 32;
 
-/// Slots for waits of etcd, by token and address.
+/// Slots for requests of etcd that wait for members, by token and address.
 pub(crate) type EtcdWaitSlots = SlotPool<(Uuid, IpAddr)>;
 
-/// Makes at most `max` slots for waits.
+/// Makes the pool of `max` slots for requests of etcd that wait for members.
 pub(crate) fn wait_slots(max: usize) -> EtcdWaitSlots {
     SlotPool::new(max, MAX_WAITS_PER_ADDRESS)
 }
@@ -190,12 +190,13 @@ impl App {
             Ok(events(id, &before, &stored.registry))
         });
         let changed = changed.await?.ok_or(EtcdError::UnknownToken)??;
-        // Wake this process's waits at once, without the database's notification.
+        // Wake the requests that wait in this process at once. The database's notification arrives
+        // only later.
         self.notifier.wake(changed.uuid);
         Ok(changed)
     }
 
-    /// Takes a slot for a wait of etcd. Dropping the `Slot` frees it.
+    /// Takes a slot for a request of etcd that waits for members. Dropping the `Slot` frees it.
     pub(crate) fn take_etcd_wait_slot(
         &self,
         token: Uuid,

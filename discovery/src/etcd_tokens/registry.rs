@@ -466,7 +466,8 @@ mod tests {
     /// then add each member that a wait returns.
     #[test]
     fn each_etcd_that_starts_knows_the_complete_list() {
-        /// Indexes of a client's list, and the index from which it waits.
+        /// The list that a client has read, by the members' indexes, and the index from which the
+        /// client waits.
         #[derive(Clone, Default)]
         struct Client {
             known: Vec<MemberId>,

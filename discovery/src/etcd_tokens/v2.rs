@@ -1,12 +1,13 @@
-//! etcd's discovery protocol v2: keys over HTTP, as `etcd --discovery=https://…/v2/TOKEN` uses them.
+//! etcd's discovery protocol v2: keys over HTTP, as `etcd --discovery=https://…/v2/TOKEN` uses
+//! them.
 //!
-//! etcd takes the whole path of its discovery URL for the cluster's directory. In it is the key
-//! `_config/size`, and one key for each member, which the member creates.
+//! etcd takes the whole path of its discovery URL for the cluster's directory. The directory
+//! contains the key `_config/size`, and one key for each member, which the member creates.
 //!
 //! Three rules of etcd's client matter here:
 //!
-//! * It tries a GET again after a status of 500 and above, and gives up after any other error. A PUT
-//!   is never tried again.
+//! * It tries a GET again after a status of 500 and above, and gives up after any other error. A
+//!   PUT is never tried again.
 //! * It needs the header `X-Etcd-Index`, which says from which index on it has to wait for changes.
 //! * An empty body with status 200 ends a wait, and the client waits again from the same index.
 
@@ -142,7 +143,7 @@ pub(crate) fn overloaded() -> HttpResponse {
     KeyError::unavailable("too many requests from this address: wait").response()
 }
 
-/// Answers every other method.
+/// Refuses a request with another method than GET, HEAD and PUT.
 pub(crate) async fn method_not_allowed() -> HttpResponse {
     let cause =
         "members are changed by the cluster itself: etcdctl member, at one of its client URLs";
@@ -337,8 +338,8 @@ fn parse_path(parts: &[String]) -> Result<(EtcdToken, Key), KeyError> {
     Ok((token, key))
 }
 
-/// Returns the discovery URL that the member was given. The member's id was computed from this URL.
-/// A slash at its end isn't in the request's path.
+/// Returns the discovery URL that the member was given, from which it computed its id. The request
+/// doesn't show whether that URL ended with a slash. So the id decides.
 fn discovery_url(
     request: &HttpRequest,
     path: &[String],

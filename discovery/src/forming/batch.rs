@@ -34,7 +34,8 @@ use crate::store::cluster::{LoadedCluster, RequestDetails};
 /// Maximum number of requests in one transaction. It keeps a transaction short, because its
 /// clusters are locked until its end.
 const MAX_BATCH: usize = 64;
-/// Maximum number of transactions at a time. With more of them, each has fewer requests.
+/// Maximum number of transactions at a time. With more transactions, fewer requests would share the
+/// cost of each.
 const MAX_TRANSACTIONS: usize = 2;
 /// Maximum number of requests that wait for a transaction. Each further one gets a transaction of
 /// its own. The connection pool limits the number of these transactions.
@@ -145,7 +146,7 @@ impl Drop for BusyClusters<'_> {
         for cluster in &self.clusters {
             queue.busy.remove(cluster);
         }
-        // A task that panics takes no further batch.
+        // A task that panics takes no further batch, so don't count it any more.
         queue.tasks -= usize::from(std::thread::panicking());
     }
 }
@@ -225,7 +226,8 @@ impl App {
         if decisions.is_empty() {
             return true;
         }
-        // A request with a transaction of its own reports that the ledger can't be read.
+        // If the ledger can't be read, give the request a transaction of its own, which reports the
+        // error.
         let Ok(entry) = self.store.ledger().entry(loaded.id()) else { return false };
         loaded.ledger_verdict() == LedgerVerdict::Allowed
             && self.store.watch().is_complete(loaded.generation())
@@ -248,7 +250,8 @@ impl AppliedEvent {
 async fn serve_queue(app: App) {
     while let Some((busy, batch)) = app.batches.next_batch() {
         let clusters: Vec<Uuid> = busy.clusters.iter().copied().collect();
-        // The requests are answered, or their senders are dropped.
+        // Log the error only. Each request was answered, or its caller notices that the request's
+        // sender was dropped.
         if let Err(error) = with_timeout(apply_batch(&app, &clusters, batch)).await {
             tracing::debug!(%error, "can't commit requests together");
         }
@@ -273,7 +276,8 @@ async fn apply_batch(
     let verdicts = |loaded: &LoadedCluster| loaded.ledger_verdict();
     let is_older = |verdict| matches!(verdict, LedgerVerdict::OlderDatabase(_));
     if transaction.clusters.values().map(verdicts).any(is_older) {
-        // A request with a transaction of its own reports that.
+        // The database was set back to an older state. Let each request report that in its own
+        // transaction.
         send_alone(batch);
         return Ok(());
     }
@@ -303,11 +307,12 @@ async fn apply_batch(
         crash_points("after", &event.changes, false);
     }
     for (request, event) in applied {
-        // The caller may have left meanwhile. Its event is applied all the same.
+        // The caller may no longer wait for the answer. Its event was applied all the same.
         let reply = event.finish(app).map(|reply| BatchAnswer::Applied(Box::new(reply)));
         let _ = request.sender.send(reply);
     }
-    // These wait for the locks that the COMMIT has released.
+    // Only now tell the callers of these requests: their transactions need the locks that the
+    // COMMIT has released.
     send_alone(alone);
     Ok(())
 }

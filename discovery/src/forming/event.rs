@@ -28,9 +28,10 @@ use crate::members::refuse_if_reporting;
 use crate::redeem::{RedeemRequest, TokenUse, VerifiedRedeem};
 use crate::store::cluster::{ClusterTransaction, LoadedCluster, Revocation};
 
-/// Maximum total size in bytes of one seat's record, endorsement and grant; `MAX_ACK_BYTES` limits
-/// its ack. A document contains up to nine of each, and has at most [`MAX_JWS`] bytes in base64. A
-/// larger document could be committed, but nobody could read it.
+/// Maximum total size in bytes of one seat's record, endorsement and grant. `MAX_ACK_BYTES` limits
+/// the seat's ack. A commit document contains these four texts for each of up to nine seats, and
+/// has at most [`MAX_JWS`] bytes in base64. A larger document could be committed, but nobody could
+/// read it.
 ///
 /// [`MAX_JWS`]: discovery_types::jws::MAX_JWS
 const MAX_SEAT_BYTES: usize = 7_000;
@@ -60,7 +61,8 @@ pub(crate) enum ClusterRequest {
     /// The next statement of the chain. If `is_new`, an owner has just signed it. Otherwise a
     /// member's agent has sent it, because this database has lost it.
     Restate { jws: Jws, is_new: bool },
-    /// Revocation of a grant by the admin `by`, who may also free the seats that it gave.
+    /// Revocation of a grant by the admin `by`. With `frees_seats`, the seats that the grant gave
+    /// become free.
     RevokeGrant { id: GrantId, by: String, frees_seats: bool },
     /// An issuer's signed approval of an agent.
     Approve { jws: Jws },
@@ -349,8 +351,8 @@ fn check_same_retirement(cluster: &Cluster, unretire: &Unretire) -> Result<(), A
 /// A redeem of a boot token that may give its key a seat.
 struct SeatRedeem {
     verified: VerifiedRedeem,
-    /// Whether the host's identity must be checked before. It needs no check if the key has
-    /// redeemed the token before, or if the token requires nothing of hosts.
+    /// Whether the host's identity must be checked before the key gets a seat. It needs no check if
+    /// the key has redeemed the token before, or if the token requires nothing of hosts.
     must_check_host: bool,
 }
 
@@ -379,7 +381,8 @@ fn verify_redeem(
         cluster.agents.get(&key).is_some_and(|agent| *agent.record.grant.0 == grant.id.to_string());
     if !cluster.phase.has_ended() && !is_known {
         verified.check_issue(loaded)?;
-        // A host that comes too late for the cluster needs another token in any case.
+        // After the commit, the answer names the command for a join ticket. A confirmation of this
+        // token wouldn't help the host then.
         if is_forming {
             verified.check_confirmed()?;
         }

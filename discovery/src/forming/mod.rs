@@ -284,8 +284,9 @@ impl App {
         self.step(loaded, event).changes
     }
 
-    /// Applies the session event first, then the event itself. Returns the answer to the event
-    /// itself and all changes.
+    /// Applies the session event first, if there is one, then the event itself. Returns the answer
+    /// to the event itself, with the changes and alarms of both. If the session event is refused,
+    /// returns its outcome and leaves the event out.
     fn step_with_session(
         &self,
         loaded: &mut LoadedCluster,

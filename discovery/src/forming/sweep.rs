@@ -87,7 +87,7 @@ impl App {
     }
 
     /// Applies a tick to each cluster. Returns `false` if another try may help a cluster whose tick
-    /// failed. It doesn't help a cluster whose rows this program can't read.
+    /// failed. Another try doesn't help a cluster whose rows this program can't read.
     async fn tick_clusters(&self, clusters: Vec<Uuid>) -> bool {
         let mut is_complete = true;
         for cluster in clusters {
