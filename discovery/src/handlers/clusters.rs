@@ -38,7 +38,7 @@ use crate::members::roster::check_running;
 use crate::store::clusters::{ClusterFilter, Draft, OpenResult};
 use crate::store::{ListPosition, UnixMicros};
 
-/// Makes a draft: an id and two CAs, for a statement to be signed over.
+/// Makes a draft of a cluster: an id and two CAs, which the first statement will contain.
 #[utoipa::path(post, path = "/v1/drafts", tag = "clusters", request_body = DraftRequest,
     responses((status = 200, body = DraftResponse), (status = "default", body = Problem)))]
 pub(crate) async fn draft(
@@ -78,7 +78,7 @@ fn name_taken_error(name: &str) -> ApiError {
     ApiError::new(Code::NameTaken, format!("There is a live cluster called {name}."), next)
 }
 
-/// Makes new CAs for a running cluster, for a statement to be signed over.
+/// Makes new CAs for a running cluster, which its next statement can name.
 #[utoipa::path(post, path = "/v1/clusters/{id}/cas", tag = "clusters",
     params(("id" = Uuid, Path,)),
     responses((status = 200, body = CaPair), (status = "default", body = Problem)))]
@@ -446,7 +446,7 @@ fn add_member_explanations(
     lines
 }
 
-/// Returns a committed cluster's document; a member also gets its certificates.
+/// Returns a committed cluster's commit document. A member also gets its certificates.
 #[utoipa::path(get, path = "/v1/clusters/{id}/document", tag = "clusters",
     params(("id" = Uuid, Path,)),
     responses((status = 200, body = CommitDocument), (status = "default", body = Problem)))]
@@ -580,7 +580,8 @@ pub(crate) async fn credentials(
     let seconds = now.0 / 1_000_000;
     let leaf = ca.issue_credential(body.csr.der(), &caller.name, seconds)?;
     tracing::info!(cluster.id = %path, by = caller.name, "issued a client certificate");
-    // List silent members last. Leave out learners, which refuse most requests.
+    // Return the client URLs of voters only, because learners refuse most requests. Silent members
+    // come last.
     let present = app.present_members((&cluster, &chain), &[], now.0 as UnixMicros).await?;
     let mut voters: Vec<_> = present.members.iter().filter(|member| !member.is_learner).collect();
     voters.sort_by_key(|member| member.is_silent || member.is_awaited);

@@ -160,8 +160,8 @@ pub(crate) async fn poll(
             PollWait::of_reply(&app, *path, &caller, &applied)
         }
     };
-    // A full answer explains what the cluster waits for. So an answer may be empty only if the
-    // cluster doesn't wait for the database.
+    // A full answer also explains that the cluster waits for the database. So an empty answer is
+    // allowed only if the database is settled, and still the same.
     let is_same_database = || generation.is_some_and(|number| app.is_settled_in(number));
     let seen = match wait.wait(news).await? {
         None if is_minimal && is_same_database() => return Ok(HttpResponse::NoContent().finish()),
@@ -206,7 +206,7 @@ pub(crate) async fn watch(
     let mut seen = Box::pin(app.view_cluster(*path, key)).await?;
     if query.after == Some(seen.answer.rev) {
         let wait = PollWait::of_reply(&app, *path, &caller, &seen);
-        // The wait can be long, and the reply is large.
+        // Free the reply before waiting: it is large, and the wait can be long.
         drop(seen);
         seen = match wait.wait(news).await? {
             Some(changed) => *changed,
@@ -279,8 +279,9 @@ impl<'a> PollWait<'a> {
         }
     }
 
-    /// Whether nothing is due although the next deadline has passed, because leases were renewed
-    /// since. If so, sets the new next deadline.
+    /// Postpones the cluster's next deadline, which has passed, if nothing is due because agents
+    /// have renewed their leases. Returns whether it was postponed. If so, stores the new deadline
+    /// in `self`.
     async fn is_postponed(&mut self) -> Result<bool, ApiError> {
         let (clusters, lease) = ([self.cluster], self.app.settings.lease);
         let postponed = self.app.store.postpone_deadlines(&clusters, lease).await?;
@@ -401,7 +402,8 @@ pub(crate) async fn report(
     let caller = authorise(&request, &app, Action::Report, Some(*path)).await?;
     let raft_cluster = u64::from_str_radix(&body.raft_cluster_id, 16)
         .map_err(|error| unreadable_request(&error))?;
-    // A member that joined later doesn't count towards the majority that makes the cluster formed.
+    // Only founders' reports decide whether the cluster becomes formed. A report by a member that
+    // joined later isn't applied to the state machine.
     let phase = if app.is_newcomer(*path, &caller.key).await? {
         app.view_cluster(*path, None).await?.cluster.phase
     } else {

@@ -219,7 +219,8 @@ pub(crate) async fn revoke(
     path: Path<GrantId>,
     query: Query<RevokeQuery>,
 ) -> Result<Json<GrantView>, ApiError> {
-    // Check for the broadest right, that of boot tokens, before reading the grant.
+    // The grant's kind isn't known yet. Check for the broadest right first, which is the right to
+    // revoke boot tokens.
     let caller = authorise(&request, &app, Action::RevokeBootGrant, None).await?;
     let row = app.store.grant(&path.to_string()).await?;
     let row = row.ok_or_else(|| ApiError::not_found("such token"))?;

@@ -9,7 +9,8 @@ use discovery_types::problem::Code;
 use crate::error::ApiError;
 use crate::store::ListPosition;
 
-/// Returns the number of items on a page.
+/// Returns the number of items on a page: the requested `limit`, or the maximum. Returns an error
+/// if the limit is out of range.
 pub(super) fn page_limit(limit: Option<u16>) -> Result<u16, ApiError> {
     match limit.unwrap_or(MAX_PAGE) {
         limit @ 1..=MAX_PAGE => Ok(limit),

@@ -97,7 +97,8 @@ fn check_ledger(args: &ServeArgs, report: &mut CheckReport) -> bool {
     false
 }
 
-/// Binds each address, and releases it at once. If the service runs, it holds the addresses.
+/// Binds each address, and releases it at once. If the service runs, an address that can't be bound
+/// is only a warning: the service probably holds it.
 fn check_addresses(args: &ServeArgs, is_running: bool, report: &mut CheckReport) {
     let console = &args.console.console_listen;
     for address in args.listen.iter().chain(&args.etcd_listen).chain(console) {
