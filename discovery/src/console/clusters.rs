@@ -34,7 +34,7 @@ pub(super) struct ListQuery {
     after: Option<String>,
 }
 
-/// A choice of the form.
+/// A choice of states in the list's form.
 struct StateChoice {
     value: &'static str,
     label: &'static str,

@@ -113,8 +113,8 @@ impl PageFrame {
         }
     }
 
-    /// Makes the page live, by the stream at `path`. `seen` is the wake-up count before the page
-    /// was read. If it has grown since, the stream begins with an event.
+    /// Makes the page live, by the stream at `path`. `seen` is the number of wake-ups before the
+    /// page was read. If this number has grown since, the stream begins with an event.
     pub(super) fn live(mut self, path: impl std::fmt::Display, seen: u64) -> Self {
         self.live = Some(format!("{path}?seen={seen}"));
         self

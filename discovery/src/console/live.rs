@@ -53,7 +53,7 @@ impl Changes {
     }
 }
 
-/// State of a stream between two parts.
+/// State of a stream between two messages to the browser.
 struct LiveStream {
     app: Data<App>,
     changes: Changes,
@@ -68,7 +68,7 @@ struct LiveStream {
 }
 
 impl LiveStream {
-    /// Returns the next part of the stream. `None` ends it.
+    /// Returns the bytes of the stream's next message. `None` ends the stream.
     async fn next_part(&mut self) -> Option<Bytes> {
         if !std::mem::replace(&mut self.has_begun, true) {
             return Some(Bytes::from(format!("retry: {RETRY_MS}\n\n")));
@@ -78,7 +78,8 @@ impl LiveStream {
         }
         tokio::select! {
             () = self.changes.next() => {
-                // Merge further changes until then into one event.
+                // Wait until the next event is allowed. Changes that happen meanwhile share that
+                // event.
                 tokio::time::sleep_until(self.next_event).await;
                 self.next_event = Instant::now() + EVENT_INTERVAL;
                 Some(Bytes::from_static(CHANGED))

@@ -5,7 +5,7 @@ use askama::filters::HtmlSafe;
 use discovery_types::api::ClusterState;
 use discovery_types::text::printable;
 
-/// A point in time: shown as its distance from now or as a UTC time, with the full time as tooltip.
+/// A point in time, shown as its distance from now or as a UTC time. Its tooltip is the full time.
 #[derive(Clone, Debug, PartialEq, Eq, Template)]
 #[template(
     source = "<time datetime=\"{{ rfc3339 }}\" title=\"{{ rfc3339 }}\">{{ shown }}</time>",
@@ -16,7 +16,7 @@ pub(super) struct ShownTime {
     shown: String,
 }
 
-// The derived template escapes its own fields.
+// The derived template escapes its fields, so a page may include its HTML unescaped.
 impl HtmlSafe for ShownTime {}
 
 impl ShownTime {
@@ -103,7 +103,7 @@ pub(super) fn parts(text: &str) -> Vec<TextPart> {
     split.map(part).filter(|part| !part.text.is_empty()).collect()
 }
 
-/// Assessment of a state. It determines the badge's color and symbol; the badge's word says the
+/// Assessment of a state. It determines the color and the symbol of a badge, whose word says the
 /// same.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Tone {
@@ -111,9 +111,9 @@ pub(super) enum Tone {
     Good,
     /// Something is under way.
     Busy,
-    /// A person should look at the object.
+    /// Something is wrong, and a person should look at it.
     Bad,
-    /// The object has ended in a regular way.
+    /// The cluster, token or change has ended in a regular way.
     Ended,
 }
 
@@ -129,7 +129,7 @@ pub(super) struct Badge {
     word: String,
 }
 
-// The derived template escapes its own fields.
+// The derived template escapes its fields, so a page may include its HTML unescaped.
 impl HtmlSafe for Badge {}
 
 impl Badge {

@@ -70,7 +70,7 @@ struct HostRow {
 #[template(path = "tokens.html")]
 struct TokensPage {
     layout: PageFrame,
-    /// Name and path of the cluster whose tokens are listed alone.
+    /// Name and path of the cluster, if only this cluster's tokens are listed.
     cluster: Option<(String, String)>,
     rows: Vec<TokenRow>,
     first: Option<String>,
