@@ -246,7 +246,7 @@ fn show(printer: &mut Printer, list: &AdminList, chain: &AdminChain) -> Result<(
     let verified = AdminList { admins: chain.admins().to_vec(), ..list.clone() };
     let mut value = serde_json::to_value(&verified).expect("answers are plain structs");
     for (shown, admin) in value["admins"].as_array_mut().into_iter().flatten().zip(chain.admins()) {
-        // `admin revoke` accepts the key id.
+        // Add the key id, by which `admin revoke` identifies an admin.
         shown["key_id"] = json!(admin.key.key_id());
     }
     printer.print_value(&value, |out| {

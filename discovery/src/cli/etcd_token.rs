@@ -23,7 +23,7 @@ use super::token::parse_block;
 use super::{CliError, RemoteArgs, pages};
 use crate::server::parse_duration;
 
-/// File name of the service's certificate, as the variables name it.
+/// File name of the service's certificate in the printed environment variables.
 const CERTIFICATE_FILE: &str = "muster-discovery.crt";
 
 #[derive(Debug, clap::Args)]
@@ -72,7 +72,7 @@ registered isn't changed.")]
 
 #[derive(Debug, clap::Args)]
 struct EtcdTokenCreateArgs {
-    /// Name of the cluster, for `etcd-token list` alone
+    /// Name of the cluster, by which admins recognise the token; etcd doesn't use it
     name: Name,
     /// Number of members that form the cluster, from 1 to 9
     #[arg(long, value_name = "N")]

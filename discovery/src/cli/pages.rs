@@ -19,7 +19,7 @@ const TRIES: u32 = 5;
 /// Pause between two requests for the same page.
 const PAUSE: Duration = Duration::from_secs(1);
 
-/// Items from the beginning of a list.
+/// The newest items of a list: all of them, or as many as were asked for.
 pub(super) struct ListedItems<T> {
     pub items: Vec<T>,
     /// Whether the list has more items than were asked for.
@@ -121,7 +121,8 @@ async fn collect<T>(
             fetched = fetch(after.clone(), size).await;
         }
         let (page, next) = fetched?;
-        // A service from before pagination ignores the page size.
+        // Cut the page: a service from before pagination ignores the requested size and returns all
+        // items.
         items.extend(page.into_iter().take(missing));
         if next.is_none() || limit == Some(items.len()) {
             return Ok(ListedItems { items, has_more: next.is_some() });

@@ -148,7 +148,8 @@ async fn announce(
     failed.map_or(Ok(()), Err)
 }
 
-/// Warns if no service with a pinned key answers at the URLs. It may start later.
+/// Warns if no service with a pinned key answers at the URLs. This is no error, because the service
+/// may start there later.
 async fn warn_if_silent(to: &Context, printer: &mut Printer) {
     let config = ClientConfig { urls: to.urls.clone(), pins: to.pins.clone(), key: None };
     let answer = match DiscoveryClient::new(config) {

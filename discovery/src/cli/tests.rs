@@ -69,7 +69,7 @@ fn the_command_tree_is_valid() {
     DiscoveryCli::command().debug_assert();
 }
 
-/// Snapshot of the `--help` text of every admin command.
+/// Compares the `--help` text of every admin command with a snapshot.
 #[test]
 fn help_of_each_command() {
     fn walk(command: &mut clap::Command, path: &str, shown: &mut String) {
@@ -79,7 +79,7 @@ fn help_of_each_command() {
         }
         for sub in command.get_subcommands_mut() {
             let name = sub.get_name().to_owned();
-            // `serve` and `init` are tested with their own arguments.
+            // Skip `serve` and `init`: their arguments have tests of their own.
             if !["serve", "init", "help"].contains(&name.as_str()) {
                 walk(sub, &format!("{path} {name}"), shown);
             }
@@ -137,7 +137,8 @@ fn json_can_be_requested_before_or_after_the_command() {
         let words = std::iter::once("muster-discovery").chain(line.split(' '));
         match DiscoveryCli::try_parse_from(words) {
             Ok(cli) => assert!(cli.wants_json(), "{line}"),
-            // `--owner` reads its key while the arguments are parsed.
+            // The only error is that the owner's key `x` can't be read, which clap does while it
+            // parses the arguments.
             Err(error) => assert!(error.to_string().contains("--owner"), "{line}: {error}"),
         }
     }

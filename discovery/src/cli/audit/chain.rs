@@ -155,7 +155,8 @@ impl Checkpoint {
         }
     }
 
-    /// Replaces the file as a whole.
+    /// Writes the checkpoint to `file`. The file is replaced as a whole, so a crash can't leave a
+    /// part of a checkpoint.
     pub(super) fn write(&self, file: &Path) -> Result<(), CliError> {
         let text = serde_json::to_string(self).expect("texts always serialise");
         Ok(muster_files::replace(file, format!("{text}\n").as_bytes())?)

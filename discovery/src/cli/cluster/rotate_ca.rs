@@ -21,8 +21,8 @@ const INTERVAL: Duration = Duration::from_secs(1);
 pub(super) struct RotateCaArgs {
     /// Name or id of the cluster
     cluster: String,
-    /// Take this step alone, and only once. With --cancel, undo it. Required with --yes, except to
-    /// --cancel
+    /// Take only this step, and at most once. With --cancel, undo it. Required with --yes, except
+    /// to --cancel
     #[arg(long, value_name = "1|2|3", value_parser = parse_step)]
     step: Option<RotationStep>,
     /// With --step 1: begin another replacement after a finished one
@@ -134,7 +134,8 @@ pub(super) async fn rotate(
             }
         }
         RotationStep::End => {
-            // A replacement that is cancelled before the switch has issued no certificates.
+            // Don't wait if the replacement is cancelled before the switch: the new CAs have issued
+            // no certificates that members would have to replace.
             if !args.cancel || chain.issuing_since() >= last_begin(&chain) {
                 let ready = Readiness::Certified(chain.issuing_since());
                 wait_for_members(session, cluster.cluster, ready, args, printer).await?;
@@ -206,8 +207,8 @@ fn choose_step(chain: &StatementChain, args: &RotateCaArgs) -> Result<RotationDe
     Ok(RotationDecision::Take(next))
 }
 
-/// Decides what `--cancel` does. A repeated run must not undo a second step: between the two, an
-/// operator renews the clients' certificates.
+/// Decides what `--cancel` does. A repeated run must not undo the step before the last one as well:
+/// an operator has to renew the clients' certificates between the two.
 fn choose_undoing_step(
     chain: &StatementChain,
     asked: Option<RotationStep>,

@@ -29,8 +29,8 @@ pub(super) async fn list(
     printer: &mut Printer,
 ) -> Result<(), CliError> {
     if args.newer_than.or(args.older_than).is_some() {
-        // The ages count back from the service's time. The answer to this request tells the client
-        // that time.
+        // The command's ages are relative to the service's time. The client learns that time from
+        // the answer to this request.
         session.client.context().await?;
     }
     let now = session.client.service_now_ms().unsigned_abs();

@@ -36,7 +36,7 @@ pub(super) enum HostFiles {
     Ignition,
 }
 
-/// Flags that choose a form.
+/// Flags that choose the format in which the bundle is printed.
 #[derive(Clone, Copy, Debug, Default, clap::Args)]
 #[group(multiple = false)]
 pub(in crate::cli) struct HostFilesArgs {
@@ -190,7 +190,7 @@ mod tests {
     }
 
     #[test]
-    fn flags_of_the_agent_stand_in_each_form_of_the_unit() {
+    fn the_unit_has_the_agents_flags_in_every_output_format() {
         let flags = " --identity-from aws";
         let command = format!("{BUNDLE_FLAG}{flags} $MUSTER_AGENT_FLAGS\n");
         assert!(unit(flags).contains(&command));
