@@ -88,7 +88,8 @@ impl TestAgent {
         self.client = world.client(service, Some(&self.key));
     }
 
-    /// Copies the agent, its token and its node, but not its key.
+    /// Returns a copy of the agent, with the same token and node key, that uses `key` instead of
+    /// the agent's own key.
     pub(super) fn copy_with_key(
         &self,
         world: &TestInstallation,

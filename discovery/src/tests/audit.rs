@@ -91,7 +91,8 @@ async fn checkpoints_continue_each_other_unless_the_database_was_set_back() {
     let world = TestInstallation::new().await;
     let service = world.serve().await;
     let admin = world.owner(&service);
-    // Another cluster's events have the same numbers.
+    // Give another cluster events with the same numbers. A checkpoint must not contain that
+    // cluster's events.
     let other = world.cluster(&admin, "other", 1).await;
     for _ in 0..20 {
         world.token(&admin, &other).await;

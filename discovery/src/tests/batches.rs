@@ -68,8 +68,8 @@ async fn redeems_of_one_cluster_share_a_transaction_and_get_seats_in_turn() {
     service.stop().await;
 }
 
-/// A refused redeem, and one for a cluster that somebody else has locked, are in the same batch as
-/// the redeems of other clusters. These get their seats all the same.
+/// The agents' redeems are in one batch. One of them is refused, and another one's cluster is
+/// locked by somebody else. All others get their seats nevertheless.
 #[tokio::test]
 async fn a_refusal_and_a_locked_cluster_hold_up_no_other_request_of_the_batch() {
     let world = TestInstallation::new().await;

@@ -135,7 +135,8 @@ async fn an_agents_row_that_somebody_wrote_into_the_table_gives_no_access_token(
             .await
             .unwrap();
         write_agent(&world, (&statement, &token), &intruder.key, signed).await;
-        // The client asks for an access token before the poll.
+        // The error comes from the request for an access token, which the client sends before the
+        // poll.
         let refused = intruder.poll(None).await.unwrap_err();
         assert_eq!(refused.code(), Some(Code::Internal), "{refused}");
         assert!(refused.to_string().contains("an agent's row"), "{refused}");
@@ -143,7 +144,7 @@ async fn an_agents_row_that_somebody_wrote_into_the_table_gives_no_access_token(
         let alarms = format!(r#"alarms_total{{kind="agent_rows_ignored"}} {number}"#);
         assert!(metrics.contains(&alarms), "{metrics}");
     }
-    // A row with the same key is valid if the token signed it.
+    // A row with the intruder's key is valid if the token signed the row's record.
     sqlx::raw_sql("DELETE FROM agents WHERE seat IS NULL AND standby IS NULL")
         .execute(&mut world.database.connect().await)
         .await

@@ -8,7 +8,7 @@ use discovery_types::api::{ClusterQuery, ClusterState};
 use super::support::{TestDatabase, TestInstallation, file_of, wait_until};
 use crate::server::start;
 
-/// Time for many sweeps and connections.
+/// Time in which the services sweep and connect many times.
 const OBSERVATION_TIME: Duration = Duration::from_millis(1_500);
 
 async fn generation(world: &TestInstallation) -> i64 {

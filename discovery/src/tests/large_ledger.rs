@@ -136,7 +136,8 @@ async fn a_process_whose_ledger_is_being_filled_answers_and_decides_nothing() {
     let watch = one.app().store.watch();
     wait_for_sweep(&one).await;
 
-    // A check of the database, as on each new connection, would find the ledger complete.
+    // Keep the ledger incomplete by force. The check of the database on each new connection would
+    // find it complete.
     watch.hold_incomplete(true);
     let refused = agent.redeem().await.unwrap_err();
     assert_eq!(refused.code(), Some(Code::Overloaded), "{refused}");

@@ -88,7 +88,7 @@ async fn a_poll_without_news_renews_the_lease_and_gets_an_empty_answer() {
     assert_eq!(answer, None);
     let after = waiting.cluster().await;
     assert!(after.agents[&key].lease_until > before.agents[&key].lease_until);
-    // Nothing else has changed.
+    // The renewal has changed nothing but the lease.
     let mut expected = before.clone();
     expected.agents.get_mut(&key).unwrap().lease_until = after.agents[&key].lease_until;
     assert_eq!(after, expected);
@@ -144,7 +144,7 @@ async fn a_poll_that_changes_more_than_a_lease_takes_a_transaction() {
     let elsewhere = app.store.renew_leases(from_ref(&fits), lease, generation + 1).await.unwrap();
     assert_eq!(elsewhere, [None], "another history of the database");
 
-    // Each change of rows is undone before the next one.
+    // Each of these changes of rows is undone before the next one.
     let changes = [
         "UPDATE agents SET lease_us = now_us() - 1",
         "UPDATE agents SET lease_us = now_us() + 3600000000",
@@ -228,7 +228,7 @@ async fn only_an_open_cluster_that_has_nothing_due_is_postponed() {
         let postponed = app.store.postpone_deadlines(&[id], LONG_LEASE).await.unwrap();
         let next = postponed.first().map(|(_, next)| UnixMicros(next.unsigned_abs()));
         assert_eq!(next, is_postponed.then_some(expected), "{change}");
-        // The second call finds the new deadline.
+        // The first call has stored the new deadline. So a second call returns the same one.
         assert_eq!(app.store.postpone_deadlines(&[id], LONG_LEASE).await.unwrap(), postponed);
     }
     waiting.service.stop().await;

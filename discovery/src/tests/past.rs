@@ -99,7 +99,7 @@ async fn a_cluster_that_another_process_formed_forms_no_second_time_from_a_dump(
     let two = start(second_process_args(&world)).await.unwrap();
     let delivered = one.app().store.ledger().process();
     let (statement, token, dump, decided) = form_demo_cluster(&world, &one).await;
-    // The second process copies only the commit's hash, not the commit document.
+    // The second process copies only the commit's hash into its ledger, not the commit document.
     wait_until("copied", async || two.app().store.ledger().commits() == 1).await;
     one.stop().await;
     world.database.load(&dump).await;

@@ -18,7 +18,7 @@ async fn row(admin: &DiscoveryClient, service: &RunningService) -> ProcessView {
 async fn the_commits_of_each_ledger_are_counted_without_a_sweep() {
     let world = TestInstallation::new().await;
     let mut args = world.args("ledger");
-    // Prevent further sweeps, because a sweep would correct the number.
+    // Prevent further sweeps, because a sweep would correct a wrong number of commits.
     args.times.sweep = std::time::Duration::from_secs(3_600);
     let one = start(args.clone()).await.unwrap();
     args.ledger = world.folder.path().join("ledger-2");

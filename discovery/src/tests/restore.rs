@@ -78,7 +78,7 @@ async fn a_backup_of_a_preparing_cluster_restored_after_the_commit_is_committed_
     sign(&mut members).await;
     let decided = stored_document(&world.database, statement.cluster).await.unwrap();
 
-    // The service keeps running: its connections die, and the next one reaches the restored
+    // The service keeps running. Its connections end, and its next connection reaches the restored
     // database.
     world.database.replace_with(&backup).await;
     wait_for_value("the ledger is back", async || {

@@ -119,8 +119,8 @@ async fn a_ticket_is_revoked_only_by_an_admin_of_its_cluster_or_an_owner() {
     assert_eq!(scope.owner.show_grant(ticket.id()).await.unwrap().state, GrantState::Valid);
     let view = scope.other_owner.revoke_grant(ticket.id()).await.unwrap();
     assert_eq!(view.state, GrantState::Revoked);
-    // An owner whom the statement doesn't name can't sign the next statement, so new CAs for it
-    // would only replace those of an owner who can.
+    // An owner whom the statement doesn't name can't make new CAs. Only an owner who can sign the
+    // next statement may, because new CAs replace earlier ones that no statement names yet.
     check_out_of_scope(scope.other_owner.make_cas(scope.statement.cluster).await);
     scope.owner.make_cas(scope.statement.cluster).await.unwrap();
     scope.service.stop().await;

@@ -266,7 +266,8 @@ async fn an_old_token_has_to_be_confirmed_once_the_database_is_settled() {
     assert!(refused.is_retryable());
     age_last_change(&world.database).await;
     world.owner(&service).forget_process(absent).await.unwrap();
-    // The service notices the settled database when it next checks the database by itself.
+    // The running process learns that the database is settled when it next checks the database by
+    // itself.
     let refused = wait_for_value("it is settled", async || {
         let refused = agent.redeem().await.unwrap_err();
         (refused.code() != Some(Code::DatabaseChanged)).then_some(refused)

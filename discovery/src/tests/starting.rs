@@ -32,7 +32,7 @@ async fn a_service_with_another_key_directory_is_kept_out_of_the_database() {
     let cause = std::error::Error::source(&refused).unwrap().to_string();
     assert!(cause.contains(&world.context.pins[0].to_string()), "{cause}");
     assert_eq!(processes(&world).await, before, "it doesn't stand in the table");
-    // Another process with the same key directory may use the database.
+    // A process with the right key directory may still use the database.
     start(world.args("ledger-3")).await.unwrap().stop().await;
 }
 

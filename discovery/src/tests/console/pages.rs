@@ -129,7 +129,7 @@ async fn hash_of_database(world: &TestInstallation) -> String {
 #[tokio::test]
 async fn no_get_changes_anything_and_every_response_has_the_headers() {
     let world = ConsoleFixture::with_args(|mut args| {
-        // No sweep may write between the two looks at the database.
+        // No sweep may write between the two reads of the database that this test compares.
         args.times.sweep = Duration::from_secs(3_600);
         args
     })

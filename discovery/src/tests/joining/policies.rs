@@ -112,7 +112,7 @@ async fn hosts_under_one_policy_have_changes_of_their_own_up_to_a_limit() {
     let ninth = cluster.standby(&token, 18);
     let refused = ninth.join().await.unwrap_err();
     assert!(refused.code() == Some(Code::Conflict) && refused.is_retryable(), "{refused}");
-    // Tickets don't wait for standbys.
+    // The limit on standbys doesn't hold up tickets.
     cluster.newcomer(30).await.join().await.unwrap();
     cluster.age_standbys(121).await;
     ninth.join().await.unwrap();

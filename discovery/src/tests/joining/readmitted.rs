@@ -32,19 +32,20 @@ impl ForgottenMember {
         Self::of(cluster, agent).await
     }
 
-    /// Lets `agent` join, and the database forget it.
+    /// Lets `agent` join the cluster as a voter. Then deletes the rows about this from the
+    /// database, as a restore from an older backup would.
     async fn of(cluster: CommittedCluster, mut agent: TestAgent) -> Self {
         let intent = cluster.join_as(&agent, MEMBER).await;
         let id = cluster.statement.cluster;
         let leaves = agent.client.renew_leaves(id, &agent.record.csr).await.unwrap();
         let ticket = intent.authority.clone();
         cluster.forget_joins().await;
-        // Connect anew, because the old access token would still be valid for a while.
+        // Connect anew: the member's old access token would still be valid for a while.
         agent.connect_to(&cluster.world, &cluster.service);
         ForgottenMember { cluster, agent, ticket, leaves }
     }
 
-    /// The honest request of the forgotten member.
+    /// The request by which the forgotten member proves that it joined.
     fn request(&self) -> ReadmitRequest {
         ReadmitRequest {
             ticket: self.ticket.clone(),
@@ -107,8 +108,8 @@ async fn a_member_that_the_database_has_forgotten_proves_how_it_joined() {
     forgotten.cluster.service.stop().await;
 }
 
-/// The database has forgotten the policy, too. Another host under the policy is a standby as
-/// before.
+/// The database has also forgotten the policy under which the member joined. After the readmission,
+/// another host under this policy becomes a standby, as it would have before.
 #[tokio::test]
 async fn a_member_that_came_by_a_forgotten_policy_proves_how_it_joined() {
     let cluster = CommittedCluster::of(3).await;
