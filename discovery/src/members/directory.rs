@@ -136,8 +136,8 @@ pub(crate) fn newly_confirmed(
     };
     let mut lists = reports.iter().map(|report| supporters(report));
     let supporters = lists.find(|supporters| supporters.len() >= quorum)?;
-    // The confirmed list gets the position that a quorum of the reporters of this list has reached.
-    // Its names and client URLs are those that most of these reporters name.
+    // The confirmed list gets the highest position that a quorum of the electors reports together
+    // with this list. Its names and client URLs are those that most of these reports contain.
     let reached = supporters.get(quorum - 1)?;
     let alike = |wanted: &&&MembershipReport| {
         supporters.iter().filter(|report| report.membership == wanted.membership).count()

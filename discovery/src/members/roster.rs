@@ -134,8 +134,8 @@ impl Roster {
         if let Some(survivor) = known.find(|member| member.key == recovery.agent) {
             return Some(RosterMember { id, ..survivor.clone() });
         }
-        // The survivor can be a newcomer whose addition was never reported before the cluster was
-        // lost.
+        // The survivor can also be a newcomer whose addition was never reported before the cluster
+        // was lost. Its record is then only in the intent of its ticket.
         let own = |intent: &&StoredIntent| intent.agent == Some(recovery.agent);
         let redeemed = changes.intents.iter().rev().find(own)?;
         newcomer(id, redeemed.intent.redeem.as_ref()?)
