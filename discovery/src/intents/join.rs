@@ -279,8 +279,8 @@ fn name_taken_error(record: &VerifiedRecord, member: MemberId) -> ApiError {
 }
 
 /// Returns an error if the ticket or policy was revoked or has expired, or if the database isn't
-/// settled. The same holds if the ticket or policy is void: it is older than a change of the
-/// database, and no issuer has confirmed it since.
+/// settled. A ticket from before a change of the database counts as revoked. A policy from before
+/// such a change is refused until its issuer confirms it.
 fn admit(transaction: &ClusterTransaction, verified: &VerifiedRedeem) -> Result<(), ApiError> {
     if verified.grant.kind == TokenKind::Heal {
         return admit_by_policy(transaction, verified);
