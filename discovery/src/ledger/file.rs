@@ -227,7 +227,8 @@ fn read_lines(file: &File, reader: &LedgerReader) -> Result<LedgerContent, Ledge
         if offset + length as u64 > MAX_FILE_BYTES {
             return Err(io("the ledger is too large")(ErrorKind::FileTooLarge.into()));
         }
-        // Only at the end of the file does `read_until` return a line without a line break.
+        // A line without a line break is the last one of the file: `read_until` returns such a line
+        // only there.
         let text = bytes.strip_suffix(b"\n");
         match text.and_then(parse_line) {
             Some(LedgerLine::Seal) => (has_seal, content.is_sealed) = (true, true),

@@ -258,7 +258,7 @@ impl Ledger {
         self.read(Index::commits)
     }
 
-    /// The database as last seen.
+    /// Identity and position of the database, as this process last saw them.
     pub(crate) fn position(&self) -> Option<DatabasePosition> {
         self.read(Index::seen)
     }
@@ -347,7 +347,7 @@ impl Ledger {
 }
 
 impl SharedLedger {
-    /// Makes the process stop.
+    /// Reports that the disk has failed, so that the process stops.
     fn fail(&self, error: &LedgerError) {
         tracing::error!(%error, cause = ?error, "the ledger's disk failed; stopping");
         self.failed.send_replace(true);

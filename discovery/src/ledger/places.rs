@@ -69,7 +69,8 @@ struct PlaceRecord {
     packed: u64,
 }
 
-/// Encodes a place: the kind in the lowest bits, then the check or the cause, then the offset.
+/// Encodes a place: the kind in the lowest bits, then a commit's hash check or an end's cause, then
+/// the offset.
 fn pack(place: Place) -> u64 {
     let (kind, detail, offset) = match place {
         Place::Commit(CommitPlace { has_document, offset, check }) => {

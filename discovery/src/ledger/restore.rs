@@ -162,8 +162,8 @@ impl App {
         }
         match put {
             Ok(()) => Ok(true),
-            // A retry may succeed: a newer version of this program can read a newer program's rows.
-            // So don't record the commit as refused.
+            // Don't record the commit as refused, because a retry may succeed. The error can be
+            // temporary, or a newer version of this program may be able to read the commit.
             Err(error) if error.problem().retryable || error.is_newer_data() => Err(error),
             Err(error) => {
                 self.metrics.count_alarm("ledger_entry_refused");

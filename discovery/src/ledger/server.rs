@@ -66,7 +66,8 @@ pub(crate) async fn server_of(
     connection: &mut PgConnection,
 ) -> Result<PostgresServer, sqlx::Error> {
     // Use the flushed position of the write-ahead log: unlike the inserted one, it never goes back
-    // after a crash. On a replica Postgres refuses both functions.
+    // after a crash. A replica knows neither this position nor the timeline, so the query returns 0
+    // there.
     sqlx::query_as(concat!(
         "SELECT r AS in_recovery, s.system_identifier::text AS system_identifier,
                 CASE WHEN r THEN 0 ELSE

@@ -171,7 +171,7 @@ async fn a_last_batch_whose_pages_reached_the_disk_out_of_order_is_cut() {
     assert_eq!(ledger.commits(), 1);
     assert!(ledger.commit_with_document(first).unwrap().is_some(), "what was sealed stays");
     drop(reopened(dir.path(), ledger).await.unwrap());
-    // With a seal after it, the batch was durable once, so this is damage.
+    // A seal after the batch shows that the batch was durable once. So its broken line is damage.
     let seal = file::encode(&LedgerLine::Seal).unwrap();
     std::fs::write(&path, [&sealed[..], &batch, &seal].concat()).unwrap();
     let refused = Ledger::open(dir.path());

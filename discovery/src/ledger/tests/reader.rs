@@ -64,7 +64,8 @@ async fn a_byte_of_an_entry_that_changes_while_the_ledger_is_open_is_noticed() {
             assert!(is_damaged(ledger.commit_with_document(open.own)), "byte {at}");
         });
     }
-    // The document is read only together with the checksum of its line.
+    // A changed byte of the document is found, because a document is read together with its line's
+    // checksum.
     for at in open.range_of(r#""document":"{\"a\":\"line\\nbreak\"}"#) {
         open.with_changed_byte(at, || {
             assert!(is_damaged(ledger.commit_with_document(open.own)), "byte {at}");
