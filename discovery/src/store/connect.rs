@@ -18,8 +18,8 @@ static MIGRATOR: Migrator = sqlx::migrate!("../migrations");
 
 /// Settings of each session. `synchronous_commit` is set whatever the server's default is. With
 /// `force_generic_plan` a connection plans each prepared statement once. By default Postgres would
-/// plan the first five executions anew. With `jit`, Postgres would compile a plan that it expects
-/// to be costly to machine code, at each execution. That takes longer than any statement here.
+/// plan the first five executions anew. `jit` is off, because compiling an expensive plan to
+/// machine code takes longer than any statement here, and would happen at each execution.
 const SESSION: &str = "SET statement_timeout = '2s'; SET lock_timeout = '2s'; \
      SET idle_in_transaction_session_timeout = '10s'; SET synchronous_commit = on; \
      SET plan_cache_mode = 'force_generic_plan'; SET jit = off; \
@@ -78,7 +78,7 @@ pub(crate) enum ConnectError {
         /// Version of the newest migration that this program knows.
         known: i64,
     },
-    /// A migration failed, or was changed since the database has it.
+    /// A migration failed, or its text differs from the one that was applied to this database.
     #[error("can't bring the schema up to date")]
     Migrate(#[source] MigrateError),
 }

@@ -35,17 +35,18 @@ pub(crate) enum RewrapError {
     OtherKeys(Digest),
 }
 
-/// Numbers of CA keys.
+/// Numbers of CA keys in a rewrap.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct RewrapCounts {
-    /// Keys in the database.
+    /// Number of CA keys in the database.
     pub all: u64,
-    /// Keys that were wrapped again.
+    /// Number of CA keys that were wrapped again.
     pub rewrapped: u64,
 }
 
-/// Wraps all keys that are under an older version under the newest one. Calls `progress` after each
-/// page. Can be repeated after a failure: keys under the newest version stay as they are.
+/// Wraps under the newest version all keys that are wrapped under an older one. Calls `progress`
+/// after each page. Can be repeated after a failure: keys under the newest version stay as they
+/// are.
 pub(crate) async fn rewrap(
     connection: &mut PgConnection,
     kek: &Kek,

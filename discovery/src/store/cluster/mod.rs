@@ -589,7 +589,7 @@ impl ClusterTransaction {
         add_statement(&mut self.transaction, id, now, jws).await
     }
 
-    /// Stores a grant that a document names, unless it exists already.
+    /// Stores a grant that a commit document names, unless it exists already.
     pub(crate) async fn add_grant(
         &mut self,
         grant: &VerifiedGrant,
