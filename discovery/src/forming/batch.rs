@@ -6,10 +6,10 @@
 //! applies their events one after the other, saves all changed rows, and commits. Only then is any
 //! of them answered. If there is no other request, a request waits for nothing.
 //!
-//! A request gets a transaction of its own if it takes more than that: if it commits a list, or if
-//! verifying it takes an SQL statement. The same applies if another transaction has locked its
-//! cluster, so that no request waits for a cluster that isn't its own. If the transaction of a
-//! batch fails before its COMMIT, it has changed nothing, and each of its requests gets its own.
+//! A request gets a transaction of its own if it commits a list, or if verifying it takes an SQL
+//! statement. The same applies if another transaction has locked its cluster, so that no request
+//! waits for a cluster that isn't its own. If the transaction of a batch fails before its COMMIT,
+//! it has changed nothing. Each request of the batch then gets a transaction of its own.
 
 use std::collections::{BTreeSet, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -132,8 +132,8 @@ impl ClusterBatches {
     }
 }
 
-/// Clusters of a running transaction. No other transaction takes requests for them until this is
-/// dropped.
+/// Clusters of a running transaction. No other transaction takes requests for them until this value
+/// is dropped.
 #[derive(Debug)]
 struct BusyClusters<'a> {
     batches: &'a ClusterBatches,

@@ -1,5 +1,6 @@
-//! The decision on a cluster's member list. The transaction that commits it also signs the document
-//! and issues the members' certificates. This module also delivers the document to members.
+//! The decision on a cluster's member list. The transaction that commits it also signs the commit
+//! document and issues the members' certificates. This module also delivers the document to
+//! members.
 //!
 //! A commit is one row. Triggers in the migrations refuse to change or delete it.
 

@@ -381,8 +381,8 @@ fn verify_redeem(
         cluster.agents.get(&key).is_some_and(|agent| *agent.record.grant.0 == grant.id.to_string());
     if !cluster.phase.has_ended() && !is_known {
         verified.check_issue(loaded)?;
-        // After the commit, the answer names the command for a join ticket. A confirmation of this
-        // token wouldn't help the host then.
+        // Demand a confirmation only while the cluster forms. After the commit the host needs a
+        // join ticket, so a confirmation of this token wouldn't help it.
         if is_forming {
             verified.check_confirmed()?;
         }

@@ -1,5 +1,5 @@
 //! Tells other processes of small changes of clusters, many in one SQL statement. A hint only lets
-//! a poll of another process read its cluster earlier.
+//! polls that wait at another process read their cluster earlier.
 
 use std::collections::BTreeSet;
 use std::sync::{Mutex, PoisonError};
@@ -10,8 +10,8 @@ use crate::app::App;
 
 /// Maximum number of clusters in one SQL statement.
 const MAX_BATCH: usize = 1_000;
-/// Maximum number of clusters that wait for an SQL statement. Further hints are dropped, and the
-/// polls of other processes hear of these changes when they poll again.
+/// Maximum number of clusters that wait for an SQL statement. Further hints are dropped. Agents
+/// that poll another process then see these changes at their next poll.
 const MAX_PENDING: usize = 65_536;
 
 /// Clusters whose changes are still to be announced to the other processes.

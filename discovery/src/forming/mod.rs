@@ -53,7 +53,7 @@ pub(crate) struct ClusterReply {
     pub chain: Arc<StatementChain>,
     /// Database time of the transaction.
     pub now: formation::UnixMicros,
-    /// The machine's answer to the caller.
+    /// The state machine's answer to the caller.
     pub answer: Answer,
     /// The commit document, if the caller is a member of the list that the cluster has decided.
     pub document: Option<Delivery>,
@@ -74,8 +74,8 @@ pub(crate) struct Delivery {
 }
 
 impl App {
-    /// Applies one event, together with other requests' events if possible. If the machine refuses,
-    /// the error is its refusal as a problem document.
+    /// Applies one event, together with other requests' events if possible. If the state machine
+    /// refuses the event, the error is its refusal as a problem document.
     pub(crate) async fn apply(
         &self,
         cluster: Uuid,
@@ -242,8 +242,8 @@ impl App {
         })
     }
 
-    /// Returns a decided cluster's document, the certificates of `key`, and the statements. Unlike
-    /// a poll, this also serves admins and retired clusters.
+    /// Returns a decided cluster's commit document, the certificates of `key`, and the statements.
+    /// Unlike a poll, this also serves admins and retired clusters.
     pub(crate) async fn document(
         &self,
         cluster: Uuid,
@@ -260,8 +260,8 @@ impl App {
         Ok((delivery, chain.jws()))
     }
 
-    /// Converts the machine's refusal to a problem. Adds the name of the agent whose record
-    /// conflicts with the request, because the machine's text contains only that agent's key.
+    /// Converts the state machine's refusal to a problem. Adds the name of the agent whose record
+    /// conflicts with the request, because the refusal's text contains only that agent's key.
     fn refusal_error(&self, refusal: &Refusal, cluster: &Cluster) -> ApiError {
         let error = ApiError::from_refusal(refusal, self.settings.lease);
         match refusal {
@@ -273,8 +273,8 @@ impl App {
         }
     }
 
-    /// Tells the machine whether the database has become settled or unsettled since this cluster's
-    /// last event.
+    /// Tells the state machine whether the database has become settled or unsettled since this
+    /// cluster's last event.
     fn sync_settled_state(&self, loaded: &mut LoadedCluster) -> Vec<ClusterChange> {
         let event = match (loaded.settled, loaded.cluster.is_unsettled) {
             (false, false) => ClusterEvent::DatabaseChanged,

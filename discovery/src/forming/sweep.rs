@@ -174,8 +174,8 @@ impl App {
                 }
             }
         }
-        // A clock that was set ahead may be set back. A used assertion that was deleted meanwhile
-        // could be used again then.
+        // Delete expired rows only if the clock has been steady. If it was set ahead and is set
+        // back later, a used assertion that was deleted meanwhile could be used again.
         if self.clock.steady_for() >= MIN_STEADY_FOR_DELETION {
             self.store.delete_expired().await?;
             self.store.delete_old_etcd_tokens().await?;
