@@ -463,8 +463,8 @@ pub(crate) async fn adopt(
         let next = "Look who signed the cluster's statements.";
         ApiError::new(Code::Forbidden, detail, next)
     };
-    // This request needs only a key, no token. Callers that can't be members must cost no signature
-    // check.
+    // Refuse callers that can't be members before any signature is checked: this request needs a
+    // key but no token, so anybody can send it.
     if !VerifiedDocument::claims_seat(&body.document, &key.key_id())? {
         return Err(forbidden("The connection's key is not in the document."));
     }

@@ -273,8 +273,8 @@ pub(crate) async fn confirm(
         return Err(ApiError::new(Code::GrantRevoked, "The token was revoked.", again));
     }
     if !app.store.refresh_generation().await?.settled {
-        // The change isn't over before the generation is settled. A further change would make the
-        // token void again.
+        // Refuse while the database is unsettled: the change isn't over, and a further one would
+        // make the token void again.
         return Err(unsettled_error("The database was changed, and isn't settled yet."));
     }
     GrantConfirmation::verify(&body.jws, &chain, &grant, row.void_before_us.unsigned_abs())?;

@@ -283,7 +283,7 @@ pub(crate) struct TimeArgs {
     /// How long a long poll is parked at most
     #[arg(long, value_name = "TIME", default_value = "45s", value_parser = parse_duration)]
     pub poll: Duration,
-    /// The longest time to form that a cluster's statement may set
+    /// Maximum time for forming that a cluster's statement may set
     #[arg(long, value_name = "TIME", default_value = "24h", value_parser = parse_duration)]
     pub deadline: Duration,
     /// How long a draft waits for its statement

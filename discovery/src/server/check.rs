@@ -115,7 +115,8 @@ fn check_addresses(args: &ServeArgs, is_running: bool, report: &mut CheckReport)
 
 /// Reads the certificate and the key that the console shows to browsers.
 fn check_console(args: &ServeArgs, keys: Option<&KeyDirectory>, report: &mut CheckReport) {
-    // Unreadable keys are reported already, and the console's default certificate needs them.
+    // Check nothing if the key directory can't be read, which is reported already: the console's
+    // default certificate is in it.
     let (Some(keys), Some(&first)) = (keys, args.console.console_listen.first()) else { return };
     match console::prepare(&args.console, keys, Some(first)) {
         Ok(Some(ready)) if ready.settings.uses_service_certificate => {
