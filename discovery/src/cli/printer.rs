@@ -95,8 +95,8 @@ impl Printer {
         let mut cause = error.source();
         while let Some(source) = cause {
             let text = source.to_string();
-            // Skip a cause whose text stands there already: a transparent error has the same text
-            // as its source.
+            // Skip a cause if the message ends with it already: a transparent error has the same
+            // text as its source.
             if !message.ends_with(&text) {
                 message = format!("{message}: {text}");
             }

@@ -108,8 +108,8 @@ fn read_survey(args: &AdoptArgs) -> Result<AdoptionSurvey, CliError> {
     Ok(survey)
 }
 
-/// Returns the permissions that a statement with these members needs. Their URLs and number are
-/// facts of a running cluster, so only a shared host takes a flag.
+/// Returns the permissions that a statement with these members needs. The members' URLs and number
+/// are facts of a running cluster, and need no flag. Only a shared host needs one.
 fn permissions(members: &[AdoptedMember], shared_host: bool) -> Permissions {
     let urls = || {
         let peers = members.iter().map(|member| &member.peer_url);

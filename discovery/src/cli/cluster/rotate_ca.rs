@@ -75,7 +75,7 @@ impl Readiness {
     }
 }
 
-/// Decision about a run of the command, from the statements alone.
+/// Decision about a run of the command, made from the statements and arguments only.
 #[derive(Debug, PartialEq, Eq)]
 enum RotationDecision {
     /// Sign the statement of this step.

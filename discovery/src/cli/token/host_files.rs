@@ -7,7 +7,7 @@ use serde_json::json;
 
 /// Path of the bundle on the host, where `LoadCredential=` of the unit finds it.
 pub(super) const BUNDLE_PATH: &str = "/etc/credstore/muster-join.bundle";
-/// Flag of the agent in its unit. The unit of a certain host has the host's own flags behind it.
+/// Flag of the agent in every unit. The unit for a certain host adds the host's own flags after it.
 const BUNDLE_FLAG: &str = "--bundle-file %d/muster-join.bundle";
 /// Name of the agent's unit.
 const UNIT_NAME: &str = "muster-agent.service";
@@ -114,9 +114,9 @@ fn indented(text: &str) -> String {
         .collect()
 }
 
-/// Returns user data in cloud-init's cloud-config format. Cloud-init runs both parts at a machine's
-/// first boot only. The unit is started without waiting for it, since the agent is ready only once
-/// the network is.
+/// Returns user data in cloud-init's cloud-config format. Cloud-init writes the files and runs the
+/// commands at a machine's first boot only. The last command starts the unit without waiting for
+/// it, since the agent is ready only once the network is.
 fn cloud_init(bundle: &str, flags: &str) -> String {
     let (unit, users) = (indented(&unit(flags)), indented(USERS));
     format!(
