@@ -258,7 +258,8 @@ async fn seats_of_a_compromised_token_are_freed_for_hosts_with_another() {
     assert_eq!(freed.len(), 2, "{events:?}");
     assert_eq!(freed[0].body.0["by"], "owner");
     assert_eq!(freed[0].body.0["grant"], stolen.id().to_string());
-    // After the commit, this request only revokes the grant, and frees no seats.
+    // Seats are freed only while the cluster forms. After the commit, this request only revokes the
+    // grant.
     admin.revoke_grant_and_free_seats(token.id()).await.unwrap();
     own[0].poll(None).await.unwrap();
     service.stop().await;

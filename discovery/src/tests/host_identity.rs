@@ -189,7 +189,8 @@ async fn a_known_key_must_meet_another_tokens_requirements() {
     with_key(world.instance("i-1")).redeem().await.unwrap();
     let shown = world.admin.redemptions(required.id()).await.unwrap().redemptions;
     assert_eq!(shown[0].instance.as_deref(), Some("aws:i-1"));
-    // The machine counts as used, although its key first redeemed a token without the document.
+    // The virtual machine counts as used, although its key first redeemed a token without the
+    // document.
     let other = world.agent(&required, 2, world.instance("i-1"));
     assert_refused(other.redeem().await, "i-1 takes part already", true);
     // A revoked token admits no known key either.

@@ -256,7 +256,8 @@ impl<'a> Template<'a> {
         let parts: Vec<&str> = good.split('.').collect();
         let signature = BASE64URL_NOPAD.decode(parts[2].as_bytes()).unwrap();
         let padded = BASE64URL.encode(&signature);
-        // Base64url encodes 64 bytes in 86 characters, and the last character has four unused bits.
+        // Base64url encodes 64 bytes in 86 characters. The last character has four unused bits, so
+        // another last character can encode the same bytes.
         let last = parts[2].chars().last().unwrap();
         let alphabet = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_";
         let next = alphabet.chars().nth(alphabet.find(last).unwrap() | 1).unwrap();

@@ -112,9 +112,9 @@ async fn an_interrupted_fill_of_a_ledger_continues_where_it_stopped() {
         Some((line["to"].as_u64()?, line["commits"].as_array()?.clone()))
     });
     let (mut to, mut commits) = (0, Vec::new());
-    // The check of a new connection can copy the same decisions while the ledger is filled. A lower
-    // number can then be written after a higher number. The position in memory doesn't go back with
-    // it.
+    // The check of a new connection can copy the same decisions while the ledger is filled. So the
+    // file can have a lower number after a higher one. The position in memory stays at the higher
+    // number.
     for (next, new) in lines {
         let at_start = COPIED_AT_START as u64;
         assert!(to <= at_start || next > at_start, "{next} was copied after {to}");

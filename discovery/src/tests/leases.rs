@@ -197,7 +197,8 @@ async fn polls_with_numbers_too_large_for_a_row_use_a_transaction() {
     assert!(LeaseRenewal::of_poll(uuid::Uuid::now_v7(), key.public(), &poll).is_none());
 }
 
-/// Longest lease that these tests store, so that the limit of one lease doesn't hide a deadline.
+/// Lease with which these tests postpone deadlines. A postponed deadline is at most one lease away,
+/// so the lease is longer than the time until any expected deadline.
 const LONG_LEASE: Millis = Millis(3_600_000);
 
 #[tokio::test]

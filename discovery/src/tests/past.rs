@@ -313,7 +313,7 @@ async fn a_dump_and_a_ledger_of_the_same_night_wait_for_an_owner() {
     copy_folder(&kept, &ledger);
     world.database.load(&dump).await;
 
-    // A restart of the service changes none of this.
+    // After a restart the service still waits for an owner.
     for _ in 0..2 {
         let one = world.serve().await;
         let fresh = another_token(&world, &world.owner(&one), &statement).await;

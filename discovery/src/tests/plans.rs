@@ -104,7 +104,8 @@ fn assert_short_plans() {
     let mut found = Vec::new();
     for plan in &plans {
         let query = plan["Query Text"].as_str().unwrap();
-        // A ledger copies all decisions in batches. No request does.
+        // Skip the statement that copies decisions into a ledger. It reads many rows, but no
+        // request waits for it.
         if query.contains(COPY) {
             continue;
         }
@@ -177,7 +178,8 @@ async fn form_and_run(world: &TestInstallation, service: &RunningService, name: 
     service.app().sweep().await.unwrap();
 }
 
-/// Fails if the numbers of clusters aren't about those that `fill` made. They may be estimates.
+/// Fails if the counted numbers of clusters differ much from those that `fill` made. They may be
+/// estimates.
 fn assert_near_filled(counts: &ClusterCounts) {
     for (state, part) in [
         (ClusterState::Open, 0.05),

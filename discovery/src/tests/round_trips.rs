@@ -139,7 +139,8 @@ async fn a_redeem_takes_five_round_trips() {
     // The redeem of the last seat also freezes the list and stores its seats, URLs and events.
     let trips = counter.of(&service, async { drop(agents[4].redeem().await.unwrap()) }).await;
     println!("the redeem that freezes: {trips} round trips");
-    // This connection writes into these tables for the first time, so it prepares the statement.
+    // One more round trip than usual: this connection writes into these tables for the first time,
+    // so it has to prepare the statement.
     assert!(trips <= CHANGE_TRIPS + 1, "{trips}");
     let trips = counter.of(&service, async { drop(agents[4].poll(None).await.unwrap()) }).await;
     println!("a poll: {trips} round trips");

@@ -175,7 +175,7 @@ async fn a_statement_with_cas_whose_keys_the_service_lacks_is_refused() {
         let refused = cluster.take(&mut chain, RotationStep::Begin, Some(&foreign)).await;
         assert_eq!(code(refused), Code::StatementRefused, "{made}");
     }
-    // The service has to know both CAs of a pair.
+    // A pair is also refused if the service has made only one of its CAs.
     let new = cluster.admin.make_cas(id).await.unwrap();
     for mixed in [
         CaPair { peer: foreign.peer.clone(), ..new.clone() },

@@ -230,7 +230,7 @@ async fn malformed_requests_are_refused_and_change_nothing() {
     let world = TestInstallation::new().await;
     let mut args = world.args("ledger");
     args.times.poll = Duration::from_millis(5);
-    // No seat may be lost because its agent doesn't poll meanwhile.
+    // Let leases outlast the test: the agents don't poll meanwhile, and must not lose their seats.
     args.times.lease = Duration::from_secs(3_600);
     (args.limits.rate, args.limits.burst) = (1_000_000, 1_000_000);
     let service = crate::server::start(args).await.unwrap();
