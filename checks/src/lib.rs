@@ -33,10 +33,10 @@ impl CheckResult {
 /// One checked part of the set-up.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct SetupCheck {
-    /// Name of the part, such as `keys`.
+    /// Name of the checked part, such as `keys`.
     pub check: &'static str,
     pub result: CheckResult,
-    /// Finding, in one line.
+    /// Result of the check, in one line of text.
     pub text: String,
     /// Advice on what to do next, if the finding needs any.
     pub next: Option<String>,
@@ -123,7 +123,7 @@ fn error_chain(error: &(dyn Error + 'static)) -> String {
     let mut cause = error.source();
     while let Some(inner) = cause {
         let inner_text = inner.to_string();
-        // Skip a cause whose text stands there already: a transparent error has the same text as
+        // Skip a cause if the text ends with it already: a transparent error has the same text as
         // its source.
         if !text.ends_with(&inner_text) {
             text = format!("{text}: {inner_text}");

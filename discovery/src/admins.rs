@@ -22,7 +22,7 @@ use crate::store::Store;
 /// The admins as read from the ledger and the database at one time.
 #[derive(Debug)]
 pub(crate) struct Admins {
-    /// The verified chain of additions and revocations.
+    /// The verified chain of additions and revocations of admins.
     pub chain: AdminChain,
     /// The chain's elements, in order.
     pub elements: Vec<Jws>,

@@ -74,7 +74,7 @@ pub(crate) struct App {
     pub connection_limit: Arc<AddressLimit>,
     /// Bounded slots for long polls. The key is the public key of the poller.
     pub poll_slots: SlotPool<[u8; 32]>,
-    /// Bounded slots for waits of stock etcd.
+    /// Bounded slots for requests of stock etcd that wait for members.
     pub etcd_wait_slots: EtcdWaitSlots,
     /// The console of this process. `None` if it serves none.
     pub console: Option<Arc<ConsoleSettings>>,

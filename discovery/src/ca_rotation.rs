@@ -1,10 +1,10 @@
 //! Replaces a cluster's CAs while it runs, in three statements that an owner signs.
 //!
 //! 1. The service makes new CAs. The owner's next statement names them as additional trusted CAs.
-//! 2. Once all members trust them, a statement makes the new CAs issue. Agents renew their members'
-//!    certificates at once.
-//! 3. Once all members have new certificates, a statement drops the old CAs, and the service deletes
-//!    their keys.
+//! 2. Once all members trust them, a statement makes the new CAs the issuing ones. Agents renew
+//!    their members' certificates at once.
+//! 3. Once all members have new certificates, a statement drops the old CAs, and the service
+//!    deletes their keys.
 //!
 //! The service checks which changes of the CAs a statement may make ([`check_statement`]). The
 //! owner decides when the members are ready for the next step, by the progress that

@@ -103,8 +103,8 @@ impl AddressLimit {
         self.tidied_ms.fetch_update(Ordering::AcqRel, Ordering::Acquire, tidy).is_ok()
     }
 
-    /// Forgets the bucket of each address that has been quiet until its bucket was full again.
-    /// Forgets each known address that has been quiet for [`KNOWN_FOR`].
+    /// Forgets the bucket of each address that has sent no request for so long that the bucket is
+    /// full again. Forgets each known address that has sent no request for [`KNOWN_FOR`].
     pub(crate) fn forget_quiet(&self) {
         self.limiter.retain_recent();
         self.limiter.shrink_to_fit();

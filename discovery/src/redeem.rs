@@ -183,9 +183,9 @@ impl VerifiedRedeem {
     /// Returns an error if the grant can't admit a new key now. Either it isn't known yet whether
     /// the grant is valid, or the grant's issue time is in the future.
     ///
-    /// A void grant is not refused for good before the database is settled. A cluster that looks
-    /// open can have committed already, and its hosts must learn that first. An operator can also
-    /// replace the database by the right one, in which the grant is valid.
+    /// Before the database is settled, the error for a void grant asks the host to try again later.
+    /// A cluster that looks open can have committed already, and its hosts must learn that first.
+    /// An operator can also replace the database by the right one, in which the grant is valid.
     pub(crate) fn check_issue(&self, loaded: &LoadedCluster) -> Result<(), ApiError> {
         if self.is_void && !loaded.settled {
             let detail =

@@ -118,7 +118,7 @@ fn dropping_the_handle_stops_the_server() {
 async fn links_that_the_servers_user_could_make_are_neither_followed_nor_given_away() {
     use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
     if !rustix::process::geteuid().is_root() {
-        // Without root there is no other user to give files to.
+        // Only root can give files to another user.
         return;
     }
     let folder = folder();

@@ -32,7 +32,7 @@ impl BrowserSecret {
     }
 
     /// Returns the hash under which the secret is stored. The secret is long and random, so the
-    /// hash needs no salt, and comparing hashes needs no constant time.
+    /// hash needs no salt, and hashes need not be compared in constant time.
     pub(crate) fn hash(&self) -> Digest {
         Digest::of(&*self.0)
     }
