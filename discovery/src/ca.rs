@@ -58,7 +58,8 @@ pub(crate) struct NewCa {
     pub key: Zeroizing<Vec<u8>>,
 }
 
-/// Makes a new CA for one of a cluster's two purposes. `now` is in seconds since 1970.
+/// Makes a new CA for a cluster: its peer CA or its client CA, depending on `purpose`. `now` is in
+/// seconds since 1970.
 pub(crate) fn make_ca(
     cluster: Uuid,
     name: &str,

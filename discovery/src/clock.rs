@@ -108,8 +108,8 @@ impl Clock {
         std::mem::take(&mut set.was_set_back)
     }
 
-    /// Lets the next call of [`Clock::take_was_set_back`] report a jump backward again. For a caller
-    /// that could not do everything that the jump requires.
+    /// Lets the next call of [`Clock::take_was_set_back`] report a jump backward again. A caller
+    /// uses this if it could not do everything that the jump requires.
     pub(crate) fn restore_was_set_back(&self) {
         self.set.write().unwrap_or_else(PoisonError::into_inner).was_set_back = true;
     }

@@ -168,8 +168,8 @@ pub(crate) async fn check_free_for_member(
     Ok(())
 }
 
-/// Returns the other agents' keys that have presented a document of this virtual machine in this
-/// cluster.
+/// Returns the keys of other agents that have presented an identity document of this virtual
+/// machine in this cluster.
 async fn keys_with(
     transaction: &mut ClusterTransaction,
     instance: &str,

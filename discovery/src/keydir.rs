@@ -63,7 +63,7 @@ pub(crate) enum KeyDirectoryError {
         #[source]
         source: std::io::Error,
     },
-    /// A file or folder can't be written, or doesn't belong to this user alone.
+    /// A file or folder can't be written, or another user owns it or may write to it.
     #[error(transparent)]
     Files(#[from] muster_files::Error),
     /// A private key's mode lets other users read it.

@@ -30,7 +30,7 @@ pub enum CliError {
     /// A key file can't be read.
     #[error(transparent)]
     Key(#[from] KeyFileError),
-    /// A file or folder can't be written, or doesn't belong to this user alone.
+    /// A file or folder can't be written, or another user owns it or may write to it.
     #[error(transparent)]
     Files(#[from] muster_files::Error),
     /// The system refused an operation.

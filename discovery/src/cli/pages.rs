@@ -36,7 +36,7 @@ impl<T> ListedItems<T> {
     }
 }
 
-/// Fetches the clusters that fit `query`, newest first: all of them, or the newest `limit`.
+/// Fetches the clusters that fit `query`, newest first. With a `limit`, it fetches only that many.
 pub(super) async fn clusters(
     session: &AdminSession,
     query: &ClusterQuery,
@@ -51,8 +51,8 @@ pub(super) async fn clusters(
     collect(page, limit, "clusters", printer).await
 }
 
-/// Fetches a cluster's grants, or those of all clusters, newest first: all of them, or the newest
-/// `limit`.
+/// Fetches the grants of one cluster or of all clusters, newest first. With a `limit`, it fetches
+/// only that many.
 pub(super) async fn grants(
     session: &AdminSession,
     cluster: Option<Uuid>,

@@ -90,8 +90,8 @@ pub(super) async fn show(
     })
 }
 
-/// Reads the events before the one with the number `before`, or the newest. Returns the number of the
-/// chain's last event, too.
+/// Reads the events with numbers below `before`, or the newest events if there is no `before`. Also
+/// returns the number of the chain's last event.
 async fn page_of(
     app: &App,
     stream: Uuid,

@@ -101,8 +101,8 @@ async fn wrong_method() -> Result<HttpResponse, ConsoleError> {
     Err(ConsoleError::wrong_method())
 }
 
-/// Headers of every response. Scripts and styles come from this listener alone, and no other page may
-/// frame, embed or open the console.
+/// Headers of every response. They allow scripts and styles only from this listener, and no other
+/// page may frame, embed or open the console.
 const HEADERS: [(HeaderName, HeaderValue); 6] = [
     (
         header::CONTENT_SECURITY_POLICY,

@@ -38,7 +38,7 @@ pub(crate) struct EtcdRegistry {
     /// Hash of the cluster token of the first member that registered. Each member's id is computed
     /// from the cluster token.
     pub cluster_token: Option<Digest>,
-    /// Members in no order, lapsed ones too.
+    /// Members in no particular order, including lapsed ones.
     pub members: Vec<RegisteredMember>,
 }
 

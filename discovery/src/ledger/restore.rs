@@ -31,7 +31,7 @@ pub(super) struct EntryComparison {
     pub(super) entry: LedgerEntry,
     /// Action that is needed for the entry.
     pub(super) action: RestoreAction,
-    /// Whether the database holds the same commit.
+    /// Whether the database holds the same commit as the entry.
     pub(super) is_same_commit: bool,
 }
 

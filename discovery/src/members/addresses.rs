@@ -1,8 +1,8 @@
 //! Addresses of members that moved: a mailbox for the agents of a cluster without a leader.
 //!
 //! Such a cluster can't record new addresses. Its agents sign their members' addresses, and fetch
-//! each other's from here. The service makes no decision with them: agents verify them again, and
-//! the nodes verify each other's keys.
+//! each other's from here. The service makes no decision with these addresses: agents verify them
+//! again, and the nodes verify each other's keys.
 
 use discovery_formation::service::{Cluster, Phase};
 use discovery_types::api::{Explanation, MembersView};

@@ -41,7 +41,7 @@ async fn the_pages_of_a_list_hold_each_cluster_that_fits_the_filters_once() {
     };
     let two = created("two").await;
     admin.abandon(two.cluster, "no longer wanted").await.unwrap();
-    // The name `two` is free again.
+    // The name `two` is free again, so the list contains two clusters of this name.
     world.cluster(&admin, "two", 1).await;
     world.draft(&admin, "draft", 1).await;
 

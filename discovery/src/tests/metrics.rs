@@ -33,7 +33,8 @@ fn now() -> f64 {
 async fn clusters_are_counted_by_state_and_the_oldest_forming_one_has_an_age() {
     let world = TestInstallation::new().await;
     let mut args = world.args("ledger");
-    // Only the first sweep counts; later ones would disturb the test.
+    // Allow only the first sweep, because later ones would count the clusters again and disturb the
+    // test.
     args.times.sweep = std::time::Duration::from_secs(3_600);
     let service = crate::server::start(args).await.unwrap();
     let admin = world.owner(&service);
@@ -95,7 +96,7 @@ async fn the_metrics_of_the_process_are_those_of_its_settings_sweeps_and_certifi
     let started = value(&samples, "process_start_time_seconds");
     assert!((begun..=first).contains(&started), "{started}");
     assert_eq!(value(&samples, "muster_discovery_parked_polls_limit"), 100.0);
-    // A hundred years of 365 days after the start of 2020.
+    // The certificate ends a hundred years of 365 days after the start of 2020.
     let end = value(&samples, "muster_discovery_tls_certificate_end_timestamp_seconds");
     assert_eq!(end, 1_577_836_800.0 + 100.0 * 365.0 * 86_400.0);
     service.stop().await;
@@ -117,7 +118,7 @@ async fn each_use_of_the_database_is_timed_also_one_that_fails() {
     store.begin("BEGIN").await.unwrap().commit().await.unwrap();
     drop(store.begin("BEGIN").await.unwrap());
     store.begin("nonsense").await.unwrap_err();
-    // A background task may use the database at the same time.
+    // The count can be higher, because a background task may use the database at the same time.
     assert!(count("transaction").await >= before + 3.0);
     let before = count("statements").await;
     store.now().await.unwrap();

@@ -437,7 +437,7 @@ async fn connections(world: &TestInstallation) -> Vec<i32> {
     .unwrap()
 }
 
-/// Changes rows without triggers, as a restore of the rows alone would.
+/// Changes rows without triggers, as a restore of only the rows would.
 async fn set_back(world: &TestInstallation, sql: &'static str) {
     let mut connection = world.database.connect().await;
     sqlx::raw_sql("SET session_replication_role = replica").execute(&mut connection).await.unwrap();

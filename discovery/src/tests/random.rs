@@ -22,7 +22,7 @@ impl Random {
         self.below(of) == 0
     }
 
-    /// Returns one of the items.
+    /// Returns one of the items at random.
     pub(crate) fn pick<'t, T>(&mut self, items: &'t [T]) -> &'t T {
         &items[self.below(items.len())]
     }

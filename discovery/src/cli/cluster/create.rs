@@ -22,8 +22,8 @@ pub(super) struct StatementResult {
     statement: Digest,
     /// Number of the statement in the chain.
     pub(super) seq: u64,
-    /// Whether this command signed the statement. If not, the newest one had the same content
-    /// already.
+    /// Whether this command signed the statement. If not, the cluster's newest statement already
+    /// had the same content.
     is_new: bool,
 }
 
@@ -100,8 +100,8 @@ pub(super) async fn restate(
     print(printer, &stated)
 }
 
-/// Restates the clusters one after the other. If one fails, the command goes on with the next
-/// cluster.
+/// Signs a next statement for each of the clusters, one after the other. If one fails, the command
+/// goes on with the next cluster.
 async fn restate_all(
     session: &AdminSession,
     args: &RestateArgs,

@@ -269,7 +269,8 @@ fn is_done(chain: &StatementChain, wanted: RotationStep) -> Result<bool, CliErro
     Err(CliError::Usage(format!("step {wanted} can't be taken now: the next step is {next}")))
 }
 
-/// Returns the next step of the replacement that is under way, or the first one of another.
+/// Returns the next step of the replacement that is under way. If none is under way, returns the
+/// first step, which would begin another one.
 fn next_step(chain: &StatementChain) -> RotationStep {
     match (chain.newest().also_trusted.is_some(), is_new_pair_issuing(chain)) {
         (false, _) => RotationStep::Begin,

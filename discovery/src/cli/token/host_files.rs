@@ -27,7 +27,7 @@ const USER: [&str; 3] = ["muster", "Muster agent and its node", "/var/lib/muster
 /// Format in which `token create` prints a bundle for a host.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum HostFiles {
-    /// The bundle alone, one line.
+    /// Only the bundle, as one line.
     #[default]
     Bundle,
     /// User data for cloud-init, with the bundle and the unit.
@@ -43,7 +43,8 @@ pub(in crate::cli) struct HostFilesArgs {
     /// Print cloud-init user data that writes the bundle (mode 0600) and starts the agent
     #[arg(long)]
     print_cloud_init: bool,
-    /// Print an Ignition configuration that does the same, for Fedora CoreOS and Flatcar
+    /// Print an Ignition configuration that writes the bundle and starts the agent (Fedora CoreOS,
+    /// Flatcar)
     #[arg(long)]
     print_ignition: bool,
     /// Print a systemd unit for the agent; the bundle goes to --out, for /etc/credstore

@@ -29,7 +29,7 @@ pub(super) struct ProbeCell {
     pub(super) word: &'static str,
 }
 
-/// A host's probes of the others, and its signature.
+/// A host's row in the table of probes: its probes of the other hosts, and whether it has signed.
 pub(super) struct ProbeRow {
     pub(super) seat: u8,
     pub(super) name: String,

@@ -91,7 +91,7 @@ async fn text_that_a_host_chooses_is_escaped_on_every_page() {
     let escaped = "&#60;script&#62;alert(1)&#60;/script&#62;";
     assert!(probed.contains(escaped), "{probed}");
     assert!(refused.contains(escaped), "{refused}");
-    // Pages and errors repeat filters and searched texts, too.
+    // Pages and errors also repeat filters and searched names, which must be escaped, too.
     for path in [
         "/clusters?name=%22%3E%3Cscript%3Ealert(1)",
         "/clusters?state=%3Cscript%3E",

@@ -217,8 +217,8 @@ async fn a_recovered_cluster_can_be_recovered_again_from_a_newcomers_host() {
     let second = cluster
         .recovery(FIRST_RECOVERED_CLUSTER, SECOND_RECOVERED_CLUSTER, &newcomer)
         .sign(&cluster.world.owner);
-    // The chain of recovery statements must start at the founded cluster. The second statement
-    // alone proves nothing.
+    // The chain of recovery statements must start at the founded cluster. Without the first
+    // statement, the second one proves nothing.
     assert_eq!(code(cluster.show(&newcomer, &[&second]).await), Code::RecoveryRefused);
     let answer = cluster.show(&newcomer, &[&first, &second]).await.unwrap();
     assert_eq!(
