@@ -64,7 +64,7 @@ impl Subscription {
     /// Waits for the next change.
     pub(crate) async fn changed(&mut self) {
         let Some(news) = &mut self.receiver else { return };
-        // This can't fail: the sender stays in the map while a subscription exists.
+        // Waiting can't fail: the sender stays in the map while a subscription exists.
         let _ = news.changed().await;
     }
 }

@@ -170,7 +170,7 @@ fn is_ready(pid_file: &Path, pid: u32) -> bool {
 }
 
 fn stop_child(child: &mut Child) {
-    // Fast shutdown, then immediate shutdown, then SIGKILL.
+    // Try a fast shutdown, then an immediate shutdown, then SIGKILL.
     for signal in [Signal::INT, Signal::QUIT, Signal::KILL] {
         let _ = rustix::process::kill_process(Pid::from_child(child), signal);
         let deadline = Instant::now() + STOP_TIMEOUT;

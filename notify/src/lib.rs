@@ -86,7 +86,7 @@ fn send(socket: &OsStr, message: &[u8]) -> io::Result<()> {
         Some(name) => SocketAddr::from_abstract_name(name)?,
         None => SocketAddr::from_pathname(socket)?,
     };
-    // Datagrams are sent whole or not at all.
+    // Ignore the number of sent bytes: datagrams are sent whole or not at all.
     UnixDatagram::unbound()?.send_to_addr(message, &address).map(|_| ())
 }
 

@@ -226,7 +226,7 @@ async fn export(
     if let Some(out) = out
         && out.exists()
     {
-        // Refuse an existing file before the first request to the service.
+        // Refuse an existing file before the first request, so that nothing is read in vain.
         return Err(muster_files::Error::Exists(out.to_owned()).into());
     }
     let chains = chains(session, cluster, printer).await?;

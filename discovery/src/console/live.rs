@@ -47,7 +47,7 @@ impl Changes {
     async fn next(&mut self) {
         match self {
             Changes::One(changes) => changes.changed().await,
-            // This can't fail: the app holds the sender as long as a stream lives.
+            // Waiting can't fail: the app holds the sender as long as a stream lives.
             Changes::All(changes) => drop(changes.changed().await),
         }
     }

@@ -60,7 +60,7 @@ pub(super) async fn sign_in(
     let code = BrowserSecret::parse(&code).ok_or_else(ConsoleError::link_refused)?;
     let key = app.store.take_console_link(&code.hash()).await?;
     let key = key.ok_or_else(ConsoleError::link_refused)?;
-    // The admin may have been revoked since the link was made.
+    // Check the admin now, because the admin may have been revoked since the link was made.
     let admin = current_admin(&app, &key).await.map_err(|error| match error.problem().code {
         Code::UnknownKey => ConsoleError::revoked(),
         _ => error.into(),

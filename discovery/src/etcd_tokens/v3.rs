@@ -293,7 +293,8 @@ impl Watch for DiscoveryApi {
             };
             let ended = tokio::select! {
                 watched = watched => watched,
-                // The client cancels its watch, or closes the stream.
+                // Any further message of the client ends the watch: the client cancels it, or
+                // closes the stream.
                 _ = requests.message() => return,
             };
             if let Err(status) = ended {
@@ -348,7 +349,8 @@ impl DiscoveryApi {
                     stored = app.renew_etcd_leases(target.token.id(), address).await?;
                 }
                 () = sender.closed() => return Ok(()),
-                // The client retries at another process, or at this process's successor.
+                // After this error, the client retries at another process, or at this process's
+                // successor.
                 () = app.draining.cancelled() => return Err(EtcdError::Unavailable),
             }
         }

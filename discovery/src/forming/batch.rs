@@ -168,7 +168,7 @@ impl App {
             Ok(true) => drop(tokio::spawn(serve_queue(self.clone()))),
             Ok(false) => {}
         }
-        // Without an answer, the fate of the request is unknown.
+        // If the task ends without an answer, it is unknown whether the request was applied.
         receiver.await.unwrap_or_else(|_| Err(StoreError::no_answer().into()))
     }
 

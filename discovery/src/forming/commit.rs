@@ -58,7 +58,7 @@ impl App {
                 let acks = frozen.proposal.records.iter().map(ack).collect::<Result<_, _>>()?;
                 let document = Document { version: 1, proposal, acks };
                 let document = document.sign(&self.keys.signer().key);
-                // A document that can't be parsed must never be committed.
+                // Check that the new document can be parsed, before it is committed for ever.
                 let unreadable = |_| StoreError::damaged(format!("the document of cluster {id}"));
                 document.as_str().parse().map_err(unreadable)?
             }

@@ -375,7 +375,7 @@ fn verify_redeem(
     verified.check_address(request.address)?;
     let cluster = &loaded.cluster;
     let is_forming = matches!(cluster.phase, Phase::Open | Phase::Preparing);
-    // Judge a known key that comes with another token as a new key.
+    // A known key that comes with another token is judged like a new key.
     let key = convert::key(&request.key);
     let is_known =
         cluster.agents.get(&key).is_some_and(|agent| *agent.record.grant.0 == grant.id.to_string());
@@ -595,7 +595,8 @@ mod tests {
         let key = SigningKey::generate();
         let long = |typ, length: usize| {
             let jws = |text: usize| Jws::sign(typ, &key, &"x".repeat(text));
-            // Base64 encodes three bytes as four characters.
+            // Base64 encodes three bytes as four characters. So this text gives a JWS of about the
+            // wanted length.
             jws(jws(0).as_str().len().abs_diff(length) * 3 / 4)
         };
         let (record, rest) = (long(JwsType::Record, 4_000), MAX_SEAT_BYTES - 4_000);

@@ -149,7 +149,8 @@ impl App {
         self.clock.set(self.store.now().await?);
         self.correct_deadlines().await?;
         if !self.store.watch().is_complete(generation.number.unsigned_abs()) {
-            // An incomplete ledger allows no decision. Another task fills it.
+            // No cluster can be handled: an incomplete ledger allows no decision. Another task
+            // fills the ledger.
             return Ok(());
         }
         // Skip clusters that fail, so that they don't hold up the others.

@@ -174,7 +174,8 @@ async fn open(
     match opened {
         OpenResult::Open => Ok(()),
         OpenResult::NameTaken => Err(name_taken_error(&draft.name)),
-        // A concurrent request with the same statement has opened the cluster.
+        // A concurrent request may have opened the cluster with the same statement. This request
+        // then succeeds, too.
         OpenResult::NoDraft => {
             app.apply(id, ClusterRequest::Restate { jws: jws.clone(), is_new: true }).await?;
             Ok(())

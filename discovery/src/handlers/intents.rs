@@ -51,7 +51,7 @@ pub(crate) async fn readmit(
 ) -> Result<Json<IntentView>, ApiError> {
     let key = tls_key(&request)?;
     let address = peer(&request)?.address.ip().to_canonical();
-    // Each request costs several signature checks, and anybody may send one.
+    // Limit these requests: each costs several signature checks, and anybody may send one.
     app.adoption_limit.check(address).map_err(|wait| app.rate_limited(address, wait))?;
     if !is_allowed(&Principal::Agent { cluster: *path }, Action::Readmit, Some(*path)) {
         return Err(ApiError::not_found("such cluster"));

@@ -383,7 +383,8 @@ impl DatabaseLook<'_> {
         let now = self.ledger.memory();
         let mut memory = LedgerSummary { entries: now.entries, ..self.memory };
         if let (Some(known), Some(now)) = (&mut memory.database, now.database) {
-            // A sweep that the ledger recorded after the row was read isn't in the row.
+            // Ignore sweeps that the ledger has recorded since the row was read: they aren't in the
+            // row.
             let in_row = row.beat.map_or(known.sweeps, i64::unsigned_abs);
             known.sweeps = now.sweeps.min(in_row).max(known.sweeps);
         }

@@ -205,7 +205,7 @@ fn document(files: &KeyFiles) -> Zeroizing<Vec<u8>> {
     let files =
         files.iter().map(|(name, content)| (name.clone(), BASE64.encode(content))).collect();
     let document = KeyDocument { version: VERSION, files };
-    // Allocated once: a growing buffer would leave parts of the keys in freed memory.
+    // Allocate the buffer once: a growing one would leave parts of the keys in freed memory.
     let mut bytes = Zeroizing::new(Vec::with_capacity(MAX_BACKUP as usize));
     serde_json::to_writer(&mut *bytes, &document).expect("names and base64");
     bytes

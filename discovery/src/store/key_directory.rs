@@ -38,7 +38,7 @@ pub(super) async fn verify(
         .fetch_optional(connection)
         .await
         .map_err(StoreError::from)?;
-    // Without a row, the next start claims the database.
+    // A database without this row belongs to no key directory yet. The next start claims it.
     let Some((sealed, pin)): Option<(Vec<u8>, Vec<u8>)> = owner else { return Ok(()) };
     match keys.kek.opens(&sealed) {
         true => Ok(()),

@@ -139,7 +139,7 @@ async fn rewrap_page(
             _ => KeyPurpose::ClientCa,
         };
         let again = kek.unwrap(cluster, kind, &wrapped).and_then(|key| {
-            // Check that the new form opens, before it overwrites the old one.
+            // Check that the newly wrapped key opens, before it overwrites the old one.
             let again = kek.wrap(cluster, kind, &key)?;
             kek.unwrap(cluster, kind, &again).map(|_| again)
         });

@@ -16,7 +16,7 @@ pub(super) async fn export(
     printer: &mut Printer,
 ) -> Result<(), CliError> {
     if out.exists() {
-        // Refuse an existing file before the first request to the service.
+        // Refuse an existing file before the first request, so that nothing is exported in vain.
         return Err(muster_files::Error::Exists(out.to_path_buf()).into());
     }
     let cluster = session.cluster(cluster).await?;
