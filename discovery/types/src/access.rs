@@ -170,8 +170,9 @@ impl AccessToken {
     }
 }
 
-/// Checks lifetime and validity. The client takes its times from the service's clock, so the leeway
-/// is only two seconds. It covers the `Date` header, which has whole seconds.
+/// Checks lifetime and validity. A token may begin at most two seconds after `now`. The client
+/// takes its times from the service's `Date` header, which has whole seconds, so more leeway isn't
+/// needed.
 fn check_time(iat: u64, exp: u64, now: u64, max_seconds: u64) -> Result<(), AccessError> {
     if exp.saturating_sub(iat) > max_seconds {
         return Err(AccessError::TooLong(max_seconds));

@@ -56,7 +56,7 @@ pub enum HistoryFault {
         /// Number of events at the later checkpoint.
         found: u64,
     },
-    /// The chain has another event at a place than it had.
+    /// The event with this number is another one than at the earlier checkpoint.
     #[error("event {number} is another one than it was")]
     Rewritten {
         /// Number of the event.

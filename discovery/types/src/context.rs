@@ -9,7 +9,7 @@ use crate::digest::Digest;
 use crate::key::{KeyError, PublicKey};
 use crate::url::ServiceUrl;
 
-/// First word of a context.
+/// First word of an admin's context. It ends with the version of the format.
 pub const CONTEXT_WORD: &str = "muster-context1";
 /// Largest number of owner keys in a context.
 pub const MAX_OWNERS: usize = 16;

@@ -78,7 +78,7 @@ pub fn machine_facts(machine: &formation::MachineIdentity) -> MachineFacts {
     }
 }
 
-/// Converts a session, which identifies one run of an agent.
+/// Makes the session that identifies one run of an agent from its boot counter and nonce.
 pub fn session(boot: u64, nonce: &Nonce) -> formation::AgentSession {
     formation::AgentSession { boot, nonce: u128::from_be_bytes(*nonce.as_bytes()) }
 }

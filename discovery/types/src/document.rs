@@ -30,7 +30,8 @@ pub struct Document {
 /// Reason why a commit document is refused.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum DocumentError {
-    /// The kind or form of the document is wrong or, if it is checked, the service's signature.
+    /// The kind or form of the document is wrong, or the service's signature of it. Only
+    /// [`VerifiedDocument::verify_received`] checks that signature.
     #[error("the document: {0}")]
     Jws(#[from] JwsError),
     /// The proposal in the document is not valid.

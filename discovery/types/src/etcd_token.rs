@@ -45,7 +45,7 @@ impl EtcdProtocol {
     }
 }
 
-/// A text that names no protocol.
+/// Error for a text that isn't the name of a protocol.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("use v2 (etcd 3.4 to 3.6) or v3 (etcd 3.6 and newer)")]
 pub struct UnknownProtocol;

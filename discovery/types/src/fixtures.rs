@@ -230,7 +230,7 @@ fn record(grant: &Grant, key: &SigningKey, node_key: &NodeKey, i: u8) -> Record 
     }
 }
 
-/// Signs `payload` as of the next version, with an additional field, as a newer program could.
+/// Signs `payload` as a newer program could: with the next version, and with an additional field.
 pub fn sign_newer_version<T: serde::Serialize>(typ: JwsType, key: &SigningKey, payload: &T) -> Jws {
     let mut newer = serde_json::to_value(payload).unwrap();
     let known = typ.version().expect("payloads of this kind have a version");

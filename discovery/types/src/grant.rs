@@ -100,7 +100,7 @@ impl fmt::Display for TokenKind {
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct GrantId([u8; 10]);
 
-/// A text that is no grant id.
+/// Error for a text that isn't a grant id.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("a token's id has 16 characters of a-z and 2-7")]
 pub struct BadGrantId;
@@ -234,7 +234,7 @@ pub enum GrantTimeError {
     /// The start of the grant's validity is in the future.
     #[error("its token is issued in the future")]
     NotYet,
-    /// The grant ended longer ago than the cluster may take to form.
+    /// The grant has expired, and since then more time has passed than a cluster may take to form.
     #[error("its token expired longer ago than a cluster may take to form")]
     LongOver,
 }

@@ -1,8 +1,8 @@
 //! A change of a running cluster (an "intent"), as the service hands it to the cluster's agents.
 //!
-//! The service passes an intent on and adds only two numbers. Everything else that matters was
-//! signed by others. An agent trusts what [`VerifiedIntent::verify`] has derived from the statement
-//! chain:
+//! The service itself adds only two numbers to an intent: the configuration that the change was
+//! planned on, and the time of expiry. Everything else that matters was signed by others. An agent
+//! trusts what [`VerifiedIntent::verify`] has derived from the statement chain:
 //!
 //! * A person with the right role wants this change.
 //! * The newcomer holds the ticket and the keys.

@@ -55,7 +55,7 @@ pub struct ProvenMember {
 /// Reason why a proof is refused.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum MemberProofError {
-    /// The certificate isn't one of the cluster's CA.
+    /// The certificate can't be parsed, or none of the cluster's CAs signed it.
     #[error("{0}")]
     Leaf(#[from] LeafError),
     /// The certificate names no member of this cluster.

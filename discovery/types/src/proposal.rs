@@ -139,8 +139,8 @@ impl VerifiedProposal {
             .iter()
             .map(|grant| VerifiedGrant::verify(grant, &chain))
             .collect::<Result<Vec<_>, _>>()?;
-        // Join tickets give no seat in a list that forms, and admins of another role may issue
-        // them.
+        // A valid grant may still give no seat in a forming cluster. A join ticket gives none, and
+        // a replacement policy only if its signer may also mint boot tokens.
         if grants.iter().any(|grant| !grant.gives_seats()) {
             return Err(GrantError::Invalid("it gives no seat in a list that forms").into());
         }

@@ -56,7 +56,7 @@ pub enum ReadmissionError {
     /// The grant isn't valid.
     #[error("the ticket: {0}")]
     Grant(#[from] GrantError),
-    /// The grant is of another kind of token.
+    /// The grant isn't that of a token for a running cluster.
     #[error("the ticket is none for a running cluster")]
     NoTicket,
     /// The redeem envelope isn't signed by the caller's key.
@@ -75,7 +75,8 @@ pub enum ReadmissionError {
 
 impl ReadmitRequest {
     /// Verifies all proofs of the agent with the key `agent`, which the TLS connection proves.
-    /// Times are not checked: they were when the ticket was redeemed.
+    /// Doesn't check whether the ticket has expired: the service checked that when the ticket was
+    /// redeemed.
     pub fn verify(
         &self,
         agent: &PublicKey,

@@ -31,7 +31,7 @@ pub struct Redeem {
     pub boot: u64,
     /// Random number of this run of the agent.
     pub nonce: Nonce,
-    /// Highest epoch that the agent has signed or released, 0 if none.
+    /// Highest epoch of which the agent has signed a list or a release; 0 if none.
     pub highest_epoch: u64,
     /// Identity document of the host's cloud, if the agent is configured to request one.
     #[serde(default, skip_serializing_if = "Option::is_none")]

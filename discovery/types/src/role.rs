@@ -44,7 +44,7 @@ impl fmt::Display for Role {
     }
 }
 
-/// A text that names no role.
+/// Error for a text that isn't the name of a role; holds the text.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("`{0}` is no role: use owner, issuer, operator or auditor")]
 pub struct UnknownRole(pub String);
@@ -129,7 +129,7 @@ pub enum Action {
     ReadIntents,
     /// Export a cluster's CAs, with their keys encrypted.
     ExportCluster,
-    /// Read the admin chain.
+    /// Read the list of admins, and the chain of owner-signed changes that proves it.
     ReadAdmins,
     /// Add or revoke an admin.
     ChangeAdmins,

@@ -29,7 +29,7 @@ pub const MAX_CHAIN: usize = 64;
 /// Longest deadline in seconds: 30 days.
 pub const MAX_DEADLINE_SECONDS: u64 = 30 * 86_400;
 
-/// Exceptions to the strict defaults that a statement allows.
+/// Exceptions that a statement makes to the strict defaults.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Permissions {
@@ -517,29 +517,30 @@ impl StatementChain {
         self.links.iter().map(|(jws, ..)| jws.clone()).collect()
     }
 
-    /// Returns the number of the earliest statement from which on all statements trust the same CAs
-    /// as the newest one. It doesn't matter which of these CAs issue.
+    /// Returns the number of the statement since which all statements trust the same CAs as the
+    /// newest one. It doesn't matter which of these CAs issue certificates.
     pub fn trusted_since(&self) -> u64 {
         let newest = self.newest();
         self.since(|statement| statement.trusts_same_cas(newest))
     }
 
-    /// Returns the number of the earliest statement from which on the issuing CAs are those of the
-    /// newest statement.
+    /// Returns the number of the statement since which all statements have the issuing CAs of the
+    /// newest one.
     pub fn issuing_since(&self) -> u64 {
         let issuing = self.newest().issuing_cas();
         self.since(|statement| statement.issuing_cas() == issuing)
     }
 
     /// Whether the CAs that an adopted etcd cluster had before its adoption are still trusted. An
-    /// owner drops them once. Additional CAs of later statements belong to a replacement.
+    /// owner drops them with a later statement. CAs that are added after that belong to a
+    /// replacement.
     pub fn trusts_cas_before_adoption(&self) -> bool {
         self.newest().adopted.is_some()
             && self.statements().all(|statement| statement.also_trusted.is_some())
     }
 
-    /// Returns the number of the earliest statement such that `is_same` holds for it and for all
-    /// later ones.
+    /// Returns the number of the earliest statement such that `is_same` holds for it and all later
+    /// ones.
     fn since(&self, is_same: impl Fn(&Statement) -> bool) -> u64 {
         let others = self.statements().filter(|statement| !is_same(statement));
         others.last().map_or(0, |last| last.seq + 1)

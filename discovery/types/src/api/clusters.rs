@@ -27,7 +27,7 @@ pub const MIN_REPORT_INTERVAL: Duration = Duration::from_secs(60);
 /// missing.
 pub const SILENT_AFTER: Duration = Duration::from_secs(300);
 
-/// Maximum number of items in one page of a list, and the number without a limit in the query.
+/// Maximum number of items in one page of a list. A query without a limit gets pages of this size.
 pub const MAX_PAGE: u16 = 1_000;
 
 /// State of a cluster in the discovery service.
@@ -38,7 +38,7 @@ pub enum ClusterState {
     Draft,
     /// Agents take seats in the cluster.
     Open,
-    /// The list of members is frozen, and acks come in.
+    /// The list of members is frozen, and the members' signatures of it (acks) come in.
     Preparing,
     /// The list of members is final.
     Committed,
@@ -111,7 +111,7 @@ pub struct DraftResponse {
     pub max_deadline_seconds: u64,
 }
 
-/// Body of `POST /v1/clusters/{id}/statements`: a chain that a member's agent knows.
+/// Body of `POST /v1/clusters/{id}/statements`: the statement chain that a member's agent knows.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct StatementsRequest {
@@ -119,7 +119,8 @@ pub struct StatementsRequest {
     pub statements: Vec<Jws>,
 }
 
-/// Body of `POST /v1/clusters/{id}/addresses`: where the agent's member is since it moved.
+/// Body of `POST /v1/clusters/{id}/addresses`: the new addresses of the agent's member, if the
+/// member has moved.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct AddressesRequest {
@@ -200,7 +201,7 @@ pub struct ClusterQuery {
     pub created_from_ms: Option<u64>,
     /// Lists the clusters that were created before this time, in milliseconds since 1970.
     pub created_before_ms: Option<u64>,
-    /// Continues the list there. The value is [`ClusterList::next`] of the page before.
+    /// Position after which the page begins: [`ClusterList::next`] of the page before.
     pub after: Option<String>,
     /// Maximum number of clusters in the answer, at most [`MAX_PAGE`].
     pub limit: Option<u16>,
@@ -211,7 +212,7 @@ pub struct ClusterQuery {
 #[serde(try_from = "String", into = "String")]
 pub struct ClusterStates(Vec<ClusterState>);
 
-/// A text that names no states.
+/// Error for a text that isn't a list of cluster states; holds the text.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "`{0}` is not a state of a cluster: name one or more of draft, open, preparing, committed, \
@@ -297,7 +298,7 @@ pub struct SeatView {
     pub agent_key: Option<PublicKey>,
     /// Whether the agent has signed the present proposal.
     pub acked: bool,
-    /// Row of the probe matrix that the agent sent in this epoch.
+    /// The agent's probes in this epoch: for each other seat, whether the agent reached that seat.
     pub probes: Vec<ProbeResult>,
     /// Reason of the agent's last refusal.
     pub last_nack: Option<String>,
@@ -305,7 +306,7 @@ pub struct SeatView {
 
 impl SeatView {
     /// Whether the agent's source address or an advertised address is outside of the blocks that
-    /// its token is bound to.
+    /// its token is bound to. An unknown source address counts as outside.
     pub fn is_outside_binding(&self) -> bool {
         self.is_outside(&self.bound_to)
     }
@@ -313,11 +314,11 @@ impl SeatView {
     /// Whether the agent's source address is unknown or outside `blocks`, or an advertised address
     /// is outside them. Empty `blocks` restrict nothing.
     pub fn is_outside(&self, blocks: &[IpNet]) -> bool {
-        is_outside(self.source.as_deref(), self.peer_urls.iter(), blocks)
+        has_address_outside(self.source.as_deref(), self.peer_urls.iter(), blocks)
     }
 }
 
-fn is_outside<'a>(
+fn has_address_outside<'a>(
     source: Option<&str>,
     peer_urls: impl Iterator<Item = &'a NodeUrl>,
     blocks: &[IpNet],
@@ -347,10 +348,11 @@ pub struct MemberView {
     /// Time of the last report by the member's agent, in milliseconds since 1970; none without a
     /// report.
     pub last_heard_ms: Option<i64>,
-    /// Whether the member's agent has not reported for [`SILENT_AFTER`], although it could.
+    /// Whether the member's agent has not reported for [`SILENT_AFTER`], although it could have.
     pub is_silent: bool,
-    /// Whether the member's agent has not reported for [`SILENT_AFTER`], and could not for a part of
-    /// that time: the service was down, its database was, or the database's clock was set.
+    /// Whether the member's agent has not reported for [`SILENT_AFTER`], but had less time than
+    /// that to report. The service or its database was down meanwhile, or the database's clock was
+    /// set.
     #[serde(default)]
     pub is_awaited: bool,
     /// Whether the member's agent has reported that it no longer runs the node. Such a member is
@@ -414,7 +416,7 @@ impl MemberView {
     pub fn is_outside(&self, blocks: &[IpNet]) -> bool {
         let urls: Result<Vec<NodeUrl>, _> = self.peer_urls.iter().map(|url| url.parse()).collect();
         match urls {
-            Ok(urls) => is_outside(self.source.as_deref(), urls.iter(), blocks),
+            Ok(urls) => has_address_outside(self.source.as_deref(), urls.iter(), blocks),
             Err(_) => !blocks.is_empty(),
         }
     }
@@ -498,7 +500,7 @@ impl std::fmt::Display for Explanation {
         if !self.held_by.is_empty() {
             write!(f, " (held by {})", self.held_by.join(", "))?;
         }
-        // `missing` may already quote the error.
+        // `missing` may already contain the error, which is then not repeated.
         if let Some(error) = self.last_error.as_ref().filter(|error| !self.missing.contains(*error))
         {
             write!(f, "; last error: {error}")?;

@@ -110,7 +110,8 @@ pub struct EtcdTokenResponse {
     pub token: EtcdTokenView,
     /// The service's TLS certificate in PEM, by which etcd recognises the service.
     pub service_certificate: String,
-    /// Addresses (`host:port`) at which this process serves the protocol v3; empty if it doesn't.
+    /// Addresses (`host:port`) at which this process serves etcd's discovery protocol v3; empty if
+    /// it doesn't.
     pub v3_endpoints: Vec<String>,
 }
 
@@ -119,7 +120,7 @@ pub struct EtcdTokenResponse {
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 pub struct EtcdTokenQuery {
-    /// Continues the list there. The value is [`EtcdTokenList::next`] of the page before.
+    /// Position after which the page begins: [`EtcdTokenList::next`] of the page before.
     pub after: Option<String>,
     /// Maximum number of tokens in the answer, at most [`MAX_PAGE`](super::MAX_PAGE).
     pub limit: Option<u16>,

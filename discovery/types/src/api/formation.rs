@@ -38,7 +38,7 @@ pub struct PollRequest {
     pub boot: u64,
     /// Random number of this run of the agent.
     pub nonce: Nonce,
-    /// Highest epoch that the agent has signed or released, 0 if none.
+    /// Highest epoch of which the agent has signed a list or a release; 0 if none.
     pub highest_epoch: u64,
 }
 
@@ -206,7 +206,7 @@ pub struct ReportRequest {
     pub raft_term: u64,
     /// Highest Raft index that the node knows to be committed.
     pub raft_index: u64,
-    /// Members of the cluster as the node lists them, if it was asked.
+    /// Members of the cluster as the node lists them. None if the agent didn't ask the node.
     #[serde(default)]
     pub membership: Option<Membership>,
     /// CAs of the member. Absent in a cluster whose CAs were never replaced.
@@ -219,12 +219,11 @@ pub struct ReportRequest {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct MemberCas {
-    /// Number of the earliest statement from which on the CAs of the member's node have been
-    /// trusted.
+    /// Number of the statement since which all statements trust the CAs that the member's node
+    /// trusts. 0 if the agent doesn't know which CAs the node trusts.
     pub trusted: u64,
-    /// Number of the earliest statement from which on the CAs that signed the member's certificates
-    /// have been the issuing CAs. `None` if they don't issue by the newest statement that the
-    /// member knows.
+    /// Number of the statement since which the CAs that signed the member's certificates have been
+    /// the issuing CAs. `None` if they don't issue by the newest statement that the member knows.
     pub certified: Option<u64>,
 }
 

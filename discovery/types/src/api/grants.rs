@@ -59,8 +59,8 @@ pub struct GrantView {
     /// Name of the cluster that the token is for. None if the service is older than this field.
     #[serde(default)]
     pub cluster_name: Option<Name>,
-    /// Time of the change of the database that made the token void, in microseconds since 1970. Only
-    /// in the state [`GrantState::Void`]. A confirmation repeats it.
+    /// Time of the change of the database that made the token void, in microseconds since 1970.
+    /// Only in the state [`GrantState::Void`]. An issuer who confirms the token signs this time.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub void_before_us: Option<u64>,
 }
@@ -93,8 +93,8 @@ pub struct Redemption {
     pub operation: Option<OperationId>,
     /// Member that the host became in a running cluster.
     pub member: Option<MemberId>,
-    /// Certificates that the service is known to have issued to the host, oldest first: at most the
-    /// newest 64 beside a founder's first two.
+    /// Certificates that the service is known to have issued to the host, oldest first: the newest
+    /// 64, and before them a founder's first two.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub certificates: Vec<IssuedCertificate>,
 }
@@ -152,11 +152,11 @@ pub struct RevokeQuery {
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 pub struct GrantQuery {
-    /// Continues the list there. The value is [`GrantList::next`] of the page before.
+    /// Position after which the page begins: [`GrantList::next`] of the page before.
     pub after: Option<String>,
     /// Maximum number of grants in the answer, at most [`MAX_PAGE`](super::MAX_PAGE).
     pub limit: Option<u16>,
-    /// Whether to list replacement policies alone.
+    /// Whether to list only replacement policies, and no tokens of other kinds.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub policies: Option<bool>,
 }

@@ -285,12 +285,13 @@ impl DiscoveryClient {
         self.get(format!("/v1/clusters/{cluster}/export")).await
     }
 
-    /// Fetches the admin chain, unverified.
+    /// Fetches the list of admins, and the chain of owner-signed changes that proves it. The client
+    /// doesn't verify the chain.
     pub async fn list_admins(&self) -> Result<AdminList, ClientError> {
         self.get("/v1/admins".into()).await
     }
 
-    /// Appends the next element to the admin chain.
+    /// Appends the next change, signed by an owner, to the chain that defines the admins.
     pub async fn put_admin(&self, element: &Jws) -> Result<AdminList, ClientError> {
         self.send(Method::PUT, "/v1/admins".into(), &SignedBody { jws: element.clone() }).await
     }

@@ -58,12 +58,13 @@ impl DiscoveryClient {
         Ok(response)
     }
 
-    /// Sends the envelopes in turn, as long as the service refuses them with
-    /// [`Code::RecordRefused`]. A service answers so if an envelope names another service's key.
-    /// The service checks that key before it looks the cluster up or verifies the record.
+    /// Sends the envelopes in turn until the service gives another answer than
+    /// [`Code::RecordRefused`], and returns that answer. The service refuses a record in this way
+    /// if the envelope names another service's key. It checks the key before it looks the cluster
+    /// up or verifies the record.
     ///
-    /// Any other answer is returned at once. If the service refuses all envelopes, this returns a
-    /// refusal that isn't about the named service, or else the last refusal.
+    /// If the service refuses all envelopes, this returns the first refusal that has another reason
+    /// than the service's key. If there is none, this returns the last refusal.
     async fn send_redeems<T: DeserializeOwned>(
         &self,
         path: &str,
@@ -143,7 +144,7 @@ impl DiscoveryClient {
     }
 
     /// Polls as [`DiscoveryClient::poll`] does, but returns `None` if nothing has changed since the
-    /// known revision. That costs the service less than an answer.
+    /// known revision. The service then sends no body, which costs it less.
     pub async fn poll_for_changes(
         &self,
         cluster: Uuid,
@@ -289,7 +290,8 @@ impl DiscoveryClient {
 /// Whether the service refused a redeem because the redeem names another service.
 fn is_of_other_service(error: &ClientError) -> bool {
     let reason = RedeemError::OtherService.to_string();
-    // The service's details begin with a capital letter.
+    // The service capitalises the error message's first letter in the problem's detail, so the
+    // comparison leaves that letter out.
     let same = |problem: &Problem| {
         problem.detail.get(1..).is_some_and(|detail| detail.starts_with(&reason[1..]))
     };

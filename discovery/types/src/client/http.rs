@@ -50,13 +50,14 @@ pub struct ClientConfig {
 /// A client of one discovery service. Cheap to share behind an [`Arc`].
 #[derive(Debug)]
 pub struct DiscoveryClient {
-    /// Endpoint for new requests. [`DiscoveryClient::set_service`] replaces it.
+    /// URLs, pins and access token for new requests. [`DiscoveryClient::set_service`] replaces
+    /// them.
     endpoint: watch::Sender<Arc<ServiceEndpoint>>,
     /// Difference between the service's clock and ours in milliseconds, according to the latest
     /// answers.
     offset_ms: AtomicI64,
     contact: watch::Sender<ServiceContact>,
-    /// Number of calls of [`DiscoveryClient::set_service`].
+    /// Number of times that [`DiscoveryClient::set_service`] was called.
     moves: watch::Sender<u64>,
 }
 
@@ -91,7 +92,7 @@ pub(super) struct Request<'b> {
 pub(super) enum RequestBody<'b> {
     None,
     Json(&'b [u8]),
-    /// JSON, with the preference for an answer without a body if there is nothing new.
+    /// JSON body. The answer may come without a body if there is nothing new (`RETURN_MINIMAL`).
     JsonPreferringMinimal(&'b [u8]),
     Form(&'b [u8]),
 }
@@ -151,7 +152,8 @@ impl DiscoveryClient {
             {
                 return;
             }
-            // These requests were not sent.
+            // A request with one of these errors was never sent, so it says nothing about the
+            // contact.
             Err(ClientError::NoKey | ClientError::Setup(_)) => return,
             Err(error) => Some(error.with_causes()),
         };

@@ -266,7 +266,8 @@ async fn one_broken_connection_is_no_outage_and_two_in_a_row_are() {
     assert_eq!(reachable, [true, true, true, false, false]);
 }
 
-/// A join bundle has two pins while the service changes its TLS key.
+/// While the service changes its TLS key, a join bundle has two pins, and the client one redeem
+/// envelope for each. The service refuses the record in an envelope for another key.
 #[tokio::test]
 async fn the_next_redeem_envelope_is_sent_only_if_the_record_was_refused() {
     let key = Arc::new(SigningKey::generate());
@@ -392,8 +393,8 @@ async fn the_date_of_an_answer_is_compared_with_its_arrival_time() {
     let client = client(vec![server.url.clone()], server.pin, None);
     client.context().await.unwrap();
     let came = server.requests.recv().await.unwrap().at;
-    // The server sends a fixed `Date`. So the difference must be about the time that passed since
-    // the answer.
+    // The client sets its clock by the answer's `Date`. So its time is now that date and the time
+    // since the answer arrived.
     let error = client.service_now_ms() - 2_014_879_777_000;
     let passed = i64::try_from(came.elapsed().as_millis()).unwrap();
     assert!((0..1_600 + passed).contains(&error), "{error} ms, {passed} ms after it");
@@ -502,7 +503,7 @@ async fn no_time_in_an_answer_overflows_the_clock_offset() {
         std::thread::sleep(std::time::Duration::from_millis(5));
         let _ = client.service_now_ms();
     }
-    // The `Date` of a later answer corrects the clock offset again.
+    // After an impossible time in a body, the `Date` of a later answer corrects the clock offset.
     client.note_now_ms(i64::MIN);
     client.context().await.unwrap();
     assert!(client.service_now_ms() > 2_000_000_000_000);

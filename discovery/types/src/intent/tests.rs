@@ -339,7 +339,8 @@ fn each_newcomer_under_a_policy_has_a_change_of_its_own_and_names_no_member() {
         let refused = VerifiedIntent::verify(&renamed, &world.chain()).unwrap_err();
         assert_eq!(refused, IntentError::OtherOperation);
     }
-    // A ticket's own member can't be changed.
+    // Case: the intent comes from a join ticket. The ticket's signer has decided which member it
+    // replaces, if any, so the agents can't choose one.
     let ticket = join_fixture();
     let verified = VerifiedIntent::verify(&joining(&ticket), &ticket.chain()).unwrap();
     assert_eq!(verified.with_replaced_member(dead).leaving_member(), None);

@@ -186,8 +186,8 @@ impl Jws {
             .ok_or(JwsError::UnknownKey(self.kid))?;
         let read = jwt::decode(&self.text, key, parties);
         match read {
-            // The signature is valid in these two cases, because the payload is parsed only after
-            // the signature was verified.
+            // In these two cases the signature is valid: the payload is parsed only after the
+            // signature was verified.
             Ok(_) | Err(JwsError::Payload(_)) => self.check_version(&self.payload()?).and(read),
             Err(_) => read,
         }

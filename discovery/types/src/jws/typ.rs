@@ -137,7 +137,8 @@ impl JwsType {
         match self {
             JwsType::Document => super::MAX_JWS,
             JwsType::Statement => 24 * 1024,
-            // A record, its endorsement and an identity document, encoded once more.
+            // The payload contains a record, its endorsement and an identity document. Base64 makes
+            // them a third longer.
             JwsType::Redeem => 18 * 1024,
             JwsType::Record | JwsType::Service => 4 * 1024,
             JwsType::Grant => 2 * 1024,

@@ -334,7 +334,8 @@ fn the_cas_before_an_adoption_are_trusted_until_they_are_dropped_once() {
         chain.append(&next.sign(&world.owner)).unwrap();
         assert_eq!(chain.trusts_cas_before_adoption(), is_trusted, "statement {}", next.seq);
     }
-    // A cluster that formed by its first statement had no CAs before.
+    // This cluster wasn't adopted, so it had no earlier CAs. An additional CA in one of its
+    // statements always belongs to a replacement.
     let mut formed = world.chain();
     let issuing = world.statement.issuing_cas();
     let new = CaPair { peer: TestCa::new("q").pem, client: TestCa::new("d").pem };
