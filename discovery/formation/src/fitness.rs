@@ -41,7 +41,7 @@ pub enum RecordConflict {
     /// URL that both records advertise, as a peer or a client URL.
     #[error("the URL {0}")]
     Url(String),
-    /// Machine that both records run on, which the statement doesn't allow.
+    /// Machine that both agents run on, although the statement doesn't allow a shared machine.
     #[error(
         "one machine, and the cluster was not created with --allow-shared-host (if they are two \
          machines made from one image, give each a machine id of its own)"
@@ -118,7 +118,8 @@ fn check_url(url: &str, permissions: Permissions) -> Result<(), RecordFault> {
         return Err(malformed());
     }
     let bare = host.strip_prefix('[').and_then(|rest| rest.strip_suffix(']')).unwrap_or(host);
-    // An IPv4 address mapped into IPv6 reaches the same host.
+    // An IPv4 address can also be written as IPv6 (`::ffff:127.0.0.1`). It reaches the same host,
+    // so it is checked as IPv4.
     let address = bare.parse::<IpAddr>().ok().map(|address| address.to_canonical());
     if address.is_some_and(|address| address.is_unspecified()) {
         return Err(RecordFault::Unspecified(url.to_owned()));

@@ -51,7 +51,8 @@ use std::fmt;
 use crate::service::{EndCause, Phase};
 use crate::values::Hash;
 
-/// Identity of one database, made of values that no dump carries. Compared, never ordered.
+/// Identity of one database, made of values that no dump carries. Two identities are equal or
+/// differ; no identity is older than another.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct DatabaseIdentity {
     /// Postgres system identifier of the server.
@@ -128,9 +129,11 @@ pub struct ObservedDatabase {
 /// Identity and generation that a database has stored about itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StoredGeneration {
-    /// Identity of the database when its generation began.
+    /// Identity that the database had when its current generation (its history as the processes
+    /// agree on it) began.
     pub identity: DatabaseIdentity,
-    /// Number of the generation: each difference that a process finds begins the next one.
+    /// Number of the generation. A process that finds a difference from its ledger begins the next
+    /// one.
     pub generation: u64,
 }
 
@@ -147,7 +150,7 @@ pub struct ProcessRow {
 /// older state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DatabaseDifference {
-    /// The database is empty, but this process has worked with one that wasn't.
+    /// The database is empty, but this process has worked with a database that had content.
     Empty,
     /// The database is on another server.
     Server,
@@ -160,7 +163,7 @@ pub enum DatabaseDifference {
     },
     /// A dump was loaded into another database, or over the tables of this one.
     DumpLoaded,
-    /// The database has forgotten a generation that a process had begun.
+    /// The database lacks a generation that a process had begun.
     Generation {
         /// Generation that this process remembers.
         was: u64,
@@ -169,7 +172,7 @@ pub enum DatabaseDifference {
     },
     /// The write-ahead log ends before a position that this process has seen.
     WalPosition,
-    /// The database lacks decisions that were copied out of it.
+    /// The database lacks decisions that this process had copied from it into its ledger.
     Decisions {
         /// Number of decisions that this process remembers.
         was: u64,
@@ -230,16 +233,16 @@ impl fmt::Display for DatabaseDifference {
     }
 }
 
-/// Decisions that a ledger has to copy from the database it was compared with.
+/// Decisions that a ledger has to copy from the database with which it was compared.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum CopyScope {
     /// Decisions after [`RememberedDatabase::last_copied`], if there are any.
     NewDecisions,
-    /// All decisions, because the ledger has copied nothing of this history yet. The ledger's
-    /// entries also have to be compared with the database ([`plan_restore`]).
+    /// All decisions, because the ledger has copied none of this history yet. The ledger's entries
+    /// also have to be compared with the database ([`plan_restore`]).
     NewHistory,
-    /// All decisions, because the ledger holds less than the database recorded of it: the ledger
-    /// was set back to an older state. An operator must be informed.
+    /// All decisions, because the ledger has fewer entries or sweeps than the database has recorded
+    /// for it. So the ledger was set back to an older state, and an operator must be informed.
     IncompleteLedger,
 }
 
@@ -274,9 +277,9 @@ pub fn compare(
             is: stored.generation,
         });
     }
-    // A higher generation means that another process has found a change. The remembered values then
-    // belong to an earlier history, so they aren't compared. The new generation waits for this
-    // process's ledger.
+    // A higher generation means that another process has found a change of the database. The values
+    // that this process remembers then belong to an earlier history, so they aren't compared. The
+    // new generation isn't settled before this process has restored its ledger's entries.
     let same = stored.generation == known.generation;
     if same && let Some(moved) = identity_difference(&known.identity, &database.identity) {
         return Err(moved);
@@ -298,12 +301,12 @@ pub fn compare(
     })
 }
 
-/// Returns whether another process with this process's id runs, on a copy of this ledger. Then
-/// another run was the last to write the process's row (`is_ours` is false), and the row shows more
-/// sweeps than this run has made.
+/// Returns whether another process with this process's id is running, on a copy of this ledger. Two
+/// facts show that: another run was the last to write the process's row (`is_ours` is false), and
+/// the row counts more sweeps than this run has made.
 ///
-/// In a database that was set back, the row can also be from an earlier run. But it shows no more
-/// sweeps than this run has made, because each run counts its start as a sweep.
+/// In a database that was set back, the row can also be from an earlier run. But such a row counts
+/// no more sweeps than this run has made, because each run counts its start as a sweep.
 #[must_use]
 pub fn is_running_elsewhere(known: &RememberedDatabase, own: &ProcessRow, is_ours: bool) -> bool {
     !is_ours && own.sweeps > known.sweeps
@@ -357,7 +360,8 @@ pub struct DatabaseFacts {
 pub enum LedgerVerdict {
     /// The transaction may go on.
     Allowed,
-    /// The process must first copy the missing decisions, in this very transaction.
+    /// The process must first copy into its ledger the decisions that the ledger lacks, in this
+    /// very transaction.
     CopyFirst,
     /// The process must first compare the database with its ledger: another process has found a
     /// change, or this process has not compared them yet.
@@ -367,9 +371,9 @@ pub enum LedgerVerdict {
 }
 
 /// Decides whether a transaction may freeze, decide or end anything, given the facts that it has
-/// `read`. A pooled connection may lead to a replaced primary, or to tables that were set back. As
-/// long as nothing was copied out of such tables, only the database's identity and the sweep
-/// counter reveal that.
+/// `read`. A pooled connection may lead to a replaced primary, or to tables that were set back. If
+/// no decision was copied from such tables, only the database's identity and the sweep counter show
+/// that they were replaced.
 #[must_use]
 pub fn check_ledger(known: Option<&RememberedDatabase>, read: &DatabaseFacts) -> LedgerVerdict {
     let Some(known) = known else { return LedgerVerdict::CompareFirst };
@@ -400,7 +404,7 @@ pub fn check_ledger(known: Option<&RememberedDatabase>, read: &DatabaseFacts) ->
     }
 }
 
-/// Decision that a ledger holds on one cluster. A commit takes precedence over an end.
+/// Decision about one cluster, as a ledger holds it. A commit takes precedence over an end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum LedgerEntry {
     /// The cluster has committed a list.
@@ -418,7 +422,7 @@ pub enum LedgerEntry {
 /// State of a cluster in a database that is compared with a ledger.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ClusterInDatabase {
-    /// Phase of the cluster; `None` for a draft.
+    /// Phase of the cluster; `None` for a draft, which has no statement yet.
     pub phase: Option<Phase>,
     /// Reason for which the cluster ended, if it has.
     pub cause: Option<EndCause>,
@@ -431,22 +435,22 @@ pub struct ClusterInDatabase {
 /// Action that restores one entry of a ledger in the database, before the database is settled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum RestoreAction {
-    /// No action: the database can't contradict the entry.
+    /// Nothing is done: the database can't contradict the entry.
     Nothing,
-    /// The ledger's document goes back into the database.
+    /// The ledger's commit document is stored in the database again.
     Adopt,
-    /// The cluster ends as if by `db accept`, because it committed a list whose document isn't in
-    /// this ledger. It then forms no other list. It comes back as soon as an agent or another
-    /// ledger supplies the document.
+    /// The cluster is ended as `db accept` ends one, so that it forms no other list. It has
+    /// committed a list whose document isn't in this ledger. As soon as an agent or another ledger
+    /// supplies the document, the cluster comes back.
     Close,
     /// The cluster is ended again, for this reason.
     End(EndCause),
 }
 
-/// Decides how to restore `entry` in the database if the database could otherwise contradict it.
+/// Decides how to restore `entry` in the database, if the database could otherwise contradict it.
 /// `stands` is the cluster's state in the database; `None` if the database lacks the cluster.
-/// `refused` says that the database refused the entry at an earlier attempt. Such an entry is tried
-/// again only if the cluster could still form.
+/// `refused` is true if the database has refused the entry before. Such an entry is tried again
+/// only if the cluster could still form.
 #[must_use]
 pub fn plan_restore(
     entry: LedgerEntry,
@@ -459,8 +463,9 @@ pub fn plan_restore(
     };
     let forms = matches!(stands.phase, None | Some(Phase::Open | Phase::Preparing));
     match entry {
-        // The database has the cluster's deadline, which an owner may have moved by reopening the
-        // cluster. Until then the cluster can form, and afterwards it expires again.
+        // An expiry needs no restoring, because the database contains the cluster's deadline. If an
+        // owner has reopened the cluster, the deadline is a later one, until which the cluster may
+        // form.
         LedgerEntry::End(EndCause::Deadline) => RestoreAction::Nothing,
         LedgerEntry::End(cause) if forms => RestoreAction::End(cause),
         LedgerEntry::End(_) => RestoreAction::Nothing,
@@ -484,13 +489,15 @@ pub fn plan_restore(
 #[must_use]
 pub fn contradicts(entry: Option<LedgerEntry>, step: ClusterDecision) -> bool {
     match (entry, step) {
-        // An owner may have reopened an expired cluster, which had decided nothing.
+        // An entry about an expiry forbids nothing. The expired cluster had decided nothing, and an
+        // owner may have reopened it.
         (None | Some(LedgerEntry::End(EndCause::Deadline)), _) => false,
         (Some(LedgerEntry::Commit { h, .. }), ClusterDecision::Commit { h: decided, .. }) => {
             h != decided
         }
         (Some(LedgerEntry::Commit { .. }), ClusterDecision::Freeze | ClusterDecision::End) => true,
-        // A commit document brings back a cluster that `db accept` has ended.
+        // A commit contradicts the end of a cluster, with one exception: a commit document brings
+        // back a cluster that `db accept` has ended.
         (Some(LedgerEntry::End(cause)), ClusterDecision::Commit { adopted, .. }) => {
             !(adopted && cause == EndCause::DatabaseAccepted)
         }

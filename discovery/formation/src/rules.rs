@@ -21,12 +21,14 @@ pub enum Rule {
     /// A list is frozen at an epoch above everything that its agents have signed or released.
     /// Without the rule a restored database proposes epochs that nobody may sign.
     FreezeAboveFloor,
-    /// Each key has one session: a boot counter not above the last one, with another nonce, means a
-    /// second holder of the key. Without the rule two copies of a host share one seat.
+    /// Each key has one session. A request with another nonce, and a boot counter that isn't above
+    /// the session's, comes from a second holder of the key. Without the rule two copies of a host
+    /// share one seat.
     ///
-    /// Defence in depth, so no exploration isolates it. [`Rule::SameMachine`] stops a copy first.
-    /// If the machines can't be told apart, the copy may get a document although its messages are
-    /// refused. This rule adds that an operator is informed.
+    /// Defence in depth: other rules back this one up, so no exploration fails if only this rule is
+    /// off. [`Rule::SameMachine`] stops a copied host first. If the two machines can't be told
+    /// apart, the copy may get a document although its messages are refused. But this rule makes
+    /// the service inform an operator.
     OneSession,
     /// A key takes a use of its token only while it has a seat. Without the rule each key takes a
     /// use forever, and a re-imaged host finds the token exhausted.
@@ -64,35 +66,37 @@ pub enum Rule {
     /// earlier one have released it. Without the rule one host completes the majorities of two
     /// lists.
     ReleasesFirst,
-    /// By rule S6 of `agent/sign.rs` an agent waits until the members of a list that have not
-    /// released it are fewer than a quorum. Without this rule it waits for one release less. The
-    /// quorum that has not released the list then starts, while the other members help another list
-    /// to a majority.
+    /// By rule S6 of `agent/sign.rs` an agent waits for so many releases that fewer than a quorum
+    /// of the earlier list's members have not released it. Without this rule the agent waits for
+    /// one release less. A quorum that has not released the list can then start, while the other
+    /// members help another list to a majority.
     EnoughReleases,
     /// A document is held only if its epoch is above everything that the agent released. Without
     /// the rule the agent breaks a promise to others.
     HoldAboveReleased,
-    /// A document is held only if the agent's journal records that the agent signed it. Without the
-    /// rule an agent with a restored old directory holds a document whose list it may have released
-    /// after that directory was saved.
+    /// An agent holds a document only if its journal records that it signed the document's list.
+    /// Without the rule an agent with a restored old directory holds a document whose list it may
+    /// have released after that directory was saved.
     ///
-    /// Defence in depth, so no exploration isolates it. An agent never holds a document of a list
-    /// that it did not sign, unless its journal was set back to an older state. An agent with such
-    /// a journal may also sign a second list, which no rule can notice. This rule covers the case
-    /// in which it only receives the document.
+    /// Defence in depth: other rules back this one up, so no exploration fails if only this rule is
+    /// off. An agent gets a document of a list that it did not sign only if its journal was set
+    /// back to an older state. An agent with such a journal may also sign a second list, which no
+    /// rule can notice. This rule covers the case in which the agent only receives the document.
     HoldWhatWasSigned,
     /// An agent that holds a document releases nothing. Without the rule its release helps others
     /// to sign a second list.
     HeldReleasesNothing,
-    /// Each incarnation has one document: a second one is reported, never held.
+    /// Each incarnation has one document. An agent that holds one never holds a second one, but
+    /// sends the held one to the service, which can then notice that there are two.
     ///
-    /// Defence in depth, so no exploration isolates it. An agent that signs a later list has
-    /// released the earlier one ([`Rule::HoldAboveReleased`]). An agent that holds a document signs
-    /// no other list (rule S7 of `agent/sign.rs`). So of all documents with its signature it may
-    /// hold only one. Without the rule nobody would be informed that there are two.
+    /// Defence in depth: other rules back this one up, so no exploration fails if only this rule is
+    /// off. An agent that signs a later list has released the earlier one
+    /// ([`Rule::HoldAboveReleased`]). An agent that holds a document signs no other list (rule S7
+    /// of `agent/sign.rs`). So of all documents with its signature, an agent may hold only one. But
+    /// without this rule nobody would be informed that there are two.
     OneDocument,
-    /// The marker and `launching` are durable before the node is executed. Without the rule a disk
-    /// that is lost right afterwards looks like one that was never used.
+    /// The marker and `launching` are durable before the node is executed. Without the rule, a disk
+    /// whose data is lost right after the start looks like one that was never used.
     LaunchingBeforeExec,
     /// The journal says `ran` only after the agent has seen the node's log. Without the rule a kill
     /// before the exec looks like lost data.

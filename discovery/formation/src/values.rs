@@ -108,7 +108,7 @@ impl fmt::Display for Incarnation {
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct GrantId(pub Arc<str>);
 
-/// Number of one try at a list, counted from 1; 0 means none yet.
+/// Number of one attempt to agree on a list of members, counted from 1; 0 means none yet.
 pub type Epoch = u64;
 
 /// Number of a seat in the list, counted from 1.
@@ -208,7 +208,7 @@ pub fn quorum(size: usize) -> usize {
     size / 2 + 1
 }
 
-/// List of members to be signed, with its epoch: (L, e).
+/// List of members to be signed, with the epoch in which it was frozen.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ProposedList {
     /// Cluster that the list is for.

@@ -49,7 +49,8 @@ pub fn classify(rules: &Rules, listing: &DirectoryListing) -> DirectoryKind {
     if listing.has_log {
         return DirectoryKind::Log(listing.marker);
     }
-    // Our marker makes the directory ours: other entries come from a start that didn't finish.
+    // A directory with our marker counts as ours. Other entries in it come from a start of the node
+    // that didn't finish.
     if let Some(incarnation) = listing.marker {
         return DirectoryKind::Marked(incarnation);
     }

@@ -1,5 +1,5 @@
-//! Decides whether an agent may hold a commit document, and launches the agent's node from the held
-//! one.
+//! Decides whether an agent may hold a commit document, and launches the node of an agent that
+//! holds one.
 
 use std::sync::Arc;
 
@@ -25,8 +25,8 @@ impl Agent {
                 }
                 return;
             }
-            // Never hold a second document. The service gets the held one instead, and so can
-            // notice that there are two.
+            // An agent that holds a commit document holds no second one. It sends the held one to
+            // the service, which can then notice that there are two.
             if rules.is_on(Rule::OneDocument) {
                 output.actions.push(AgentAction::SendDocument { h: held.proposal_hash });
                 return;
@@ -43,8 +43,8 @@ impl Agent {
         }
     }
 
-    /// Checks whether this agent may hold `document` and so become a member. The error says why the
-    /// agent may never hold it.
+    /// Checks whether this agent may hold `document`, and so become a member. Otherwise the error
+    /// says why the agent may never hold it.
     fn check_document(
         &self,
         rules: &Rules,

@@ -16,8 +16,8 @@ use crate::values::{
 /// where a variant says otherwise.
 #[derive(Clone, Debug)]
 pub enum AgentEvent {
-    /// The agent's record for this start is built and signed. The journal's record is used again if
-    /// it still fits.
+    /// The agent's signed record for this start is ready. It is the record in the journal if that
+    /// one still describes the host, or a new one.
     RecordReady(Arc<AgentRecord>),
     /// The service answered a request. The value is the cluster's state in that answer.
     StatusReceived(ClusterStatus),
@@ -59,7 +59,7 @@ pub struct ClusterStatus {
     pub phase: Phase,
     /// Epoch of the proposal, or of the next proposal if there is none now.
     pub epoch: Epoch,
-    /// Whether the service asks for the document that this agent holds.
+    /// Whether the service asks the agent for the commit document that the agent holds.
     pub wants_document: bool,
 }
 
@@ -77,8 +77,8 @@ pub struct ExaminedProposal {
     pub statement: Hash,
     /// Number of members that the statement asks for.
     pub size: u8,
-    /// Seats whose record doesn't verify under statement, grant and token, each with the reason
-    /// (rule S1 of `sign.rs`).
+    /// Seats with an invalid record, each with the reason (rule S1 of `sign.rs`). The signatures of
+    /// a record are verified under the statement, the grant and the token.
     pub invalid_records: BTreeMap<Seat, String>,
     /// Absolute difference between this host's clock and the service's, for rule S4 of `sign.rs`.
     pub skew: Millis,
@@ -98,8 +98,8 @@ pub struct ProbeAnswer {
     pub key: AgentKey,
     /// Incarnation of the probed agent's node.
     pub incarnation: Incarnation,
-    /// Highest epoch that the probed agent has released, durably. The signed release comes with the
-    /// answer.
+    /// Highest epoch of which the probed agent has durably signed a release. The signed release
+    /// comes with the answer.
     pub released_epoch: Epoch,
 }
 
@@ -155,7 +155,7 @@ pub enum AgentAction {
     WriteMarker { incarnation: Incarnation },
     /// Stop listening for probes and execute the node.
     Launch(StartSource),
-    /// Report the node's Raft cluster id to the service, once the node has one.
+    /// Report the node's Raft cluster id to the service, as soon as the node has one.
     Report,
     /// Report that the node can't run here and needs a replacement, and check again in a minute.
     RequestReplacement { why: String },
@@ -168,7 +168,7 @@ pub enum AgentAction {
 pub enum StartSource {
     /// No data: the node's first start, with the list of members.
     List,
-    /// The node's own log: any later start.
+    /// The node's own log: every later start.
     Log,
 }
 
@@ -187,14 +187,14 @@ pub enum ProposalObjection {
     /// this agent verified.
     #[error("S1: the list is for another statement, cluster or size than the one I verified")]
     ForeignList,
-    /// Rule S2 of `sign.rs`: the record of `seat` can't be a member's.
+    /// Rule S2 of `sign.rs`: no list can contain the record of `seat`.
     #[error("S2: seat {seat} can't be a member: {why}")]
     Unfit { seat: Seat, why: RecordFault },
     /// Rule S2 of `sign.rs`: two seats share a value that must be unique.
     #[error("S2: seats {one} and {other} share {clash}")]
     Duplicate { one: Seat, other: Seat, clash: RecordConflict },
-    /// Rule S2 of `sign.rs`: the members are spread over zones, and the zone of `seat` has too
-    /// many.
+    /// Rule S2 of `sign.rs`: the members are spread over zones, and the zone of `seat` has too many
+    /// members.
     #[error("S2: seat {seat} {why}")]
     Zone { seat: Seat, why: ZoneFault },
     /// Rule S4 of `sign.rs`: this host's clock is too far off the service's.
@@ -205,7 +205,8 @@ pub enum ProposalObjection {
         if *is_behind { "behind" } else { "ahead of" }
     )]
     Skew { skew: Millis, is_behind: bool, allowed: Millis },
-    /// Rule S5 of `sign.rs`: the agent has signed or released this epoch or a higher one.
+    /// Rule S5 of `sign.rs`: the agent has already signed a list or a release of this epoch or of a
+    /// higher one.
     #[error("S5: epoch {epoch} is not above {highest}, which I have signed or released")]
     OldEpoch { epoch: Epoch, highest: Epoch },
     /// Rule S5 of `sign.rs`: the epoch is higher than any that a cluster can have reached.

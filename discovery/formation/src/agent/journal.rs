@@ -19,7 +19,7 @@ pub struct Journal {
     pub key: AgentKey,
     /// Incarnation of the node: random, and made together with the key.
     pub incarnation: Incarnation,
-    /// Machine on which the key and the incarnation were made.
+    /// Machine on which the agent made its key and its incarnation.
     pub machine: MachineIdentity,
     /// Number of times that this agent has started.
     pub boot: u64,
@@ -27,8 +27,8 @@ pub struct Journal {
     pub record: Option<Arc<AgentRecord>>,
     /// Every list that the agent signed, by epoch. Never pruned, since the lists are few.
     pub signed_lists: BTreeMap<Epoch, SignedList>,
-    /// Highest epoch that the agent has released, 0 for none. It has promised never to be in a list
-    /// of this epoch or a lower one.
+    /// Highest epoch of which the agent has signed a release; 0 for none. It has promised never to
+    /// be in a list of this epoch or a lower one.
     pub released_epoch: Epoch,
     /// Commit document that the agent holds: it makes the agent a member.
     pub held_document: Option<Arc<CommitDocument>>,
@@ -48,7 +48,8 @@ pub enum LaunchState {
     NotStarted,
     /// The marker file is written, and the node's program may have been started.
     Launching,
-    /// The node's own log has been seen.
+    /// The agent has seen that the node created its Raft log. From now on the node starts from that
+    /// log.
     Ran,
 }
 
@@ -119,8 +120,8 @@ impl Journal {
         self
     }
 
-    /// Highest epoch that was signed or released, 0 for none; redeem and poll report it to the
-    /// service.
+    /// Highest epoch of which the agent has signed a list or a release; 0 for none. The agent
+    /// reports it to the service in each redeem and poll.
     #[must_use]
     pub fn highest_epoch(&self) -> Epoch {
         self.signed_lists.keys().next_back().copied().unwrap_or(0).max(self.released_epoch)
@@ -134,8 +135,8 @@ impl Journal {
         self.highest_epoch().saturating_add(MAX_EPOCH_DISTANCE).min(MAX_EPOCH)
     }
 
-    /// Checks what must hold of every journal, whatever events came in. Returns the first
-    /// violation.
+    /// Checks the conditions that every journal fulfils after any events. Returns the first one
+    /// that doesn't hold.
     #[must_use]
     pub fn violated_invariant(&self, rules: &Rules) -> Option<&'static str> {
         let bound = |held: &CommitDocument| {

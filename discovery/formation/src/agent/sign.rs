@@ -37,7 +37,8 @@ pub(super) fn check_proposal(
     check_s7_fresh_start(rules, journal, offer)
 }
 
-/// S1: every record is valid under statement and grant, and this agent's own is the one it sent.
+/// S1: every record is valid under statement and grant, and this agent's own is the one that it
+/// sent.
 fn check_s1_records(journal: &Journal, offer: &ExaminedProposal) -> Result<(), ProposalObjection> {
     if let Some((&seat, why)) = offer.invalid_records.iter().next() {
         return Err(ProposalObjection::InvalidRecord { seat, why: why.clone() });
@@ -87,8 +88,9 @@ fn check_s4_clock_skew(offer: &ExaminedProposal) -> Result<(), ProposalObjection
     Ok(())
 }
 
-/// S5: the epoch is above each one that was signed or released, and not beyond the limit. A list
-/// that the agent has already signed passes again, unless the agent has released it.
+/// S5: the epoch is above each one of which the agent signed a list or a release, and at most
+/// [`Journal::epoch_limit`]. A list that the agent has already signed passes again, unless the
+/// agent has released it.
 fn check_s5_epoch(
     rules: &Rules,
     journal: &Journal,

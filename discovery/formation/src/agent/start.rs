@@ -92,8 +92,8 @@ fn decide_before_launch(
         (DirectoryKind::Blank, _) if member => StartDecision::ResumeToLaunch,
         (DirectoryKind::Blank, _) => StartDecision::Resume,
         (_, OwnFiles::Marker) if member => StartDecision::ResumeToLaunch,
-        // With `LaunchingBeforeExec` off nothing is written before the exec: only a log shows that
-        // the node ran.
+        // Case of the exploration: with the rule `LaunchingBeforeExec` off, the agent writes
+        // nothing before it executes the node. Then only a log shows that the node has run.
         (DirectoryKind::Log(_), _) if member && !rules.is_on(Rule::LaunchingBeforeExec) => {
             StartDecision::StartNode(StartSource::Log)
         }

@@ -39,13 +39,13 @@ pub struct Agent {
     pub session: AgentSession,
     /// Proposal that the agent is deciding on.
     pub(super) pending_proposal: Option<PendingProposal>,
-    /// Verified releases of other agents: the highest epoch of each.
+    /// Verified releases of other agents. Each value is the agent's highest released epoch.
     pub(super) releases: BTreeMap<AgentKey, Epoch>,
 }
 
 impl Agent {
-    /// Returns an agent that goes on after its start. The caller has written `journal` to disk with
-    /// the boot counter of this start. `nonce` is random and new.
+    /// Creates the agent at its start. The caller has written `journal` to disk with the boot
+    /// counter of this start. `nonce` is random and new.
     #[must_use]
     pub fn new(journal: Journal, nonce: u128) -> Agent {
         let session = AgentSession { boot: journal.boot, nonce };
@@ -196,7 +196,8 @@ impl Agent {
             return;
         }
         if let Some(held) = &self.journal.held_document {
-            // The document makes this agent a member, whatever the service knows.
+            // The held document makes this agent a member, even if the service doesn't know that.
+            // So no refusal ends the agent.
             if let Some(
                 RefusalCode::BootClosed | RefusalCode::Abandoned | RefusalCode::UnknownKey,
             ) = code
@@ -214,8 +215,8 @@ impl Agent {
                 | RefusalCode::Abandoned
                 | RefusalCode::Retired,
             ) => stop(EXIT_FOR_GOOD, "the cluster has no place for this host"),
-            // Don't restart: each copy's restart would take the key over from the other copy,
-            // without end.
+            // Two hosts use this key, because one has a copy of the other's disk. End for good:
+            // with each restart, one host would take the key over from the other again.
             Some(RefusalCode::KeyElsewhere) => {
                 stop(EXIT_FOR_GOOD, "another session holds this agent's key: this host is a copy")
             }

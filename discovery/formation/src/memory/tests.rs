@@ -22,7 +22,8 @@ fn ledger_summary() -> LedgerSummary {
     LedgerSummary { database: Some(known_database()), entries: 3 }
 }
 
-/// Returns the database that `ledger_summary` remembers, a moment later.
+/// Returns what a process finds in the database that `ledger_summary` describes, if nothing has
+/// changed since.
 fn database() -> ObservedDatabase {
     ObservedDatabase {
         identity: IDENTITY,
@@ -54,8 +55,8 @@ fn an_unchanged_database_is_recognised_and_its_new_decisions_are_copied() {
     assert_eq!(compare(&ledger_summary(), &database()), Ok(CopyScope::NewDecisions));
     let later = ObservedDatabase { wal: 200, newest: 9, ..database() };
     assert_eq!(compare(&ledger_summary(), &later), Ok(CopyScope::NewDecisions));
-    // The process was killed after it wrote its row and before it wrote the ledger's position. That
-    // is no difference.
+    // The process was killed between two writes: it had written its row, but not the position
+    // beside its ledger. So the row is one sweep ahead, which is no difference.
     let killed =
         ObservedDatabase { process_row: Some(ProcessRow { entries: 3, sweeps: 10 }), ..database() };
     assert_eq!(compare(&ledger_summary(), &killed), Ok(CopyScope::NewDecisions));
@@ -80,8 +81,8 @@ fn another_database_identity_is_noticed_even_with_an_empty_ledger() {
             compare(&ledger_summary(), &ObservedDatabase { identity, ..database() }),
             Err(difference)
         );
-        // Another process has stored this identity, with the generation number that this process
-        // knows.
+        // Case: the database has stored the changed identity as its own. Its generation number is
+        // still the one that this process remembers.
         let stored = Some(StoredGeneration { identity, generation: 2 });
         assert_eq!(
             compare(&ledger_summary(), &ObservedDatabase { identity, stored, ..database() }),
@@ -131,14 +132,14 @@ fn all_history_is_new_in_a_generation_that_another_process_began() {
         ..database()
     };
     assert_eq!(compare(&ledger_summary(), &found), Ok(CopyScope::NewHistory));
-    // The row comes from the dump: it counts the sweeps of another history.
+    // Case: the process's row comes from the dump, so it counts the sweeps of another history.
     let own = Some(ProcessRow { entries: 0, sweeps: 2 });
     assert_eq!(
         compare(&ledger_summary(), &ObservedDatabase { process_row: own, ..found }),
         Ok(CopyScope::NewHistory)
     );
-    // The database was restored once more and lost this process's row, so no generation waits for
-    // it.
+    // Case: the database was restored once more, and lost this process's row. So the present
+    // generation doesn't wait for this process's ledger, and the process must begin another one.
     let forgets = ObservedDatabase { process_row: None, ..found };
     assert_eq!(compare(&ledger_summary(), &forgets), Err(DatabaseDifference::MissingProcess));
 }

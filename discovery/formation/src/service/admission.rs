@@ -57,7 +57,7 @@ impl StepState<'_> {
         Ok(())
     }
 
-    /// Admits a new key.
+    /// Admits an agent whose key has not redeemed a token of this cluster before.
     fn admit(&mut self, redeem: &Redeem) -> Result<(), Refusal> {
         let grant = &redeem.grant;
         self.check_grant(grant)?;
@@ -220,7 +220,8 @@ impl StepState<'_> {
         Ok(())
     }
 
-    /// Makes `session` the session of `key`, or refuses it if another session has the key.
+    /// Makes `session` the session of `key`. Refuses it if another session has the key and
+    /// `session` has no higher boot counter.
     fn take_over(&mut self, key: AgentKey, session: AgentSession) -> Result<(), Refusal> {
         let one_session = self.context.rules.is_on(Rule::OneSession);
         let agent = self.agent_mut(key);
@@ -239,8 +240,8 @@ impl StepState<'_> {
         }
     }
 
-    /// Renews the lease of an agent in a forming cluster, queues the agent if it was absent, and
-    /// raises the floor.
+    /// Renews the lease of an agent in a forming cluster, and queues the agent if it was absent.
+    /// Raises the cluster's `floor` to the agent's highest epoch.
     fn renew(&mut self, key: AgentKey, highest_epoch: Epoch) {
         let until = self.now.after(self.context.settings.lease);
         let place = self.cluster.next_queue_number;

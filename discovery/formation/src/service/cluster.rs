@@ -91,7 +91,7 @@ pub struct Cluster {
     pub reports: BTreeMap<AgentKey, u64>,
     /// Grants that were revoked: they admit no new key.
     pub revoked: BTreeSet<GrantId>,
-    /// Revoked grants that also give no seat to the agents that came with them earlier.
+    /// Revoked grants whose seats were freed: no agent that came with such a grant gets a seat.
     pub freed: BTreeSet<GrantId>,
     /// Reason for which the cluster ended; set in the last three phases.
     pub ended: Option<ClusterEnd>,
@@ -120,7 +120,7 @@ pub struct Applicant {
     pub lease_until: UnixMicros,
     /// Session that holds the key; `None` after an adoption, until the agent's next request.
     pub session: Option<AgentSession>,
-    /// Highest epoch that the agent says it has signed or released.
+    /// Highest epoch of which the agent says it has signed a list or a release.
     pub highest_epoch: Epoch,
     /// Number of failed lists that were counted against the agent.
     pub failed_lists: u32,

@@ -1,8 +1,8 @@
 //! Ends of a cluster, and the effects of a changed database on it.
 //!
-//! A decided list stays decided for ever. Neither retiring a cluster nor taking that back freezes
-//! or commits anything. An expired cluster has decided nothing, so its owner may let it form after
-//! all.
+//! A decided list stays decided for ever. Retiring a cluster freezes or commits nothing, nor does
+//! taking the retirement back. An expired cluster has decided nothing, so its owner may let it form
+//! after all.
 
 use crate::rules::Rule;
 use crate::service::cluster::{ClusterEnd, EndCause, Phase, Seating};
@@ -17,13 +17,14 @@ impl StepState<'_> {
         if committed && self.context.rules.is_on(Rule::AbandonBeforeCommit) {
             return Err(Refusal::AlreadyCommitted { phase: self.cluster.phase });
         }
-        // An ended cluster may be abandoned again only if it was abandoned before. If `db accept`
-        // or a ledger has closed the cluster, it may come back with its document. The answer must
-        // then not say that the cluster was abandoned.
+        // An abandonment may be repeated. After any other end the request is refused: if `db
+        // accept` or a ledger has ended the cluster, its commit document may bring it back. The
+        // answer must then not say that the cluster was abandoned.
         let cause = self.cluster.ended.as_ref().map(|ended| ended.cause);
         if cause != Some(EndCause::Abandon) {
             self.refuse_if_ended()?;
-            // A ledger may still show that the cluster was committed, and its nodes may run.
+            // While the ledgers have not agreed, one of them may show that the cluster is
+            // committed. Then its nodes may run.
             if self.cluster.is_unsettled && self.context.rules.is_on(Rule::EndWhenSettled) {
                 return Err(Refusal::Unsettled);
             }
@@ -128,7 +129,8 @@ impl StepState<'_> {
     pub(super) fn end(&mut self, phase: Phase, cause: EndCause, by: String) {
         self.cluster.phase = phase;
         self.cluster.ended = Some(ClusterEnd { cause, at: self.now, by });
-        // A retired cluster keeps its decided list; an uncommitted proposal is void from now on.
+        // A retired cluster keeps its decided list. Any other end happens before the commit, and
+        // makes a proposal void.
         if phase != Phase::Retired {
             self.cluster.frozen = None;
         }

@@ -68,7 +68,7 @@ pub struct Redeem {
     pub record: Arc<AgentRecord>,
     /// Session of the agent that sends the request.
     pub session: AgentSession,
-    /// Highest epoch that the agent has signed or released, 0 for none.
+    /// Highest epoch of which the agent has signed a list or a release; 0 for none.
     pub highest_epoch: Epoch,
     /// Grant that the record names, as the database knows it.
     pub grant: Grant,
@@ -92,6 +92,6 @@ pub struct Poll {
     pub key: AgentKey,
     /// Session of the agent that sends the request.
     pub session: AgentSession,
-    /// Highest epoch that the agent has signed or released, 0 for none.
+    /// Highest epoch of which the agent has signed a list or a release; 0 for none.
     pub highest_epoch: Epoch,
 }

@@ -64,7 +64,7 @@ pub fn explain(
     lines
 }
 
-/// Writes the lines about one cluster, in its state at `now`.
+/// Writes the reasons why one cluster waits, in its state at `now`.
 struct Explainer<'a> {
     cluster: &'a Cluster,
     next: Option<UnixMicros>,

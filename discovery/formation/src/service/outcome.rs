@@ -56,11 +56,11 @@ pub struct Answer {
     /// Seat and state of the agent that sent the request; `None` if the sender is no agent of this
     /// cluster.
     pub standing: Option<AgentStanding>,
-    /// Hash of the proposal, while preparing and for its members only. The caller serves `frozen`
-    /// with the agents' releases.
+    /// Hash of the proposal, while preparing and for its members only. The caller sends these
+    /// members the list in [`Cluster::frozen`](super::Cluster::frozen), with the agents' releases.
     pub proposal: Option<Hash>,
-    /// Hash of the decided list, from the commit on and for its members only. The caller serves the
-    /// document with the asker's leaf certificates.
+    /// Hash of the decided list, from the commit on and for its members only. The caller sends the
+    /// document, with the leaf certificates of the member that asked.
     pub document: Option<Hash>,
 }
 

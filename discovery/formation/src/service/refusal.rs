@@ -54,7 +54,7 @@ pub enum Refusal {
     /// The grant has admitted as many keys as it may.
     #[error("the token has admitted {admitted} keys, and no more than {limit} are allowed")]
     TooManyKeys { admitted: usize, limit: usize },
-    /// Every use of the grant is taken by a key. Only with `Rule::UseIsASeat` off.
+    /// Every use of the grant is taken by a key. This happens only with `Rule::UseIsASeat` off.
     #[error("every use of the token is taken")]
     GrantUsed,
     /// No list can contain the record.
@@ -63,7 +63,8 @@ pub enum Refusal {
     /// The record has no zone, and the members are spread over zones.
     #[error("the record can't be a member's: it {0}")]
     NoZone(ZoneFault),
-    /// The record and another live agent's record have the same value where values must be unique.
+    /// The record shares a value that must be unique, such as a name or URL, with another live
+    /// agent's record.
     #[error("{other} is live and shares with it {clash}")]
     Duplicate { other: AgentKey, clash: RecordConflict },
     /// The cluster isn't committed yet: only members of a decided list may report.
@@ -107,7 +108,7 @@ pub enum Refusal {
 /// codes on as production does. Refusals share a code if the agent's next step is the same.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum RefusalCode {
-    /// The list was decided without the asker.
+    /// The list was decided without the agent that sent the request.
     BootClosed,
     /// The cluster was given up before the commit.
     Abandoned,
@@ -127,7 +128,7 @@ pub enum RefusalCode {
     UnknownKey,
     /// The request conflicts with another record, agent or statement.
     Conflict,
-    /// The record can't be a member's.
+    /// No list of the cluster can contain the record.
     RecordRefused,
     /// The grant isn't stored here. Only the service around the state machine, which looks grants
     /// up, uses this code.
@@ -329,8 +330,8 @@ impl Refusal {
         }
     }
 
-    /// Returns the remedy for a request that doesn't fit the cluster's end: the cluster has ended,
-    /// or has not ended as the request requires.
+    /// Returns the remedy for a request that doesn't fit the cluster's phase: the cluster has
+    /// ended, or the request needs an end that has not happened.
     fn remedy_of_an_end(&self) -> &'static str {
         match self {
             Refusal::Ended { phase: Phase::Expired, .. } => {

@@ -19,8 +19,8 @@ pub struct StepContext<'a> {
     /// Whether the clock has run evenly for [`FormationSettings::steady_after`]. Only then does a
     /// deadline that has passed end a cluster, because a clock that jumped forward may be set back.
     pub is_clock_steady: bool,
-    /// Computes the hash of a proposal: SHA-256 as the protocol writes it. Called at most twice in
-    /// a step.
+    /// Computes the hash of a proposal: SHA-256 over the bytes that the protocol defines. Called at
+    /// most twice in a step.
     pub hash: &'a dyn Fn(&ProposedList) -> Hash,
 }
 
@@ -91,7 +91,8 @@ pub(super) struct StepState<'a> {
     pub(super) alarms: Vec<Alarm>,
 }
 
-/// Key of the agent that sent the event, if an agent did, or the refusal.
+/// Result of applying an event: the key of the agent that sent it, `None` if no agent did, or the
+/// refusal.
 pub(super) type EventResult = Result<Option<AgentKey>, Refusal>;
 
 impl StepState<'_> {

@@ -76,7 +76,8 @@ impl StepState<'_> {
         self.time_out();
     }
 
-    /// Frees the seats of lapsed leases. Returns a member of the frozen list if one of them lapsed.
+    /// Frees the seats of agents whose leases have lapsed. If any of these agents is in the frozen
+    /// list, returns one such agent.
     fn lapse(&mut self) -> Option<AgentKey> {
         let due = |agent: &crate::service::cluster::Applicant| {
             agent.seating != Seating::Absent && agent.lease_until <= self.now
@@ -110,7 +111,7 @@ impl StepState<'_> {
         let at_fault = links::find_members_at_fault(self.context.rules, frozen, counts);
         let missing = frozen.proposal.records.len() - frozen.acks.len();
         let text = format!("epoch {} timed out with {missing} acks missing", self.cluster.epoch);
-        // A broken link is no single agent's fault, so the error names none.
+        // A broken link is not the fault of one agent alone, so the error names no agent.
         let (key, text) = match links::describe_links(&links::find_broken_links(frozen)) {
             Some(broken) => (None, format!("{text}; {broken}")),
             None => (at_fault.first().copied(), text),

@@ -9,8 +9,8 @@ use crate::service::refusal::Refusal;
 use crate::service::step::{EventResult, StepState};
 use crate::values::{AgentKey, Epoch, Hash, Release, quorum};
 
-/// Number of bytes that are kept of a text that an agent sends. The API takes 300 characters, and a
-/// code for the reason precedes them.
+/// Number of bytes that are kept of a text from an agent. The API accepts 300 characters, and puts
+/// a code for the reason in front of them.
 const MAX_SENTENCE_BYTES: usize = 400;
 
 impl StepState<'_> {
