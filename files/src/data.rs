@@ -290,7 +290,8 @@ impl FolderChecker {
             FileType::Symlink if !folder.is_exposed && !is_other_user(facts.owner, self.user) => {
                 Ok(())
             }
-            // A program that was killed leaves its sockets behind, as etcd does with unix:// URLs.
+            // Sockets are accepted: a killed program leaves its own behind, as etcd does with
+            // unix:// URLs.
             FileType::Socket if !folder.is_exposed && facts.owner == self.user => Ok(()),
             FileType::Directory if is_other_user(facts.owner, self.user) => prepared(),
             FileType::Directory if folder.depth < MAX_DEPTH => {
@@ -456,7 +457,8 @@ mod tests {
         set_mode(root.path(), 0o777);
         let found = open_data_folder(&folder).unwrap();
         assert_eq!(found.exposure, Some(Exposure::Mode(root.path().to_owned(), 0o777)));
-        // Another user may have created this link.
+        // Another user may have created a link in a folder that everybody may write to, so the link
+        // is refused.
         symlink(&folder, root.path().join("link")).unwrap();
         assert!(matches!(open_data_folder(&root.path().join("link")), Err(Error::NotPlainFile(_))));
     }

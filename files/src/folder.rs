@@ -77,7 +77,7 @@ pub fn inspect_data_folder(path: &Path) -> Result<Option<DataFolder>, Error> {
     }
 }
 
-/// Accepts the error of a walk if a folder is missing on the path, and could be made.
+/// Accepts the error of a walk to `path` if a folder on the path is missing, but could be made.
 fn check_missing(path: &Path, error: Error) -> Result<(), Error> {
     match &error {
         Error::Io { source, .. } if source.kind() == ErrorKind::NotFound => {
