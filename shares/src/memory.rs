@@ -22,13 +22,13 @@ pub struct MemoryBounds {
     pub guaranteed: usize,
 }
 
-/// Part of the bounds that a charge may fill, in eighths. Charges that must not wait get a larger
-/// part, so they still find room when other charges find none.
+/// Part of the memory bounds that a charge may fill, in eighths. Charges that must not wait get a
+/// larger part, so they still find room when other charges find none.
 #[derive(Clone, Copy, Debug)]
 pub struct BudgetShare(pub usize);
 
 impl BudgetShare {
-    /// The whole of the bounds.
+    /// The whole of the memory bounds.
     pub const WHOLE: Self = Self(8);
 
     fn of_bound(self, bound: usize) -> usize {

@@ -25,8 +25,8 @@ struct PoolState<K> {
     next: u64,
     taken: usize,
     by_key: BTreeMap<K, KeySlots>,
-    /// Keys ordered by number of slots, then by age of the oldest slot. The last one loses a slot
-    /// if one is evicted.
+    /// Keys ordered by number of slots, then by age of the oldest slot. If a slot is evicted, the
+    /// last key in this order loses it.
     ranks: BTreeSet<(usize, Reverse<u64>, K)>,
 }
 
@@ -94,8 +94,8 @@ fn lock<K>(state: &Mutex<PoolState<K>>) -> MutexGuard<'_, PoolState<K>> {
 }
 
 impl<K: Ord + Clone> PoolState<K> {
-    /// Takes away the oldest slot of the key that holds the most slots. Returns false if that key
-    /// holds no more than `own` slots. `own` is the number of slots of the key that needs another.
+    /// Evicts the oldest slot of the key that holds the most slots. `own` is the number of slots of
+    /// the key that needs another one. Returns false if no key holds more than `own` slots.
     fn evict_for(&mut self, own: usize) -> bool {
         let Some((most, Reverse(oldest), key)) = self.ranks.last().cloned() else { return false };
         if own >= most {

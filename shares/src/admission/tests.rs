@@ -1,4 +1,5 @@
-//! Admission on the loopback interface. A handshake here is one byte after the first.
+//! Tests of admission over the loopback interface. The handshake of these tests ends when the
+//! client's first two bytes have arrived.
 
 use std::{net::SocketAddr, time::Instant};
 
@@ -125,7 +126,8 @@ async fn a_newcomer_evicts_the_oldest_of_many_hosts_that_hold_one_slot_each() {
     for host in 10..14 {
         half.push(connect(&format!("127.0.0.{host}"), address, b"x").await);
     }
-    // Wait until all of them hold a handshake slot: the next connection must not find a free one.
+    // Wait until all four connections hold a handshake slot. The next connection must not find a
+    // free one.
     sleep(Duration::from_millis(100)).await;
     let _client = connect("127.0.0.2", address, b"xx").await;
     let both = [next(&mut told).await, next(&mut told).await];
