@@ -112,8 +112,8 @@ impl MembershipView {
         let (count, started) = (voters().count(), count_started(voters()));
         let needed = quorum(count + 1);
         let mut objections = Vec::new();
-        // A second member may always join a single started one, although the second has not started
-        // yet.
+        // As in etcd, a single started voter may add a second one. The new voter has not started
+        // yet, so the rule below would refuse it.
         let is_second = started == 1 && count == 1;
         if !is_learner && !is_second && started < needed {
             objections.push(QuorumObjection::NotEnoughStarted { started, needed });
@@ -153,9 +153,9 @@ impl MembershipView {
         (healthy < needed).then_some(QuorumObjection::Unhealthy { healthy, needed })
     }
 
-    /// Returns the objection to making a learner one more voter (`mayPromoteMember` and
-    /// `IsReadyToPromoteMember`). The learner itself counts as started, because it could not be in
-    /// sync otherwise.
+    /// Returns the objection to promoting one learner to a voter (`mayPromoteMember` and
+    /// `IsReadyToPromoteMember`). The learner counts as started, because a learner that hasn't
+    /// started can't be in sync.
     #[must_use]
     pub fn promotion_objection(&self) -> Option<QuorumObjection> {
         let (started, needed) =
