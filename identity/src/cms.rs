@@ -23,7 +23,7 @@ const SET_BYTE: u8 = 0x31;
 /// First byte of the encoding of a constructed element with the context tag 0.
 const CONTEXT_0_BYTE: u8 = 0xa0;
 
-/// Reason why a message isn't of this form.
+/// Reason why a message doesn't have the form that AWS signs.
 type CmsError = &'static str;
 
 /// The parts of a message whose signature is not verified yet. Signed attributes were compared with
@@ -186,8 +186,8 @@ fn signed_attributes(attributes: &Element<'_>, content: &[u8]) -> Result<Vec<u8>
     if (types, hashes) != (1, 1) {
         return Err("the signed attributes lack the content's type or digest");
     }
-    // An encoding with a definite length is already DER, if the sender followed RFC 5652. If it
-    // isn't DER, the signature doesn't verify.
+    // If the attributes have a definite length and the sender followed RFC 5652, they are already
+    // in DER. If they aren't in DER, the signature doesn't verify.
     match attributes.whole.split_first() {
         Some((&CONTEXT_0_BYTE, rest)) if attributes.header.length().is_definite() => {
             Ok([&[SET_BYTE], rest].concat())

@@ -60,7 +60,7 @@ pub enum KeysError {
         /// Fault in the file.
         fault: &'static str,
     },
-    /// The directory has none of the files.
+    /// The directory has no file with the keys of a cloud.
     #[error(
         "{} has none of the files aws.pem (AWS' certificates), gcp.json and azure.json (JWKS): put \
          those of your clouds there",

@@ -98,7 +98,7 @@ fn a_message_with_a_changed_byte_never_gives_other_facts() {
             }
         }
     }
-    // Content, signature and signed attributes are most of the message.
+    // Most of the message is content, signature and signed attributes, in which no byte may change.
     assert!(refused > 3 * bytes.len() * 3 / 4, "{refused} of {}", 3 * bytes.len());
 }
 
@@ -166,7 +166,7 @@ fn jwts_of_other_issuers_algorithms_and_keys_are_refused() {
     malformed(with_header(&json!({ "alg": "RS256" })));
     let other_key = with_header(&json!({ "alg": "RS256", "kid": "other" }));
     assert_eq!(other_key, Err(IdentityError::BadSignature(Cloud::Gcp)));
-    // The header is signed, too.
+    // The signature covers the header, so an added parameter makes it invalid.
     let longer = with_header(&json!({ "alg": "RS256", "kid": "test", "x": 1 }));
     assert_eq!(longer, Err(IdentityError::BadSignature(Cloud::Gcp)));
     malformed(verify(&document(Cloud::Gcp, "a.b")));
