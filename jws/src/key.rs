@@ -238,7 +238,8 @@ mod tests {
                 let is_of_family = algorithm.family() == family;
                 let verifier = Verifier::new(algorithm, &public(family));
                 assert_eq!(verifier.is_ok(), is_of_family, "{algorithm:?} {family:?}");
-                // Any bytes are an HMAC key. A private key of another family must be well-formed.
+                // HMAC takes any bytes as a key. A private key of another family must be
+                // well-formed.
                 let is_key = is_of_family && family == AlgorithmFamily::Hmac;
                 let signer = Signer::new(algorithm, &private(family));
                 assert_eq!(signer.is_ok(), is_key, "{algorithm:?} {family:?}");
