@@ -36,7 +36,7 @@ pub enum SystemAction {
     AdvanceAgent(usize),
     /// A node makes its log.
     MakeLog(usize),
-    /// An agent sees its node's log.
+    /// An agent sees that its node has a log.
     SeeLog(usize),
     /// A member reports its Raft cluster.
     Report(usize),
@@ -44,7 +44,8 @@ pub enum SystemAction {
     ShowDocument(usize),
     /// A process writes the document to its ledger and then sends it.
     Publish(usize),
-    /// A process compares its database with its ledger, and puts back what is missing.
+    /// A process compares its database with its ledger. If the database lacks entries of the
+    /// ledger, the process restores them.
     InspectDatabase(usize),
     /// A process makes one of its periodic sweeps: it compares its database with its ledger, and
     /// increments its sweep counter.

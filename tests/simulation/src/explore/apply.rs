@@ -31,8 +31,8 @@ pub fn apply(
     }
     if reductions::are_hosts_independent(system, config) {
         next.followed_host = action.host().and_then(|at| u8::try_from(at).ok());
-        // These faults can't happen any more. Their numbers are set to 0, so that states which
-        // differ in nothing else are merged.
+        // Faults of these kinds can't happen any more. The numbers of them that are left are set to
+        // 0, so that states which differ only in these numbers are merged.
         let left = &mut next.faults_left;
         (left.pauses, left.timeouts, left.cluster_ends, left.accepts) = (0, 0, 0, 0);
         (left.links, left.clock_jumps, next.is_ahead) = (0, 0, false);

@@ -13,7 +13,8 @@ pub struct ExplorationConfig {
     pub seats: u8,
     /// Number of hosts that take part.
     pub hosts: usize,
-    /// Highest epoch that is explored. States of a higher epoch are counted but not followed.
+    /// Highest epoch that is explored. States of a higher epoch are counted, but their successors
+    /// aren't explored.
     pub epochs: u64,
     /// Rules of formation that the state machines of service and agent follow.
     pub rules: Rules,
@@ -27,13 +28,13 @@ pub struct ExplorationConfig {
     /// - At most one document is ever sent, even for lists without a common host.
     /// - No document is sent after the cluster was abandoned.
     pub expects_ledger: bool,
-    /// Whether property 3 alone is checked. States that can't lead to a second majority are not
-    /// followed then.
+    /// Whether to check only property 3 (no two majorities). Then the successors of states that
+    /// can't lead to a second majority aren't explored.
     pub majorities_only: bool,
     /// Whether the service lies: any list of known records may be shown at any time.
     pub service_lies: bool,
-    /// The only lists that a lying service shows, as epoch and hosts. If this is empty, it shows
-    /// every list.
+    /// The only lists that a lying service shows. Each is given by its epoch and its hosts. If this
+    /// is empty, the service may show every list.
     pub false_lists: Vec<(u64, Vec<usize>)>,
     /// Whether late messages of dead and re-imaged hosts may still arrive.
     pub has_late_messages: bool,
@@ -49,7 +50,7 @@ pub struct ExplorationConfig {
     /// Whether members report their Raft cluster, one by one. Reports decide nothing, so large
     /// explorations leave them out.
     pub reports: bool,
-    /// One fault-free run is played for this many states. 0 means that none is played.
+    /// The exploration plays one fault-free run for this many states. 0 means that it plays none.
     pub fault_free_interval: u64,
     /// Maximum number of faults of all kinds together on one path. The limit of each kind in
     /// `faults` applies as well. 255 means no limit.
@@ -65,11 +66,11 @@ pub struct ExplorationConfig {
 pub struct Environment {
     /// A transaction locks the cluster's row first.
     pub row_lock: bool,
-    /// Each process keeps a ledger, and compares its database with it.
+    /// Each process keeps a ledger, and compares the database with its ledger.
     pub ledger: bool,
     /// Each database has an identity that no dump carries, and each process checks it.
     pub has_database_identity: bool,
-    /// Each process counts its sweeps, in its row and beside its ledger.
+    /// Each process counts its sweeps, in its row of the database and beside its ledger.
     pub has_sweep_counters: bool,
     /// Ledgers are complete: before a process decides anything, it copies all decisions of the
     /// other processes.
@@ -135,8 +136,8 @@ pub struct FaultCounts {
     pub reopenings: u8,
     /// Maximum number of times that an owner accepts a changed database before the ledgers agree.
     pub accepts: u8,
-    /// Maximum number of transactions that read the row and write it later. Needs `row_lock`
-    /// switched off.
+    /// Maximum number of transactions that read the cluster's row without a lock and write it
+    /// later. Needs `row_lock` switched off.
     pub overlaps: u8,
     /// Maximum number of process crashes. If the ledger isn't synced, its last entry is lost.
     pub crashes: u8,
@@ -148,7 +149,8 @@ pub struct FaultCounts {
     /// Maximum number of times that an owner declares a process gone, so that nobody waits for its
     /// ledger.
     pub forgets: u8,
-    /// Maximum number of links between two hosts that go down for good, in both directions.
+    /// Maximum number of links that go down for good. A link joins two hosts and goes down in both
+    /// directions.
     pub links: u8,
     /// Maximum number of times that the service's clock is ahead by `CLOCK_JUMP` for a while and
     /// then right again.

@@ -26,7 +26,8 @@ pub struct DatabaseState {
     pub recorded_identity: u32,
     /// Number of the database's generation; grows each time a process finds a changed database.
     pub generation: u64,
-    /// Whether every process has put its ledger's contents back since the database last changed.
+    /// Whether every process has restored its ledger's entries in the database since the database
+    /// last changed.
     pub settled: bool,
     /// Decisions about the cluster in their order, numbered from 1: commits and ends.
     pub decisions: Vec<LedgerEntry>,
@@ -41,7 +42,7 @@ pub struct ProcessTableRow {
     pub entries: u64,
     /// Number of sweeps of the process.
     pub sweep_count: u64,
-    /// Whether the process has put its ledger's contents back in this generation of the database.
+    /// Whether the process has restored its ledger's entries in this generation of the database.
     pub has_restored_ledger: bool,
     /// Whether an owner has declared that the process won't come back.
     pub is_forgotten: bool,
@@ -86,8 +87,9 @@ pub struct LedgerPosition {
 }
 
 impl Ledger {
-    /// Stores `entry`, unless the ledger holds a stronger one. A commit replaces an end, another
-    /// end replaces an expiry, and a document replaces a hash.
+    /// Stores `entry`, unless the ledger holds a stronger one. A commit is stronger than an end,
+    /// and any other end is stronger than an expiry. A commit with its document is stronger than
+    /// the same commit without it.
     pub fn record(&mut self, entry: LedgerEntry) {
         let is_stronger = match (self.entry, entry) {
             (None, _) => true,
@@ -136,10 +138,10 @@ impl DatabaseState {
         }
     }
 
-    /// Returns what process `at`, which remembers `summary`, sees on a new connection. If
-    /// `environment` has no database identity, all databases look like the same one. If
-    /// `environment` lacks a counter (sweeps, ledger entries), the result has the value that
-    /// `summary` remembers.
+    /// Returns what the process with index `at` sees on a new connection. `summary` is what the
+    /// process remembers. If `environment` has no database identity, all databases look like the
+    /// same one. If `environment` lacks a counter (sweeps, ledger entries), the result has the
+    /// value that `summary` remembers.
     #[must_use]
     pub fn observe(
         &self,
@@ -166,7 +168,8 @@ impl DatabaseState {
         }
     }
 
-    /// Returns what a transaction of process `at` reads to check a decision against the ledger.
+    /// Returns what a transaction of the process with index `at` reads, in order to check a
+    /// decision against the ledger.
     #[must_use]
     pub fn read(
         &self,

@@ -26,8 +26,8 @@ const PROGRESS_INTERVAL: Duration = Duration::from_secs(10);
 struct Frame {
     state: FingerprintedState,
     actions: Vec<SystemAction>,
-    /// Index of the first action to take. It differs between states, so that an interrupted search
-    /// has not explored one corner only.
+    /// Index of the action with which to begin. Frames begin with different actions, so that an
+    /// interrupted search has not explored only one corner of the states.
     first: usize,
     /// Number of actions taken so far.
     taken: usize,
@@ -111,7 +111,8 @@ pub(super) fn explore(
             while std::time::Instant::now() < until
                 && !threads.iter().all(|thread| thread.is_finished())
             {
-                // The interval is short, so that the search ends soon after its threads.
+                // Check often whether the threads have ended, so that the search ends soon after
+                // them.
                 std::thread::sleep(20 * IDLE_PAUSE);
             }
         }

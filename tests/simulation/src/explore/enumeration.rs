@@ -126,7 +126,7 @@ fn add_host_actions(
             actions.push(SystemAction::Report(at));
         }
     }
-    // An agent may learn of a newer epoch in every mode.
+    // An agent may learn of a newer epoch in every `AgentMode`.
     let latest = if config.service_lies { config.epochs + 1 } else { system.sent.epoch };
     if !no_op::has_stopped_releasing(config, journal) {
         actions.extend(
@@ -274,7 +274,7 @@ fn add_service_actions(
         let known = cluster.agents.get(&key);
         let new = |agent: &formation_explored::service::Applicant| {
             if config.reduced {
-                // A release below the row's epoch changes nothing in the row
+                // A release of an epoch below the row's epoch changes nothing in the row
                 // (`reductions::clear_unread_fields`).
                 epoch >= cluster.epoch && agent.highest_epoch < epoch
             } else {
@@ -374,7 +374,7 @@ fn add_database_actions(
         let whole = |h: Hash| Some(LedgerEntry::Commit { h, document: true });
         let is_in_ledger =
             |h: &Hash| process.ledger.entry == whole(*h) || !config.environment.ledger;
-        // Once no ledger will be read again, its contents don't matter.
+        // If no process will read a ledger again, the contents of ledgers make no difference.
         let are_ledgers_read = !config.reduced || !reductions::is_database_final(system, config);
         if are_ledgers_read {
             add_process_actions(system, config, at, actions);
@@ -401,8 +401,9 @@ fn add_database_actions(
                 actions.push(SystemAction::Backup);
             }
         } else {
-            // Each running process must have examined its database since its ledger was replaced:
-            // see `processes`.
+            // A restore needs every running process to have examined its database, also after its
+            // ledger was replaced. Otherwise database and ledger would be set back together, which
+            // no process can notice (`formation_explored::memory`).
             let compared =
                 system.processes.iter().all(|process| process.connected || process.is_lost);
             let may = |setback: &&RestoreMethod| match setback {

@@ -329,8 +329,8 @@ fn is_usable(system: &SystemState, config: &ExplorationConfig, at: usize) -> boo
     let blank = host.directory.marker.is_none()
         && !host.directory.has_log
         && host.directory.entries.iter().all(|entry| entry == "lost+found");
-    // Exit code 1 means that a person must act. The fault-free run checks whether that was needed,
-    // so such a host is treated as usable.
+    // An agent that ended with exit code 1 needs a person. The fault-free run checks whether that
+    // was necessary, so its host is treated as usable.
     let ended = matches!(host.mode, AgentMode::Stopped(3) | AgentMode::AwaitingReplacement);
     let may_sign =
         host.journal.as_ref().is_none_or(|journal| may_sign_again(system, config, journal));
@@ -354,8 +354,8 @@ fn may_sign_again(system: &SystemState, config: &ExplorationConfig, journal: &Jo
     journal.held_document.is_none() && journal.signed_lists.iter().all(can_end)
 }
 
-/// Returns whether the member's node runs with list `h`, or could still be started with it. The
-/// member must be on a living host, and its agent must not have ended.
+/// Returns whether the member holds the document of list `h`, or may still get it. Returns false if
+/// its host is dead, and if its agent has ended, waits for a replacement, or refuses its directory.
 fn can_run(system: &SystemState, key: AgentKey, h: Hash) -> bool {
     let has_key = |host: &&std::sync::Arc<HostState>| {
         host.alive && host.journal.as_ref().is_some_and(|journal| journal.key == key)

@@ -220,7 +220,7 @@ fn permuted(order: &[usize], from: usize, count: usize) -> Vec<Vec<usize>> {
     (0..count).flat_map(swapped).collect()
 }
 
-/// View of a state with its hosts in some order, without the parts that can make no difference any
+/// View of a state with its hosts in some order. It leaves out what can make no difference any
 /// more.
 #[derive(Clone, Copy)]
 struct OrderedView<'a> {
@@ -302,7 +302,7 @@ impl OrderedView<'_> {
         hasher.finish()
     }
 
-    /// Adds the links that are down and that `which` selects.
+    /// Adds to the hash the links that are down, as far as `which` selects them.
     fn links(&self, hasher: &mut FingerprintHasher, which: impl Fn(usize, usize) -> bool) {
         let name = |host: usize| u64::from(self.places[host]);
         let down = self.system.links.down().filter(|&(from, to)| which(from, to));
@@ -313,7 +313,8 @@ impl OrderedView<'_> {
         }));
     }
 
-    /// Adds the states of both processes, so that their indexes make no difference.
+    /// Adds the databases and the states of both processes to the hash. The states are summed, so
+    /// the processes' indexes make no difference.
     fn processes(&self, hasher: &mut FingerprintHasher) {
         let (system, places) = (self.system, self.places);
         for database in [Some(&system.database), system.backup.as_ref()].into_iter().flatten() {

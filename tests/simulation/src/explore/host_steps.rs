@@ -76,7 +76,8 @@ fn perform_output(
             Todo::Launch(_) => set_mode(system, at, AgentMode::LaunchingNode),
             Todo::RequestReplacement { .. } => set_mode(system, at, AgentMode::AwaitingReplacement),
             Todo::Stop { exit, .. } => set_mode(system, at, AgentMode::Stopped(exit)),
-            // Each of these is a separate `SystemAction` of the exploration.
+            // The exploration has a separate `SystemAction` for each of these three, so nothing
+            // happens here.
             Todo::Redeem | Todo::SendDocument { .. } | Todo::Report => {}
         }
     }
@@ -130,8 +131,8 @@ pub(super) fn receive_refusal(
     };
     let output = agent_at(system, at).step(&config.rules, event);
     perform_output(system, config, at, output)?;
-    // The agent has stopped until a person brings another token. The fault-free run checks whether
-    // that was needed.
+    // The agent stops until a person brings another token. The fault-free run checks whether
+    // another token was really needed.
     if matches!(refusal, Refusal::GrantUsed) {
         set_mode(system, at, AgentMode::Stopped(1));
     }
@@ -207,8 +208,8 @@ fn probe(
         return Err(closed());
     }
     let peer = agent_at(system, at);
-    // If an agent takes all its steps at once, the probe may have arrived before the node was
-    // launched.
+    // If an agent takes all its steps in one action, the state before its launch is missing, in
+    // which it still listened. So the probe counts as having arrived in that state.
     if !peer.is_listening() && !system.are_agent_steps_atomic() {
         return Err(closed());
     }

@@ -1,5 +1,5 @@
-//! Discovery processes. Each reads its database, compares it with its own ledger by the production
-//! code, and acts on the result.
+//! Discovery processes. Each reads its database, lets the production code compare it with the
+//! process's ledger, and acts on the result.
 
 use std::sync::Arc;
 
@@ -32,11 +32,11 @@ pub enum RestoreMethod {
 
 /// Lets the process examine its database, as it does on each new connection. If the database isn't
 /// the one that the process remembers, the process begins a new generation. In either case it
-/// copies the decisions that its ledger lacks. While the generation isn't settled, it puts back
-/// what its ledger holds.
+/// copies the decisions that its ledger lacks. While the generation isn't settled, it restores its
+/// ledger's entries in the database.
 ///
 /// # Errors
-/// Returns a property that doesn't hold after an entry was put back.
+/// Returns a property that doesn't hold after an entry was restored.
 pub(super) fn inspect_database(
     system: &mut SystemState,
     config: &ExplorationConfig,
@@ -60,7 +60,7 @@ pub(super) fn inspect_database(
     };
     copy_decisions(system, config, at, scope);
     // The database may have another history than the ledger, so the ledger's entry is checked
-    // against the cluster's state.
+    // against the cluster's state in the database.
     let is_restore_needed = |system: &SystemState| {
         let entry = system.processes[at].ledger.entry;
         let needs_restore = |entry| {
@@ -126,8 +126,8 @@ fn copy_decisions(
     let from = if scope == CopyScope::NewDecisions { copied } else { 0 };
     for entry in system.database.decisions.iter().skip(from) {
         process.ledger.record(match *entry {
-            // A copied decision has no document: a process or agent that holds the document sends
-            // it.
+            // The ledger gets the decision without the document. A process or agent that holds the
+            // document sends it later.
             LedgerEntry::Commit { h, .. } => LedgerEntry::Commit { h, document: false },
             end @ LedgerEntry::End(_) => end,
         });
@@ -162,8 +162,8 @@ fn restore_from_ledger(
     config: &ExplorationConfig,
     at: usize,
 ) -> Result<(), PropertyViolation> {
-    // This transaction reports the change of the database to the cluster's row, before anything is
-    // put back.
+    // This transaction tells the cluster's row that the database has changed, before any entry is
+    // restored.
     let _ = transact(system, config, ClusterEvent::Tick)?;
     if let Some(entry) = system.processes[at].ledger.entry {
         match plan_restore(entry, Some(&system.database.cluster_state()), false) {
@@ -189,7 +189,7 @@ fn settle_if_complete(database: &mut DatabaseState) {
     database.settled |= database.rows.iter().all(|row| row.has_restored_ledger || row.is_forgotten);
 }
 
-/// An owner declares that process `at` won't come back.
+/// Lets an owner declare that process `at` won't come back.
 pub(super) fn forget(system: &mut SystemState, at: usize) {
     let database = Arc::make_mut(&mut system.database);
     database.rows[at].is_forgotten = true;
@@ -197,7 +197,7 @@ pub(super) fn forget(system: &mut SystemState, at: usize) {
 }
 
 /// Returns whether an owner may declare that process `at` won't come back. The database must be
-/// waiting for it, another process must answer, and the process must not be running.
+/// waiting for this process, another process must answer, and this process must not be running.
 #[must_use]
 pub(super) fn may_be_forgotten(
     system: &SystemState,
@@ -233,8 +233,8 @@ fn close(system: &mut SystemState, config: &ExplorationConfig, cause: EndCause) 
 }
 
 /// Returns whether the serving process may make this decision: to freeze a list, to commit one, or
-/// to end the cluster. It must not while its ledger is behind the database or contradicts the
-/// decision.
+/// to end the cluster. It may not if its ledger lacks a decision of the database, or contradicts
+/// the new decision.
 #[must_use]
 pub(super) fn may_decide(
     system: &SystemState,
@@ -294,12 +294,16 @@ pub(super) fn restore(system: &mut SystemState, config: &ExplorationConfig, meth
     system.database = Arc::new(database);
 }
 
-/// Returns whether nothing would change if process `at` checked its database now.
+/// Returns whether nothing would change if `process` examined its database now.
 #[must_use]
-pub(super) fn is_up_to_date(system: &SystemState, config: &ExplorationConfig, at: usize) -> bool {
-    let (process, database) = (&system.processes[at], &system.database);
+pub(super) fn is_up_to_date(
+    system: &SystemState,
+    config: &ExplorationConfig,
+    process: usize,
+) -> bool {
+    let row = system.database.rows[process];
+    let (process, database) = (&system.processes[process], &system.database);
     let Some(known) = &process.ledger.position else { return !config.environment.ledger };
-    let row = database.rows[at];
     let copied =
         known.copied_decisions == database.decisions || !config.environment.has_complete_ledgers;
     process.connected
@@ -310,8 +314,8 @@ pub(super) fn is_up_to_date(system: &SystemState, config: &ExplorationConfig, at
         && (database.settled || row.has_restored_ledger)
 }
 
-/// Returns whether each process has swept since the backup was taken. Only then may it be restored
-/// in place.
+/// Returns whether each process has swept since the backup was taken. Only such a backup may be
+/// restored in place.
 #[must_use]
 pub(super) fn have_swept_since_backup(system: &SystemState) -> bool {
     let Some(backup) = &system.backup else { return false };

@@ -4,9 +4,10 @@
 //! each step from one has an equivalent step from the other, and every property judges both alike.
 //!
 //! All reductions depend on [`ExplorationConfig::reduced`]. `tests/explore_reduction.rs` explores
-//! small configurations, and every regression with its rule switched off, with and without them. If
-//! an argument relies on a rule or on a guarantee of the environment, the function checks that it
-//! is on. A lying service has no state, so with one hardly anything is left out.
+//! small configurations, and every regression with its rule switched off, once with reductions and
+//! once without. If an argument relies on a rule or on a guarantee of the environment, the function
+//! checks that this rule or guarantee is on. If the service lies, hardly anything is left out,
+//! because any list may then be shown at any time.
 
 use std::sync::Arc;
 
@@ -154,8 +155,8 @@ pub(super) fn is_unknown_to_others(host: &HostState, config: &ExplorationConfig)
     config.reduced && host.journal.is_none() && host.mode == AgentMode::Running && blank()
 }
 
-/// Returns whether the database's present state is final: no restore is left, no ledger differs,
-/// and no transaction is under way.
+/// Returns whether the database's present state is final: no restore is left, the ledgers are
+/// consistent with the database, and no transaction is under way.
 #[must_use]
 pub(super) fn is_database_final(system: &SystemState, config: &ExplorationConfig) -> bool {
     system.faults_left.restores == 0
@@ -166,8 +167,8 @@ pub(super) fn is_database_final(system: &SystemState, config: &ExplorationConfig
 }
 
 /// Returns whether all processes are connected and no ledger can object to a decision of the
-/// database. After a database or ledger was set back, the database must also be settled, and no
-/// process may find a difference.
+/// database. If a database or ledger was set back, two more conditions must hold: the database is
+/// settled, and no process finds a difference.
 #[must_use]
 pub(super) fn are_ledgers_consistent(system: &SystemState, config: &ExplorationConfig) -> bool {
     let database = &system.database;
@@ -210,8 +211,8 @@ pub(super) fn is_serving_process_relevant(
     config.environment.ledger && can_be_set_back && matters && !are_processes_alike(system)
 }
 
-/// Returns whether both processes are in the same state, and every database has equal rows for
-/// both.
+/// Returns whether both processes are in the same state. Also their two rows must be equal in the
+/// database and in the backup.
 #[must_use]
 pub(super) fn are_processes_alike(system: &SystemState) -> bool {
     let rows = |database: &Arc<DatabaseState>| database.rows[0] == database.rows[1];

@@ -190,7 +190,8 @@ fn committed_and_restored() -> Vec<SystemAction> {
     ]
 }
 
-/// Returns cases R1 to R3, and the case with one release too few. In each, two lists share hosts.
+/// Returns cases R1 to R3, and the case in which an agent waits for one release too few. In each,
+/// two lists share hosts.
 fn two_clusters() -> Vec<RegressionCase> {
     let no_ledger = Environment { ledger: false, ..Environment::SOUND };
     let mut cases = vec![RegressionCase {
@@ -325,9 +326,9 @@ fn cases_beyond_the_database() -> Vec<RegressionCase> {
 
 /// Returns R16, R17 and similar cases. In each, only one of two processes has sent the document.
 fn rollback_cases() -> Vec<RegressionCase> {
-    // Leave out the fault-free run. In most states here the process with the ledger can't go on. So
-    // that run would report a violation of `Property::WayOut` before the one that the case is
-    // about.
+    // Leave out the fault-free run. In most states of these cases, the process with the ledger
+    // can't go on. So the run would report a violation of `Property::WayOut` before the violation
+    // that the case is about.
     let one_seat = |name, faults| ExplorationConfig {
         epochs: 2,
         faults,
@@ -601,8 +602,8 @@ fn other_rule_cases() -> Vec<RegressionCase> {
                 "hosts release an epoch, another list forms on that word, and they sign one of it",
                 Safeguard::Rule(Rule::OneListPerEpoch),
                 ExplorationConfig {
-                    // `HoldAboveReleased` is off too, because it alone would keep the hosts from
-                    // holding the document.
+                    // `HoldAboveReleased` is off, too. With it, the hosts would not hold the
+                    // document, so the missing rule would do no harm.
                     rules: Rules::ALL.without(Rule::HoldAboveReleased),
                     ..lying_service_config("one list per epoch", 2)
                 },

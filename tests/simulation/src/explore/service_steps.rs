@@ -237,7 +237,8 @@ pub(super) fn expire(
     change_deadline(system, config, true, |cluster| cluster.deadline = PASSED_DEADLINE)
 }
 
-/// Accepts the database as it is. The serving process puts its own ledger back first.
+/// Lets an owner accept the database as it is. Before that, the serving process restores its own
+/// ledger's entries.
 pub(super) fn accept(
     system: &mut SystemState,
     config: &ExplorationConfig,

@@ -80,7 +80,8 @@ pub struct HostState {
     pub mode: AgentMode,
     /// List that the node was started with, if the node runs.
     pub running_list: Option<Hash>,
-    /// Whether a directory with a marker or a log was lost since the host was last re-imaged.
+    /// Whether the node's directory was lost while it had a marker or a log. Becomes false when the
+    /// host is re-imaged.
     pub data_lost: bool,
 }
 
@@ -108,7 +109,7 @@ pub enum AgentMode {
 pub struct SentMessages {
     /// Lists that the service has frozen.
     pub proposals: BTreeSet<Hash>,
-    /// Highest epoch that the service has shown while forming.
+    /// Highest epoch that the service has shown while the cluster was forming.
     pub epoch: Epoch,
     /// Signed acks, by key and list.
     pub acks: BTreeSet<(AgentKey, Hash)>,

@@ -41,7 +41,7 @@ impl VisitedSet {
         // A table stays usable after a panic: a change that was left unfinished can at most lose
         // fingerprints.
         let mut table = self.tables[table].lock().unwrap_or_else(PoisonError::into_inner);
-        // At most 7/8 of the slots are used, so that every search finds an empty one.
+        // At most 7/8 of a table's slots are used, so that every lookup finds an empty slot.
         if (table.used + 1) * 8 > table.slots.len() * 7 {
             table.grow();
         }
