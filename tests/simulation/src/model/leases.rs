@@ -29,7 +29,7 @@ pub enum LeaseEvent {
 pub struct Leases {
     /// Existing leases, by id.
     pub all: BTreeMap<i64, Lease>,
-    /// Changes since the caller last took them out of this list.
+    /// Changes since the caller last took the changes out of this list.
     pub events: Vec<LeaseEvent>,
     /// Number of expiry entries that were committed in a later term than the term of their
     /// proposal.

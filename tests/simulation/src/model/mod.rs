@@ -4,7 +4,7 @@
 //! types of requests and responses. It has no index, no table and no batches, and compaction
 //! deletes nothing.
 //!
-//! Two users compare with it:
+//! Two kinds of tests compare the store with the model:
 //! - The simulation applies committed entries to it. It then compares every outcome, every member's
 //!   store and every watch. Each read is compared at the log index that the serving member had
 //!   applied.

@@ -56,7 +56,8 @@ impl Simulation {
     /// Empties the machine's disk. The machine's name and address stay.
     fn wipe_disk(&mut self, id: u64, seed: u64) -> Result<(), InvariantViolation> {
         let files = SmallFiles::new(first_incarnation(id) ^ u128::from(seed));
-        // A single founder starts without asking any peer, so no peer would refuse it.
+        // The machine of a single founder starts without asking any peer, so no peer could refuse
+        // it.
         let starts_alone =
             self.plan.members == 1 && self.nodes[index_of(id)].is_founder(&self.plan);
         let is_refused =
@@ -93,7 +94,8 @@ impl Simulation {
 
     fn start_copy_from_image(&mut self, id: u64, seed: u64) {
         let Some((disk, files)) = self.outdated_image(id, seed) else { return };
-        // The image might be a quorum together with machines that lost promises earlier.
+        // A machine with the old image and the machines that lost promises earlier might together
+        // be a quorum.
         if !self.has_quorum_without(id) {
             return;
         }
@@ -181,7 +183,7 @@ impl Simulation {
         let cannot_reach = |node: &SimulatedNode| {
             others().any(|other| other.id > node.id && self.may_lose_contact(node, other))
         };
-        // A stopped machine shows only after its start what it has applied, so its index is taken
+        // The index that a stopped machine has applied isn't known before its start, so it is taken
         // as 0.
         let applied =
             |node: &SimulatedNode| node.store_view().map_or(0, |view| view.applied().index);

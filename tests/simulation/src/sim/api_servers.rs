@@ -47,10 +47,11 @@ const KEYS_PER_LEASE: u64 = 4;
 enum Task {
     #[default]
     Nothing,
-    /// Request for the next page of a list. The value is the index of the copy that needs the list.
+    /// Request for the next page of a list. The value is the index in [`ApiServer::copies`] of the
+    /// prefix's copy that needs the page.
     Page(usize),
-    /// Request for the store's newest revision. The value is the index of the copy whose reader
-    /// needs it.
+    /// Request for the store's newest revision. The value is the index in [`ApiServer::copies`] of
+    /// the prefix's copy whose reader needs the revision.
     Newest(usize),
     Grant(i64),
     Change {
@@ -72,7 +73,8 @@ pub(super) struct ApiServer {
     /// Whether the API server reads its stream rarely, and little at a time.
     is_slow: bool,
     task: Task,
-    /// Change to be retried: index of the copy, key, and the record that the store has.
+    /// Change to be retried. The parts are the index of the prefix's copy in `copies`, the key, and
+    /// the record that the store has.
     retry: Option<(usize, Bytes, Option<KeyValue>)>,
     /// Lease for new keys, and the number of keys that may still be attached to it.
     lease: Option<(i64, u64)>,
@@ -278,8 +280,8 @@ impl ApiServer {
         self.copies.iter_mut().for_each(|copy| copy.watch = None);
     }
 
-    /// Watches each completely listed copy from its revision on, and stops watching all other
-    /// copies.
+    /// Starts a watch for each prefix whose copy is completely listed, from the copy's revision on.
+    /// Ends the watches of all other copies.
     fn watch(&mut self) {
         let Some(stream) = &mut self.stream else { return };
         for copy in &mut self.copies {
@@ -364,7 +366,7 @@ impl Simulation {
         Ok(())
     }
 
-    /// Lets an API server read from its watch stream for one turn.
+    /// Lets an API server poll its watch stream several times, and schedules when it polls again.
     pub(super) fn run_api_server_stream(
         &mut self,
         number: usize,
@@ -372,7 +374,8 @@ impl Simulation {
         let max_delay = if self.servers[number].is_slow { 200_000 } else { 12_000 };
         let delay = self.rng.range(400, max_delay);
         self.schedule(delay, ScheduledEvent::ApiServer { server: number });
-        // After the faults, an API server that restarted every second could list for ever.
+        // After the faults no API server restarts. One that restarted every second would list for
+        // ever.
         if !self.are_faults_over && self.rng.chance(20) {
             self.servers[number].stream = None;
             if self.rng.chance(400) {

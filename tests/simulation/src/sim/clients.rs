@@ -63,7 +63,7 @@ pub(super) struct SimulatedClient {
     pub kept_lease: Option<i64>,
     /// Token that the client has received for a password.
     pub token: Option<AssignedToken>,
-    /// Number of requests that had to be answered and were.
+    /// Number of the client's requests that had to be answered, and were answered.
     pub served: u64,
 }
 

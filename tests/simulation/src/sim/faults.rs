@@ -306,7 +306,8 @@ impl Simulation {
             node.paused_until = now;
             let is_running = node.process.is_some();
             if is_running {
-                // A power cut that was scheduled on the disk happens now instead.
+                // A power cut that was scheduled for a later operation of the disk happens now
+                // instead.
                 self.end_process(id, false);
             }
             let disk = &self.node(id).disk;

@@ -54,7 +54,8 @@ impl MemberProcess {
         self.mail.propose(proposal).is_ok()
     }
 
-    /// Reports the end of a checkpoint entry to the lessor, if `request` proposed that entry.
+    /// Tells the lessor (the lease clock) that a checkpoint entry has ended, if `request` proposed
+    /// that entry.
     pub(super) fn end_checkpoint(&mut self, request: u64) {
         if let Some(pending) = self.pending_checkpoint.take_if(|pending| pending.request == request)
         {

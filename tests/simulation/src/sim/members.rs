@@ -71,8 +71,8 @@ impl Simulation {
         if at > self.latest_members.0 {
             if self.latest_members.1 != *view.members() {
                 self.leadership_since = self.now;
-                // A member with a pending request may have been removed, so none of these requests
-                // must be answered any more.
+                // The machine that a client waits for may belong to a removed member. So the
+                // requests that are pending now need not be answered any more.
                 let pending = self.clients.iter_mut().filter_map(|client| client.pending.as_mut());
                 pending.for_each(|pending| pending.must_be_answered = false);
                 self.latest_members.1 = view.members().clone();
@@ -291,7 +291,7 @@ impl Simulation {
             );
             let proposal = ClientProposal { id: RequestId(request), kind: EntryKind::Normal, data };
             if let Some(process) = self.running_process(id, generation) {
-                // If the queue is full, a later call proposes it again.
+                // If the queue of proposals is full, a later call proposes the record again.
                 let _ = process.mail.propose(proposal);
             }
             self.wake(id)?;
@@ -342,8 +342,8 @@ impl Simulation {
         }
     }
 
-    /// Checks that consensus uses the members of the store's table, once the core knows which
-    /// entries were applied.
+    /// Checks that consensus uses the members of the store's table. Does nothing while the core
+    /// doesn't know all entries that the store has applied.
     pub(super) fn check_members_in_use(&self, id: u64) -> Result<(), InvariantViolation> {
         let Some(process) = &self.nodes[index_of(id)].process else { return Ok(()) };
         let driver = process.core.driver();

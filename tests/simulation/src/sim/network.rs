@@ -23,8 +23,8 @@ impl Network {
         alone || self.cut.contains(&(from, to))
     }
 
-    /// Cuts the links between two groups of members, or a single link. The cut is in both
-    /// directions or in one only.
+    /// Cuts the links between two groups of members, or a single link. Each cut is drawn to be in
+    /// both directions or in one only.
     pub(super) fn partition(&mut self, rng: &mut Rng, members: u64) {
         self.cut.clear();
         let one_way = rng.chance(300);

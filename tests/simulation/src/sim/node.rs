@@ -49,9 +49,9 @@ pub(super) struct MemberProcess {
     /// Queue of input for the core.
     pub mail: Mail,
     pub tick_is_due: bool,
-    /// Time at which peers are sent the commit index, if a peer lacks it.
+    /// Time at which the member sends its commit index to peers, if a peer lacks it.
     pub commit_index_due: Option<u64>,
-    /// Whether an event is already scheduled that will run the busy core.
+    /// Whether an event that will run the busy core is already scheduled.
     pub core_is_due: bool,
     pub writer: LogWriter,
     pub applier: Applier<KvStateMachine>,
@@ -62,7 +62,7 @@ pub(super) struct MemberProcess {
     pub log_group: Option<Vec<LogJob>>,
     /// Queue of jobs for the state machine.
     pub apply_jobs: VecDeque<ApplyJob>,
-    /// Jobs that the state machine is working on.
+    /// Jobs that the state machine took together (its turn), and is working on.
     pub turn: Option<ApplyBatch>,
     /// Handle through which clients subscribe to watches.
     pub watches: WatchHub,
@@ -79,12 +79,12 @@ pub(super) struct MemberProcess {
     pub reader: LogReader,
     /// Number of reads of old entries under way.
     pub fetches_in_progress: usize,
-    /// Snapshot that is being written.
+    /// Snapshot that is requested, and not written yet.
     pub snapshot_to_write: Option<Arc<View>>,
     pub snapshots: SnapshotStore<MemoryBodies>,
-    /// Files of `snapshots`, kept in memory.
+    /// Bodies of the snapshots in `snapshots`, kept in memory.
     pub bodies: MemoryBodies,
-    /// Whether the next snapshot body to be sent is missing.
+    /// Whether the body of the next snapshot will be missing when the snapshot is sent.
     pub drops_next_body: bool,
     /// Connected streams, by peer.
     pub connected: BTreeMap<u64, ConnectedStream>,
@@ -587,8 +587,8 @@ impl MemberProcess {
         true
     }
 
-    /// Lets the state machine take queued jobs, unless it is busy. Returns the number of jobs
-    /// taken.
+    /// Lets the state machine take queued jobs for its next turn, unless it is busy. Returns the
+    /// number of jobs taken.
     pub(super) fn begin_apply_turn(&mut self) -> usize {
         if self.turn.is_some() {
             return 0;
@@ -600,8 +600,8 @@ impl MemberProcess {
         before - self.apply_jobs.len()
     }
 
-    /// Runs a turn of the state machine. If `idle`, the machine then makes the store durable.
-    /// Returns its output, and whether the machine can continue.
+    /// Lets the state machine work on the jobs of `turn`. If `idle`, the state machine then makes
+    /// the store durable. Returns its output, and whether it can continue.
     pub(super) fn run_turn(
         &mut self,
         turn: ApplyBatch,

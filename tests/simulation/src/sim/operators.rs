@@ -32,7 +32,7 @@ const MAX_MACHINES: usize = 14;
 
 /// Virtual microseconds after which an operator considers the outcome unknown.
 const OPERATOR_TIMEOUT: u64 = 300_000;
-/// Virtual microseconds that a leader waits for the outcome of its proposal.
+/// Virtual microseconds for which a leader waits for the outcome of the change that it proposed.
 const PROPOSAL_TIMEOUT: u64 = 1_500_000;
 /// Virtual microseconds that a leader waits for its successor's election.
 const TRANSFER_TIMEOUT: u64 = 10 * TICK;
@@ -74,8 +74,8 @@ pub(super) struct Operator {
 }
 
 impl Simulation {
-    /// Calls `f` with a judge of membership changes that has the present knowledge of the node's
-    /// process.
+    /// Calls `f` with a judge of membership changes. The judge knows what the node's process knows
+    /// now.
     fn with_judge<T>(
         &self,
         node: &SimulatedNode,
@@ -394,7 +394,8 @@ impl Simulation {
     }
 
     fn add(&mut self, table: &MemberTable) -> Option<MemberChange> {
-        // If an operator's request for a machine is unanswered, that operator will repeat it.
+        // An operator repeats its unanswered request for a machine. So another operator leaves that
+        // machine alone.
         let is_asked_for = |node: &SimulatedNode| {
             let mut requests =
                 self.operators.iter().filter_map(|operator| operator.unanswered.as_ref());

@@ -1,6 +1,6 @@
-//! Streams between members, as the transport reports them, and the snapshots sent beside the
-//! messages. A stream connects some time after both ends can reach each other. It breaks some time
-//! after they can't.
+//! Streams between members, as the transport reports them, and the snapshots that are sent beside
+//! the messages. A stream connects some time after its two ends can reach each other. It breaks
+//! some time after they can no longer reach each other.
 
 use std::path::{Path, PathBuf};
 
@@ -151,8 +151,8 @@ impl Simulation {
         })
     }
 
-    /// Returns whether the process on `at` accepts a stream from machine `id`. The process decides
-    /// by its member table, and by the promises of peers that it remembers.
+    /// Returns whether the process on machine `at` accepts a stream from machine `id`. The process
+    /// decides by its member table, and by the promises of peers that it remembers.
     pub(super) fn admit_stream(&mut self, at: u64, id: u64) -> Result<(), StreamRefusalReason> {
         let guards = self.options.guards;
         let from = &self.nodes[index_of(id)];
@@ -171,8 +171,9 @@ impl Simulation {
         if !is_bound && guards.same_incarnation() {
             return Err(StreamRefusalReason::Disowned);
         }
-        // In production, answers of the member's connected process show that it is alive when
-        // another process wants to replace it.
+        // When another process wants to replace a member's connected process, production sees from
+        // its answers that the connected process is alive. Here the simulation looks at the process
+        // itself.
         let before = process.connected.get(&member.0).filter(|stream| {
             let before = &self.nodes[index_of(stream.machine)];
             stream.machine != id

@@ -15,8 +15,8 @@ pub(super) struct HistoryPlan {
     /// Chance that a message takes up to [`HistoryPlan::long_delay`], per mille.
     pub late_chance: u64,
     pub long_delay: u64,
-    /// Mean virtual microseconds between two partitions; 0 means none. All other `…_every` fields
-    /// are such intervals for their kinds of fault.
+    /// Mean virtual microseconds between two partitions; 0 means none. Each field `…_every` below
+    /// is such an interval for another kind of fault.
     pub partition_every: u64,
     pub crash_every: u64,
     pub pause_every: u64,
@@ -48,7 +48,8 @@ pub(super) struct HistoryPlan {
     pub checkpoint_entries: u64,
     /// Number of operators that change the members; 0 means that the members stay the same.
     pub operators: usize,
-    /// Whether operators' changes are judged strictly.
+    /// Whether a membership change is refused if it could cost the quorum
+    /// (`--strict-reconfig-check`).
     pub strict: bool,
     pub max_learners: u64,
     /// Virtual microseconds that a member must have been connected to count as healthy.
@@ -69,7 +70,7 @@ pub(super) struct HistoryPlan {
     pub mail: MailBounds,
     /// Number of jobs queued for the log or the state machine at which the core waits.
     pub queued_jobs: usize,
-    /// Maximum number of concurrent reads of old entries.
+    /// Maximum number of reads of old log entries at the same time.
     pub queued_fetches: usize,
     /// Chance that the core is busy when input arrives, per mille.
     pub busy_core: u64,

@@ -224,7 +224,7 @@ impl EffectSink for CorePorts<'_> {
     }
 }
 
-/// Output of a turn of the state machine.
+/// Output of the state machine after it has worked on the jobs of one turn.
 #[derive(Default)]
 pub(super) struct TurnOutput {
     pub notices: Vec<Notice>,
@@ -237,7 +237,7 @@ pub(super) struct TurnOutput {
 /// Everything that the state machine can call in the simulation.
 pub(super) struct MachinePorts<'a> {
     pub snapshots: &'a SnapshotStore<MemoryBodies>,
-    /// Snapshot that is being written.
+    /// Snapshot that is requested, and not written yet.
     pub snapshot_to_write: &'a mut Option<Arc<View>>,
     pub output: TurnOutput,
 }

@@ -70,7 +70,8 @@ impl Simulation {
         }
         let now = self.now;
         let Some(process) = self.running_process(id, generation) else { return Ok(()) };
-        // The event belongs to an earlier commit index if the time is later, or unset.
+        // If the stored time is later or unset, this event was scheduled for an earlier commit
+        // index.
         if process.commit_index_due.take_if(|due| *due <= now).is_none() {
             return Ok(());
         }
@@ -78,7 +79,8 @@ impl Simulation {
         self.wake(id)
     }
 
-    /// Sets or clears the time at which a member sends its commit index, after rounds of its core.
+    /// Called after rounds of a member's core. Schedules the sending of the member's commit index
+    /// if it is unsent, and otherwise clears the scheduled time.
     fn schedule_commit_index(&mut self, id: u64, generation: u64) {
         let now = self.now;
         let delay = u64::try_from(COMMIT_INDEX_DELAY.as_micros()).unwrap_or(u64::MAX);
@@ -306,8 +308,8 @@ impl Simulation {
         }
     }
 
-    /// Runs a member's core because it has input, most often at once. While the core is busy,
-    /// inputs accumulate for a later round.
+    /// Runs a member's core because it has input, in most cases at once. Sometimes the core is
+    /// drawn to be busy, so that inputs accumulate for a later round.
     pub(super) fn wake(&mut self, id: u64) -> Result<(), InvariantViolation> {
         // The tick that is scheduled for the end of the pause wakes the member.
         if self.remaining_pause(id).is_some() {

@@ -201,7 +201,8 @@ impl Simulation {
         Ok(())
     }
 
-    /// Ends the wait of a request without an outcome, because its leader has failed.
+    /// Gives up a request whose outcome no client will learn, because the leader that proposed it
+    /// has failed.
     pub(super) fn lose_outcome(&mut self, node: u64, id: u64) {
         if let Some((client, _)) = self.find_request(node, id) {
             self.report.lost_outcomes += 1;

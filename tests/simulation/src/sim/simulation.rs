@@ -135,7 +135,7 @@ pub struct SimulationReport {
     pub notices: u64,
     /// Progress requests of watches.
     pub progress_requests: u64,
-    /// Turns of a state machine that took more than one job.
+    /// Turns in which a state machine took more than one job together.
     pub shared_turns: u64,
     /// Messages and requests that met a full queue.
     pub full_queues: u64,

@@ -39,7 +39,7 @@ pub(super) enum RequestUser {
     Anonymous,
     /// User named by a client certificate.
     Certificate(&'static str),
-    /// User of this token.
+    /// User whom the member finds by this token.
     WithToken(AssignedToken),
 }
 

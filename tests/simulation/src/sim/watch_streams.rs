@@ -1,5 +1,5 @@
-//! Clients with one watch each, on a stream to some member. Some read slowly. All of them move to
-//! another member now and then, or when they have to.
+//! Clients with one watch each, on a stream to some member. Some clients read slowly. All clients
+//! move to another member now and then, or when they have to.
 
 use std::future::Future;
 use std::pin::{Pin, pin};
@@ -19,11 +19,12 @@ pub(super) const STREAM_COUNT: usize = 3;
 /// Id of each stream's only watch.
 const WATCH_ID: i64 = 1;
 
-/// Maximum number of polls in a turn of a stream that reads everything available.
+/// Maximum number of times that a stream which reads everything available polls its subscriber in
+/// one turn.
 pub(super) const MAX_POLLS_PER_TURN: usize = 64;
 
-/// Number of polls without a message from the hub after which a stream's turn ends. A poll that
-/// reads old changes may find no matching event.
+/// A stream ends its turn after this number of polls that returned no message from the hub. A poll
+/// that reads old changes may find no matching event, so one such poll isn't enough.
 pub(super) const MAX_EMPTY_POLLS: usize = 4;
 
 /// Future of a member's watch hub, polled by the simulation.
@@ -35,9 +36,9 @@ pub(super) struct SingleWatchStream {
     subscriber: Option<Subscriber>,
     /// Machine that the stream is connected to.
     node: u64,
-    /// Maximum virtual microseconds between two turns.
+    /// Maximum virtual microseconds between two turns, in which the stream polls its subscriber.
     pace: u64,
-    /// Maximum number of polls in a turn.
+    /// Maximum number of times that the stream polls its subscriber in one turn.
     max_polls: usize,
 }
 
@@ -77,7 +78,7 @@ pub(super) fn poll_once<T>(future: impl Future<Output = T>) -> Option<T> {
 }
 
 impl Simulation {
-    /// Lets a stream take its turn.
+    /// Lets a stream poll its subscriber, and schedules the stream's next turn.
     pub(super) fn run_watch_stream(&mut self, number: usize) -> Result<(), InvariantViolation> {
         let delay = self.rng.range(200, self.streams[number].pace);
         self.schedule(delay, ScheduledEvent::Stream { stream: number });

@@ -33,8 +33,8 @@ pub fn check_table(
     Ok(())
 }
 
-/// Checks that consensus uses the members of the store's table. Call this only when consensus has
-/// the store's applied index.
+/// Checks that consensus uses the members of the store's table. Call this only when consensus knows
+/// up to which index the store has applied the log.
 pub fn check_consensus_members(
     machine: u64,
     consensus: &Members,

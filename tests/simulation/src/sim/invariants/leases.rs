@@ -88,8 +88,8 @@ impl Leases {
         }
     }
 
-    /// Checks after the faults that no lease is overdue. `since` is the time since which one member
-    /// has led.
+    /// Checks after the faults that no lease has been expired for too long. `since` is the time
+    /// since which one member has led.
     pub fn check_overdue(&self, now: u64, since: u64) -> Result<(), InvariantViolation> {
         let late =
             |times: &&LeaseTimes| now > times.timer_reset_at.max(since) + 2 * times.ttl() + SLACK;
