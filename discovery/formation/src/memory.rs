@@ -88,13 +88,14 @@ impl HistoryPosition {
 pub struct RememberedDatabase {
     /// Identity of the database.
     pub identity: DatabaseIdentity,
-    /// Generation of the database when this process last saw it.
+    /// Generation of the database (its history as the processes agree on it) when this process last
+    /// saw it.
     pub generation: u64,
     /// Position in the write-ahead log, in bytes, when this process last saw the database.
     pub wal: u64,
     /// Position of the newest decision in the ledger, which holds every earlier decision as well.
     pub last_copied: HistoryPosition,
-    /// Number of sweeps that this process has made, according to its row in the database.
+    /// Number of periodic sweeps that this process has made, according to its row in the database.
     pub sweeps: u64,
 }
 
@@ -142,7 +143,7 @@ pub struct StoredGeneration {
 pub struct ProcessRow {
     /// Number of commits that the process's ledger held.
     pub entries: u64,
-    /// Number of sweeps that the process had made.
+    /// Number of periodic sweeps that the process had made.
     pub sweeps: u64,
 }
 
@@ -167,7 +168,7 @@ pub enum DatabaseDifference {
     Generation {
         /// Generation that this process remembers.
         was: u64,
-        /// Generation that was found now.
+        /// Generation that the database has now.
         is: u64,
     },
     /// The write-ahead log ends before a position that this process has seen.
@@ -187,11 +188,11 @@ pub enum DatabaseDifference {
     },
     /// The database has no row of this process, although it had one before.
     MissingProcess,
-    /// The database shows fewer sweeps of this process than the process has made.
+    /// The database shows fewer periodic sweeps of this process than the process has made.
     Sweeps {
         /// Number of sweeps that this process remembers.
         was: u64,
-        /// Number of sweeps that were found now.
+        /// Number of sweeps that the database shows now.
         is: u64,
     },
 }
@@ -351,7 +352,7 @@ pub struct DatabaseFacts {
     /// Hash of the decision that the ledger copied last; `None` if the database lacks that
     /// decision.
     pub hash_at_last_copied: Option<Hash>,
-    /// Number of sweeps in this process's row; `None` if it has no row.
+    /// Number of periodic sweeps in this process's row; `None` if the process has no row.
     pub sweeps: Option<u64>,
 }
 
@@ -432,7 +433,7 @@ pub struct ClusterInDatabase {
     pub is_split: bool,
 }
 
-/// Action that restores one entry of a ledger in the database, before the database is settled.
+/// Action that restores one entry of a ledger in the database, before lists may be frozen again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum RestoreAction {
     /// Nothing is done: the database can't contradict the entry.
@@ -440,8 +441,8 @@ pub enum RestoreAction {
     /// The ledger's commit document is stored in the database again.
     Adopt,
     /// The cluster is ended as `db accept` ends one, so that it forms no other list. It has
-    /// committed a list whose document isn't in this ledger. As soon as an agent or another ledger
-    /// supplies the document, the cluster comes back.
+    /// committed a list whose commit document isn't in this ledger. As soon as an agent or another
+    /// ledger supplies that document, the cluster comes back.
     Close,
     /// The cluster is ended again, for this reason.
     End(EndCause),
@@ -474,8 +475,8 @@ pub fn plan_restore(
         }
         LedgerEntry::Commit { .. } if forms && document => RestoreAction::Adopt,
         LedgerEntry::Commit { .. } if forms => RestoreAction::Close,
-        // Adopt the document in two cases. A cluster that `db accept` has ended comes back. A
-        // cluster that committed another list has split, and adopting raises the alarm. A cluster
+        // Adopt the commit document in two cases. A cluster that `db accept` has ended comes back.
+        // A cluster that committed another list has split, and adopting raises the alarm. A cluster
         // that has ended for any other reason stays ended, which contradicts no ledger.
         LedgerEntry::Commit { .. } => {
             let may = stands.commit.is_some() || stands.cause == Some(EndCause::DatabaseAccepted);

@@ -27,8 +27,8 @@ pub enum Rule {
     ///
     /// Defence in depth: other rules back this one up, so no exploration fails if only this rule is
     /// off. [`Rule::SameMachine`] stops a copied host first. If the two machines can't be told
-    /// apart, the copy may get a document although its messages are refused. But this rule makes
-    /// the service inform an operator.
+    /// apart, the copy may get the commit document although its messages are refused. But this rule
+    /// makes the service inform an operator.
     OneSession,
     /// A key takes a use of its token only while it has a seat. Without the rule each key takes a
     /// use forever, and a re-imaged host finds the token exhausted.
@@ -44,8 +44,8 @@ pub enum Rule {
     /// rule, a clock that was set ahead for some seconds delays every cluster by the whole
     /// difference.
     ClampStoredTimes,
-    /// An ack for the committed proposal is answered with the document, however often it comes.
-    /// Without the rule a lost answer strands the member.
+    /// An ack for the committed proposal is answered with the commit document, however often it
+    /// comes. Without the rule a lost answer strands the member.
     AckAgain,
     /// A retirement that an owner signed ends a committed cluster. Without the rule a cluster whose
     /// members died at the wrong moment has no way out.
@@ -60,7 +60,7 @@ pub enum Rule {
     /// Rule S5 of `agent/sign.rs`: an agent signs one list per epoch, and none at or below a
     /// released epoch. Without the rule an agent signs a list after it has promised, by a release,
     /// to be in no such list. [`Rule::HoldAboveReleased`] backs this rule up, because the signer
-    /// would not hold the document. With both rules off, two lists get a majority.
+    /// would not hold the commit document. With both rules off, two lists get a majority.
     OneListPerEpoch,
     /// Rule S6 of `agent/sign.rs`: an agent signs no second list before enough members of each
     /// earlier one have released it. Without the rule one host completes the majorities of two
@@ -71,23 +71,23 @@ pub enum Rule {
     /// one release less. A quorum that has not released the list can then start, while the other
     /// members help another list to a majority.
     EnoughReleases,
-    /// A document is held only if its epoch is above everything that the agent released. Without
-    /// the rule the agent breaks a promise to others.
+    /// An agent holds a commit document only if the document's epoch is above every epoch that the
+    /// agent has released. Without the rule the agent breaks a promise to others.
     HoldAboveReleased,
-    /// An agent holds a document only if its journal records that it signed the document's list.
-    /// Without the rule an agent with a restored old directory holds a document whose list it may
-    /// have released after that directory was saved.
+    /// An agent holds a commit document only if its journal records that it signed the document's
+    /// list. Without the rule an agent with a restored old directory holds a document whose list it
+    /// may have released after that directory was saved.
     ///
     /// Defence in depth: other rules back this one up, so no exploration fails if only this rule is
     /// off. An agent gets a document of a list that it did not sign only if its journal was set
     /// back to an older state. An agent with such a journal may also sign a second list, which no
     /// rule can notice. This rule covers the case in which the agent only receives the document.
     HoldWhatWasSigned,
-    /// An agent that holds a document releases nothing. Without the rule its release helps others
-    /// to sign a second list.
+    /// An agent that holds a commit document releases nothing. Without the rule its release helps
+    /// others to sign a second list.
     HeldReleasesNothing,
-    /// Each incarnation has one document. An agent that holds one never holds a second one, but
-    /// sends the held one to the service, which can then notice that there are two.
+    /// Each incarnation has one commit document. An agent that holds one never holds a second one,
+    /// but sends the held one to the service, which can then notice that there are two.
     ///
     /// Defence in depth: other rules back this one up, so no exploration fails if only this rule is
     /// off. An agent that signs a later list has released the earlier one

@@ -241,7 +241,7 @@ pub struct CommitDocument {
     pub proposal: ProposedList,
     /// Hash of the proposal, which every ack is signed over.
     pub proposal_hash: Hash,
-    /// The document as received.
+    /// The commit document as received.
     pub text: Arc<str>,
 }
 

@@ -266,7 +266,7 @@ pub fn proposal_hash(list: &formation::ProposedList) -> formation::Hash {
     hash(&proposal::hash(&digest(list.statement), list.epoch, seats))
 }
 
-/// Converts a verified document.
+/// Converts a verified commit document.
 pub fn document(verified: &VerifiedDocument) -> formation::CommitDocument {
     formation::CommitDocument {
         proposal: proposal(verified.proposal()),

@@ -30,17 +30,17 @@ pub struct Document {
 /// Reason why a commit document is refused.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum DocumentError {
-    /// The kind or form of the document is wrong, or the service's signature of it. Only
+    /// The kind or form of the commit document is wrong, or the service's signature of it. Only
     /// [`VerifiedDocument::verify_received`] checks that signature.
     #[error("the document: {0}")]
     Jws(#[from] JwsError),
-    /// The proposal in the document is not valid.
+    /// The proposal in the commit document is not valid.
     #[error("the document's list: {0}")]
     Proposal(#[from] ProposalError),
     /// The number of acks is not the number of seats.
     #[error("the document has {found} acks for {seats} seats")]
     Acks {
-        /// Number of acks in the document.
+        /// Number of acks in the commit document.
         found: usize,
         /// Number of seats in the proposal.
         seats: usize,
@@ -67,15 +67,15 @@ pub struct VerifiedDocument {
 }
 
 impl Document {
-    /// Signs the document, as the service.
+    /// Signs the commit document, as the service.
     pub fn sign(&self, service: &SigningKey) -> Jws {
         Jws::sign(JwsType::Document, service, self)
     }
 }
 
 impl VerifiedDocument {
-    /// Verifies a document's records and acks under a statement chain. The caller must trust the
-    /// chain, which has to come from [`StatementChain::verify_from_pin`] or
+    /// Verifies a commit document's records and acks under a statement chain. The caller must trust
+    /// the chain, which has to come from [`StatementChain::verify_from_pin`] or
     /// [`StatementChain::verify_from_owners`].
     pub fn verify(jws: &Jws, chain: &StatementChain) -> Result<Self, DocumentError> {
         let document: Document = jws.claims_unverified(JwsType::Document)?;
@@ -99,15 +99,15 @@ impl VerifiedDocument {
         Ok(Self { jws: jws.clone(), proposal, acks: document.acks })
     }
 
-    /// Whether the unverified document claims that `key` has a seat. **Proves nothing.** It lets a
-    /// caller skip the expensive verification for a key without a seat.
+    /// Whether the unverified commit document claims that `key` has a seat. **Proves nothing.** It
+    /// lets a caller skip the expensive verification for a key without a seat.
     pub fn claims_seat(jws: &Jws, key: &KeyId) -> Result<bool, DocumentError> {
         let document: Document = jws.claims_unverified(JwsType::Document)?;
         Ok(document.proposal.seats.iter().any(|seat| seat.record.kid() == key))
     }
 
-    /// Verifies a document that the service has sent. In addition to [`VerifiedDocument::verify`],
-    /// this checks the service's signature by the keys of its JWKS.
+    /// Verifies a commit document that the service has sent. In addition to
+    /// [`VerifiedDocument::verify`], this checks the service's signature by the keys of its JWKS.
     pub fn verify_received(
         jws: &Jws,
         chain: &StatementChain,
@@ -117,7 +117,7 @@ impl VerifiedDocument {
         Self::verify(jws, chain)
     }
 
-    /// Returns the document as received.
+    /// Returns the commit document as received.
     pub fn jws(&self) -> &Jws {
         &self.jws
     }
@@ -137,7 +137,8 @@ impl VerifiedDocument {
         self.proposal.founder_id(record)
     }
 
-    /// Returns the id of the Raft cluster that was founded, or taken over, with this document.
+    /// Returns the id of the Raft cluster that was founded, or taken over, with this commit
+    /// document.
     pub fn raft_cluster_id(&self) -> u64 {
         self.proposal.raft_cluster_id()
     }

@@ -69,7 +69,7 @@ pub enum HostIdentityError {
 impl Redeem {
     /// Checks that the host fulfils the grant's requirements at `now`, in seconds since 1970.
     /// Returns the name of its virtual machine, or `None` if the grant requires nothing. The caller
-    /// must have verified the envelope, whose signature binds the document to the agent.
+    /// must have verified the envelope, whose signature binds the identity document to the agent.
     pub fn check_identity(
         &self,
         grant: &VerifiedGrant,

@@ -147,7 +147,7 @@ pub enum AgentAction {
     /// Sign a release of `epoch` and all lower ones, and send it; probe answers carry it from now
     /// on.
     SignRelease { epoch: Epoch },
-    /// Send the held document to the service (`adopt`), which has no document or a different one.
+    /// Send the held commit document to the service (`adopt`), which has none or a different one.
     SendDocument { h: Hash },
     /// Look at the node's directory now and report its kind as [`AgentEvent::DirectoryExamined`].
     ExamineDirectory,

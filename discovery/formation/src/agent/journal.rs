@@ -33,7 +33,7 @@ pub struct Journal {
     /// Commit document that the agent holds: it makes the agent a member.
     pub held_document: Option<Arc<CommitDocument>>,
     /// Whether the running cluster has added this incarnation. Its node may then start without a
-    /// document, as a member that joins later.
+    /// commit document, as a member that joins later.
     pub is_admitted: bool,
     /// Progress of the node's first start.
     pub launch_state: LaunchState,
@@ -85,8 +85,9 @@ impl SignedList {
         SignedList { proposal_hash: h, members: proposal.records.iter().map(member).collect() }
     }
 
-    /// Number of members that must have released this list before the agent may sign another list.
-    /// Then fewer members than a quorum could still hold this list's document.
+    /// Number of the list's members that must have signed a release before the agent may sign
+    /// another list. Then fewer members than a quorum can still hold the commit document of this
+    /// list.
     #[must_use]
     pub fn releases_needed(&self, rules: &Rules) -> usize {
         let leaves_a_quorum = self.members.len() - quorum(self.members.len());

@@ -115,8 +115,8 @@ pub(super) fn is_signed(journal: &Journal, offer: &ExaminedProposal) -> bool {
 }
 
 /// S6: of each earlier list that the agent signed, enough members have released that list. Then no
-/// quorum of its members can ever hold its document. A running node at a member's address doesn't
-/// count as a release.
+/// quorum of its members can ever hold its commit document. A running node at a member's address
+/// doesn't count as a release.
 pub(super) fn check_s6_releases(
     rules: &Rules,
     journal: &Journal,

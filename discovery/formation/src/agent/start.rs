@@ -18,8 +18,8 @@ pub enum StartDecision {
     /// wait).
     Resume,
     /// Persist [`Journal::with_next_boot`], then pass the directory's kind to the agent as
-    /// [`AgentEvent::DirectoryExamined`](super::AgentEvent::DirectoryExamined). The agent holds the
-    /// document, or the running cluster has added this host.
+    /// [`AgentEvent::DirectoryExamined`](super::AgentEvent::DirectoryExamined). The agent holds a
+    /// commit document, or the running cluster has added this host.
     ResumeToLaunch,
     /// Execute the node, without asking the service or any peer.
     StartNode(StartSource),

@@ -168,8 +168,8 @@ impl Agent {
     }
 
     /// Releases all epochs below `epoch`, the epoch in the service's answer. A release is a promise
-    /// never to sign a list of a released epoch, nor to hold its document. An agent that holds a
-    /// document releases nothing, and an epoch above [`Journal::epoch_limit`] is ignored.
+    /// never to sign a list of a released epoch, nor to hold its commit document. An agent that
+    /// holds a document releases nothing, and an epoch above [`Journal::epoch_limit`] is ignored.
     pub(super) fn release_epochs_below(
         &mut self,
         rules: &Rules,
@@ -196,8 +196,8 @@ impl Agent {
             return;
         }
         if let Some(held) = &self.journal.held_document {
-            // The held document makes this agent a member, even if the service doesn't know that.
-            // So no refusal ends the agent.
+            // The held commit document makes this agent a member, even if the service doesn't know
+            // that. So no refusal ends the agent.
             if let Some(
                 RefusalCode::BootClosed | RefusalCode::Abandoned | RefusalCode::UnknownKey,
             ) = code

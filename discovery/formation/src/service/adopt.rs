@@ -15,8 +15,8 @@ impl StepState<'_> {
         if document.proposal.cluster != self.cluster.id {
             return Err(Refusal::ForeignDocument);
         }
-        // The document's epoch may exceed the cluster's by any distance, because every member of
-        // the list signed it.
+        // The commit document's epoch may exceed the cluster's by any distance, because every
+        // member of the list signed it.
         if document.proposal.epoch > MAX_EPOCH {
             return Err(Refusal::EpochTooFar { sent: document.proposal.epoch, limit: MAX_EPOCH });
         }

@@ -98,8 +98,8 @@ pub struct Cluster {
     /// Second valid commit document, if one was received. From then on only ticks, a retirement and
     /// events of the database are applied.
     pub split: Option<Split>,
-    /// Whether the database's generation has changed and the ledgers have not agreed yet. Nothing
-    /// is frozen or committed until they have.
+    /// Whether the database has changed, and the ledgers have not agreed on it since. Nothing is
+    /// frozen or committed until they have.
     pub is_unsettled: bool,
     /// Last error of the cluster, for `explain`.
     pub last_error: Option<LastError>,
@@ -195,7 +195,8 @@ pub struct ClusterEnd {
 pub enum EndCause {
     /// An operator ran `cluster abandon`.
     Abandon,
-    /// An owner ran `db accept` after the database changed; a valid document undoes it.
+    /// An owner ran `db accept` after the database changed. A valid commit document undoes this
+    /// end.
     DatabaseAccepted,
     /// The deadline passed before the commit.
     Deadline,
@@ -227,9 +228,9 @@ impl EndCause {
 /// A second valid commit document of a cluster that has committed another list.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Split {
-    /// Hash of the list in the document that the service did not adopt.
+    /// Hash of the list in the commit document that the service did not adopt.
     pub other: Hash,
-    /// Epoch of the list in the document that the service did not adopt.
+    /// Epoch of the list in the commit document that the service did not adopt.
     pub epoch: Epoch,
 }
 

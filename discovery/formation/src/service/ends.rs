@@ -51,8 +51,8 @@ impl StepState<'_> {
         }
     }
 
-    /// Takes a retirement back. The decided list, its document and its reports were kept, so the
-    /// cluster continues as it was. This freezes and commits nothing.
+    /// Takes a retirement back. The decided list, its commit document and its reports were kept, so
+    /// the cluster continues as it was. This freezes and commits nothing.
     pub(super) fn unretire(&mut self, by: String) -> EventResult {
         match self.cluster.phase {
             Phase::Committed | Phase::Formed => Ok(None),

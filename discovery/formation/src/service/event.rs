@@ -11,7 +11,8 @@ use crate::values::{
 /// One event, applied in one transaction under the cluster's row lock.
 #[derive(Clone, Debug)]
 pub enum ClusterEvent {
-    /// Time has passed: a waiting poll has reached its deadline, or the sweep is due.
+    /// Time has passed: a waiting poll has reached its deadline, or the service's periodic sweep
+    /// over all clusters is due.
     Tick,
     /// An agent redeems a token. The signatures by the agent's and the token's key, the chain to
     /// the statement, and the issuer's role are verified.

@@ -11,7 +11,7 @@ use crate::values::{AgentKey, Epoch, Hash, Seat};
 /// 3. INSERT into `commits` if `committed`.
 /// 4. COMMIT the transaction.
 /// 5. Raise `alarms`.
-/// 6. Fsync the ledger if the answer carries a document.
+/// 6. Fsync the ledger if the answer carries the commit document.
 /// 7. Answer the request.
 ///
 /// The caller does all of that also after a refusal, because time may have changed the cluster.
@@ -37,8 +37,8 @@ impl StepOutcome {
         !self.changes.is_empty()
     }
 
-    /// Whether the answer carries the document. The ledger must then hold the document before the
-    /// answer is sent.
+    /// Whether the answer carries the commit document. The ledger must then hold the document
+    /// before the answer is sent.
     #[must_use]
     pub fn carries_document(&self) -> bool {
         matches!(&self.answer, Ok(Answer { document: Some(_), .. }))
@@ -60,7 +60,7 @@ pub struct Answer {
     /// members the list in [`Cluster::frozen`](super::Cluster::frozen), with the agents' releases.
     pub proposal: Option<Hash>,
     /// Hash of the decided list, from the commit on and for its members only. The caller sends the
-    /// document, with the leaf certificates of the member that asked.
+    /// commit document, with the leaf certificates of the member that asked.
     pub document: Option<Hash>,
 }
 
@@ -122,7 +122,7 @@ pub enum ClusterChange {
     Ended { phase: Phase },
     /// The retirement was taken back: the cluster is committed or formed again.
     Unretired { phase: Phase, by: String },
-    /// The database's generation changed.
+    /// The database's generation (its history as the processes agree on it) changed.
     Unsettled,
     /// The ledgers agree with the database, or an owner accepted it.
     Settled,
@@ -147,7 +147,7 @@ pub enum ReopenReason {
     RecordReplaced(AgentKey),
     /// The next statement was stored.
     Restated,
-    /// The database's generation changed.
+    /// The database's generation (its history as the processes agree on it) changed.
     DatabaseChanged,
     /// The deadline had passed, and this owner gave the cluster another one.
     NewDeadline { by: String },
@@ -158,6 +158,6 @@ pub enum ReopenReason {
 pub enum Alarm {
     /// Two sessions use one agent key: a cloned host, or a stolen key.
     KeyElsewhere { key: AgentKey },
-    /// The cluster has two valid documents.
+    /// The cluster has two valid commit documents.
     Split { decided: Hash, other: Hash },
 }

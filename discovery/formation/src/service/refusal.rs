@@ -98,7 +98,7 @@ pub enum Refusal {
     /// The statement changes the cluster's size or id, which are fixed.
     #[error("a next statement can't change the cluster's id or size")]
     StatementFixed,
-    /// The document is of another cluster.
+    /// The commit document is of another cluster.
     #[error("the document is another cluster's")]
     ForeignDocument,
 }
@@ -120,7 +120,7 @@ pub enum RefusalCode {
     StaleEpoch,
     /// Two sessions hold one agent key.
     KeyElsewhere,
-    /// The cluster has two valid documents.
+    /// The cluster has two valid commit documents.
     Split,
     /// The ledgers haven't been compared with this database yet.
     DatabaseChanged,
@@ -150,7 +150,7 @@ pub enum RefusalCode {
     Committed,
     /// The statement doesn't fit the cluster.
     StatementRefused,
-    /// The document doesn't fit the cluster.
+    /// The commit document doesn't fit the cluster.
     DocumentRefused,
 }
 

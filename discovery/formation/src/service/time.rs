@@ -30,8 +30,8 @@ pub fn next_deadline(
     // again when the clock may have become steady.
     let expires =
         if cluster.deadline > now { cluster.deadline } else { now.after(settings.steady_after()) };
-    // An unsettled cluster doesn't expire. The ledgers are compared first, and another event
-    // reports the result.
+    // A cluster in a changed database doesn't expire before the ledgers have been compared. Another
+    // event reports their result.
     let expires = (!cluster.is_unsettled).then_some(expires);
     leases.chain(holds).chain(times_out).chain(expires).min()
 }

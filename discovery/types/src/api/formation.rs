@@ -255,11 +255,11 @@ pub struct ReportResponse {
     pub raft_cluster_id: Option<String>,
 }
 
-/// Body of `POST /v1/clusters/{id}/adopt`: a document that the service may have lost.
+/// Body of `POST /v1/clusters/{id}/adopt`: a commit document that the service may have lost.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct AdoptRequest {
-    /// Cluster of the document.
+    /// Cluster of the commit document.
     pub cluster: Uuid,
     /// Commit document, signed by the service.
     pub document: Jws,

@@ -81,7 +81,8 @@ fn a_document_claims_a_seat_for_its_members_only() {
     assert_eq!(VerifiedDocument::claims_seat(&jws, &world.owner.key_id()), Ok(false));
 }
 
-/// The largest document has nine seats, each with a record of maximum length and its own grant.
+/// The largest commit document has nine seats, each with a record of maximum length and its own
+/// grant.
 #[test]
 fn the_largest_document_fits_the_maximum_length() {
     let typ = |typ: JwsType| typ.max_bytes();

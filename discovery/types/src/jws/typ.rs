@@ -131,8 +131,8 @@ impl JwsType {
         }
     }
 
-    /// Returns the maximum length of the compact form, in bytes. A document contains nine records
-    /// with their grants, so its limit must fit their sum.
+    /// Returns the maximum length of the compact form, in bytes. A commit document contains nine
+    /// records with their grants, so its limit must fit their sum.
     pub const fn max_bytes(self) -> usize {
         match self {
             JwsType::Document => super::MAX_JWS,

@@ -30,7 +30,7 @@ pub enum SystemAction {
     DeliverAcks(Hash),
     /// A release arrives at the service.
     DeliverRelease(AgentKey),
-    /// An agent gets a document.
+    /// An agent gets a commit document.
     SeeDocument(usize, Hash),
     /// An agent takes its next step towards starting its node.
     AdvanceAgent(usize),
@@ -40,9 +40,9 @@ pub enum SystemAction {
     SeeLog(usize),
     /// A member reports its Raft cluster.
     Report(usize),
-    /// An agent shows the service the document that it holds.
+    /// An agent shows the service the commit document that it holds.
     ShowDocument(usize),
-    /// A process writes the document to its ledger and then sends it.
+    /// A process writes the commit document to its ledger and then sends it.
     Publish(usize),
     /// A process compares its database with its ledger. If the database lacks entries of the
     /// ledger, the process restores them.
@@ -82,8 +82,8 @@ pub enum SystemAction {
     Restore(RestoreMethod),
     /// A process's ledger is copied.
     SaveLedger(usize),
-    /// A process is stopped, and the copy replaces its ledger. If the flag is true, the position
-    /// beside the ledger is also replaced by the copied position.
+    /// A process is stopped, and the earlier copy of its ledger replaces the ledger. If the flag is
+    /// true, the copied position replaces the position beside the ledger, too.
     PutLedgerBack(usize, bool),
     /// A process is lost for good, with its ledger.
     LoseProcess(usize),

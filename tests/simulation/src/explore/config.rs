@@ -25,8 +25,8 @@ pub struct ExplorationConfig {
     /// Bit mask of hosts that no other host can reach.
     pub unreachable: u8,
     /// Whether to check two guarantees that only the ledger gives:
-    /// - At most one document is ever sent, even for lists without a common host.
-    /// - No document is sent after the cluster was abandoned.
+    /// - At most one commit document is ever sent, even for lists without a common host.
+    /// - No commit document is sent after the cluster was abandoned.
     pub expects_ledger: bool,
     /// Whether to check only property 3 (no two majorities). Then the successors of states that
     /// can't lead to a second majority aren't explored.
@@ -72,8 +72,8 @@ pub struct Environment {
     pub has_database_identity: bool,
     /// Each process counts its sweeps, in its row of the database and beside its ledger.
     pub has_sweep_counters: bool,
-    /// Ledgers are complete: before a process decides anything, it copies all decisions of the
-    /// other processes.
+    /// Ledgers are complete: before a process decides anything, it copies into its ledger all
+    /// decisions of the other processes.
     pub has_complete_ledgers: bool,
     /// A process's row records how many entries its ledger held.
     pub has_entry_counts: bool,
@@ -83,7 +83,7 @@ pub struct Environment {
     /// guarantee this: a process can only recognise a database that is older than the decisions
     /// that it last copied.
     pub old_backups: bool,
-    /// The ledger is synced before a process sends a document.
+    /// The ledger is synced before a process sends a commit document.
     pub ledger_sync: bool,
     /// The agent's journal is synced before the agent shows anything to others.
     pub journal_sync: bool,

@@ -22,7 +22,8 @@ pub struct DatabaseState {
     pub cluster: Cluster,
     /// Identity of the database, which no dump carries.
     pub identity: u32,
-    /// Identity that the database had when its generation began.
+    /// Identity that the database had when its generation (its history as the processes agree on
+    /// it) began.
     pub recorded_identity: u32,
     /// Number of the database's generation; grows each time a process finds a changed database.
     pub generation: u64,
@@ -40,7 +41,7 @@ pub struct DatabaseState {
 pub struct ProcessTableRow {
     /// Number of entries in the process's ledger when the process last examined the database.
     pub entries: u64,
-    /// Number of sweeps of the process.
+    /// Number of the process's periodic sweeps.
     pub sweep_count: u64,
     /// Whether the process has restored its ledger's entries in this generation of the database.
     pub has_restored_ledger: bool,
@@ -78,18 +79,18 @@ pub struct Ledger {
 pub struct LedgerPosition {
     /// Identity of the database.
     pub identity: u32,
-    /// Generation of the database.
+    /// Generation of the database, in which the process last worked with it.
     pub generation: u64,
     /// Decisions of the database up to the last one that was copied.
     pub copied_decisions: Vec<LedgerEntry>,
-    /// Number of sweeps that this process had made when it last examined the database.
+    /// Number of periodic sweeps that this process had made when it last examined the database.
     pub sweep_count: u64,
 }
 
 impl Ledger {
     /// Stores `entry`, unless the ledger holds a stronger one. A commit is stronger than an end,
-    /// and any other end is stronger than an expiry. A commit with its document is stronger than
-    /// the same commit without it.
+    /// and any other end is stronger than an expiry. A commit with its commit document is stronger
+    /// than the same commit without it.
     pub fn record(&mut self, entry: LedgerEntry) {
         let is_stronger = match (self.entry, entry) {
             (None, _) => true,

@@ -337,8 +337,8 @@ fn is_usable(system: &SystemState, config: &ExplorationConfig, at: usize) -> boo
     host.alive && blank && !ended && may_sign
 }
 
-/// Returns whether the agent holds no document, and enough members can still release each list that
-/// it signed.
+/// Returns whether the agent holds no commit document, and enough members can still release each
+/// list that it signed.
 fn may_sign_again(system: &SystemState, config: &ExplorationConfig, journal: &Journal) -> bool {
     let released = |key: AgentKey, epoch: Epoch| {
         system.sent.releases.get(&key).is_some_and(|&released| released >= epoch)
@@ -354,8 +354,9 @@ fn may_sign_again(system: &SystemState, config: &ExplorationConfig, journal: &Jo
     journal.held_document.is_none() && journal.signed_lists.iter().all(can_end)
 }
 
-/// Returns whether the member holds the document of list `h`, or may still get it. Returns false if
-/// its host is dead, and if its agent has ended, waits for a replacement, or refuses its directory.
+/// Returns whether the member holds the commit document of list `h`, or may still get it. Returns
+/// false if its host is dead, and if its agent has ended, waits for a replacement, or refuses its
+/// directory.
 fn can_run(system: &SystemState, key: AgentKey, h: Hash) -> bool {
     let has_key = |host: &&std::sync::Arc<HostState>| {
         host.alive && host.journal.as_ref().is_some_and(|journal| journal.key == key)

@@ -224,7 +224,7 @@ fn probe(
     peer.answer_probe(from).ok_or_else(closed)
 }
 
-/// Lets the agent receive a document.
+/// Lets the agent receive a commit document.
 pub(super) fn receive_document(
     system: &mut SystemState,
     config: &ExplorationConfig,
@@ -239,7 +239,7 @@ pub(super) fn receive_document(
     Ok(())
 }
 
-/// Returns the document of the list that `h` encodes.
+/// Returns the commit document of the list that `h` encodes.
 #[must_use]
 pub(super) fn document_of(h: Hash) -> CommitDocument {
     CommitDocument { proposal: proposal_of(h), proposal_hash: h, text: Arc::from("") }

@@ -10,14 +10,14 @@ use crate::explore::identities::epoch_of;
 use crate::explore::service_steps::nonce_of;
 use crate::explore::state::{PENDING_DEADLINE_DISTANCE, SystemState};
 
-/// Returns whether the agent releases nothing, because it holds a document.
+/// Returns whether the agent releases nothing, because it holds a commit document.
 #[must_use]
 pub(super) fn has_stopped_releasing(config: &ExplorationConfig, journal: &Journal) -> bool {
     journal.held_document.is_some() && config.rules.is_on(Rule::HeldReleasesNothing)
 }
 
-/// Returns whether the database has decided list `h`. Showing the service its document then changes
-/// nothing.
+/// Returns whether the database has decided list `h`. Showing the service the list's commit
+/// document then changes nothing.
 #[must_use]
 pub(super) fn is_decided(system: &SystemState, h: Hash) -> bool {
     let cluster = &system.database.cluster;

@@ -126,8 +126,8 @@ fn copy_decisions(
     let from = if scope == CopyScope::NewDecisions { copied } else { 0 };
     for entry in system.database.decisions.iter().skip(from) {
         process.ledger.record(match *entry {
-            // The ledger gets the decision without the document. A process or agent that holds the
-            // document sends it later.
+            // The ledger gets the decision without the commit document. A process or agent that
+            // holds the document sends it later.
             LedgerEntry::Commit { h, .. } => LedgerEntry::Commit { h, document: false },
             end @ LedgerEntry::End(_) => end,
         });
@@ -253,7 +253,8 @@ pub(super) fn may_decide(
     gate == LedgerVerdict::Allowed && !contradicts(ledger.entry, decision)
 }
 
-/// Lets process `at` send the decided document, after writing it to the ledger.
+/// Lets process `at` send the decided list's commit document, after writing the document to the
+/// ledger.
 ///
 /// # Errors
 /// Returns a violation of property 1 or 6.

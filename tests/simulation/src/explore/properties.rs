@@ -13,7 +13,7 @@ use crate::explore::state::{HostState, SystemState};
 /// One of the seven properties that are checked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Property {
-    /// 1. A cluster has at most one document, if its processes keep ledgers.
+    /// 1. A cluster has at most one commit document, if its processes keep ledgers.
     OneDocument,
     /// 2. No node runs another list than the committed one.
     CommittedListOnly,
@@ -160,7 +160,7 @@ fn is_decided(phase: Phase) -> bool {
     matches!(phase, Phase::Committed | Phase::Formed | Phase::Retired)
 }
 
-/// Checks properties 1 and 6 when a process sends a document.
+/// Checks properties 1 and 6 when a process sends a commit document.
 pub(super) fn check_sent_document(
     system: &SystemState,
     config: &ExplorationConfig,

@@ -198,8 +198,8 @@ fn has_been_set_back(system: &SystemState, config: &ExplorationConfig) -> bool {
 
 /// Returns whether it matters which process serves a request. It matters only after a database or
 /// ledger was set back, while the ledgers aren't consistent. Before that, all processes read the
-/// same row, and none decides what another has decided. Sending a document and copying decisions
-/// are separate steps of each process.
+/// same row, and none decides what another has decided. Sending a commit document and copying
+/// decisions are separate steps of each process.
 #[must_use]
 pub(super) fn is_serving_process_relevant(
     system: &SystemState,
@@ -221,7 +221,7 @@ pub(super) fn are_processes_alike(system: &SystemState) -> bool {
         && system.backup.as_ref().is_none_or(rows)
 }
 
-/// Returns whether the decided list's document may be treated as sent.
+/// Returns whether the decided list's commit document may be treated as sent.
 ///
 /// The database is final, so the document can be sent at any time from now on. Sending it undoes
 /// nothing, and agents may receive it as late as they like. Without ledgers the same holds even if
@@ -242,9 +242,9 @@ pub(super) fn may_publish_at_once(system: &SystemState, config: &ExplorationConf
 
 /// Returns whether hosts can no longer affect each other or the service.
 ///
-/// One document was sent, no other one exists, and nobody holds or runs another list. Nothing that
-/// a host does can reach the database or another host. All properties of a step then concern one
-/// host's own past. So each host is followed alone, with all faults that are left.
+/// One commit document was sent, no other one exists, and nobody holds or runs another list.
+/// Nothing that a host does can reach the database or another host. All properties of a step then
+/// concern one host's own past. So each host is followed alone, with all faults that are left.
 ///
 /// States in which two hosts have both taken further steps are left out. Only the fault-free run
 /// (property 7) involves two hosts at once. It is played from the state in which the other hosts
@@ -275,8 +275,8 @@ pub(super) fn are_hosts_independent(system: &SystemState, config: &ExplorationCo
         && system.hosts.iter().all(host_agrees)
 }
 
-/// Returns whether the cluster has ended and nothing can follow: no document was ever sent and
-/// nobody holds one. So nobody will start a node or sign.
+/// Returns whether the cluster has ended and nothing can follow: no commit document was ever sent
+/// and nobody holds one. So nobody will start a node or sign.
 #[must_use]
 pub(super) fn is_terminal(system: &SystemState, config: &ExplorationConfig) -> bool {
     let holds = |host: &Arc<HostState>| {
@@ -292,14 +292,14 @@ pub(super) fn is_terminal(system: &SystemState, config: &ExplorationConfig) -> b
         && !system.hosts.iter().any(holds)
 }
 
-/// Returns whether at most one list can still get a majority, in an exploration that checks
-/// property 3 alone.
+/// Returns whether at most one list can still get a majority, in an exploration that checks only
+/// property 3.
 ///
 /// No restore is left, so the present database decides at most one list from now on. No list that
 /// an earlier database decided may still be able to reach a majority. A list's possible supporters
 /// are the members that have started with it, or still can. A member still can if it holds the
-/// list's document, or if it signed the list and has not released it. The set of supporters never
-/// grows: journals lose nothing, and members that die or are re-imaged leave it.
+/// list's commit document, or if it signed the list and has not released it. The set of supporters
+/// never grows: journals lose nothing, and members that die or are re-imaged leave it.
 #[must_use]
 pub(super) fn has_one_majority_at_most(system: &SystemState, config: &ExplorationConfig) -> bool {
     let applies = config.reduced
@@ -425,7 +425,7 @@ impl<'a> Relevance<'a> {
     }
 
     /// Returns whether a signed list can still restrict its signer, or let the signer hold the
-    /// list's document.
+    /// list's commit document.
     ///
     /// Once the signer has released the list, it can't hold the list's document
     /// (`HoldAboveReleased`). Once enough members have released the list, it no longer keeps the

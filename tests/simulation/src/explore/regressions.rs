@@ -26,13 +26,13 @@ pub enum Safeguard {
     RowLock,
     /// The ledger of each process.
     Ledger,
-    /// Syncing of the ledger before a document is sent.
+    /// Syncing of the ledger before a commit document is sent.
     LedgerSync,
     /// Syncing of the agent's journal before anything is shown.
     JournalSync,
     /// Identity of the database, which no dump carries.
     DatabaseIdentity,
-    /// Number of sweeps, counted in the row and beside the ledger.
+    /// Number of a process's sweeps, counted in its row of the database and beside its ledger.
     SweepCounters,
     /// Completeness of the ledgers.
     CompleteLedgers,
@@ -176,8 +176,8 @@ fn committed_by_all(hosts: &[usize]) -> Vec<SystemAction> {
     actions
 }
 
-/// Returns the actions by which A and B get the document, the backup is restored, and the leases of
-/// both lapse in the restored database.
+/// Returns the actions by which A and B get the commit document, the backup is restored, and the
+/// leases of both lapse in the restored database.
 fn committed_and_restored() -> Vec<SystemAction> {
     let list = first_list(&[0, 1, 2]);
     vec![
@@ -324,7 +324,8 @@ fn cases_beyond_the_database() -> Vec<RegressionCase> {
     cases
 }
 
-/// Returns R16, R17 and similar cases. In each, only one of two processes has sent the document.
+/// Returns R16, R17 and similar cases. In each, only one of two processes has sent the commit
+/// document.
 fn rollback_cases() -> Vec<RegressionCase> {
     // Leave out the fault-free run. In most states of these cases, the process with the ledger
     // can't go on. So the run would report a violation of `Property::WayOut` before the violation
@@ -602,7 +603,7 @@ fn other_rule_cases() -> Vec<RegressionCase> {
                 "hosts release an epoch, another list forms on that word, and they sign one of it",
                 Safeguard::Rule(Rule::OneListPerEpoch),
                 ExplorationConfig {
-                    // `HoldAboveReleased` is off, too. With it, the hosts would not hold the
+                    // `HoldAboveReleased` is off, too. With it, the hosts would not hold the commit
                     // document, so the missing rule would do no harm.
                     rules: Rules::ALL.without(Rule::HoldAboveReleased),
                     ..lying_service_config("one list per epoch", 2)
@@ -662,8 +663,8 @@ fn end_cases() -> Vec<RegressionCase> {
                 Safeguard::Rule(Rule::AbandonBeforeCommit),
                 ExplorationConfig {
                     epochs: 1,
-                    // Even without the rule, the ledger of the process that sent the document would
-                    // prevent the disaster. So ledgers are off too.
+                    // Even without the rule, the ledger of the process that sent the commit
+                    // document would prevent the disaster. So ledgers are off too.
                     environment: Environment { ledger: false, ..Environment::SOUND },
                     faults: FaultCounts { cluster_ends: 1, ..FaultCounts::default() },
                     ..ExplorationConfig::sound("abandon before commit", 1, 1)

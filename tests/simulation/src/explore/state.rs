@@ -117,7 +117,7 @@ pub struct SentMessages {
     pub releases: BTreeMap<AgentKey, Epoch>,
     /// Lists that some database has committed.
     pub committed: BTreeSet<Hash>,
-    /// Documents that a process has sent.
+    /// Commit documents that a process has sent, by the hash of their lists.
     pub documents: BTreeSet<Hash>,
     /// List that each node had when it made a log from nothing, by incarnation.
     pub started: BTreeMap<Incarnation, Hash>,

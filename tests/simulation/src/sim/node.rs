@@ -164,7 +164,7 @@ pub(super) struct SimulatedNode {
     pub has_ended_for_good: bool,
     /// Number of starts that ended at once because the member was removed.
     pub refused_starts: u64,
-    /// Copy of an earlier state of the machine.
+    /// Earlier copy of the machine's disk and files, which may be put back.
     pub image: Option<DiskImage>,
     pub process: Option<MemberProcess>,
     /// Number of the present process. Events for an earlier process are dropped.

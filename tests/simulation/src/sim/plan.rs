@@ -57,10 +57,10 @@ pub(super) struct HistoryPlan {
     /// Maximum number of entries that a learner may lack when it is promoted.
     pub in_sync_entries: u64,
     /// Whether members are bound to their incarnations, as in a cluster that was formed from a
-    /// document.
+    /// commit document.
     pub binds_incarnations: bool,
     /// Interval between faults in which a machine loses what its member has promised. Its disk is
-    /// wiped or replaced by an old image, or a copy is started beside the machine.
+    /// wiped or replaced by an old image, or a copy of the machine is started beside it.
     pub amnesia_every: u64,
     /// Number of entries that the log keeps behind a checkpoint.
     pub catch_up_entries: u64,

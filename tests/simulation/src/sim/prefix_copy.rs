@@ -29,14 +29,14 @@ struct UnfinishedList {
     kvs: BTreeMap<Bytes, KeyValue>,
 }
 
-/// State of a copy after a list, events or progress.
+/// State of a prefix's copy after a list, events or progress.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum CopyState {
-    /// More is needed before the copy can be compared.
+    /// The copy needs more pages or events before it can be compared with the store.
     Unfinished,
-    /// The copy was compared and equals the store.
+    /// The copy was compared with the store, and equals it.
     Checked,
-    /// The copy needs something that was compacted away, so it lists again.
+    /// Something that the copy needs was compacted away, so the prefix is listed again.
     Outdated,
 }
 
@@ -45,12 +45,12 @@ pub(super) enum CopyState {
 pub(super) struct PrefixCopy {
     prefix: &'static str,
     range: KeyRange,
-    /// Keys of the copy.
+    /// Records of the copy, by key.
     records: BTreeMap<Bytes, KeyValue>,
     /// Revision that the copy has reached.
     revision: i64,
     listing: Option<UnfinishedList>,
-    /// Id of the copy's watch on the API server's stream.
+    /// Id of the watch that the copy follows, on the API server's stream.
     pub watch: Option<i64>,
     /// Revision that a reader waits for.
     pub wanted_revision: i64,

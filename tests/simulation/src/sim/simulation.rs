@@ -167,7 +167,7 @@ pub struct SimulationReport {
     pub copies_checked: u64,
     /// Lists that an API server had to start again because something it needed was gone.
     pub lists_restarted: u64,
-    /// Updates of keys by API servers that found the key as their copy showed it.
+    /// Updates by API servers of keys that the store had as the server's copy showed them.
     pub updates: u64,
     /// Updates of keys by API servers that came after another client's change.
     pub updates_conflicted: u64,
@@ -180,7 +180,7 @@ pub struct SimulationReport {
 }
 
 impl SimulationReport {
-    /// Counts the state of a copy after a list, events or progress.
+    /// Counts the state of a prefix's copy after a list, events or progress.
     pub(super) fn count_copy_state(&mut self, state: CopyState) {
         self.copies_checked += u64::from(state == CopyState::Checked);
         self.lists_restarted += u64::from(state == CopyState::Outdated);
