@@ -1,12 +1,12 @@
-//! Checks whether a list may contain a certain record, and whether it may contain two certain
-//! records together. The service (at redeem) and the agents (rules S1 and S2 of `agent/sign.rs`,
-//! before they sign) share these checks.
+//! Checks whether a list of members may contain a certain record, and whether it may contain two
+//! certain records together. The service (at redeem) and the agents (rules S1 and S2 of
+//! `agent/sign.rs`, before they sign) share these checks.
 
 use std::net::IpAddr;
 
 use crate::values::{AgentRecord, Permissions, quorum};
 
-/// Why no list of this cluster can contain a record.
+/// Why no list of members of this cluster can contain a record.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum RecordFault {
     /// The record has no peer URL or no client URL.
@@ -26,7 +26,7 @@ pub enum RecordFault {
     LowPort(String),
 }
 
-/// Value that two records of one list may not share.
+/// Value that two records of one list of members may not share.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum RecordConflict {
     /// Agent key that both records have.
@@ -93,7 +93,7 @@ pub fn check_zone<'a>(
     }
 }
 
-/// Checks whether a list of this cluster can contain `record`.
+/// Checks whether a list of members of this cluster can contain `record`.
 ///
 /// # Errors
 /// The first reason why the list can't contain `record`.
@@ -136,7 +136,7 @@ fn check_url(url: &str, permissions: Permissions) -> Result<(), RecordFault> {
     Ok(())
 }
 
-/// Checks whether one list may contain both `one` and `other`.
+/// Checks whether one list of members may contain both `one` and `other`.
 ///
 /// # Errors
 /// The first value that both records have, although it must be unique in a list.

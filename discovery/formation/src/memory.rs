@@ -408,7 +408,7 @@ pub fn check_ledger(known: Option<&RememberedDatabase>, read: &DatabaseFacts) ->
 /// Decision about one cluster, as a ledger holds it. A commit takes precedence over an end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum LedgerEntry {
-    /// The cluster has committed a list.
+    /// The cluster has committed a list of members.
     Commit {
         /// Hash of the committed list.
         h: Hash,
@@ -429,7 +429,8 @@ pub struct ClusterInDatabase {
     pub cause: Option<EndCause>,
     /// Hash of the list that the cluster has committed, if any.
     pub commit: Option<Hash>,
-    /// Whether the cluster has a second valid commit document, with another list than the first.
+    /// Whether the cluster has a second valid commit document, with another list of members than
+    /// the first.
     pub is_split: bool,
 }
 
@@ -440,9 +441,9 @@ pub enum RestoreAction {
     Nothing,
     /// The ledger's commit document is stored in the database again.
     Adopt,
-    /// The cluster is ended as `db accept` ends one, so that it forms no other list. It has
-    /// committed a list whose commit document isn't in this ledger. As soon as an agent or another
-    /// ledger supplies that document, the cluster comes back.
+    /// The cluster is ended as `db accept` ends one, so that it forms no other list of members. It
+    /// has committed a list whose commit document isn't in this ledger. As soon as an agent or
+    /// another ledger supplies that document, the cluster comes back.
     Close,
     /// The cluster is ended again, for this reason.
     End(EndCause),
@@ -485,8 +486,8 @@ pub fn plan_restore(
     }
 }
 
-/// Whether a ledger's entry for a cluster forbids `step`, which is about to freeze a list, decide a
-/// list, or end the cluster.
+/// Whether a ledger's entry for a cluster forbids `step`, which is about to freeze a list of
+/// members, decide a list, or end the cluster.
 #[must_use]
 pub fn contradicts(entry: Option<LedgerEntry>, step: ClusterDecision) -> bool {
     match (entry, step) {
@@ -509,9 +510,9 @@ pub fn contradicts(entry: Option<LedgerEntry>, step: ClusterDecision) -> bool {
 /// Step of a transaction that [`check_ledger`] has to allow first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ClusterDecision {
-    /// The service freezes a list.
+    /// The service freezes a list of members.
     Freeze,
-    /// The service decides a list.
+    /// The service decides a list of members.
     Commit {
         /// Hash of the decided list.
         h: Hash,

@@ -15,11 +15,11 @@
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 #[repr(u8)]
 pub enum Rule {
-    /// Leases lapse before an event is judged. Without the rule a last ack commits a list whose
-    /// other members died long ago.
+    /// Leases lapse before an event is judged. Without the rule a last ack commits a list of
+    /// members whose other members died long ago.
     LapseFirst,
-    /// A list is frozen at an epoch above everything that its agents have signed or released.
-    /// Without the rule a restored database proposes epochs that nobody may sign.
+    /// A list of members is frozen at an epoch above everything that its agents have signed or
+    /// released. Without the rule a restored database proposes epochs that nobody may sign.
     FreezeAboveFloor,
     /// Each key has one session. A request with another nonce, and a boot counter that isn't above
     /// the session's, comes from a second holder of the key. Without the rule two copies of a host
@@ -33,8 +33,9 @@ pub enum Rule {
     /// A key takes a use of its token only while it has a seat. Without the rule each key takes a
     /// use forever, and a re-imaged host finds the token exhausted.
     UseIsASeat,
-    /// Once two failed lists were counted against an agent, it goes behind the live standbys in the
-    /// queue. Without the rule an unreachable host keeps its seat while a good one waits.
+    /// Once two failed lists of members were counted against an agent, it goes behind the live
+    /// standbys in the queue. Without the rule an unreachable host keeps its seat while a good one
+    /// waits.
     CountedGoBehind,
     /// If pairs of members can't reach each other, a failed list is counted against the fewest
     /// members that together touch every pair. Most of the other members may reach them. Without
@@ -57,14 +58,14 @@ pub enum Rule {
     /// have been compared. Without the rule a committed cluster is shown as abandoned, although its
     /// nodes start.
     EndWhenSettled,
-    /// Rule S5 of `agent/sign.rs`: an agent signs one list per epoch, and none at or below a
-    /// released epoch. Without the rule an agent signs a list after it has promised, by a release,
-    /// to be in no such list. [`Rule::HoldAboveReleased`] backs this rule up, because the signer
-    /// would not hold the commit document. With both rules off, two lists get a majority.
+    /// Rule S5 of `agent/sign.rs`: an agent signs one list of members per epoch, and none at or
+    /// below a released epoch. Without the rule an agent signs a list after it has promised, by a
+    /// release, to be in no such list. [`Rule::HoldAboveReleased`] backs this rule up, because the
+    /// signer would not hold the commit document. With both rules off, two lists get a majority.
     OneListPerEpoch,
-    /// Rule S6 of `agent/sign.rs`: an agent signs no second list before enough members of each
-    /// earlier one have released it. Without the rule one host completes the majorities of two
-    /// lists.
+    /// Rule S6 of `agent/sign.rs`: an agent signs no second list of members before enough members
+    /// of each earlier one have released it. Without the rule one host completes the majorities of
+    /// two lists.
     ReleasesFirst,
     /// By rule S6 of `agent/sign.rs` an agent waits for so many releases that fewer than a quorum
     /// of the earlier list's members have not released it. Without this rule the agent waits for
@@ -84,7 +85,7 @@ pub enum Rule {
     /// rule can notice. This rule covers the case in which the agent only receives the document.
     HoldWhatWasSigned,
     /// An agent that holds a commit document releases nothing. Without the rule its release helps
-    /// others to sign a second list.
+    /// others to sign a second list of members.
     HeldReleasesNothing,
     /// Each incarnation has one commit document. An agent that holds one never holds a second one,
     /// but sends the held one to the service, which can then notice that there are two.

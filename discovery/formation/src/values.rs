@@ -111,7 +111,7 @@ pub struct GrantId(pub Arc<str>);
 /// Number of one attempt to agree on a list of members, counted from 1; 0 means none yet.
 pub type Epoch = u64;
 
-/// Number of a seat in the list, counted from 1.
+/// Number of a seat in the list of members, counted from 1.
 pub type Seat = u8;
 
 /// Known facts about the machine under an agent, by name: for instance `dmi-uuid` and `machine-id`.
@@ -198,7 +198,7 @@ pub struct Statement {
     pub permissions: Permissions,
     /// Whether the members are spread over zones, so that no zone has a majority of them.
     pub spreads_zones: bool,
-    /// Whether no list is frozen before an issuer has approved each of its agents.
+    /// Whether no list of members is frozen before an issuer has approved each of its agents.
     pub needs_approval: bool,
 }
 
@@ -237,7 +237,7 @@ impl ProposedList {
 /// A whole commit document, verified by statement chain, records and acks.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CommitDocument {
-    /// List that every member signed.
+    /// List of members that every member signed.
     pub proposal: ProposedList,
     /// Hash of the proposal, which every ack is signed over.
     pub proposal_hash: Hash,
@@ -254,7 +254,7 @@ pub struct AgentSession {
     pub nonce: u128,
 }
 
-/// Signed promise never to be a member of a list of an epoch ≤ `epoch`.
+/// Signed promise never to be in a list of members of an epoch ≤ `epoch`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Release {
     /// Highest epoch that the promise covers.

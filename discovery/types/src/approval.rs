@@ -1,6 +1,6 @@
 //! Approvals of hosts. A cluster's statement can ask for approvals. An issuer then compares the
 //! fingerprint of each host's key, and signs that the host may be a founder. A host with only a
-//! join bundle then gets no seat in the list.
+//! join bundle then gets no seat in the list of members.
 
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;

@@ -242,7 +242,8 @@ pub fn proposal(verified: &VerifiedProposal) -> formation::ProposedList {
     }
 }
 
-/// Converts a list to its wire form. `grants` are the grants that the list's records name.
+/// Converts a list of members to its wire form. `grants` are the grants that the list's records
+/// name.
 pub fn wire_proposal(
     list: &formation::ProposedList,
     grants: Vec<Jws>,
@@ -259,8 +260,8 @@ pub fn wire_proposal(
     })
 }
 
-/// Computes the protocol's hash of a list. The hashes of the signed records are stored in the list,
-/// so none is computed again.
+/// Computes the protocol's hash of a list of members. The hashes of the signed records are stored
+/// in the list, so none is computed again.
 pub fn proposal_hash(list: &formation::ProposedList) -> formation::Hash {
     let seats = list.records.iter().map(|record| [digest(record.hash), digest(record.token_hash)]);
     hash(&proposal::hash(&digest(list.statement), list.epoch, seats))

@@ -256,8 +256,8 @@ pub struct Ack {
     pub h: Digest,
 }
 
-/// Payload of a release, which is a JWS by the agent's key. The agent promises never to be a member
-/// of a list of this epoch or of an earlier one.
+/// Payload of a release, which is a JWS by the agent's key. The agent promises never to be in a
+/// list of members of this epoch or of an earlier one.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Release {

@@ -179,15 +179,15 @@ pub enum ProposalObjection {
     /// Rule S1 of `sign.rs`: the record of `seat` doesn't verify under statement, grant and token.
     #[error("S1: the record of seat {seat} is not valid: {why}")]
     InvalidRecord { seat: Seat, why: String },
-    /// Rule S1 of `sign.rs`: this agent's record is missing from the list, or isn't the one that it
-    /// sent.
+    /// Rule S1 of `sign.rs`: this agent's record is missing from the list of members, or isn't the
+    /// one that it sent.
     #[error("S1: my own record is not in the list as I sent it")]
     NotMyRecord,
-    /// Rule S1 of `sign.rs`: the list is for another statement, cluster or size than the one that
-    /// this agent verified.
+    /// Rule S1 of `sign.rs`: the list of members is for another statement, cluster or size than the
+    /// one that this agent verified.
     #[error("S1: the list is for another statement, cluster or size than the one I verified")]
     ForeignList,
-    /// Rule S2 of `sign.rs`: no list can contain the record of `seat`.
+    /// Rule S2 of `sign.rs`: no list of members can contain the record of `seat`.
     #[error("S2: seat {seat} can't be a member: {why}")]
     Unfit { seat: Seat, why: RecordFault },
     /// Rule S2 of `sign.rs`: two seats share a value that must be unique.
@@ -205,8 +205,8 @@ pub enum ProposalObjection {
         if *is_behind { "behind" } else { "ahead of" }
     )]
     Skew { skew: Millis, is_behind: bool, allowed: Millis },
-    /// Rule S5 of `sign.rs`: the agent has already signed a list or a release of this epoch or of a
-    /// higher one.
+    /// Rule S5 of `sign.rs`: the agent has already signed a list of members or a release of this
+    /// epoch or of a higher one.
     #[error("S5: epoch {epoch} is not above {highest}, which I have signed or released")]
     OldEpoch { epoch: Epoch, highest: Epoch },
     /// Rule S5 of `sign.rs`: the epoch is higher than any that a cluster can have reached.

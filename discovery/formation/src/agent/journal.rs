@@ -25,10 +25,11 @@ pub struct Journal {
     pub boot: u64,
     /// Record that the agent sends about itself; `None` until the first one is built.
     pub record: Option<Arc<AgentRecord>>,
-    /// Every list that the agent signed, by epoch. Never pruned, since the lists are few.
+    /// Every list of members that the agent signed, by epoch. Never pruned, since the lists are
+    /// few.
     pub signed_lists: BTreeMap<Epoch, SignedList>,
     /// Highest epoch of which the agent has signed a release; 0 for none. It has promised never to
-    /// be in a list of this epoch or a lower one.
+    /// be in a list of members of this epoch or a lower one.
     pub released_epoch: Epoch,
     /// Commit document that the agent holds: it makes the agent a member.
     pub held_document: Option<Arc<CommitDocument>>,

@@ -1,4 +1,4 @@
-//! How an agent handles a proposed list: it probes the members, then signs or refuses.
+//! How an agent handles a proposed list of members: it probes the members, then signs or refuses.
 
 use std::collections::BTreeMap;
 
@@ -37,8 +37,8 @@ impl Agent {
             return;
         }
         match self.pending_proposal.take() {
-            // The service sent the same list again, because more releases have come in. The results
-            // of earlier probes stay valid.
+            // The service sent the same list of members again, because more releases have come in.
+            // The results of earlier probes stay valid.
             Some(known) if known.offer.proposal_hash == offer.proposal_hash => {
                 self.pending_proposal = Some(PendingProposal { offer, ..known });
                 if has_answer(&self.pending_proposal) {

@@ -59,8 +59,8 @@ fn check_s1_records(journal: &Journal, offer: &ExaminedProposal) -> Result<(), P
     Ok(())
 }
 
-/// S2: every record is fit for a list, and no two share a name, URL, key, incarnation or machine.
-/// If the statement spreads the members over zones, no zone has a majority.
+/// S2: every record is fit for a list of members, and no two share a name, URL, key, incarnation or
+/// machine. If the statement spreads the members over zones, no zone has a majority.
 fn check_s2_duplicates(offer: &ExaminedProposal) -> Result<(), ProposalObjection> {
     let seats: Vec<(Seat, &AgentRecord)> =
         (1..).zip(offer.proposal.records.iter().map(AsRef::as_ref)).collect();
@@ -107,7 +107,7 @@ fn check_s5_epoch(
     if epoch > limit { Err(ProposalObjection::EpochTooFar { epoch, limit }) } else { Ok(()) }
 }
 
-/// Whether the agent has signed exactly this list before and has not released it since.
+/// Whether the agent has signed exactly this list of members before and has not released it since.
 pub(super) fn is_signed(journal: &Journal, offer: &ExaminedProposal) -> bool {
     let epoch = offer.proposal.epoch;
     journal.signed_lists.get(&epoch).is_some_and(|bound| bound.proposal_hash == offer.proposal_hash)

@@ -113,8 +113,8 @@ impl Agent {
     }
 
     /// Answers a probe by `asker`, the key of its TLS certificate. `None` closes the connection:
-    /// `asker` is neither in the proposal nor in a list that this agent signed, or the agent no
-    /// longer listens.
+    /// `asker` is neither in the proposal nor in a list of members that this agent signed, or the
+    /// agent no longer listens.
     #[must_use]
     pub fn answer_probe(&self, asker: AgentKey) -> Option<ProbeAnswer> {
         let proposed = self

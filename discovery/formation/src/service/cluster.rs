@@ -15,9 +15,9 @@ use crate::values::{
 pub enum Phase {
     /// Agents take seats and lose them.
     Open,
-    /// A list is frozen and waits for its acks.
+    /// A list of members is frozen and waits for its acks.
     Preparing,
-    /// The list is decided, for ever.
+    /// The list of members is decided, for ever.
     Committed,
     /// A majority of the members runs the Raft cluster.
     Formed,
@@ -85,7 +85,8 @@ pub struct Cluster {
     pub agents: BTreeMap<AgentKey, Applicant>,
     /// Next number in the queue of standbys; only grows.
     pub next_queue_number: u64,
-    /// The proposal while preparing, or the decided list from the commit on; otherwise `None`.
+    /// The proposal while preparing, or the decided list of members from the commit on; otherwise
+    /// `None`.
     pub frozen: Option<FrozenList>,
     /// Raft cluster id that each member's own node reports. Only after the commit.
     pub reports: BTreeMap<AgentKey, u64>,
@@ -122,9 +123,9 @@ pub struct Applicant {
     pub session: Option<AgentSession>,
     /// Highest epoch of which the agent says it has signed a list or a release.
     pub highest_epoch: Epoch,
-    /// Number of failed lists that were counted against the agent.
+    /// Number of failed lists of members that were counted against the agent.
     pub failed_lists: u32,
-    /// End of the agent's backoff: no list with it is frozen before then.
+    /// End of the agent's backoff: no list of members with it is frozen before then.
     pub backoff_until: UnixMicros,
     /// The agent's signed [`Release`] of the highest epoch. Kept and served as long as the cluster
     /// is forming.
@@ -134,7 +135,7 @@ pub struct Applicant {
 }
 
 impl Cluster {
-    /// Whether a list may have this agent: it is approved, or needs no approval.
+    /// Whether a list of members may have this agent: it is approved, or needs no approval.
     #[must_use]
     pub fn is_approved(&self, key: AgentKey) -> bool {
         !self.statement.needs_approval
@@ -153,7 +154,7 @@ pub enum Seating {
     Absent,
 }
 
-/// A frozen list, with the acks and probes that have come in for it.
+/// A frozen list of members, with the acks and probes that have come in for it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FrozenList {
     pub proposal: ProposedList,
@@ -225,7 +226,7 @@ impl EndCause {
     }
 }
 
-/// A second valid commit document of a cluster that has committed another list.
+/// A second valid commit document of a cluster that has committed another list of members.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Split {
     /// Hash of the list in the commit document that the service did not adopt.
@@ -307,7 +308,7 @@ impl Cluster {
         Some(ended.at.after(settings.undo_window))
     }
 
-    /// Whether the frozen or decided list has `key` in it.
+    /// Whether the frozen or decided list of members has `key` in it.
     #[must_use]
     pub fn is_listed(&self, key: AgentKey) -> bool {
         self.frozen.as_ref().is_some_and(|frozen| frozen.proposal.seat_of(key).is_some())

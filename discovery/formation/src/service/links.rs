@@ -49,9 +49,9 @@ pub(super) fn find_broken_links(frozen: &FrozenList) -> Vec<BrokenLink<'_>> {
     links
 }
 
-/// Returns the members that a timed-out list is counted against: those that most others can't
-/// reach, and those that sent neither ack nor probes. If there are no such members, but pairs of
-/// members can't reach each other, it returns a smallest set without which all links work.
+/// Returns the members that a timed-out list of members is counted against: those that most others
+/// can't reach, and those that sent neither ack nor probes. If there are no such members, but pairs
+/// of members can't reach each other, it returns a smallest set without which all links work.
 /// Otherwise the same list would meet the same broken link for ever.
 pub(super) fn find_members_at_fault(
     rules: &Rules,
@@ -93,7 +93,7 @@ fn smallest_cover(seats: &[(AgentKey, u32)], pairs: &[[AgentKey; 2]]) -> Vec<Age
         let keys: BTreeSet<AgentKey> = chosen(*set).map(|(key, _)| key).collect();
         pairs.iter().all(|pair| pair.iter().any(|key| keys.contains(key)))
     };
-    // A list has nine seats at most, so there are at most 512 sets.
+    // A list of members has nine seats at most, so there are at most 512 sets.
     let sets = (0..1 << seats.len()).filter(touches_all);
     let best = sets.min_by_key(|&set| {
         let counted: u32 = chosen(set).map(|(_, counts)| counts).sum();

@@ -24,7 +24,7 @@ pub struct StepOutcome {
     pub changed: bool,
     /// Changes that agents and `explain` can see, in order; `rev` moved by one if there are any.
     pub changes: Vec<ClusterChange>,
-    /// Hash of the list that this step has decided: INSERT it in this very transaction.
+    /// Hash of the list of members that this step has decided: INSERT it in this very transaction.
     pub committed: Option<Hash>,
     /// Alarms to raise once the transaction is committed.
     pub alarms: Vec<Alarm>,
@@ -71,8 +71,8 @@ pub enum AgentStanding {
     Seat(Seat),
     /// The agent waits, with this many live standbys ahead of it.
     Standby { ahead: usize },
-    /// The agent has neither a seat nor a place in the queue: its lease has lapsed, or the list was
-    /// decided without it.
+    /// The agent has neither a seat nor a place in the queue: its lease has lapsed, or the list of
+    /// members was decided without it.
     Unseated,
 }
 
@@ -91,7 +91,7 @@ pub enum ClusterChange {
     RecordReplaced { key: AgentKey },
     /// A failed list was counted against an agent, for the `counts`th time.
     Counted { key: AgentKey, counts: u32 },
-    /// The list was frozen.
+    /// The list of members was frozen.
     Frozen { epoch: Epoch, h: Hash },
     /// The proposal was given up; the cluster is open again at `epoch`.
     Reopened { epoch: Epoch, why: ReopenReason },
@@ -101,9 +101,9 @@ pub enum ClusterChange {
     Probed { key: AgentKey, epoch: Epoch },
     /// An agent's release came in.
     Released { key: AgentKey, epoch: Epoch },
-    /// The list is decided.
+    /// The list of members is decided.
     Committed { epoch: Epoch, h: Hash },
-    /// A received commit document proves that the list is decided.
+    /// A received commit document proves that the list of members is decided.
     Adopted { epoch: Epoch, h: Hash },
     /// A member reported its Raft cluster.
     Reported { key: AgentKey, raft_cluster: u64 },

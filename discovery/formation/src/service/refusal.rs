@@ -11,7 +11,7 @@ const DAY_MS: u64 = 24 * 3_600_000;
 /// Refusal of a request. `Display` says what and why; [`Refusal::remedy`] says what to do.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Refusal {
-    /// The list was decided without this key.
+    /// The list of members was decided without this key.
     #[error("the cluster's members are decided, and {key} is not one of them")]
     BootClosed { key: AgentKey },
     /// The cluster ended before it was committed, or was retired.
@@ -36,7 +36,7 @@ pub enum Refusal {
     /// This database doesn't know the key.
     #[error("the key {key} has not redeemed a token here")]
     UnknownKey { key: AgentKey },
-    /// The sender is not in the frozen list.
+    /// The sender is not in the frozen list of members.
     #[error("{key} has no seat in the proposal of epoch {epoch}")]
     NotSeated { key: AgentKey, epoch: Epoch },
     /// The agent has redeemed another record in this session already.
@@ -57,7 +57,7 @@ pub enum Refusal {
     /// Every use of the grant is taken by a key. This happens only with `Rule::UseIsASeat` off.
     #[error("every use of the token is taken")]
     GrantUsed,
-    /// No list can contain the record.
+    /// No list of members can contain the record.
     #[error("the record can't be a member's: {0}")]
     Unfit(RecordFault),
     /// The record has no zone, and the members are spread over zones.
@@ -108,7 +108,7 @@ pub enum Refusal {
 /// codes on as production does. Refusals share a code if the agent's next step is the same.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum RefusalCode {
-    /// The list was decided without the agent that sent the request.
+    /// The list of members was decided without the agent that sent the request.
     BootClosed,
     /// The cluster was given up before the commit.
     Abandoned,
@@ -128,7 +128,7 @@ pub enum RefusalCode {
     UnknownKey,
     /// The request conflicts with another record, agent or statement.
     Conflict,
-    /// No list of the cluster can contain the record.
+    /// No list of members of the cluster can contain the record.
     RecordRefused,
     /// The grant isn't stored here. Only the service around the state machine, which looks grants
     /// up, uses this code.

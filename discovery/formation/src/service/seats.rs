@@ -1,5 +1,5 @@
-//! Seats of an open cluster: which agents have a seat, wait or are in backoff, and when the list is
-//! frozen.
+//! Seats of an open cluster: which agents have a seat, wait or are in backoff, and when the list of
+//! members is frozen.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -35,9 +35,9 @@ impl StepState<'_> {
         self.record_change(ClusterChange::Counted { key, counts });
     }
 
-    /// Takes the seat away from each agent that is in backoff after two or more failed lists. The
-    /// first standby that isn't in backoff gets the seat, and the agent moves behind all standbys.
-    /// Without such a standby, the agent keeps its seat.
+    /// Takes the seat away from each agent that is in backoff after two or more failed lists of
+    /// members. The first standby that isn't in backoff gets the seat, and the agent moves behind
+    /// all standbys. Without such a standby, the agent keeps its seat.
     fn put_behind_standbys(&mut self) {
         if !self.context.rules.is_on(Rule::CountedGoBehind) {
             return;
@@ -151,8 +151,8 @@ impl StepState<'_> {
         approved.or(suitable.first()).copied()
     }
 
-    /// Freezes the list if every seat is taken by an approved agent, and none of them is in
-    /// backoff. Its epoch is above every epoch that was signed.
+    /// Freezes the list of members if every seat is taken by an approved agent, and none of them is
+    /// in backoff. Its epoch is above every epoch that was signed.
     fn freeze(&mut self) {
         let seats = self.cluster.seats();
         let held = |key: &AgentKey| self.cluster.agents[key].backoff_until > self.now;

@@ -7,7 +7,7 @@ use crate::values::{Epoch, Millis};
 pub struct FormationSettings {
     /// Time for which a silent agent keeps its seat or its place in the queue.
     pub lease: Millis,
-    /// Time for which a frozen list waits for its acks.
+    /// Time for which a frozen list of members waits for its acks.
     pub ack_timeout: Millis,
     /// Interval at which clusters that nobody polls are examined.
     pub sweep: Millis,

@@ -21,8 +21,8 @@ pub fn next_deadline(
     }
     let live = cluster.agents.values().filter(|agent| agent.seating != Seating::Absent);
     let leases = live.map(|agent| agent.lease_until);
-    // A backoff is the time for which an agent is kept out of frozen lists. Backoffs that have
-    // ended need no deadline: the previous step has taken their end into account.
+    // A backoff is the time for which an agent is kept out of frozen lists of members. Backoffs
+    // that have ended need no deadline: the previous step has taken their end into account.
     let seated = cluster.agents.values().filter(|agent| matches!(agent.seating, Seating::Seat(_)));
     let holds = seated.map(|agent| agent.backoff_until).filter(|&until| until > now);
     let times_out = cluster.frozen.iter().map(|frozen| frozen.at.after(settings.ack_timeout));
@@ -77,7 +77,7 @@ impl StepState<'_> {
     }
 
     /// Frees the seats of agents whose leases have lapsed. If any of these agents is in the frozen
-    /// list, returns one such agent.
+    /// list of members, returns one such agent.
     fn lapse(&mut self) -> Option<AgentKey> {
         let due = |agent: &crate::service::cluster::Applicant| {
             agent.seating != Seating::Absent && agent.lease_until <= self.now
@@ -100,8 +100,8 @@ impl StepState<'_> {
         member
     }
 
-    /// Reopens the cluster if the frozen list has timed out, and counts the list against the
-    /// members at fault.
+    /// Reopens the cluster if the frozen list of members has timed out, and counts the list against
+    /// the members at fault.
     fn time_out(&mut self) {
         let Some(frozen) = &self.cluster.frozen else { return };
         if frozen.at.after(self.context.settings.ack_timeout) > self.now {

@@ -1,4 +1,4 @@
-//! Messages of agents about the frozen list, and about the cluster that forms from it.
+//! Messages of agents about the frozen list of members, and about the cluster that forms from it.
 
 use std::sync::Arc;
 

@@ -574,8 +574,8 @@ pub struct ExplainResponse {
     pub asking: Vec<AskingHost>,
 }
 
-/// A committed list, with everything that is needed to verify it. In the answer to a member, it
-/// also holds the member's certificates.
+/// A committed list of members, with everything that is needed to verify it. In the answer to a
+/// member, it also holds the member's certificates.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct CommitDocument {
     /// Commit document, signed by the service.

@@ -50,7 +50,7 @@ pub enum Standing {
     Seated(u8),
     /// The agent waits for a seat. The number counts the standbys before it.
     Standby(u32),
-    /// The agent is in the committed list, at this seat.
+    /// The agent is in the committed list of members, at this seat.
     Member(u8),
     /// The requester is no agent of the cluster, but an admin.
     Reader,
@@ -76,11 +76,11 @@ pub struct PollResponse {
     pub size: u8,
     /// Milliseconds until the agent's lease lapses without another request.
     pub lease_ms: Option<u64>,
-    /// Milliseconds until the frozen list is abandoned; none if no list is frozen.
+    /// Milliseconds until the frozen list of members is abandoned; none if no list is frozen.
     pub prepare_ms: Option<u64>,
     /// The statement chain, in order.
     pub statements: Vec<Jws>,
-    /// The frozen list, while preparing.
+    /// The frozen list of members, while preparing.
     pub proposal: Option<Proposal>,
     /// Approvals of the listed agents, if the statement asks for them.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -90,7 +90,7 @@ pub struct PollResponse {
     /// Signed releases. Each is an agent's promise never to be a member of a list of the release's
     /// epoch or of an earlier one.
     pub releases: Vec<Jws>,
-    /// Committed list; a member also gets its certificates.
+    /// Committed list of members; a member also gets its certificates.
     pub document: Option<CommitDocument>,
     /// Reasons why the cluster waits.
     pub explain: Vec<Explanation>,
@@ -138,16 +138,18 @@ pub struct ProbesRequest {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum NackReason {
-    /// A record in the list isn't valid, or the agent's own record isn't the one that it signed.
+    /// A record in the list of members isn't valid, or the agent's own record isn't the one that it
+    /// signed.
     Record,
     /// Two seats share a name, address, key or machine.
     Duplicate,
     /// The clock of the agent's host differs from the service's by more than 30 s.
     ClockSkew,
-    /// The agent has already signed a list of this epoch or of a later one, or released the epoch.
+    /// The agent has already signed a list of members of this epoch or of a later one, or released
+    /// the epoch.
     Epoch,
-    /// The agent has signed an earlier list, and too few members of that list have signed a
-    /// release.
+    /// The agent has signed an earlier list of members, and too few members of that list have
+    /// signed a release.
     Unreleased,
     /// The data directory of the agent's node isn't empty.
     Directory,

@@ -31,10 +31,10 @@ pub struct ProcessView {
 pub struct ProcessList {
     /// Generation of the database. A restore, or another change of its history, begins a new one.
     pub generation: i64,
-    /// Whether lists may be frozen and committed in this generation.
+    /// Whether lists of members may be frozen and committed in this generation.
     pub settled: bool,
-    /// Description of what keeps lists from being frozen and committed, with the remedy. None if
-    /// `settled` is true.
+    /// Description of what keeps lists of members from being frozen and committed, with the remedy.
+    /// None if `settled` is true.
     pub explain: Option<String>,
     /// Processes of the database, oldest first.
     pub processes: Vec<ProcessView>,

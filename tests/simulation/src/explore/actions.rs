@@ -19,8 +19,8 @@ pub enum SystemAction {
     DeliverLatePoll(AgentKey),
     /// An agent learns that the service is at this epoch.
     SeeEpoch(usize, Epoch),
-    /// An agent examines a list: it probes the members. Then it signs or refuses the list, or sends
-    /// its row of the matrix (which members it reaches).
+    /// An agent examines a list of members: it probes the members. Then it signs or refuses the
+    /// list, or sends its row of the matrix (which members it reaches).
     ExamineList(usize, Hash),
     /// As `ExamineList`, but the agent has waited long enough to report which releases are missing.
     ReportMissingReleases(usize, Hash),
@@ -54,7 +54,7 @@ pub enum SystemAction {
     ServedBy(usize, Box<SystemAction>),
     /// A lease lapses, possibly without any transaction that notices it.
     Lapse(AgentKey),
-    /// The frozen list times out.
+    /// The frozen list of members times out.
     TimeOut,
     /// An agent's backoff ends.
     EndBackoff(AgentKey),

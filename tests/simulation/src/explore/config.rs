@@ -31,7 +31,7 @@ pub struct ExplorationConfig {
     /// Whether to check only property 3 (no two majorities). Then the successors of states that
     /// can't lead to a second majority aren't explored.
     pub majorities_only: bool,
-    /// Whether the service lies: any list of known records may be shown at any time.
+    /// Whether the service lies: any list of members of known records may be shown at any time.
     pub service_lies: bool,
     /// The only lists that a lying service shows. Each is given by its epoch and its hosts. If this
     /// is empty, the service may show every list.
@@ -125,7 +125,7 @@ pub struct FaultCounts {
     /// Maximum number of leases that lapse although the agent runs, because it was paused. The
     /// lapse of a dead agent's lease isn't counted here.
     pub pauses: u8,
-    /// Maximum number of frozen lists that time out.
+    /// Maximum number of frozen lists of members that time out.
     pub timeouts: u8,
     /// Maximum number of times that an operator abandons the cluster or its deadline passes.
     pub cluster_ends: u8,

@@ -193,7 +193,7 @@ impl DatabaseState {
         self.decisions.get(..number).filter(|decisions| !decisions.is_empty()).map(chain)
     }
 
-    /// Returns the decided list, even if the cluster was retired since.
+    /// Returns the decided list of members, even if the cluster was retired since.
     #[must_use]
     pub fn decided_list(&self) -> Option<Hash> {
         let kept = matches!(self.cluster.phase, Phase::Committed | Phase::Formed | Phase::Retired);

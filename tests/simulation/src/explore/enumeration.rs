@@ -221,8 +221,8 @@ fn has_service_finished(system: &SystemState, config: &ExplorationConfig) -> boo
     !config.service_lies && !forming && !may_return
 }
 
-/// Returns every list that a lying service can show: all sets of joined hosts, ordered by letter,
-/// at every epoch.
+/// Returns every list of members that a lying service can show: all sets of joined hosts, ordered
+/// by letter, at every epoch.
 fn possible_false_lists(system: &SystemState, config: &ExplorationConfig) -> Vec<Hash> {
     if !config.false_lists.is_empty() {
         let lie = |(epoch, hosts): &(Epoch, Vec<usize>)| {
@@ -325,7 +325,7 @@ fn add_service_actions(
     }
 }
 
-/// Adds the arrival of acks for the frozen list.
+/// Adds the arrival of acks for the frozen list of members.
 fn add_ack_deliveries(
     system: &SystemState,
     config: &ExplorationConfig,

@@ -322,8 +322,8 @@ fn find_hosts_able_to_form(system: &SystemState, config: &ExplorationConfig) -> 
     sets.map(members).find(linked).unwrap_or_default()
 }
 
-/// Returns whether a new list could contain this host. The answer comes from the state of the
-/// host's disk, not from the production code.
+/// Returns whether a new list of members could contain this host. The answer comes from the state
+/// of the host's disk, not from the production code.
 fn is_usable(system: &SystemState, config: &ExplorationConfig, at: usize) -> bool {
     let host = &system.hosts[at];
     let blank = host.directory.marker.is_none()
@@ -338,7 +338,7 @@ fn is_usable(system: &SystemState, config: &ExplorationConfig, at: usize) -> boo
 }
 
 /// Returns whether the agent holds no commit document, and enough members can still release each
-/// list that it signed.
+/// list of members that it signed.
 fn may_sign_again(system: &SystemState, config: &ExplorationConfig, journal: &Journal) -> bool {
     let released = |key: AgentKey, epoch: Epoch| {
         system.sent.releases.get(&key).is_some_and(|&released| released >= epoch)
@@ -354,9 +354,9 @@ fn may_sign_again(system: &SystemState, config: &ExplorationConfig, journal: &Jo
     journal.held_document.is_none() && journal.signed_lists.iter().all(can_end)
 }
 
-/// Returns whether the member holds the commit document of list `h`, or may still get it. Returns
-/// false if its host is dead, and if its agent has ended, waits for a replacement, or refuses its
-/// directory.
+/// Returns whether the member holds the commit document of the list of members with hash `h`, or
+/// may still get it. Returns false if its host is dead, and if its agent has ended, waits for a
+/// replacement, or refuses its directory.
 fn can_run(system: &SystemState, key: AgentKey, h: Hash) -> bool {
     let has_key = |host: &&std::sync::Arc<HostState>| {
         host.alive && host.journal.as_ref().is_some_and(|journal| journal.key == key)

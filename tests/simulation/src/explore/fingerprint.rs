@@ -399,7 +399,7 @@ fn key_number(key: AgentKey, places: &HostOrder) -> u64 {
     u64::from(places[host_of(key)]) << 8 | u64::from(reimage_count_of(key))
 }
 
-/// Folds a list into 64 bits: its epoch, and the host and re-image count of each seat.
+/// Folds a list of members into 64 bits: its epoch, and the host and re-image count of each seat.
 fn list_number(h: Hash, places: &HostOrder) -> u64 {
     members_of(h).fold(epoch_of(h).wrapping_mul(ODD[2]) | 1, |sum, key| {
         fold(sum ^ (key_number(key, places) + 1), ODD[0]).wrapping_add(ODD[1])

@@ -139,8 +139,8 @@ pub(super) fn receive_refusal(
     Ok(())
 }
 
-/// Shows the agent a list. The agent probes the members. Then it signs or refuses the list, or
-/// sends its row of the matrix (which members it reaches).
+/// Shows the agent a list of members. The agent probes the members. Then it signs or refuses the
+/// list, or sends its row of the matrix (which members it reaches).
 pub(super) fn examine_list(
     system: &mut SystemState,
     config: &ExplorationConfig,
@@ -239,7 +239,7 @@ pub(super) fn receive_document(
     Ok(())
 }
 
-/// Returns the commit document of the list that `h` encodes.
+/// Returns the commit document of the list of members that `h` encodes.
 #[must_use]
 pub(super) fn document_of(h: Hash) -> CommitDocument {
     CommitDocument { proposal: proposal_of(h), proposal_hash: h, text: Arc::from("") }

@@ -128,7 +128,7 @@ pub(super) fn hash_of(proposal: &ProposedList) -> Hash {
     Hash(bytes)
 }
 
-/// Returns the hash of the list with these keys, in the order of the seats.
+/// Returns the hash of the list of members with these keys, in the order of the seats.
 #[must_use]
 pub(super) fn list_of(epoch: Epoch, keys: &[AgentKey]) -> Hash {
     let size = u8::try_from(keys.len()).expect("at most 9 seats");
@@ -156,7 +156,7 @@ pub(super) fn proposal_of(h: Hash) -> ProposedList {
     ProposedList { cluster: CLUSTER, statement: statement(size).hash, epoch: epoch_of(h), records }
 }
 
-/// Formats a list for a person: `{A,B,C} e1`.
+/// Formats a list of members for a person: `{A,B,C} e1`.
 #[must_use]
 pub(super) fn format_list(h: Hash) -> String {
     let names: Vec<String> = members_of(h).map(name).collect();

@@ -16,8 +16,8 @@ pub(super) fn has_stopped_releasing(config: &ExplorationConfig, journal: &Journa
     journal.held_document.is_some() && config.rules.is_on(Rule::HeldReleasesNothing)
 }
 
-/// Returns whether the database has decided list `h`. Showing the service the list's commit
-/// document then changes nothing.
+/// Returns whether the database has decided the list of members with hash `h`. If an agent shows
+/// the service that list's commit document, nothing changes then.
 #[must_use]
 pub(super) fn is_decided(system: &SystemState, h: Hash) -> bool {
     let cluster = &system.database.cluster;
@@ -51,7 +51,8 @@ pub(super) fn would_poll_change_nothing(
     only && known.session == Some(session) && (!forming || (live && no_news))
 }
 
-/// Returns whether the agent would do nothing about list `h`. Two conditions must hold:
+/// Returns whether the agent would do nothing about the list of members with hash `h`. Two
+/// conditions must hold:
 ///
 /// - The agent has released every epoch below the list's, or releases nothing any more.
 /// - The agent has already sent its ack, or it must refuse the list and the service doesn't wait
@@ -77,7 +78,7 @@ pub(super) fn is_list_ignored(
     refuses && !is_answer_awaited(system, journal.key, epoch)
 }
 
-/// Returns whether the service waits for the agent's answer to a list of this epoch.
+/// Returns whether the service waits for the agent's answer to a list of members of this epoch.
 fn is_answer_awaited(system: &SystemState, key: AgentKey, epoch: Epoch) -> bool {
     let cluster = &system.database.cluster;
     cluster.phase == Phase::Preparing && cluster.epoch == epoch && cluster.is_listed(key)
@@ -92,7 +93,7 @@ pub(super) fn is_missing_releases(
     journal: &Journal,
     h: Hash,
 ) -> bool {
-    // When the agent examines a list, it releases all lower epochs.
+    // When the agent examines a list of members, it releases all lower epochs.
     let own = journal.released_epoch.max(epoch_of(h) - 1);
     config.rules.is_on(Rule::ReleasesFirst)
         && journal

@@ -232,9 +232,9 @@ fn close(system: &mut SystemState, config: &ExplorationConfig, cause: EndCause) 
     database.decisions.push(LedgerEntry::End(cause));
 }
 
-/// Returns whether the serving process may make this decision: to freeze a list, to commit one, or
-/// to end the cluster. It may not if its ledger lacks a decision of the database, or contradicts
-/// the new decision.
+/// Returns whether the serving process may make this decision: to freeze a list of members, to
+/// commit one, or to end the cluster. It may not if its ledger lacks a decision of the database, or
+/// contradicts the new decision.
 #[must_use]
 pub(super) fn may_decide(
     system: &SystemState,
@@ -268,8 +268,8 @@ pub(super) fn publish(
         let ledger = &mut system.processes[at].ledger;
         ledger.record(LedgerEntry::Commit { h, document: true });
         if ledger.entry != Some(LedgerEntry::Commit { h, document: true }) {
-            // The ledger holds the commit of another list. So the process sends nothing, and
-            // examines its database instead.
+            // The ledger holds the commit of another list of members. So the process sends nothing,
+            // and examines its database instead.
             return inspect_database(system, config, at);
         }
     }

@@ -15,10 +15,10 @@ use crate::explore::state::{HostState, SystemState};
 pub enum Property {
     /// 1. A cluster has at most one commit document, if its processes keep ledgers.
     OneDocument,
-    /// 2. No node runs another list than the committed one.
+    /// 2. No node runs another list of members than the committed one.
     CommittedListOnly,
-    /// 3. No two lists both get a majority. Without ledgers, this is checked only for lists that
-    ///    share a host.
+    /// 3. No two lists of members both get a majority. Without ledgers, this is checked only for
+    ///    lists that share a host.
     NoTwoMajorities,
     /// 4. Each identity starts a node from empty at most once, and never after data was lost.
     OneStartFromEmpty,
@@ -180,7 +180,8 @@ pub(super) fn check_sent_document(
     Ok(())
 }
 
-/// Checks properties 2 and 6 when a node is executed with list `h`.
+/// Checks properties 2 and 6 when a node is executed with the list of members that has the hash
+/// `h`.
 pub(super) fn check_executed_node(
     system: &SystemState,
     config: &ExplorationConfig,

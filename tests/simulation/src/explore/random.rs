@@ -31,7 +31,7 @@ pub struct WalkReport {
     pub walks: usize,
     /// Number of steps in all walks.
     pub steps: usize,
-    /// Number of walks in which a list was committed.
+    /// Number of walks in which a list of members was committed.
     pub committed: usize,
     /// Number of walks in which a node started.
     pub started: usize,

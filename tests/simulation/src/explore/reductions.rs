@@ -108,7 +108,8 @@ pub(super) fn are_processes_stateless(config: &ExplorationConfig) -> bool {
     config.reduced && !config.environment.ledger && config.environment.row_lock
 }
 
-/// Returns whether the acks of a list arrive in one step, once all its members have signed.
+/// Returns whether the acks of a list of members arrive in one step, once all its members have
+/// signed.
 ///
 /// Before the last ack arrives, only the list's time-out reads the earlier acks: it counts the
 /// members that have not answered. So an earlier arrival makes no difference if no time-out is
@@ -292,8 +293,8 @@ pub(super) fn is_terminal(system: &SystemState, config: &ExplorationConfig) -> b
         && !system.hosts.iter().any(holds)
 }
 
-/// Returns whether at most one list can still get a majority, in an exploration that checks only
-/// property 3.
+/// Returns whether at most one list of members can still get a majority, in an exploration that
+/// checks only property 3.
 ///
 /// No restore is left, so the present database decides at most one list from now on. No list that
 /// an earlier database decided may still be able to reach a majority. A list's possible supporters
@@ -352,7 +353,7 @@ pub(super) struct Relevance<'a> {
     pub ignores_dead_hosts: bool,
     /// Whether late messages of agents that no longer exist may still arrive.
     pub late: bool,
-    /// Frozen lists that can still be signed or frozen again.
+    /// Frozen lists of members that can still be signed or frozen again.
     proposals: Vec<Hash>,
     config: &'a ExplorationConfig,
 }
@@ -380,8 +381,8 @@ impl<'a> Relevance<'a> {
         relevance
     }
 
-    /// Returns whether some agent may still sign list `h`, or the service may still process a
-    /// message about it.
+    /// Returns whether some agent may still sign the list of members with hash `h`, or the service
+    /// may still process a message about it.
     ///
     /// An agent that has signed or released the list's epoch never signs another list of that epoch
     /// (rule S5 of the formation, `agent/sign.rs`). At most it sends the same ack again. The list
@@ -410,22 +411,22 @@ impl<'a> Relevance<'a> {
         directory_of(self.config, host)
     }
 
-    /// Returns the frozen lists that can still be signed or frozen again, or refused at the
-    /// service.
+    /// Returns the frozen lists of members that can still be signed or frozen again, or refused at
+    /// the service.
     #[must_use]
     pub(super) fn proposals(&self) -> &[Hash] {
         &self.proposals
     }
 
-    /// Returns whether the service could still take an ack of list `h`. That is ruled out if the
-    /// list's epoch is below `lowest`.
+    /// Returns whether the service could still take an ack of the list of members with hash `h`.
+    /// That is ruled out if the list's epoch is below `lowest`.
     #[must_use]
     pub(super) fn is_ack_alive(&self, h: Hash) -> bool {
         epoch_of(h) >= self.lowest
     }
 
-    /// Returns whether a signed list can still restrict its signer, or let the signer hold the
-    /// list's commit document.
+    /// Returns whether a signed list of members can still restrict its signer, or let the signer
+    /// hold the list's commit document.
     ///
     /// Once the signer has released the list, it can't hold the list's document
     /// (`HoldAboveReleased`). Once enough members have released the list, it no longer keeps the

@@ -156,7 +156,7 @@ pub fn find_case(name: &str) -> RegressionCase {
     regression_cases().into_iter().find(|case| case.name == name).expect("a case with this name")
 }
 
-/// Returns the actions by which `hosts` join and all sign their list of epoch 1.
+/// Returns the actions by which `hosts` join and all sign their list of members of epoch 1.
 fn signed_by_all(hosts: &[usize]) -> Vec<SystemAction> {
     let mut actions: Vec<SystemAction> =
         hosts.iter().map(|&host| SystemAction::Join(host)).collect();

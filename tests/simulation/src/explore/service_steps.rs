@@ -16,9 +16,10 @@ use crate::explore::processes::{inspect_database, may_decide};
 use crate::explore::properties::{self, PropertyViolation};
 use crate::explore::state::{DAY, NOW, PASSED_DEADLINE, SystemState, normalise};
 
-/// Runs one transaction of the serving process. The transaction must not freeze a list, commit one
-/// or end the cluster if the process's ledger is behind the database or contradicts this decision.
-/// In that case the process examines the database again, and retries once.
+/// Runs one transaction of the serving process. The transaction must not freeze a list of members,
+/// commit one or end the cluster if the process's ledger lacks a decision of the database, or
+/// contradicts the new decision. In that case the process examines the database again, and retries
+/// once.
 pub(super) fn serve(
     system: &mut SystemState,
     config: &ExplorationConfig,
@@ -204,7 +205,7 @@ pub(super) fn lapse(
     })
 }
 
-/// Lets the frozen list time out.
+/// Lets the frozen list of members time out.
 pub(super) fn time_out(
     system: &mut SystemState,
     config: &ExplorationConfig,

@@ -78,7 +78,7 @@ pub struct HostState {
     pub journal_before_change: Option<Option<Box<Journal>>>,
     pub directory: DirectoryListing,
     pub mode: AgentMode,
-    /// List that the node was started with, if the node runs.
+    /// Hash of the list of members with which the node was started, if the node runs.
     pub running_list: Option<Hash>,
     /// Whether the node's directory was lost while it had a marker or a log. Becomes false when the
     /// host is re-imaged.
@@ -111,7 +111,7 @@ pub struct SentMessages {
     pub proposals: BTreeSet<Hash>,
     /// Highest epoch that the service has shown while the cluster was forming.
     pub epoch: Epoch,
-    /// Signed acks, by key and list.
+    /// Signed acks: the key of the agent, and the hash of the list of members.
     pub acks: BTreeSet<(AgentKey, Hash)>,
     /// Highest epoch that each key has released; it includes every lower one.
     pub releases: BTreeMap<AgentKey, Epoch>,
@@ -119,7 +119,7 @@ pub struct SentMessages {
     pub committed: BTreeSet<Hash>,
     /// Commit documents that a process has sent, by the hash of their lists.
     pub documents: BTreeSet<Hash>,
-    /// List that each node had when it made a log from nothing, by incarnation.
+    /// Hash of the list of members with which each node made a log from nothing, by incarnation.
     pub started: BTreeMap<Incarnation, Hash>,
     /// Journals of agents whose hosts were re-imaged, as of their last message.
     pub past: Vec<Journal>,
