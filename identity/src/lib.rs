@@ -132,7 +132,7 @@ pub struct HostIdentity {
     pub cloud: Cloud,
     /// Account that owns the host: an AWS account id, a GCP project id or an Azure subscription id.
     pub account: String,
-    /// Tenant of the machine's identity; for Azure alone.
+    /// Tenant of the machine's identity; only for Azure.
     pub tenant: Option<String>,
     /// Region of the host; unknown for Azure.
     pub region: Option<String>,

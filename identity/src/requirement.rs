@@ -30,11 +30,11 @@ pub struct Requirement {
     /// The host must be in one of these regions. An empty list allows any region. Not for Azure.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub regions: Vec<String>,
-    /// Tenant that the host's identity must belong to; for Azure alone.
+    /// Tenant that the host's identity must belong to; only for Azure.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tenant: Option<String>,
-    /// Audience that the host's JWT must name; for Azure alone. A GCP host's JWT names the cluster and
-    /// the agent's key.
+    /// Audience that the host's JWT must name; only for Azure. A GCP host's JWT names the cluster
+    /// and the agent's key.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub audience: Option<String>,
     /// Largest age of the virtual machine at the redeem, in seconds. Not for Azure.

@@ -251,8 +251,8 @@ pub enum CopyScope {
 /// ledger has to copy from it.
 ///
 /// # Errors
-/// The difference from the remembered database. The caller then begins a new generation, which
-/// waits for all ledgers.
+/// The difference from the remembered database. The caller then begins a new generation, in which
+/// no list is frozen before all ledgers agree with the database.
 pub fn compare(
     memory: &LedgerSummary,
     database: &ObservedDatabase,

@@ -120,7 +120,8 @@ impl AdminChain {
         Digest::of_parts(&[b"muster-admin-root-1", root.as_bytes()])
     }
 
-    /// Verifies one more element and applies it. The chain is unchanged if this fails.
+    /// Verifies the next element of the chain, and applies its change. The chain is unchanged if
+    /// this fails.
     pub fn append(&mut self, element: &Jws) -> Result<AdminChange, AdminError> {
         let seq = self.seq + 1;
         let owners = self.admins.iter().filter(|a| a.is_owner()).map(|a| &a.key);

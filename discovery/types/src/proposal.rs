@@ -77,7 +77,7 @@ pub enum ProposalError {
     SameKey(u8, u8),
 }
 
-/// A proposal whose records are all valid under the statement that it names.
+/// A proposal (list of members) whose records are all valid under the statement that it names.
 #[derive(Clone, Debug)]
 pub struct VerifiedProposal {
     proposal: Proposal,

@@ -68,7 +68,7 @@ pub enum ServiceStatementError {
     Limits,
 }
 
-/// How a service statement compares with the one that is known.
+/// Result of comparing a service statement with the one that the program knows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ServiceOrder {
     /// The statement replaces the known one, or none is known.

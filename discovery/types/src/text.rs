@@ -30,7 +30,7 @@ pub fn truncate_reason(text: String) -> String {
     }
 }
 
-/// Writes one field of a log line: `name=value`, or the message alone.
+/// Writes one field of a log line: `name=value`, or only the message.
 pub fn log_field(to: &mut dyn fmt::Write, name: &str, value: &dyn fmt::Debug) -> fmt::Result {
     let value = format!("{value:?}");
     match name {

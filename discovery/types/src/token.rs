@@ -48,7 +48,7 @@ pub enum TokenError {
     /// The parts of the token don't have the right form.
     #[error("the token is mangled: it reads mst_boot_…, mst_join_… or mst_heal_…, in a-z and 2-7")]
     Form,
-    /// The CRC at the end doesn't match the rest.
+    /// The CRC at the end doesn't match the text before it.
     #[error("the token's checksum is wrong: a character was changed on the way, copy it again")]
     Checksum,
 }

@@ -144,8 +144,8 @@ pub enum AgentAction {
     SignAck { epoch: Epoch, h: Hash },
     /// Refuse the proposal of `epoch`, and send the service the reason.
     Nack { epoch: Epoch, reason: ProposalObjection },
-    /// Sign a release of `epoch` and all lower ones, and send it; probe answers carry it from now
-    /// on.
+    /// Sign a release of `epoch` and all lower ones, and send it. From now on the agent's answers
+    /// to probes contain it.
     SignRelease { epoch: Epoch },
     /// Send the held commit document to the service (`adopt`), which has none or a different one.
     SendDocument { h: Hash },

@@ -1,4 +1,5 @@
-//! Decides what an agent does when it starts, from its journal and the node's directory alone.
+//! Decides what an agent does when it starts. The decision follows from its journal and the node's
+//! directory, and from nothing else.
 
 use crate::agent::directory::DirectoryKind;
 use crate::agent::event::StartSource;

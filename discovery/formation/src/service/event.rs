@@ -24,7 +24,7 @@ pub enum ClusterEvent {
     SessionSeen { key: AgentKey, session: AgentSession },
     /// A listed agent's signed ack for the proposal of `epoch`.
     Ack { key: AgentKey, epoch: Epoch, h: Hash, jws: Arc<str> },
-    /// An agent can't sign the proposal and says why; the reason concerns that agent alone.
+    /// An agent can't sign the proposal and says why. The reason concerns only that agent.
     Nack { key: AgentKey, epoch: Epoch, reason: String },
     /// A row of the probe matrix; it replaces the same agent's earlier row.
     Probes { key: AgentKey, epoch: Epoch, row: ProbeResults },

@@ -32,7 +32,7 @@ pub struct WaitReason {
     pub remedy: String,
 }
 
-/// Returns what `cluster` waits for, most important first; empty once it is formed.
+/// Returns the reasons why `cluster` waits, most important first; empty once it is formed.
 #[must_use]
 pub fn explain(
     cluster: &Cluster,

@@ -131,7 +131,7 @@ pub struct AddressesRequest {
 /// Answer of `POST /v1/clusters/{id}/addresses`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct AddressesResponse {
-    /// The newest statement of each present member that has moved.
+    /// The newest address statement of each present member that has moved.
     pub addresses: Vec<SignedMemberAddress>,
 }
 
@@ -167,7 +167,7 @@ pub struct ClusterSummary {
     pub size: u8,
     /// State of the cluster.
     pub state: ClusterState,
-    /// Epoch of the present proposal, or of the next one.
+    /// Epoch of the present proposal (the frozen list of members), or of the next one.
     pub epoch: u64,
     /// Number of seats that are taken.
     pub seated: u8,
@@ -296,7 +296,7 @@ pub struct SeatView {
     /// Public key of the agent. None if the service is older than this field.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub agent_key: Option<PublicKey>,
-    /// Whether the agent has signed the present proposal.
+    /// Whether the agent has signed the present proposal (the frozen list of members).
     pub acked: bool,
     /// The agent's probes in this epoch: for each other seat, whether the agent reached that seat.
     pub probes: Vec<ProbeResult>,
@@ -560,7 +560,7 @@ pub struct StatementList {
 pub struct ExplainResponse {
     /// State of the cluster.
     pub state: ClusterState,
-    /// Epoch of the present proposal, or of the next one.
+    /// Epoch of the present proposal (the frozen list of members), or of the next one.
     pub epoch: u64,
     /// Agents, as in [`ClusterView::seats`].
     pub seats: Vec<SeatView>,

@@ -35,9 +35,9 @@ pub struct EtcdTokenRequest {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum EtcdTokenState {
-    /// The list has room, and the token is valid.
+    /// The list of members has room, and the token is valid.
     Open,
-    /// All members have registered; the list never changes any more.
+    /// All members have registered, so the list of members never changes any more.
     Complete,
     /// The token has expired.
     Expired,
@@ -73,7 +73,8 @@ pub struct EtcdMember {
     pub address: String,
     /// Time of the registration, in milliseconds since 1970.
     pub at_ms: i64,
-    /// Whether the member stopped waiting before the list was complete. Its place is free again.
+    /// Whether the member stopped waiting before all members had registered. Its place is free
+    /// again.
     pub lapsed: bool,
 }
 

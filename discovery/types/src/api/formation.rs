@@ -66,7 +66,7 @@ pub struct PollResponse {
     pub now_ms: i64,
     /// State of the cluster.
     pub state: ClusterState,
-    /// Epoch of the present proposal, or of the next one.
+    /// Epoch of the present proposal (the frozen list of members), or of the next one.
     pub epoch: u64,
     /// Relation of the requesting agent to the cluster.
     pub standing: Standing,

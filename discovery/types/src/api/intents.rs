@@ -103,7 +103,7 @@ impl std::fmt::Display for IntentState {
     }
 }
 
-/// A member of the list that a newcomer starts with.
+/// A member in the list of members with which a newcomer starts.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct InitialMember {

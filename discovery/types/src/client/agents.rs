@@ -220,8 +220,8 @@ impl DiscoveryClient {
         self.send(Method::POST, format!("/v1/clusters/{cluster}/recoveries"), &body).await
     }
 
-    /// Sends this member's address statement, if it has moved. Returns those of all members that
-    /// have moved.
+    /// Sends this member's address statement, if the member has moved. Returns the address
+    /// statements of all members that have moved.
     pub async fn exchange_addresses(
         &self,
         cluster: Uuid,

@@ -35,7 +35,7 @@ pub enum PaperKeyError {
     /// A character isn't in the base32 alphabet.
     #[error("a key on paper is made of a-z and 2-7: 0 is o, 1 is l or i, 8 is b")]
     Character,
-    /// The CRC doesn't match the rest.
+    /// The CRC at the end doesn't match the text before it.
     #[error("the key's checksum is wrong: a character was read or typed wrongly")]
     Checksum,
 }

@@ -60,11 +60,11 @@ pub struct ExplorationConfig {
     pub reduced: bool,
 }
 
-/// Guarantees that the state machines of service and agent need from outside. Each can be switched
-/// off to show that it is needed.
+/// Guarantees that the state machines of service and agent need from their environment. Each can be
+/// switched off to show that it is needed.
 #[derive(Clone, Copy, Debug)]
 pub struct Environment {
-    /// A transaction locks the cluster's row first.
+    /// A transaction locks the cluster's row before it reads the row.
     pub row_lock: bool,
     /// Each process keeps a ledger, and compares the database with its ledger.
     pub ledger: bool,

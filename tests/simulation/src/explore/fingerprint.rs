@@ -112,8 +112,8 @@ fn fingerprint_all_hosts(system: &SystemState, config: &ExplorationConfig) -> u1
     smallest_fingerprint(system, &relevance, &hashes)
 }
 
-/// Returns the fingerprint of a host that is followed alone: its own state, and the messages that
-/// it may still see.
+/// Returns the fingerprint of the only host that is still followed: its own state, and the messages
+/// that it may still see.
 fn fingerprint_one_host(system: &SystemState, config: &ExplorationConfig, at: usize) -> u128 {
     let relevance = Relevance::new(system, config);
     // The names of the other hosts don't matter, only that they differ. Number them in the order of
@@ -499,8 +499,8 @@ impl OrderedView<'_> {
         }
     }
 
-    /// Adds the directory's class and marker. Agents know a directory only by the class that the
-    /// production code derives from its listing.
+    /// Adds the directory's class and marker to the hash. Agents know a directory only by the class
+    /// that the production code derives from its listing.
     fn directory(&self, hasher: &mut FingerprintHasher, host: &HostState) {
         let marker = |whose: Incarnation| {
             u64::from(self.places[(whose.0 >> 8) as usize]) << 8 | (whose.0 & 0xff) as u64 | 1 << 20

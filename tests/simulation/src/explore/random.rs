@@ -44,7 +44,8 @@ pub struct WalkReport {
 }
 
 impl WalkReport {
-    /// Adds the numbers of `other` to these. The first violation is kept.
+    /// Adds the counters of `other` to the counters here. If both reports have a violation, this
+    /// report's violation is kept.
     pub fn add(&mut self, other: WalkReport) {
         self.walks += other.walks;
         self.steps += other.steps;

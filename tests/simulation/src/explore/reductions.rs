@@ -130,9 +130,10 @@ pub(super) fn do_acks_arrive_together(system: &SystemState, config: &Exploration
         && system.faults_left.timeouts == 0
 }
 
-/// Returns whether no process is connected, as after a restore. Until one connects, only steps of
-/// the database are explored. Steps of hosts don't read or write the database, and no process
-/// serves their messages. So it is enough to explore them before the restore.
+/// Returns whether no process is connected, as after a restore. Until a process connects, only
+/// actions of the database and its processes are explored. Steps of hosts don't read or write the
+/// database, and no process serves their messages. So it is enough to explore the steps of hosts
+/// before the restore.
 #[must_use]
 pub(super) fn is_no_process_connected(system: &SystemState, config: &ExplorationConfig) -> bool {
     config.reduced

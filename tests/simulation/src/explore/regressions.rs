@@ -48,7 +48,7 @@ pub enum Safeguard {
 #[derive(Clone, Debug)]
 pub struct RegressionCase {
     /// `R1` to `R19` as in the protocol's list of regressions. Other names are for rules and
-    /// guarantees that no regression in that list tests alone.
+    /// guarantees that no regression in that list tests without others.
     pub name: &'static str,
     /// Description of the disaster.
     pub description: &'static str,

@@ -114,7 +114,7 @@ pub(super) struct SearchCounters {
 }
 
 impl SearchCounters {
-    /// Adds the numbers of `other` to these.
+    /// Adds the counters of `other` to the counters here.
     pub(super) fn add(&mut self, other: SearchCounters) {
         self.states += other.states;
         self.steps += other.steps;

@@ -129,9 +129,9 @@ impl Simulation {
         Ok(())
     }
 
-    /// Returns whether every other machine that may act for a member would refuse this machine with
-    /// such a disk. Only promises that the others have written to disk count. The answer holds
-    /// however often the machine starts.
+    /// Returns whether every other machine that may act for a member would refuse this machine if
+    /// it had these files and this disk state. Only promises that the others have written to disk
+    /// count. The answer holds however often the machine starts.
     ///
     /// Machines of removed members that don't know of their removal are included. Together with
     /// this machine they may be a quorum of the members that they know.

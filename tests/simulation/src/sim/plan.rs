@@ -84,7 +84,8 @@ pub(super) struct HistoryPlan {
     pub low_space_every: u64,
     /// Maximum number of deliveries that wait for a watching client.
     pub queued_deliveries: usize,
-    /// Maximum bytes of events kept for watchers, and likewise of events on their way to watchers.
+    /// Maximum bytes of events that are kept for watchers. The same limit applies to events on
+    /// their way to watchers.
     pub watch_bytes: usize,
     /// Chance that a request changes users and roles, per mille. Once authentication is enabled,
     /// the chance is a quarter of this. 0 means that there are no users.

@@ -52,7 +52,8 @@ pub(super) struct PrefixCopy {
     listing: Option<UnfinishedList>,
     /// Id of the watch that the copy follows, on the API server's stream.
     pub watch: Option<i64>,
-    /// Revision that a reader waits for.
+    /// Newest revision that the API server has learned from the store, and that the copy has to
+    /// reach.
     pub wanted_revision: i64,
 }
 

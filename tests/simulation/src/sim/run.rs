@@ -107,7 +107,7 @@ impl Campaign {
         }
     }
 
-    /// Adds the histories of `other` to these.
+    /// Adds the histories of `other` to the histories here.
     #[must_use]
     pub fn merge(mut self, other: Self) -> Self {
         self.histories += other.histories;

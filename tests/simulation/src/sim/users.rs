@@ -217,8 +217,8 @@ impl Simulation {
         Some(process?.store.view().auth().revision())
     }
 
-    /// Returns whether a member permits a read of its view. Compares the member's decision with the
-    /// model's first.
+    /// Returns whether a member permits a read of its view. Before that, compares the member's
+    /// decision with the model's.
     pub(super) fn is_read_permitted(
         &mut self,
         node: u64,
