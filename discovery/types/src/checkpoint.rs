@@ -31,8 +31,8 @@ pub struct Checkpoint {
     pub cluster: Uuid,
     /// Last event of the chain.
     pub last: ChainPosition,
-    /// Event with the number that the agent named. None if it named none, or if the chain has no such
-    /// event.
+    /// Event with the number that the agent named. None if the agent named none, or if the chain
+    /// has no such event.
     pub earlier: Option<ChainPosition>,
     /// Time of the checkpoint, in seconds since 1970 by the service's clock.
     pub at: u64,

@@ -143,7 +143,8 @@ pub struct Intent {
     pub verb: Verb,
     /// Operation id of the change.
     pub operation: OperationId,
-    /// Signed request for the change: the grant of a join ticket, a replacement policy, or an order.
+    /// Signed request for the change: the grant of a join ticket, a replacement policy, or an
+    /// order.
     pub authority: Jws,
     /// Redeem envelope of the newcomer, if the change comes from a ticket or a policy.
     pub redeem: Option<Jws>,

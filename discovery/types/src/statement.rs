@@ -75,8 +75,8 @@ pub struct Statement {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub spread: Option<Spread>,
     /// Whether an issuer has to approve each host before it can be a founder. Every statement of a
-    /// chain has the same value. A program that doesn't know this field refuses a statement that has
-    /// it.
+    /// chain has the same value. A program that doesn't know this field refuses a statement that
+    /// has it.
     #[serde(default, skip_serializing_if = "is_false")]
     pub needs_approval: bool,
     /// Additional trusted CAs, while the cluster's CAs are being replaced; none if absent. See
@@ -84,8 +84,8 @@ pub struct Statement {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub also_trusted: Option<CaPair>,
     /// The running etcd cluster that came under management; none if the cluster forms by this
-    /// statement. Every statement of a chain has the same one. A program that doesn't know this field
-    /// refuses a statement that has it.
+    /// statement. Every statement of a chain has the same one. A program that doesn't know this
+    /// field refuses a statement that has it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub adopted: Option<Adoption>,
 }
@@ -120,7 +120,8 @@ fn is_false(value: &bool) -> bool {
     !value
 }
 
-/// Places over which the members of a cluster are spread, so that no single one can end the cluster.
+/// Places over which the members of a cluster are spread, so that no single one can end the
+/// cluster.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Spread {

@@ -43,7 +43,8 @@ pub enum EtcdTokenState {
     Expired,
     /// An admin revoked the token.
     Revoked,
-    /// The token was made before the last change of the database, which can have lost registrations.
+    /// The token was made before the last change of the database, which may have lost
+    /// registrations.
     Void,
 }
 

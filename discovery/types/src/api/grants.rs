@@ -77,8 +77,8 @@ pub struct Redemption {
     pub agent: KeyId,
     /// Source address of the first redeem.
     pub address: Option<String>,
-    /// Virtual machine of the host, as its cloud's identity document names it: `aws:i-…`. None if the
-    /// token requires no such document.
+    /// Virtual machine of the host, as its cloud's identity document names it: `aws:i-…`. None if
+    /// the token requires no such document.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub instance: Option<String>,
     /// Zone of the host, as its agent said.
@@ -142,8 +142,8 @@ pub struct RedemptionList {
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 pub struct RevokeQuery {
-    /// Whether hosts that have used the token lose their seats in a cluster that still forms. They get
-    /// seats again only with another token.
+    /// Whether hosts that have used the token lose their seats in a cluster that still forms. They
+    /// get seats again only with another token.
     pub free_seats: Option<bool>,
 }
 

@@ -272,7 +272,8 @@ pub struct IntentList {
     /// Replacement policies that the service holds, as far as they have not expired.
     #[serde(default)]
     pub policies: Vec<PolicyView>,
-    /// Zones of the present members, as their agents said. Only if the members are spread over zones.
+    /// Zones of the present members, as their agents said. Given only if the members are spread
+    /// over zones.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub zones: Option<BTreeMap<MemberId, Name>>,
 }
