@@ -115,7 +115,8 @@ impl Journal {
         }
     }
 
-    /// Returns the journal to persist at the next start, before the new session is sent to anybody.
+    /// Returns the journal with the boot counter of the next start. The agent persists it before it
+    /// sends the new session to anybody.
     #[must_use]
     pub fn with_next_boot(mut self) -> Journal {
         self.boot += 1;

@@ -73,8 +73,8 @@ pub struct Cluster {
     /// Epoch of the present proposal, or of the next one. Starts at 1, and never falls unless the
     /// database is set back.
     pub epoch: Epoch,
-    /// Highest epoch that any agent of the cluster has signed or released, as far as the agents
-    /// have reported.
+    /// Highest epoch of which any agent of the cluster has signed a list or a release, as far as
+    /// the agents have reported.
     pub floor: Epoch,
     /// Revision. Each step that changes anything that agents or `explain` can see adds 1 to it.
     pub rev: u64,

@@ -54,7 +54,7 @@ pub struct ProcessTableRow {
 pub struct ProcessState {
     /// The ledger on the process's disk.
     pub ledger: Ledger,
-    /// Older copy of the ledger, which may later replace the ledger.
+    /// Older copy of the ledger, which may later replace it.
     pub saved: Option<Ledger>,
     /// Whether the process has examined the database to which its present connections lead.
     pub connected: bool,

@@ -189,8 +189,8 @@ fn add_forming_actions(
     }
 }
 
-/// Adds the loss of links between hosts that have joined. Other links don't matter, because nobody
-/// probes a host before it has joined (`reductions`).
+/// Adds to `actions` the loss of links between hosts that have joined. Other links don't matter,
+/// because nobody probes a host before it has joined (`reductions`).
 fn add_link_faults(
     system: &SystemState,
     config: &ExplorationConfig,
@@ -325,7 +325,7 @@ fn add_service_actions(
     }
 }
 
-/// Adds the arrival of acks for the frozen list of members.
+/// Adds to `actions` the arrival of acks for the frozen list of members.
 fn add_ack_deliveries(
     system: &SystemState,
     config: &ExplorationConfig,
@@ -420,7 +420,8 @@ fn add_database_actions(
     }
 }
 
-/// Adds the steps that a connected process takes by itself, and the faults of its ledger.
+/// Adds to `actions` the steps that a connected process takes by itself, and the faults of its
+/// ledger.
 fn add_process_actions(
     system: &SystemState,
     config: &ExplorationConfig,
@@ -462,7 +463,8 @@ fn add_process_actions(
     }
 }
 
-/// Adds transactions that don't lock the row: each may write long after it has read the row.
+/// Adds to `actions` transactions that don't lock the row. Each may write the row long after it has
+/// read it.
 fn add_unlocked_transactions(
     system: &SystemState,
     config: &ExplorationConfig,

@@ -276,7 +276,8 @@ fn one_release_too_few(restored: ExplorationConfig) -> RegressionCase {
     }
 }
 
-/// Returns cases R4 to R6. In each, only a ledger or the agents can prevent a second list.
+/// Returns cases R4 to R6. In each, only a ledger or the agents can prevent a second list of
+/// members.
 fn cases_beyond_the_database() -> Vec<RegressionCase> {
     let mut cases = Vec::new();
     let mut disjoint = vec![SystemAction::Backup];

@@ -27,7 +27,7 @@ use crate::rng::Rng;
 #[derive(Clone, Default)]
 pub(super) struct MemoryBodies {
     files: Rc<RefCell<BTreeMap<PathBuf, Bytes>>>,
-    /// Whether creating the next body fails.
+    /// Whether creating the next snapshot body fails.
     fails: Rc<Cell<bool>>,
 }
 

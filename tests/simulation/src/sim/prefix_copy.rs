@@ -174,7 +174,8 @@ impl PrefixCopy {
             let can_be_read = is_readable && model.compacted() < at;
             let record = self.records.get(&kv.key);
             match &event.prev_kv {
-                // Kubernetes also starts over, because its own watchers need the previous value.
+                // Kubernetes also lists the prefix again if a previous value is missing, because
+                // its own watchers need that value.
                 None if !is_new && !can_be_read => return Ok(self.start_over()),
                 previous if previous.as_ref() == record && record.is_none() == is_new => {}
                 _ => return Err(violated(format!("{event:?} after {record:?}"))),

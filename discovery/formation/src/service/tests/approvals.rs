@@ -1,4 +1,4 @@
-//! Clusters in which an issuer approves each host before the list is frozen.
+//! Tests of clusters in which an issuer approves each host before the list of members is frozen.
 
 use super::*;
 

@@ -1,4 +1,4 @@
-//! Clocks that were ahead and are set right, and clocks that jump.
+//! Tests with clocks that were ahead and are set right, and with clocks that jump.
 
 use super::*;
 

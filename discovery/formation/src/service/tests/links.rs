@@ -1,4 +1,4 @@
-//! Broken links between two hosts that both reach all other hosts.
+//! Tests of broken links between two hosts that both reach all other hosts.
 
 use super::*;
 

@@ -1,4 +1,4 @@
-//! Members that are spread over zones.
+//! Tests of clusters whose members are spread over zones.
 
 use super::*;
 

@@ -27,7 +27,7 @@ fn violated(what: String) -> InvariantViolation {
     InvariantViolation::new("watch", what)
 }
 
-/// Returns the end of revision `main`, after all its changes.
+/// Returns the position after all changes of revision `main`.
 fn end_of(main: i64) -> Revision {
     Revision { main, sub: u32::MAX }
 }
