@@ -71,7 +71,7 @@ pub enum RecoveryError {
     Broken {
         /// Raft cluster with which the recovery begins, in hexadecimal.
         found: String,
-        /// Raft cluster id that was expected: of the founded cluster, or after the previous
+        /// Raft cluster id that was expected: the founded cluster's, or the one after the previous
         /// recovery.
         expected: u64,
     },

@@ -20,7 +20,7 @@ pub enum GrantState {
     Expired,
     /// An admin revoked the token.
     Revoked,
-    /// The token was made before the last change of the database, which can have lost its
+    /// The token was made before the last change of the database, which may have lost its
     /// revocation. It admits no new host until an issuer confirms it.
     Void,
     /// The cluster accepts no more members with this token.

@@ -393,7 +393,7 @@ async fn the_date_of_an_answer_is_compared_with_its_arrival_time() {
     let client = client(vec![server.url.clone()], server.pin, None);
     client.context().await.unwrap();
     let came = server.requests.recv().await.unwrap().at;
-    // The client sets its clock by the answer's `Date`. So its time is now that date and the time
+    // The client sets its clock by the answer's `Date`. So its time is now that date plus the time
     // since the answer arrived.
     let error = client.service_now_ms() - 2_014_879_777_000;
     let passed = i64::try_from(came.elapsed().as_millis()).unwrap();

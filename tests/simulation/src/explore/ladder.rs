@@ -5,7 +5,7 @@
 use crate::explore::config::{Environment, ExplorationConfig, FaultCounts};
 use crate::explore::processes::RestoreMethod;
 
-/// Number of states for each fault-free run: the run is played from one in this many states.
+/// One fault-free run is played for this many states.
 const FAULT_FREE_INTERVAL: u64 = 256;
 
 /// Returns the ladder's configurations, in the order in which they are explored.

@@ -47,7 +47,8 @@ pub struct ExplorationReport {
     pub states: usize,
     /// Number of steps taken between states.
     pub steps: usize,
-    /// Number of states beyond the epoch bound: they were checked but not followed.
+    /// Number of states beyond the epoch bound. They were checked, but their successors weren't
+    /// explored.
     pub states_beyond_bound: usize,
     /// Number of fault-free runs.
     pub fault_free_runs: usize,

@@ -6,8 +6,8 @@ use crate::explore::enumeration::enumerate;
 use crate::explore::fault_free_run;
 use crate::explore::state::SystemState;
 
-/// Describes the steps of `path` from `start`. Each element is an index among the actions that are
-/// possible in that state.
+/// Describes the steps of `path` from `start`. Each element of `path` is the index of an action
+/// among the actions that are possible in the state reached so far.
 #[must_use]
 pub(super) fn transcript(
     config: &ExplorationConfig,

@@ -208,7 +208,8 @@ impl Simulation {
         } else {
             process.mail.read(id).is_ok()
         };
-        // The quorum round or checkpoint entry continues even if the client no longer waits.
+        // If the client no longer waits, no renewal is recorded. The quorum round or checkpoint
+        // entry for it continues.
         let pending = self.clients[client].pending.as_mut();
         if let Some(pending) = pending.filter(|pending| pending.id == id) {
             pending.renewal = Some(renewal);

@@ -357,8 +357,8 @@ impl Simulation {
         let learners: Vec<&Member> = table.members().filter(|member| member.is_learner).collect();
         let voter_count = voters.len() as u64;
         if self.rng.chance(60) {
-            // Retry an old addition that was carried out, although the added member was removed
-            // since.
+            // Sometimes ask again for an old addition whose member was removed since. An id is
+            // never used twice, so the request must be refused.
             let removed: Vec<MemberId> = table.removed().map(|(id, _)| id).collect();
             let id = *removed.get(self.rng.pick(removed.len().max(1)))?;
             let machine = self.nodes.iter().find(|node| node.member == id.0)?;
