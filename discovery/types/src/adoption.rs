@@ -57,8 +57,9 @@ impl Adoption {
         (id.get() != 0).then(|| id.get())
     }
 
-    /// Checks the adopted cluster's id, the number of its members, and that no two members share an
-    /// id, name or peer URL. `size` is the statement's. The error describes the first wrong value.
+    /// Checks the cluster's id, the number of members, and each member's id and number of client
+    /// URLs. No two members may share an id, name or peer URL. `size` is the statement's. The error
+    /// describes the first wrong value.
     pub(crate) fn check(&self, size: u8) -> Result<(), &'static str> {
         let members = &self.members;
         if self.raft_cluster_id().is_none() {

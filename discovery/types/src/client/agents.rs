@@ -63,8 +63,9 @@ impl DiscoveryClient {
     /// if the envelope names another service's key. It checks the key before it looks the cluster
     /// up or verifies the record.
     ///
-    /// If the service refuses all envelopes, this returns the first refusal that has another reason
-    /// than the service's key. If there is none, this returns the last refusal.
+    /// If the service refuses all envelopes, this returns the last refusal. But if the last one is
+    /// about another service's key, this returns the first refusal with another reason, if there is
+    /// one.
     async fn send_redeems<T: DeserializeOwned>(
         &self,
         path: &str,

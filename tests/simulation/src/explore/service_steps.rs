@@ -17,9 +17,8 @@ use crate::explore::properties::{self, PropertyViolation};
 use crate::explore::state::{DAY, NOW, PASSED_DEADLINE, SystemState, normalise};
 
 /// Runs one transaction of the serving process. The transaction must not freeze a list of members,
-/// commit one or end the cluster if the process's ledger lacks a decision of the database, or
-/// contradicts the new decision. In that case the process examines the database again, and retries
-/// once.
+/// commit one or end the cluster if [`may_decide`] forbids that. In that case the process examines
+/// the database again, and retries once.
 pub(super) fn serve(
     system: &mut SystemState,
     config: &ExplorationConfig,
