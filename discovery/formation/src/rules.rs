@@ -67,9 +67,9 @@ pub enum Rule {
     /// of each earlier one have released it. Without the rule one host completes the majorities of
     /// two lists.
     ReleasesFirst,
-    /// By rule S6 of `agent/sign.rs` an agent waits for so many releases that fewer than a quorum
-    /// of the earlier list's members have not released it. Without this rule the agent waits for
-    /// one release less. A quorum that has not released the list can then start, while the other
+    /// By rule S6 of `agent/sign.rs` an agent waits until fewer than a quorum of the earlier list's
+    /// members are left that have not released it. Without this rule the agent waits for one
+    /// release less. A quorum that has not released the list can then start, while the other
     /// members help another list to a majority.
     EnoughReleases,
     /// An agent holds a commit document only if the document's epoch is above every epoch that the
@@ -87,8 +87,8 @@ pub enum Rule {
     /// An agent that holds a commit document releases nothing. Without the rule its release helps
     /// others to sign a second list of members.
     HeldReleasesNothing,
-    /// Each incarnation has one commit document. An agent that holds one never holds a second one,
-    /// but sends the held one to the service, which can then notice that there are two.
+    /// Each incarnation has one commit document. An agent that holds one never holds a second one.
+    /// It sends the held one to the service, which can then notice that there are two.
     ///
     /// Defence in depth: other rules back this one up, so no exploration fails if only this rule is
     /// off. An agent that signs a later list has released the earlier one

@@ -176,7 +176,7 @@ fn committed_by_all(hosts: &[usize]) -> Vec<SystemAction> {
     actions
 }
 
-/// Returns the actions by which A and B get the commit document, the backup is restored, and the
+/// Returns these actions: A and B get the commit document, and the backup is restored. Then the
 /// leases of both lapse in the restored database.
 fn committed_and_restored() -> Vec<SystemAction> {
     let list = first_list(&[0, 1, 2]);
