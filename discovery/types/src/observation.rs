@@ -19,7 +19,7 @@ use crate::statement::Statement;
 pub struct Observation {
     /// Cluster of the members.
     pub cluster: Uuid,
-    /// Key of the agent.
+    /// Key of the observing member's agent.
     pub agent: PublicKey,
     /// Member that the agent belongs to.
     pub observer: MemberId,

@@ -11,7 +11,8 @@ use crate::values::{AgentKey, AgentRecord};
 /// Number of broken links that one sentence names.
 const MAX_NAMED_LINKS: usize = 3;
 
-/// Part of a probe's error if an agent with another key answered. It shows that the port is open.
+/// Part of the error text of a probe that an agent with another key answered. Such an answer shows
+/// that the port is open.
 const OTHER_AGENT: &str = "is not the agent that signed for it";
 
 /// Two members of a list. At least one of them doesn't reach the other.

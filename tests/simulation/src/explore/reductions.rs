@@ -360,7 +360,7 @@ pub(super) struct Relevance<'a> {
 }
 
 impl<'a> Relevance<'a> {
-    /// Computes the relevance of each part of `system`.
+    /// Computes which parts of `system` can still make a difference.
     #[must_use]
     pub(super) fn new(system: &SystemState, config: &'a ExplorationConfig) -> Relevance<'a> {
         let reads = system.processes.iter().filter_map(|process| process.read.as_ref());

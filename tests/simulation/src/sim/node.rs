@@ -77,7 +77,7 @@ pub(super) struct MemberProcess {
     pub pending_checkpoint: Option<PendingCheckpoint>,
     /// Reader of old log entries.
     pub reader: LogReader,
-    /// Number of reads of old entries under way.
+    /// Number of reads of old log entries that are under way.
     pub fetches_in_progress: usize,
     /// Snapshot that is requested, and not written yet.
     pub snapshot_to_write: Option<Arc<View>>,
@@ -94,7 +94,7 @@ pub(super) struct MemberProcess {
     /// Promises of peers that this process remembers. The newest of these promises are possibly not
     /// written to disk yet.
     pub witness: Witness,
-    /// Version of `witness` that was last written.
+    /// Version of `witness` (the remembered promises) that was last written to disk.
     pub witness_written: u64,
     /// Member tables that its peers have reported.
     pub censuses: Censuses,
