@@ -18,15 +18,17 @@ const VARIABLE_PREFIX: &str = "ETCD_";
 /// variables.
 pub(crate) const CONFIG_FILE: &str = "config-file";
 
-/// Flags of the etcd that the agent leaves out, besides the flags that it sets itself.
+/// Flags of an adopted etcd that the agent doesn't pass on when it starts the etcd. It doesn't pass
+/// on the flags either that it sets itself ([`is_set_by_agent`]).
 const OMITTED_FLAGS: &[&str] = &[
     // etcd has to log to standard error, because the agent reads its log there.
     "log-output",
     "log-outputs",
-    // etcd refuses to rotate a log that isn't a file.
+    // The log isn't a file any more, so etcd would refuse to rotate it.
     "enable-log-rotation",
     "log-rotation-config-json",
-    // The agent adds the one of these two flags that the etcd's version knows.
+    // These two are names of one flag. The agent itself adds the name that the etcd's version
+    // knows.
     "experimental-peer-skip-client-san-verification",
     "peer-skip-client-san-verification",
 ];
@@ -67,7 +69,8 @@ const UNSUPPORTED_FLAGS: &[(&str, &str)] = &[
 
 /// Values of a Go flag that mean false.
 const FALSE_WORDS: &[&str] = &["0", "f", "F", "false", "FALSE", "False"];
-/// Default value of etcd's flag `--proxy`, up to etcd 3.5: the etcd is a member.
+/// Value of etcd's flag `--proxy` with which an etcd is a member and no proxy. It is the default;
+/// etcd has had this flag up to 3.5.
 const PROXY_OFF: &str = "off";
 
 /// Why an etcd's settings can't be kept. The text says what to do.
@@ -93,7 +96,8 @@ pub(crate) enum EtcdConfigError {
     Name(String),
 }
 
-/// The settings of an etcd: its flags, and its variables for flags that weren't given.
+/// The settings with which an etcd was started. For a flag that was not given, the value of its
+/// environment variable counts.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct EtcdConfig {
     flags: BTreeMap<String, String>,
@@ -102,8 +106,9 @@ pub(crate) struct EtcdConfig {
 }
 
 impl EtcdConfig {
-    /// Reads the command line (`arguments`, without the program's name) and the environment.
-    /// `known` lists the program's flags, because etcd ignores variables of other flags.
+    /// Makes the settings from the command line (`arguments`, without the program's name) and the
+    /// environment. `known` lists the program's flags: etcd ignores a variable unless the program
+    /// has its flag.
     pub(crate) fn new(
         arguments: &[String],
         environment: impl IntoIterator<Item = (String, String)>,
@@ -114,7 +119,7 @@ impl EtcdConfig {
         for (variable, value) in environment {
             let Some(name) = variable.strip_prefix(VARIABLE_PREFIX) else { continue };
             let name = name.to_ascii_lowercase().replace('_', "-");
-            // etcd's help shows this flag among the ways to start etcd, and not in the list.
+            // etcd's help doesn't list `--config-file` with the other flags, so `known` lacks it.
             let is_known = known.contains(&name) || name == CONFIG_FILE;
             if is_known && !value.is_empty() {
                 flags.insert(name, value);
@@ -135,7 +140,7 @@ impl EtcdConfig {
             };
             flags.insert(name.to_owned(), value);
         }
-        // etcd reads this variable also if the flag is given without a value.
+        // If the flag `--config-file` is given without a value, etcd uses the path in its variable.
         if let Some(path) = named_by_variable
             && flags.get(CONFIG_FILE).is_some_and(String::is_empty)
         {
@@ -144,7 +149,8 @@ impl EtcdConfig {
         Self { flags, working_directory: working_directory.to_owned() }
     }
 
-    /// Returns these settings with the flags of a configuration file in place of all others.
+    /// Returns these settings with `flags`, read from a configuration file, in place of all earlier
+    /// flags.
     pub(crate) fn with_flags(self, flags: BTreeMap<String, String>) -> Self {
         Self { flags, ..self }
     }
@@ -210,7 +216,7 @@ impl EtcdConfig {
         let default_directory = format!("{}.etcd", self.etcd_name());
         let directory = self.path(self.value("data-dir").unwrap_or(&default_directory));
         let wal_directory = self.value("wal-dir").map(|path| self.path(path));
-        // Leave out the directory that etcd uses without this flag.
+        // A `--wal-dir` that is etcd's default directory for the log needs no flag.
         let wal_directory = wal_directory.filter(|path| *path != directory.join(WAL_FOLDER));
         let kept = self.flags.iter().filter(|(name, _)| {
             let is_refused = UNSUPPORTED_FLAGS.iter().any(|(flag, _)| flag == name);

@@ -20,7 +20,7 @@ pub(crate) struct FileSettings {
     pub flags: BTreeMap<String, String>,
     /// Keys in wrong places, which etcd ignores.
     pub misplaced: Vec<String>,
-    /// A key that limits which clients etcd serves, and that no flag can replace.
+    /// A key in the file that limits which clients etcd serves. No flag can replace such a key.
     pub client_limit: Option<String>,
 }
 
@@ -74,7 +74,7 @@ impl FileSettings {
             }
             YamlNode::Map(_) => return self.misplaced.push(flag.to_owned()),
         };
-        // An empty value in the file leaves etcd's default in force.
+        // If the file gives a key without a value, etcd keeps its default.
         if let Some(value) = value.filter(|value| !value.is_empty()) {
             self.flags.insert(flag.to_owned(), value);
         }
@@ -87,8 +87,9 @@ impl FileSettings {
     }
 }
 
-/// Whether the key is the name of a flag that etcd's file sets by another key, or in a section.
-/// `config-file` has no meaning anywhere in a file.
+/// Returns whether etcd ignores this key at the file's top level, although it is the name of a
+/// flag. The file sets some flags by keys of other names, or by keys in a section. etcd ignores
+/// `config-file` everywhere in the file.
 fn is_ignored_by_etcd(key: &str) -> bool {
     let section_keys = SECTIONS.iter().flat_map(|(_, keys)| keys.iter());
     let mut other_keys = section_keys.chain(RENAMED_KEYS);

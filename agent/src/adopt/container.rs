@@ -7,20 +7,21 @@ use std::path::Path;
 
 use crate::exit::ExitError;
 
-/// Part of the control group of each process that a kubelet runs.
+/// Text that is in the control group's path of each process that a kubelet runs.
 const POD_GROUP: &str = "kubepods";
 
-/// Runtime of a process with a root folder of its own.
+/// How a process that has another root folder than this one is run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ContainerKind {
     /// A kubelet runs the process in a pod.
     Pod,
-    /// Another container, or a unit with `RootDirectory=`.
+    /// Another container runs the process, or a systemd unit with `RootDirectory=`.
     Other,
 }
 
 impl ContainerKind {
-    /// Looks where a process runs. Returns `None` if the process has this process's root folder.
+    /// Returns how the process `pid` is run. Returns `None` if it has the root folder of the
+    /// calling process, so that its paths are the host's.
     pub(crate) fn of(pid: u32) -> io::Result<Option<Self>> {
         let folder = Path::new("/proc").join(pid.to_string());
         if is_same_folder(&folder.join("root/"), Path::new("/"))? {

@@ -1,6 +1,6 @@
-//! Checks that a running etcd uses the directories that its settings name. They may differ: the
-//! settings were changed after the etcd began, or the etcd's unit shows it another folder at that
-//! path (`BindPaths=`).
+//! Checks that a running etcd uses the directories that its settings name. The etcd may use others,
+//! if its settings were changed after it began. It also does if its systemd unit has mounted
+//! another folder at a directory's path (`BindPaths=`).
 
 use std::collections::BTreeSet;
 use std::io;
@@ -22,7 +22,7 @@ impl OpenFiles {
     fn of(pid: u32) -> io::Result<Self> {
         let mut files = BTreeSet::new();
         for entry in std::fs::read_dir(format!("/proc/{pid}/fd"))? {
-            // The process may close a file meanwhile.
+            // Skip a file that the process has closed since the folder was listed.
             if let Some(id) = file_id(&entry?.path())? {
                 files.insert(id);
             }
@@ -60,7 +60,8 @@ fn file_id(path: &Path) -> io::Result<Option<FileId>> {
     }
 }
 
-/// Refuses an etcd whose process doesn't have the database and the log open that its settings name.
+/// Returns an error unless the process `pid` has the database and the log open in the directories
+/// that the etcd's settings name.
 pub(crate) fn check_directories(pid: u32, node: &AdoptedNode) -> Result<(), ExitError> {
     let failed = |error: io::Error| {
         ExitError::Failed(format!("can't look which files process {pid} has open: {error}"))

@@ -99,8 +99,9 @@ fn read_config_file(path: &Path) -> Result<FileSettings, ExitError> {
     Ok(settings)
 }
 
-/// Returns the settings that are flags of this program, and the names of the others. etcd's help
-/// doesn't list all flags, so the program itself is asked about the rest.
+/// Divides the settings of a configuration file: returns those that this program has as flags, and
+/// the names of the others. etcd's help doesn't list all flags, so the program itself is asked
+/// about a name that is missing there.
 async fn choose_flags(
     program: &Path,
     known: &[String],

@@ -38,8 +38,8 @@ pub(crate) struct TakeOverRecord {
     /// Ids of the members that an agent runs, in hexadecimal.
     #[serde(default)]
     managed: Vec<String>,
-    /// Ids of the members that an agent has released, in hexadecimal. An older agent drops them
-    /// when it changes the record.
+    /// Ids of the members that an agent has released, in hexadecimal. An older agent doesn't know
+    /// this field, and loses it when it changes the record.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     released: Vec<String>,
 }

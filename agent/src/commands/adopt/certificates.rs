@@ -32,7 +32,8 @@ pub(super) async fn run(
             "the journal holds no listen address: the node can't be started from it".to_owned(),
         )
     })?;
-    // Use the agent's own certificate, which the etcd accepts since the take-over.
+    // Make a client with the agent's own certificate. The etcd accepts that certificate since its
+    // take-over.
     let own = async || -> Result<ClusterApiClient, ExitError> {
         let endpoint = ClientEndpoint::own_node(&host.layout.tls(), listen.client);
         Ok(ClusterApiClient::new(vec![endpoint.map_err(super::host::endpoint_error)?]))

@@ -97,8 +97,8 @@ pub(super) async fn run(
     found.print(typed, true, printer)
 }
 
-/// Refuses to enrol if this process doesn't run as the owner of the etcd's data: the agent runs its
-/// node as its own user.
+/// Refuses to enrol if this process doesn't run as the user that owns the etcd's data. After the
+/// take-over, the agent runs the etcd as its own user.
 fn check_owner(directory: &Path) -> Result<(), ExitError> {
     let found = std::fs::metadata(directory).map_err(|error| {
         ExitError::Failed(format!("can't look at {}: {error}", directory.display()))
@@ -116,7 +116,8 @@ fn check_owner(directory: &Path) -> Result<(), ExitError> {
     )))
 }
 
-/// Refuses the data directory of another member, or of an etcd that is taken over already.
+/// Refuses an agent's data directory that holds another member's state, or the state of an etcd
+/// that is taken over already.
 fn refuse_other_state(layout: &Layout) -> Result<(), ExitError> {
     let shown = layout.root().display();
     match read_adopted(layout).map_err(state_exit_error)? {
@@ -130,7 +131,8 @@ fn refuse_other_state(layout: &Layout) -> Result<(), ExitError> {
     }
 }
 
-/// Makes the journal, or reads it, and makes the record of this host durable.
+/// Prepares the enrolment durably: writes the file about the etcd, makes the journal unless there
+/// is one, and puts this host's record into the journal.
 async fn begin(
     layout: &Layout,
     host: &dyn Host,
@@ -179,8 +181,8 @@ async fn begin(
     Ok(protocol)
 }
 
-/// Returns the journal's record. Makes a new record if the bundle needs another one and the
-/// journal's record may change.
+/// Returns this host's record: the journal's, or a new one. A new record is made if the bundle
+/// needs another one, and if the journal's record may still change.
 fn choose_record(
     protocol: &Protocol,
     bundle: Option<&Bundle>,

@@ -90,8 +90,8 @@ impl EnrolledHost {
         self.cluster_as(self.identity()?)
     }
 
-    /// Returns such a client that trusts no other CA than the one from before the adoption, as this
-    /// host's etcd did.
+    /// Returns a client of the cluster as [`Self::cluster`] does, but with the CA that this host's
+    /// etcd trusted before its adoption, and no other CA.
     pub(super) fn cluster_as_before(&self) -> Result<ClusterApiClient, ExitError> {
         let files = &self.node.certificates;
         let identity =
@@ -99,7 +99,8 @@ impl EnrolledHost {
         self.cluster_as(identity.map_err(endpoint_error)?)
     }
 
-    /// Returns such a client with the agent's own certificate; `None` if the agent has none yet.
+    /// Returns a client of the cluster as [`Self::cluster`] does, but with the agent's own
+    /// certificate. `None` if the agent has no certificate yet.
     pub(super) fn cluster_as_agent(&self) -> Option<ClusterApiClient> {
         let identity = ClientTlsIdentity::load_own(&self.layout.tls()).ok()?;
         self.cluster_as(identity).ok()
@@ -114,8 +115,9 @@ impl EnrolledHost {
         Ok(self.own_as(identity)?.with_endpoints_of(&ClusterApiClient::new(endpoints)))
     }
 
-    /// Returns the identity with the client certificate that was named at enrolment. It trusts the
-    /// cluster's own CAs, too, because other members may have exchanged their certificates.
+    /// Returns a TLS identity with the client certificate that was named at enrolment. Besides the
+    /// earlier CA it trusts the cluster's own CAs, because other members may have exchanged their
+    /// certificates.
     fn identity(&self) -> Result<ClientTlsIdentity, ExitError> {
         let CertificateFiles { trusted_ca, client_cert, client_key, .. } = &self.node.certificates;
         let own_cas = self.statement.client_bundle();
@@ -123,7 +125,7 @@ impl EnrolledHost {
             .map_err(endpoint_error)
     }
 
-    /// Writes the journal and the file about the etcd durably.
+    /// Writes the journal and the file about the adopted etcd durably.
     pub(super) fn persist(&self) -> Result<(), ExitError> {
         journal::write(&self.layout, &self.journal, &self.extras).map_err(state_exit_error)?;
         write_adopted(&self.layout, &self.node).map_err(state_exit_error)

@@ -36,8 +36,8 @@ pub(crate) async fn run(typed: &AdoptCommand, printer: &mut Printer<'_>) -> Resu
     }
 }
 
-/// Refuses to run the agent of a member that somebody else runs: an etcd that isn't taken over yet,
-/// or a node that was released.
+/// Fails if this host's member must not run under the agent: its etcd isn't taken over yet, or the
+/// member was released.
 pub(crate) fn check_may_run(layout: &Layout) -> Result<(), ExitError> {
     if layout.released_file().exists() {
         return Err(ExitError::DoNotRestart(format!(
@@ -72,8 +72,8 @@ fn print(printer: &mut Printer<'_>, text: &str) -> Result<(), ExitError> {
     printer.line(text).map_err(|error| ExitError::Failed(error.to_string()))
 }
 
-/// Calls `look` until it returns `None`. Meanwhile prints the text that `look` returns, and fails
-/// with that text after `patience`.
+/// Repeats `look` until it returns `None`. While it returns a text, prints the text as a note.
+/// After `patience`, fails with that text.
 async fn wait_until(
     patience: Duration,
     json: bool,

@@ -41,13 +41,13 @@ use crate::state::{self, Layout, StateError, journal, state_exit_error};
 const UNIT_FOLDER: &str = "/etc/systemd/system";
 /// Name of the unit file, if no unit was named.
 const DEFAULT_UNIT: &str = "etcd.service";
-/// File in the `--out` folder with the plan. By it, a repeated run recognises the unit file that an
-/// earlier run has written.
+/// Name of the plan's file in the `--out` folder. A repeated run reads the last plan from it, and
+/// so recognises a unit file of its own.
 const PLAN_FILE: &str = "release.json";
 /// Mode of the `--out` folder if this command makes it: other users may only pass through. The node
 /// may run as another user than this command.
 const OUT_MODE: u32 = 0o711;
-/// Mode bit by which all users may pass through a folder.
+/// Mode bit of a folder that lets all users pass through it.
 const PASSABLE_BY_ALL: u32 = 0o001;
 /// Largest file that is copied, in bytes.
 const MAX_FILE_BYTES: u64 = 1 << 20;
@@ -141,7 +141,8 @@ struct NodeRelease<'a> {
 /// The running node: the plan made from it, and its own command line.
 struct RunningNode {
     plan: ReleasePlan,
-    /// Arguments without the program, with the paths of the agent's files.
+    /// Arguments of the running node, without the program. They name the agent's own files, not the
+    /// copies.
     arguments: Vec<String>,
 }
 
@@ -186,7 +187,8 @@ impl NodeRelease<'_> {
         let program = program_or_name(program_of(pid), &words).map_err(failed)?;
         let arguments = words.get(1..).unwrap_or_default().to_vec();
         let client = self.own()?;
-        // The release of another member can just have ended the leadership.
+        // Wait for a leader: the release of another member may just have restarted the leader's
+        // node.
         wait_until(IN_SYNC_LIMIT, self.typed.json, async || match client.list_members().await {
             Ok(_) => Ok(None),
             Err(error) if error.is_retryable() => Ok(Some(error_chain(&error))),
@@ -309,8 +311,9 @@ impl NodeRelease<'_> {
         }
     }
 
-    /// Refuses to release the member of an adopted cluster before all members are taken over. The
-    /// others refuse this agent's certificate, so it can't be seen whether they are in sync.
+    /// Refuses to release a member of an adopted cluster before all members are taken over. A
+    /// member that isn't taken over refuses this agent's certificate. So this command couldn't see
+    /// whether such a member is in sync.
     async fn refuse_before_last_take_over(
         &self,
         cluster: &ClusterApiClient,
@@ -333,8 +336,9 @@ impl NodeRelease<'_> {
         refuse_others(&record.unmanaged(adoption, &members), id)
     }
 
-    /// Ends an attempt that failed before the host was marked as released. If the node still runs,
-    /// the store must not say that its member is being restarted.
+    /// Cleans up after a release that failed before the host was marked as released. If the node
+    /// still runs, removes the note "this member is being restarted" from the cluster's store.
+    /// Returns the error for the user.
     async fn give_up(
         &self,
         end: ExitError,
@@ -382,7 +386,7 @@ impl NodeRelease<'_> {
             Ok(match (held.is_some(), holder.is_some()) {
                 (false, _) => Some("the agent still runs".to_owned()),
                 (true, true) => {
-                    // The agent that is started again takes its lock.
+                    // Free the agent's lock for the agent that the operator starts again.
                     held = None;
                     Some(
                         "the node still runs: start the agent again, and stop it with SIGTERM"
@@ -436,7 +440,8 @@ impl NodeRelease<'_> {
         }
     }
 
-    /// Writes the unit file. Replaces only a file that the last run has written.
+    /// Writes the unit file. Replaces an existing file only if the last run of this command wrote
+    /// it.
     fn write_unit(&self, plan: &ReleasePlan) -> Result<(), ExitError> {
         let path = self.unit_file();
         let text = plan.unit();

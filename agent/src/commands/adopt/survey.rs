@@ -87,7 +87,8 @@ fn version(member: &ClusterMember, status: &NodeStatus) -> Result<String, ExitEr
     )))
 }
 
-/// Converts a member as the cluster lists it.
+/// Converts a member, as the cluster lists it, to the form that an owner signs. Fails for a
+/// learner, and for a member whose URLs can't come under management.
 pub(super) fn adopted_member(member: &ClusterMember) -> Result<AdoptedMember, ExitError> {
     let bad = |what: String| ExitError::Failed(format!("{} ({}): {what}", member.name, member.id));
     if member.is_learner {

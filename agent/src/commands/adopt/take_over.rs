@@ -65,7 +65,8 @@ impl TakeOver<'_> {
         check_etcd_runs(host, &cluster).await?;
         record::begin(&cluster, host.list(), host.member, host.name.as_str()).await?;
         if let Err(end) = self.stop_etcd(host, &cluster).await {
-            // The etcd still runs, so the store must not say that its member is being restarted.
+            // If the etcd still runs, remove the note "this member is being restarted" from the
+            // store.
             if is_in_use(&host.node.directory).unwrap_or(false) {
                 record::end(&cluster, host.list(), host.member, false).await?;
             }
@@ -168,7 +169,8 @@ impl TakeOver<'_> {
                      which stops the node"
                 )));
             }
-            // Write the stage first: once the marker is gone, no agent may start the node.
+            // Write the stage `Enrolled` first. Once the marker in the node's directory is gone, no
+            // agent may start the node.
             host.node.stage = AdoptionStage::Enrolled;
             host.set_launched(false);
             host.persist()?;
@@ -204,8 +206,9 @@ impl TakeOver<'_> {
     }
 }
 
-/// Refuses to give the etcd back if another member has exchanged its certificates. The etcd trusts
-/// only the earlier CA again, so it and that member would refuse each other.
+/// Refuses to give the etcd back if another member serves certificates of the cluster's own CAs.
+/// After that, this etcd would trust only the CA from before the adoption. So it and that member
+/// would refuse each other.
 async fn refuse_new_certificates_of_others(host: &EnrolledHost) -> Result<(), ExitError> {
     let before = host.cluster_as_before()?;
     let clients: Vec<ClusterApiClient> =
@@ -216,7 +219,8 @@ async fn refuse_new_certificates_of_others(host: &EnrolledHost) -> Result<(), Ex
             members = client.list_members_serializable().await.ok();
         }
     }
-    // If no member answers, nothing tells that a member has other certificates.
+    // If no member answers, the list stays empty: the etcd is given back although other members may
+    // serve new certificates.
     let mut exchanged = Vec::new();
     for member in members.unwrap_or_default().list {
         if member.id == host.member || before.status_of(&member).await.is_ok() {
@@ -275,8 +279,8 @@ pub(super) fn print_command_on_failure(
     }
 }
 
-/// Moves the leadership to another member, so that the cluster needs no election while this one is
-/// down. Only logs a failure, because the restart works without the move.
+/// Moves the leadership away from `member`, so that the cluster needs no election while that member
+/// is down. A failure is only logged, because the restart works without the move.
 pub(super) async fn move_leadership_away(cluster: &ClusterApiClient, member: MemberId) {
     let Ok(survey) = Survey::take(cluster).await else { return };
     if survey.leader != Some(member) {
