@@ -12,9 +12,9 @@ use crate::cli;
 use crate::exit::ExitError;
 use crate::state::addresses::{Addresses, ListenAddresses};
 
-/// Default port for the other members.
+/// Default port on which a node serves the other members.
 const PEER_PORT: u16 = 2380;
-/// Default port for clients.
+/// Default port on which a node serves clients.
 const CLIENT_PORT: u16 = 2379;
 
 /// The address flags of this start; absent flags are `None`.
@@ -111,8 +111,8 @@ impl AddressFlags {
         Ok(Addresses { peer_url, client_url, listen })
     }
 
-    /// Returns the addresses of a member that was at `before`: unchanged, except for what the flags
-    /// give.
+    /// Returns the addresses of a member whose addresses so far are `before`. An address changes
+    /// only if a flag of this start gives another. `own` are this host's addresses.
     pub(crate) fn apply_to(
         &self,
         before: &Addresses,
@@ -129,8 +129,8 @@ impl AddressFlags {
                     None => url.clone(),
                 },
             };
-            // If the host part is unchanged, keep the listen address: it may be one that a
-            // translated (NAT) address leads to.
+            // If the URL's host is unchanged, keep the listen address. The host may be a translated
+            // (NAT) address that leads to that listen address.
             let same = now.host() == url.host() && self.listen.is_none();
             let ip = if same { at.ip() } else { self.listen_address(&now, own) };
             Ok::<_, ExitError>((now, SocketAddr::new(ip, port.unwrap_or(at.port()))))
@@ -168,7 +168,8 @@ impl AddressFlags {
                 UrlHost::Address(address) if *address == at.ip() => {
                     NodeUrl::new(route, url.port()).ok()?
                 }
-                // A name or a translated (NAT) address may still lead to this host.
+                // Keep the URL: its name or its translated (NAT) address may still lead to this
+                // host.
                 UrlHost::Address(_) | UrlHost::Dns(_) => url.clone(),
             };
             Some((url, SocketAddr::new(route, at.port())))

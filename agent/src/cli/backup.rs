@@ -50,8 +50,8 @@ pub(crate) struct BackupStoreArguments {
 /// The public keys for which backups are encrypted.
 #[derive(Args, Clone, Debug, Default)]
 pub(crate) struct BackupRecipientArguments {
-    /// Public key of age (age1…, made by age-keygen) for which backups are encrypted; may be
-    /// repeated, and each of the private keys decrypts alone.
+    /// Public key of age (age1…, made by age-keygen) for which backups are encrypted. May be
+    /// repeated; then any one of the private keys decrypts.
     #[arg(long, value_name = "AGE1…", env = "MUSTER_BACKUP_RECIPIENT", value_delimiter = ',')]
     pub backup_recipient: Vec<BackupRecipient>,
 }
@@ -83,7 +83,7 @@ pub(crate) struct BackupRetentionArguments {
     #[arg(long, value_name = "TIME", env = "MUSTER_BACKUP_EVERY", value_parser = parse_interval)]
     pub backup_every: Option<Duration>,
     /// How often the newest stored backup and an older one are fetched and verified: 1d (default:
-    /// never). Encrypted ones are compared with their checksum alone.
+    /// never). Encrypted backups are only compared with their checksums.
     #[arg(
         long, value_name = "TIME", env = "MUSTER_BACKUP_VERIFY_EVERY",
         value_parser = parse_interval
@@ -138,7 +138,8 @@ pub(crate) struct BackupCommand {
     /// Options for reaching the cluster.
     #[command(flatten)]
     pub access: ClusterAccess,
-    /// Id of the cluster, if the store has backups of several (default: the one of this host).
+    /// Id of the cluster whose backups are meant, if the store has those of several clusters
+    /// (default: this host's cluster).
     #[arg(long, value_name = "ID", global = true)]
     pub cluster: Option<ClusterFolder>,
     /// The subcommand to run.
@@ -155,7 +156,7 @@ pub(crate) enum BackupSubcommand {
     List,
     /// Prove that backups are whole: fetch, decrypt and open them, and read every row.
     Verify(BackupVerifyArguments),
-    /// Write a backup's snapshot to a file, proved and decrypted.
+    /// Prove and decrypt a backup, and write its snapshot to a file.
     Restore(BackupRestoreArguments),
 }
 

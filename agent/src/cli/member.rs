@@ -46,7 +46,8 @@ pub(crate) struct MemberCommand {
 /// Options for reaching the cluster, and for printing.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct ClusterAccess {
-    /// Data directory of this host's agent, whose node is asked with the agent's certificate.
+    /// Data directory of this host's agent. The command asks the agent's node, with the agent's
+    /// certificate.
     #[arg(
         long, value_name = "DIR", env = "MUSTER_DATA_DIR", default_value = DEFAULT_DATA_DIR, global = true
     )]
@@ -83,7 +84,7 @@ pub(crate) enum MemberSubcommand {
     Add(AddArguments),
     /// Promote a learner to a voter, as soon as it is in sync.
     Promote(PromoteArguments),
-    /// Change a member's peer URLs; restart the member afterwards, with the new ones.
+    /// Change a member's peer URLs. Restart the member with the new URLs afterwards.
     #[command(after_long_help = UPDATE_HELP)]
     Update(UpdateArguments),
     /// Remove a member for ever; a leader transfers its leadership first.
@@ -236,7 +237,7 @@ pub(crate) struct RemoveArguments {
 /// Arguments of `member replace`.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct ReplaceArguments {
-    /// Name or id of the member to remove; its id once it has been removed.
+    /// Name or id of the member to remove. If it has been removed already, its id.
     pub old: String,
     /// The new member's name.
     #[arg(value_parser = member_name)]

@@ -226,9 +226,9 @@ pub(crate) struct RunArguments {
     pub bundle_file: Option<PathBuf>,
 
     /// If the cluster has its members already, wait instead of ending with exit code 3. Once the
-    /// bundle file holds a join ticket (token create --kind join), go on with it. Discovery shows
-    /// this host as waiting for a ticket meanwhile (cluster show). Also wait for a bundle file that
-    /// is not there yet, or holds no whole bundle.
+    /// bundle file holds a join ticket (token create --kind join), join the cluster with that
+    /// ticket. Meanwhile discovery shows this host as waiting for a ticket (cluster show). Also
+    /// wait for a bundle file that is not there yet, or holds no whole bundle.
     #[arg(long)]
     pub wait_for_ticket: bool,
 
@@ -236,8 +236,8 @@ pub(crate) struct RunArguments {
     #[arg(long)]
     pub name: Option<String>,
 
-    /// The zone that this host is in, such as a cloud's availability zone: a-z, 0-9 and -. Tokens can
-    /// be bound to one, and discovery shows it.
+    /// The zone that this host is in, such as a cloud's availability zone: a-z, 0-9 and -. A token
+    /// can be bound to one zone, and discovery shows each host's zone.
     #[arg(long, value_name = "NAME", env = "MUSTER_ZONE")]
     pub zone: Option<String>,
 
@@ -305,7 +305,7 @@ pub(crate) struct RunArguments {
     pub node_binary: Option<PathBuf>,
 
     /// Serve /metrics (Prometheus) and /livez on this address, as plain HTTP without a password:
-    /// outside loopback, let a firewall admit the monitoring hosts alone.
+    /// outside loopback, let a firewall admit only the monitoring hosts.
     #[arg(long, value_name = "ADDRESS:PORT")]
     pub metrics_listen: Option<SocketAddr>,
 
@@ -389,7 +389,7 @@ pub(crate) enum ContextCommand {
 #[derive(Args, Debug)]
 pub(crate) struct ContextSetArguments {
     /// File that muster-discovery service announce --out has written, or - for standard input. It
-    /// may hold lines of other clusters, too.
+    /// may hold service statements of other clusters, too.
     #[arg(value_name = "FILE")]
     pub file: PathBuf,
     /// Option for the data directory.
@@ -473,11 +473,11 @@ pub(crate) struct ExamineArguments {
     /// File with the output of this command with --json on another host; may be repeated.
     #[arg(long, value_name = "FILE")]
     pub report: Vec<PathBuf>,
-    /// The node's program, as for run (default: muster-node beside this program, else in PATH).
-    /// That muster-node examines an etcd's directory, too.
+    /// The node's program, as for run (default: muster-node beside this program, else in PATH). Not
+    /// needed for an etcd's directory, which muster-node examines, too.
     #[arg(long, value_name = "PATH")]
     pub node_binary: Option<PathBuf>,
-    /// Print JSON for programs to read; --report takes it on another host.
+    /// Print JSON: for programs to read, and for --report of this command on another host.
     #[arg(long)]
     pub json: bool,
 }
