@@ -47,7 +47,7 @@ pub(crate) fn run(typed: &AddressCommand, printer: &mut Printer<'_>) -> Result<(
     }
 }
 
-/// State of this host's member that both subcommands read.
+/// This host's member, with the state that both subcommands read.
 struct Member {
     layout: Layout,
     key: SigningKey,
@@ -119,7 +119,7 @@ fn add(typed: &AddressAddArguments, printer: &mut Printer<'_>) -> Result<(), Exi
     for file in &typed.files {
         let found = read(file, &member.chain)?;
         let known = newest.get(&found.proven.node_key);
-        // The files may include an older statement of the same member.
+        // The files may include several statements of one member's address. Keep the newest one.
         if known.is_none_or(|known| known.number < found.address.number) {
             newest.insert(found.proven.node_key, found.address);
         }

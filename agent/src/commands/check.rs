@@ -338,8 +338,9 @@ impl SetupChecker<'_> {
         }
     }
 
-    /// Returns the addresses that a start would use. Returns `None` if no flag gives them, and
-    /// neither the journal nor a bundle names discovery.
+    /// Returns the addresses at which a start would listen and be reached. A member's addresses are
+    /// in its journal. Otherwise they follow from the flags, or from the route to discovery.
+    /// Returns `None` if the route is needed, but the cluster to join isn't known.
     async fn addresses(
         &self,
         state: &DiskState,

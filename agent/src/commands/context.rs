@@ -31,7 +31,7 @@ struct ContextOutput {
     urls: Vec<String>,
     /// Whether the agent followed this statement before.
     is_known: bool,
-    /// Whether an agent runs here. If not, it takes the statement at its next start.
+    /// Whether an agent runs here. If none runs, the next one reads the statement when it starts.
     agent_running: bool,
 }
 

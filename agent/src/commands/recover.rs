@@ -180,8 +180,8 @@ impl HostState {
         };
         let (_, loaded) = journal::read(layout).map_err(state_exit_error)?.ok_or_else(none)?;
         let join = loaded.extras.join.as_ref().ok_or_else(none)?;
-        // A host that has only asked to join has no document, and no statements that could be
-        // verified.
+        // A host that has only asked to join holds no commit document yet, and no statements that
+        // could be verified.
         if loaded.document.is_none() {
             return Err(none());
         }
@@ -195,7 +195,8 @@ impl HostState {
         format!("make a new cluster of {}", self.chain.newest().name)
     }
 
-    /// Returns the id of this host's Raft cluster, according to the signed texts.
+    /// Returns the id of this host's Raft cluster, according to the newest recovery statement, or
+    /// else to the commit document.
     fn raft_cluster(&self) -> Option<u64> {
         let founded = self.loaded.document.as_ref().map(crate::cluster::founded_cluster_id);
         self.loaded.recoveries.raft_cluster().or(founded)
@@ -249,7 +250,7 @@ impl HostState {
         };
         let (was, is) = (identity(&made.was)?, identity(&made.is)?);
         let mut all = self.loaded.recoveries.jws();
-        // A repeated call returns the existing statement.
+        // An earlier run has already signed the statement for this new cluster.
         if let Some(last) = all
             .last()
             .filter(|_| self.loaded.recoveries.newest().is_some_and(|signed| signed.is == is))

@@ -205,14 +205,14 @@ impl Daemon<'_> {
             tracing::debug!(?decision, %directory, "decided");
             match (decision, loaded) {
                 (StartDecision::BeginNew, _) => {
-                    let ended = self.begin(machine).await;
+                    let ended = self.begin_as_new_host(machine).await;
                     if let Break(ended) = self.wait_for_ticket(ended).await {
                         return ended;
                     }
                 }
                 (StartDecision::SetAsideAndBeginNew, _) => {
                     self.quarantine_clone(&directory)?;
-                    let ended = self.begin(machine).await;
+                    let ended = self.begin_as_new_host(machine).await;
                     if let Break(ended) = self.wait_for_ticket(ended).await {
                         return ended;
                     }
@@ -279,7 +279,8 @@ impl Daemon<'_> {
     /// not run yet.
     fn quarantine_clone(&self, directory: &DirectoryKind) -> Result<(), ExitError> {
         let both: &[&str] = match directory {
-            // A marker without a log belongs to the original machine's incarnation.
+            // Without a log, the marker in the node's directory names the original machine's
+            // incarnation. So that directory is moved aside, too.
             DirectoryKind::Marked(_) => &["agent", "node"],
             _ => &["agent"],
         };
@@ -299,7 +300,8 @@ impl Daemon<'_> {
         layout.create().map(drop).map_err(state_exit_error)
     }
 
-    /// Waits before the directory is examined again. Returns true if the agent was told to stop.
+    /// Shows that the node's data is lost, and waits before the directory is examined again.
+    /// Returns true if the agent was told to stop meanwhile.
     async fn wait_for_replacement(&self, why: &str) -> bool {
         let text = format!(
             "the node's data is lost: {why}. If it is not coming back, this host can come in its own \
@@ -339,7 +341,10 @@ impl Daemon<'_> {
         }
     }
 
-    async fn begin(&self, machine: discovery_formation::MachineIdentity) -> Result<(), ExitError> {
+    async fn begin_as_new_host(
+        &self,
+        machine: discovery_formation::MachineIdentity,
+    ) -> Result<(), ExitError> {
         // Read the bundle before a key is made, so that an unreadable bundle leaves no state
         // behind.
         let read = self.stop.run_until_cancelled(read_bundle(self.settings)).await;
@@ -474,8 +479,8 @@ impl Daemon<'_> {
             self.settings,
             &self.host.addresses(),
         )?;
-        // A node that has data starts even if the agent's disk is full: only reports need the new
-        // boot counter.
+        // If the journal can't be written, for example on a full disk, a node that has data starts
+        // all the same. Only reports to discovery need the new boot counter.
         if let Err(error) = journal::write(&layout, &journal, &extras) {
             tracing::warn!(
                 error = error_chain(&error),
@@ -505,8 +510,8 @@ impl Daemon<'_> {
                 }
             };
             let waited = self.stop.run_until_cancelled(wait).await;
-            // If the agent is told to stop while it waits, an adopted node must still be stopped:
-            // go on to `run_node`.
+            // If the agent was told to stop while it waited, an earlier agent's node may still run.
+            // Then go on to `run_node`, which adopts and stops that node.
             let is_running =
                 lock::holder(&protocol.layout.node_lock()).map_err(state_exit_error)?.is_some();
             if waited.is_none() && !is_running {
@@ -535,7 +540,8 @@ impl Daemon<'_> {
         }
     }
 
-    /// Runs the node, and again at its new addresses if the host moves.
+    /// Runs the node until the agent is told to stop. If the host moves, runs the node again at its
+    /// new addresses.
     async fn run_node(&self, mut protocol: Protocol) -> Result<(), ExitError> {
         loop {
             let context = supervise::SupervisionContext {
@@ -643,7 +649,8 @@ impl Daemon<'_> {
     }
 }
 
-/// Returns the journal with its boot counter increased, for a new session.
+/// Returns the state that was read from disk, with its boot counter increased. Each run of the
+/// agent is a new session with discovery.
 fn with_next_boot((key, loaded): (SigningKey, VerifiedJournal)) -> LoadedState {
     let VerifiedJournal { journal, extras, document, .. } = loaded;
     LoadedState { key, journal: journal.with_next_boot(), extras, document }

@@ -191,7 +191,8 @@ fn running_node_pid(layout: &Layout) -> Result<Option<i32>, StateError> {
     }
     let text = state::read(&layout.pid_file())?.unwrap_or_default();
     let identity = ProcessIdentity::from_text(&String::from_utf8_lossy(&text));
-    // A running node holds the lock, so the pid file was written in this boot.
+    // The lock is held, so a process of this boot wrote the pid file. Comparing the start time is
+    // enough.
     Ok(identity.filter(|node| matches!(node.has_start_ticks(), Ok(true))).map(|node| node.pid))
 }
 
@@ -278,8 +279,8 @@ fn cluster_line(status: &AgentStatus) -> Option<String> {
     Some(text)
 }
 
-/// Returns the URLs of discovery, and the beginning of the present outage of discovery. `None` if
-/// discovery can be reached at the bundle's URLs.
+/// Describes where a service statement says that discovery is, and the present outage of discovery.
+/// `None` if there is neither a service statement nor an outage.
 fn discovery_line(status: &AgentStatus) -> Option<String> {
     let place = status.discovery_urls.as_ref().zip(status.service_statement);
     let place = place.map(|(urls, number)| format!("{urls}, by service statement {number}"));

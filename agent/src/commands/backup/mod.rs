@@ -223,8 +223,8 @@ async fn show_progress<T>(
     }
 }
 
-/// Returns a usage error if the backup is encrypted and no private key was typed. An unusable
-/// manifest is no error here, because it is one when the backup is examined.
+/// Returns a usage error if the backup is encrypted and no private key was typed. Ignores a
+/// manifest that can't be used: the command reports it when it examines the backup.
 async fn ensure_identity(
     store: &BackupStore,
     cluster: &ClusterFolder,

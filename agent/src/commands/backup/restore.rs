@@ -67,7 +67,7 @@ fn write_file(mut snapshot: File, to: &Path) -> Result<(), ExitError> {
     let written = std::io::copy(&mut snapshot, &mut file).and_then(|_| file.sync_all());
     let done = match written {
         Ok(()) => {
-            // The file may have been made since the start.
+            // Another process may have created the file while the snapshot was written.
             ensure_missing(to)?;
             muster_files::rename(&part, to).map_err(|error| failed(&error))
         }

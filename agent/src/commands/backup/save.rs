@@ -26,7 +26,8 @@ pub(super) async fn run(
              --backup-recipient age1…, and keep its private key elsewhere",
         );
     }
-    // With --endpoints, another cluster than this host's own may be meant.
+    // With --endpoints, the operator may mean another cluster than this host's. Then the node is
+    // asked for the id of its cluster.
     let own = access.endpoints.is_empty().then(|| own_cluster(&access.data_dir)).flatten();
     let cluster = match session.typed.cluster.clone().or(own) {
         Some(cluster) => cluster,
@@ -39,7 +40,8 @@ pub(super) async fn run(
         spool: session.spool.clone(),
         progress: BackupProgress::default(),
     };
-    // A store that can't be reached is found before the snapshot is streamed.
+    // List the backups first. If the store can't be reached, the command fails before it streams a
+    // snapshot.
     session.listing(&round.cluster).await?;
     let work = round.save(&node, &session.store, |_| true);
     let saved = show_progress(&round.progress, access.json, work).await;

@@ -25,7 +25,8 @@ struct VerifiedBackup {
     keys: Option<u64>,
     /// Why the backup was not proved.
     problem: Option<String>,
-    /// Whether the backup is damaged. Otherwise its store, a key or this machine may be at fault.
+    /// Whether the backup was found damaged. Another `problem` may come from the store, a private
+    /// key or this machine.
     damaged: bool,
     /// Result of the trial restore.
     drill: Option<DrillResult>,

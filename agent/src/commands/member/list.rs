@@ -101,7 +101,8 @@ fn shown_name(member: &ClusterMember) -> &str {
     if member.name.is_empty() { "-" } else { &member.name }
 }
 
-/// Describes the leader that this row's member names; that leader doesn't answer this host.
+/// Describes the leader that the member of this row knows. Called if that leader doesn't answer
+/// this host.
 fn describe_leader(survey: &Survey, row: &MemberRow<'_>) -> String {
     let Some(leader) = &row.leader else { return "knows no leader".to_owned() };
     let mut named = survey.members.list.iter();

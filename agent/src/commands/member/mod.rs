@@ -183,7 +183,8 @@ pub(crate) struct PeerReport {
     pub leader: Option<String>,
 }
 
-/// Asks each member in the list of the node at this client port for its status. Needs no leader.
+/// Gets the list of members from the node at `endpoint`, and asks each member for its status. Needs
+/// no leader.
 pub(crate) async fn report_peers(endpoint: &ClientEndpoint) -> PeerReport {
     let Some(survey) =
         Survey::take_without_leader(&ClusterApiClient::new(vec![endpoint.clone()])).await
