@@ -47,8 +47,9 @@ pub(crate) async fn read_bundle_from(
     };
     let text = |what: String| format!("the join bundle in {name}: {what}");
     let refuse = |what: String| ExitError::Usage(text(what));
-    // If the file isn't there, or has no whole bundle yet, the ticket can still come. No other
-    // failure leads to a wait: a second reader of a pipe would take the bundle from the first.
+    // Wait for a ticket only if the file is missing, or holds no whole bundle yet. After any other
+    // failure, the thread below may still read a pipe. Another attempt's thread would then compete
+    // with it for the bundle.
     let needs_ticket = |what: String| match may_come_later {
         true => ExitError::NeedsTicket(text(what)),
         false => refuse(what),

@@ -90,8 +90,8 @@ impl Protocol {
         let output = self.agent.step(&Rules::ALL, event);
         if let Some(journal) = &output.journal {
             if !held_before && journal.held_document.is_some() {
-                // The commit may be seen before the ack's own answer arrives; the ack was sent in
-                // any case.
+                // A poll may show the commit before the answer to this agent's ack arrives. The
+                // commit proves that the ack was sent.
                 crash::at(Failpoint::AckSent);
             }
             journal::write(&self.layout, journal, &self.extras).map_err(state_exit_error)?;

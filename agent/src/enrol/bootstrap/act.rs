@@ -90,7 +90,8 @@ impl Bootstrap<'_> {
                 }
                 self.outcome = Some(FormationResult::Launch);
             }
-            // `operate::report` sends the report later, once the node knows its Raft cluster.
+            // Nothing is sent here: `operate::report` sends the report once the node knows its Raft
+            // cluster.
             AgentAction::Report => {}
             AgentAction::RequestReplacement { why } => {
                 self.outcome = Some(FormationResult::ReplacementWanted(why));

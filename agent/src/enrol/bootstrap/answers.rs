@@ -225,7 +225,8 @@ impl Bootstrap<'_> {
         self.carry_out_actions(actions).await
     }
 
-    /// Returns the seats whose record must not be in a list, each with the reason.
+    /// Returns the seats of the proposed list whose records this agent must refuse, each with the
+    /// reason.
     fn invalid_seats(
         &self,
         list: &VerifiedProposal,

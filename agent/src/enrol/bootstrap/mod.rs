@@ -363,8 +363,9 @@ impl<'a> Bootstrap<'a> {
 
     /// Repeats the redeem or poll after a pause, and shows what it waits for and why it failed.
     fn retry_later(&mut self, awaited: &str, text: String) {
-        // Ask for a full answer next: the status shows this failure until an answer arrives, so an
-        // empty answer is not enough.
+        // Poll without a revision next, so that the service answers with the cluster's full state.
+        // The status shows this failure until a state arrives. A poll with a revision may get an
+        // empty answer, if nothing has changed.
         self.contact.revision = None;
         let pause = self.contact.retry.next_pause();
         self.contact.pause = pause;
@@ -407,7 +408,8 @@ impl<'a> Bootstrap<'a> {
                 self.carry_out_actions(actions).await
             }
             Err(error) => {
-                // The next poll shows the cluster's current state.
+                // Only log that the service didn't take the message: the next poll shows the
+                // cluster's state.
                 tracing::debug!(?kind, error = error_chain(&error), "not taken");
                 Ok(())
             }

@@ -132,8 +132,8 @@ impl OutgoingMessage {
 
 /// Returns whether to send the message again. After a conflict, the next poll tells what to do
 /// instead. An answer that is not the service's own, such as a proxy's, means that the message has
-/// not arrived. The message is then sent again whatever the answer's status is, because no other
-/// code repeats the message.
+/// not arrived. Whatever the status of such an answer is, the message is sent again: no other part
+/// of the agent would repeat it.
 fn must_resend(error: &ClientError) -> bool {
     /// HTTP status code 409 Conflict.
     const CONFLICT: u16 = 409;

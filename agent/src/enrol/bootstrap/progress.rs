@@ -1,5 +1,5 @@
-//! Log lines for people while the cluster forms: each reason from the service once, and regularly
-//! what this host waits for.
+//! Log lines for people while the cluster forms. Each explanation from the service is logged once.
+//! What this host waits for is logged when it changes, and repeated from time to time.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};

@@ -32,7 +32,7 @@ pub(crate) struct InitialCluster {
     pub recoveries: RecoveryChain,
 }
 
-/// Why a cluster's list has no place for this host.
+/// Why this host can't become a member of the cluster that has answered.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 enum PlacementError {
     /// The cluster at these addresses is not the one that was founded with the document.

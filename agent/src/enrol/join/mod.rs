@@ -85,8 +85,8 @@ struct RedeemedTicket {
 }
 
 impl<'a> Newcomer<'a> {
-    /// Makes a newcomer from a journal that may hold this host's record already. Makes the record
-    /// durable.
+    /// Makes a newcomer, and makes its record `signed` durable in the journal. The journal may hold
+    /// that record already.
     pub(crate) fn new(
         protocol: &'a mut Protocol,
         join: Join,
@@ -192,7 +192,7 @@ impl<'a> Newcomer<'a> {
         }
     }
 
-    /// Adopts discovery's statement chain if it extends `chain_of`.
+    /// Extends `chain_of` by discovery's `statements`, if they continue that chain.
     fn extend_chain(
         &self,
         chain_of: &mut StatementChain,
@@ -312,7 +312,8 @@ impl<'a> Newcomer<'a> {
             self.retry.reset();
             match leaves.verify(&node_key, chain_of.newest()) {
                 Ok(()) => return Ok(leaves),
-                // The CAs may have been replaced in between.
+                // The CAs may have been replaced between the two requests. Ask for certificates
+                // again.
                 Err(error) => {
                     let text =
                         format!("discovery's certificates are refused: {}", error_chain(&error));
