@@ -63,9 +63,9 @@ impl ProcessIdentity {
         Ok(self.has_start_ticks()? && boot_id()? == self.boot_id)
     }
 
-    /// Whether a process with this pid and this start time runs, in whichever boot it started. The
-    /// caller must know that the process runs in this boot, for example because its lock is held. A
-    /// container, and a unit in it with its own `/proc`, see different boot ids.
+    /// Whether a process with this pid and this start time runs. Doesn't compare boot ids, because
+    /// a container, and a unit in it with its own `/proc`, see different ones. So the caller must
+    /// know that the process started in this boot, for example because its lock is held.
     pub fn has_start_ticks(&self) -> io::Result<bool> {
         match start_ticks(self.pid) {
             Ok(ticks) => Ok(ticks == self.start_ticks),
@@ -178,7 +178,8 @@ mod tests {
         let after = seconds();
         child.kill().unwrap();
         child.wait().unwrap();
-        // The kernel shows the time of its boot in whole seconds.
+        // `started_at` may be wrong by a second, because the kernel shows the time of its boot in
+        // whole seconds.
         let (started, slack) = (started.unwrap(), 2.0);
         assert!((before - slack..after + slack).contains(&started), "{before} {started} {after}");
     }

@@ -18,7 +18,7 @@ use crate::state::{self, Layout, StateError, lock};
 
 /// How long a launcher may take to write its pid file before the agent reports it as stuck.
 const LAUNCHER_DEADLINE: Duration = Duration::from_secs(10);
-/// How often the agent reads the pid file meanwhile.
+/// How often the agent reads the pid file while it waits for the launcher to write it.
 const PID_FILE_CHECK_INTERVAL: Duration = Duration::from_millis(5);
 
 /// Flag of the node's listen addresses for the other members.

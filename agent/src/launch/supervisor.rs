@@ -61,8 +61,8 @@ pub struct Supervisor<'a> {
     pub node: CommandLine,
     /// How long to wait for the node to stop after SIGTERM.
     pub stop_deadline: Duration,
-    /// Whether this host has lost an address. An adopted node that listens for peers on lost
-    /// addresses alone is stopped, and started with the present command line.
+    /// Tells whether this host has lost an address. If an adopted node listens for peers on lost
+    /// addresses only, it is stopped, and started with the present command line.
     pub is_lost: &'a (dyn Fn(IpAddr) -> bool + Sync),
 }
 

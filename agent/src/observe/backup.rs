@@ -31,7 +31,7 @@ pub(crate) struct RunningBackup {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct BackupFailure {
     pub at: Timestamp,
-    /// The reason, as in the metric.
+    /// Name of the reason, as in the metric's label.
     pub reason: String,
     /// Text of the error, with its causes.
     pub text: String,

@@ -174,8 +174,8 @@ fn read_lines(
 
 fn pass_line(line: &mut Vec<u8>, sink: &mut impl FnMut(&str)) {
     let text = String::from_utf8_lossy(line);
-    // A hole reads as zero bytes, and the first line after an agent's restart may begin with zero
-    // bytes.
+    // Remove zero bytes: the first line that is read after an agent's restart may begin in a hole,
+    // which reads as zero bytes.
     let text = text.trim_matches(['\0', '\r']);
     if !text.trim().is_empty() {
         sink(text);

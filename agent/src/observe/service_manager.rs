@@ -19,14 +19,15 @@ use crate::observe::status::AgentStatus;
 /// The longest status line, in characters: `systemctl status` shows one line.
 const STATUS_LINE_LIMIT: usize = 240;
 
-/// Sends readiness, then each change of `status` and keep-alives between, until cancelled.
+/// Tells the service manager that the agent is ready, then about each change of `status`. With a
+/// watchdog, also sends keep-alives. When cancelled, says that the agent stops.
 pub(crate) async fn notify_until_stopped(
     mut status: watch::Receiver<AgentStatus>,
     stop: CancellationToken,
 ) {
     send(State::Ready);
     let watchdog = muster_notify::keep_alive_interval();
-    // Without a watchdog the interval never ends.
+    // Without a watchdog, only a change of the status or the cancellation ends the wait.
     let every = watchdog.unwrap_or(Duration::MAX);
     loop {
         let line = status_line(&status.borrow_and_update());

@@ -124,7 +124,7 @@ pub(crate) struct AgentStatus {
     pub cluster_name: Option<String>,
     /// The cluster's state according to discovery: open, preparing, ….
     pub cluster_phase: Option<String>,
-    /// The epoch of the proposal shown, or of the commit.
+    /// Epoch of the proposal that discovery shows, or of the commit.
     pub epoch: Option<u64>,
     /// Hash of the committed proposal, in hexadecimal.
     pub document: Option<String>,
@@ -260,7 +260,7 @@ impl StatusHandle {
     }
 }
 
-/// Writes the status to `path` at each change until cancelled, and once more then.
+/// Writes the status to `path` at each change. When cancelled, writes it once more and ends.
 pub(crate) async fn write_until_stopped(
     mut status: watch::Receiver<AgentStatus>,
     path: PathBuf,

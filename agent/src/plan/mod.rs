@@ -139,9 +139,9 @@ impl ObservedCluster {
         })
     }
 
-    /// Returns the other voters that are unreachable or behind, if the cluster would stop without
-    /// this member. `None` if it can spare the member. Also `None` for one or two voters: such a
-    /// cluster is too small to spare any.
+    /// Returns the other voters that are unreachable or behind, if the cluster would lose its
+    /// quorum without this member. `None` if it would not. Also `None` for one or two voters: such
+    /// a cluster can't spare a voter in any case.
     pub(crate) fn why_indispensable(&self, id: MemberId) -> Option<Vec<String>> {
         let shape = self.voter_counts();
         let votes = self.of_id(id).is_some_and(ObservedMember::is_voter);
