@@ -161,7 +161,8 @@ pub(crate) struct HostAddressWatch {
 }
 
 impl HostAddressWatch {
-    /// Makes the watch from the journal. `None` if the journal lacks something.
+    /// Makes the watch from the journal. `None` if the journal lacks the cluster to which this
+    /// member belongs, or the member's addresses.
     pub(crate) fn of(
         host: &Arc<dyn Host>,
         layout: &Layout,

@@ -1,11 +1,11 @@
 //! Takes the statements from `muster-discovery ca issue` that a person has copied into the `tls`
 //! directory.
 //!
-//! A member that was away while its cluster's CAs were replaced can't connect to its peers. If its
-//! agent doesn't get the newest statements from discovery either, a person brings them together
-//! with new certificates. Each statement must be signed by an owner, so nobody else can make one.
-//! But this agent may have missed the removal of an owner. Then it accepts that owner's statements,
-//! as it does those from discovery and from the cluster's store.
+//! A member that was down while its cluster's CAs were replaced can't connect to its peers. If its
+//! agent can't get the newest statements from discovery either, a person copies them to the host,
+//! together with new certificates. An owner must have signed each statement, so nobody else can
+//! make one. But this agent may not know that an owner has been removed. Then it accepts that
+//! owner's statements, as it does those from discovery and from the cluster's store.
 
 use std::path::Path;
 
@@ -96,8 +96,8 @@ mod tests {
     use crate::state::Layout;
     use crate::state::journal::{self, Join};
 
-    /// Returns the chain with another statement, signed by `signer`. `seconds` distinguishes it
-    /// from others.
+    /// Returns the texts of `chain`, continued by a statement that `signer` has signed. `seconds`
+    /// is a field of that statement, so different values make different statements.
     fn texts(
         world: &ClusterFixture,
         chain: &StatementChain,
@@ -114,7 +114,7 @@ mod tests {
         known.chain([next.sign(signer)]).map(|jws| jws.to_string()).collect()
     }
 
-    /// Returns the protocol of the only member, whose journal has the first statement and the
+    /// Returns the state of an agent whose journal has the cluster's first statement and the
     /// certificates `leaves`.
     fn protocol(world: &mut ClusterFixture, layout: &Layout, leaves: &Leaves) -> Protocol {
         let (_, mut journal, mut extras) =

@@ -117,7 +117,8 @@ struct Progress {
 }
 
 impl Relocation {
-    /// Runs passes until the future is dropped.
+    /// Gets this member's address recorded, and exchanges addresses while there is no leader, until
+    /// the future is dropped.
     pub(crate) async fn run(self) -> Infallible {
         let mut progress = Progress { is_recorded: self.former.is_empty(), ..Progress::default() };
         self.show(progress.is_recorded);
@@ -127,7 +128,8 @@ impl Relocation {
         }
     }
 
-    /// Makes one pass, and returns the pause until the next one.
+    /// Asks the node for its leader once, and does what is due now. Returns the pause before the
+    /// next call.
     async fn pass(&self, progress: &mut Progress) -> Duration {
         let leader = self
             .node
@@ -286,7 +288,7 @@ impl Relocation {
     }
 
     /// Proves to the service how this host joined, since a restored database may have lost that.
-    /// The task that sends reports does the same, but sends none without a leader.
+    /// The task that sends reports does so, too, but only while the node has a leader.
     async fn readmit(&self) {
         let Some(readmit) = &self.readmit else { return };
         match self.client.readmit(self.cluster, readmit).await {

@@ -47,18 +47,19 @@ use discovery_types::text::truncate_reason;
 /// How often a node without a leader is asked again.
 const NODE_POLL_INTERVAL: Duration = Duration::from_millis(50);
 
-/// How long a node may be without a leader before its last complaint is reported to discovery. The
-/// report is repeated at this interval.
+/// How long a node may be without a leader before the last warning in its log is reported to
+/// discovery. The report is repeated at this interval.
 const TROUBLE_REPORT_INTERVAL: Duration = Duration::from_secs(5);
 
-/// How long the node's start must be delayed before the reason is reported to discovery. Shortly
-/// after a boot, a host gets its addresses sooner.
+/// How long the start of the node must be delayed before the reason is reported to discovery. A
+/// host that has just booted gets its addresses sooner, and then nothing is reported.
 const START_REPORT_DELAY: Duration = Duration::from_secs(10);
 
 /// Minimum time until an accepted report is repeated; jitter adds at most as much again.
 const REPORT_INTERVAL: Duration = MIN_REPORT_INTERVAL;
 
-/// How often the members are compared with those last reported, if no hint comes sooner.
+/// How often the members are compared with those last reported. A hint that they may have changed
+/// causes a comparison sooner.
 const MEMBER_CHECK_INTERVAL: Duration = Duration::from_secs(5);
 
 /// Data and clients for reports about this host's node.
@@ -69,7 +70,7 @@ pub(crate) struct NodeReporter {
     pub cluster: Uuid,
     /// Session of this run of the agent.
     pub session: Session,
-    /// Hash of the document that this agent holds.
+    /// Hash of the commit document that this agent holds.
     pub h: Digest,
     /// The request that gives the commit document to a service that has lost it.
     pub adopt: AdoptRequest,
@@ -279,8 +280,8 @@ impl NodeReporter {
 }
 
 impl NodeReporter {
-    /// Reports the last complaint in the node's log, so that `explain` can show why this node has
-    /// no leader.
+    /// Reports the last warning or error in the node's log, so that `explain` can show why this
+    /// node has no leader.
     async fn report_trouble(&self) {
         let complaint = node_log::last_warning(&self.log);
         let detail = match complaint {
@@ -303,7 +304,7 @@ pub(crate) struct StartReporter {
     client: Arc<DiscoveryClient>,
     cluster: Uuid,
     session: Session,
-    /// Hash of the document that this agent holds.
+    /// Hash of the commit document that this agent holds.
     h: Digest,
 }
 

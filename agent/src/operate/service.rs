@@ -95,7 +95,8 @@ pub(crate) struct ServiceFinder {
     announced: watch::Receiver<Option<Jws>>,
     board: StatusHandle,
     known: Option<VerifiedService>,
-    /// When the store was read last, and compared with the known statement.
+    /// When the agent last compared the service statement in the cluster's store with the known
+    /// one.
     store_read: Option<Instant>,
     warnings: Vec<String>,
 }
@@ -182,7 +183,8 @@ impl ServiceFinder {
         if self.store_read.is_none_or(is_due) {
             match self.sync_store().await {
                 Ok(()) => self.store_read = Some(Instant::now()),
-                // The node may have no leader now, or the member may be a learner.
+                // Only log the error, and try again in the next pass. The node may have no leader
+                // now, or the member may be a learner.
                 Err(error) => tracing::debug!("{SERVICE}: {}", error_chain(&error)),
             }
         }
@@ -219,7 +221,8 @@ impl ServiceFinder {
 
     fn follow(&mut self, found: VerifiedService, source: ServiceSource) {
         if let Err(error) = service::write_known(&self.layout, &found) {
-            // After a restart, the agent gets the statement from its source again.
+            // The agent follows the statement all the same. After a restart, it gets the statement
+            // again from discovery or from the cluster's store.
             self.warn_once(format!(
                 "where discovery is can't be written down: {}",
                 error_chain(&error)
@@ -248,8 +251,8 @@ impl ServiceFinder {
         });
     }
 
-    /// Follows the statement in the store if it is newer. Writes the known one there if that is
-    /// newer, or if the store has none.
+    /// Follows the service statement in the cluster's store if it is newer than the known one. If
+    /// it is older or missing, writes the known statement there.
     async fn sync_store(&mut self) -> Result<(), ClusterError> {
         let stored = self.node.read_key(SERVICE).await?;
         let order = match parse(&stored) {

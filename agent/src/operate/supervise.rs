@@ -75,8 +75,8 @@ pub(crate) enum NodeEnd {
     Moved,
 }
 
-/// Runs and supervises the node of the journalled document. Returns when told to stop, when the
-/// host has moved, when the member is removed, or when the node can't run.
+/// Runs and supervises this member's node, as the journal describes it. Returns when told to stop,
+/// when the host has moved, when the member is removed, or when the node can't run.
 pub(crate) async fn run(
     protocol: &mut Protocol,
     settings: &RunSettings,
@@ -423,7 +423,8 @@ async fn supervise_and_journal(
     let layout = protocol.layout.clone();
     let mut ran = protocol.agent.journal.launch_state == LaunchState::Ran;
     let mut renewal = plan.renewal(protocol, board, found);
-    // When to journal a longer chain and to write its CAs; `None` if that is done.
+    // Pause until a longer statement chain is journalled and its CAs are written; `None` if that is
+    // done.
     let (mut follow_in, mut renewal_pause): (Option<Duration>, _) = (None, Duration::ZERO);
     let (mut newest, mut leaves) = (plan.statements.newest().clone(), plan.leaves.clone());
     let mut chores = Box::pin(background_tasks(plan, protocol, board, found));
@@ -498,7 +499,8 @@ fn write_known_members(layout: &Layout, members: &[ClusterMember]) {
     }
 }
 
-/// Waits for the pause, then until new certificates are there.
+/// Waits for `pause`, then until `renewal` has new certificates, and returns them. Without a
+/// `renewal`, waits for ever.
 async fn renew_after(pause: Duration, renewal: Option<&Renewal>, now: &Leaves) -> Leaves {
     let Some(renewal) = renewal else { return std::future::pending().await };
     tokio::time::sleep(pause).await;

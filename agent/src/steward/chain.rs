@@ -36,8 +36,8 @@ pub(crate) const RECOVERIES: &str = "muster/v1/recoveries";
 /// such a chain, but a restore of its database can lose the note.
 const BRANCH_SHOW_INTERVAL: Duration = Duration::from_secs(600);
 
-/// The longest statement chain that this agent knows, and the other signed texts that it keeps in
-/// the store.
+/// The longest statement chain that this agent knows. Also the commit document and the recovery
+/// statements, which the agent keeps in the cluster's store as well.
 pub(crate) struct Statements {
     pin: Digest,
     chain: StatementChain,
@@ -45,12 +45,13 @@ pub(crate) struct Statements {
     recoveries: Vec<Jws>,
     /// Sends each longer chain to the task that writes the journal.
     longest: watch::Sender<Vec<Jws>>,
-    /// When discovery was last sent the known chain, because its own one branches off from it.
+    /// When this agent last sent its known chain to discovery, because discovery's chain branches
+    /// off from it.
     branch_shown: Option<Instant>,
 }
 
 impl Statements {
-    /// Begins with the journal's `chain`; longer chains are sent to `longest`.
+    /// Begins with `chain`, which is in the journal. Each longer chain will be sent to `longest`.
     pub(crate) fn new(
         pin: Digest,
         chain: StatementChain,
@@ -178,8 +179,8 @@ impl Statements {
         Ok(())
     }
 
-    /// Compares `found` with the known chain, and adopts it if it is a longer one. Of a longer
-    /// chain that can't be read to its end, the readable part is adopted.
+    /// Compares the chain `found` with the known one, and adopts it if it is longer. If a longer
+    /// chain can't be read to its end, adopts the part that can be read.
     fn adopt_if_longer(&mut self, found: &[String]) -> Result<ChainOrder, ChainError> {
         let known = self.chain.jws();
         let same = known.iter().zip(found).take_while(|(a, b)| a.as_str() == b.as_str()).count();
@@ -332,7 +333,7 @@ mod tests {
         let (pin, document) = (first[0].hash(), first[0].clone());
         let mut statements = Statements::new(pin, world.chain(), document, Vec::new(), longest);
         let sent = statements.show_branch_if_due(&client, world.statement.cluster);
-        // Nobody listens there.
+        // No server listens at the client's URL, so the request fails.
         let _ = tokio::time::timeout(Duration::from_secs(5), sent).await;
         assert!(statements.branch_shown.is_some());
     }

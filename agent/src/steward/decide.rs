@@ -48,7 +48,7 @@ pub(super) struct IntentFacts<'a> {
     pub refused_addition: Option<&'a [MemberId]>,
     /// Origin of the replaced member's removal, if that member is gone.
     pub removal_origin: RemovalOrigin,
-    /// Why a replacement by a policy is given up, if it is.
+    /// Why a replacement by a policy has to be given up; `None` if it goes on.
     pub given_up: Option<&'a str>,
 }
 
@@ -78,7 +78,8 @@ impl IntentFacts<'_> {
             IntentChange::Update { member, peer_urls } => self.decide_update(*member, peer_urls),
         };
         let leads = self.own == self.leader;
-        // Discovery doesn't accept a host's own report that it has joined.
+        // Discovery accepts no report from the newcomer's own agent. So if the newcomer leads, the
+        // agent of another member reports.
         let newcomer_leads = self.reported_member.is_some_and(|told| told.get() == self.leader.0);
         match act {
             StewardAction::Report(_) if leads == newcomer_leads => {
@@ -220,7 +221,8 @@ impl IntentFacts<'_> {
         urls: Vec<String>,
         old: Option<MemberId>,
     ) -> StewardAction {
-        // A name in a command or an order must identify one member.
+        // Refuse the newcomer if another member has its name, since commands and orders name
+        // members.
         let name = record.name.to_string();
         let called = |member: &&ClusterMember| member.name == name && Some(member.id) != old;
         if let Some(member) = self.members.list.iter().find(called) {

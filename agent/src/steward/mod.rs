@@ -439,7 +439,8 @@ impl Steward {
         self.observations.insert(intent.operation, seen);
         let leads = status.member_id == leader;
         let act = match (act, continuation) {
-            // The removal of a newcomer that is still a learner costs the cluster nothing.
+            // A pause of the replacement doesn't hold up the removal of a newcomer that is still a
+            // learner, because that removal costs the cluster nothing.
             (StewardAction::Change(_, step), Some(Continuation::Pause(why)))
                 if step != IntentStep::RemoveLearner =>
             {
@@ -531,8 +532,8 @@ impl Steward {
         let Ok(status) = self.node.status().await else { return };
         let state = outcome.state();
         if intent.policy().is_some() && !state.is_live() {
-            // The place is vacant if this replacement has removed the member, and ends without a
-            // newcomer.
+            // The replaced member's place is vacant if this replacement has removed that member,
+            // and ends without a newcomer.
             let removed = self.observations.get(&intent.operation);
             let is_freed = removed.is_some_and(|seen| seen.removal_origin == RemovalOrigin::Own);
             let is_vacant = is_freed && state != IntentState::Promoted;
