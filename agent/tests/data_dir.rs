@@ -22,8 +22,9 @@ fn error_text(output: &Output) -> String {
     String::from_utf8_lossy(&output.stderr).into_owned()
 }
 
-/// Prepares a directory as an attacker would: links from paths that the agent writes to a file that
-/// only the agent's user can overwrite.
+/// Prepares a data directory as an attacker would. At the paths of files that the agent writes, it
+/// has links to a file that only the agent's user can overwrite. Returns the directory and that
+/// file.
 fn prepare(root: &Path) -> (std::path::PathBuf, std::path::PathBuf) {
     let (prepared, victim) = (root.join("prepared"), root.join("victim"));
     std::fs::write(&victim, "kept").unwrap();
@@ -39,8 +40,8 @@ fn mode(path: &Path) -> u32 {
     std::fs::symlink_metadata(path).unwrap().permissions().mode() & 0o7777
 }
 
-/// Gives the group access to a whole tree, as kubelet does before each start of a pod for a volume
-/// with `fsGroup`.
+/// Gives the group access to `path` and everything below it. kubelet does this to a volume before
+/// each start of a pod with `fsGroup`.
 fn open_to_group(path: &Path) {
     let is_folder = path.symlink_metadata().unwrap().is_dir();
     let opened = mode(path) | if is_folder { 0o2770 } else { 0o660 };
@@ -128,8 +129,8 @@ fn another_users_folder_is_refused_and_left_unchanged() {
     assert!(!prepared.join("deeper").exists());
 }
 
-/// Links left in a directory are not written through, even if the directory now belongs to the
-/// agent's user.
+/// The agent doesn't write through links that another user left in a directory, even if the
+/// directory now belongs to the agent's user.
 #[test]
 fn links_that_were_left_in_a_folder_are_not_written_through() {
     let dir = tempfile::tempdir().unwrap();

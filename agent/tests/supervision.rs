@@ -162,8 +162,8 @@ async fn a_killed_node_is_started_again() {
                 stopping.cancel();
                 return;
             }
-            // Wait for a log line first, so that the test shows that the line isn't reported as the
-            // reason of the death.
+            // Wait until the node has logged a line. The test shows that this line isn't reported
+            // as the reason of the node's death.
             while !std::fs::read_to_string(layout.node_log()).unwrap().contains("began") {
                 std::thread::sleep(Duration::from_millis(5));
             }
@@ -285,8 +285,8 @@ async fn a_program_that_cannot_be_executed_is_named_in_the_error() {
     assert!(Path::new("/etc/hostname").exists());
 }
 
-/// A node on an address that the host has lost is killed if it doesn't stop. That holds when an
-/// agent adopts it, and when the agent stops it.
+/// A node that listens on an address that the host has lost is killed if SIGTERM doesn't stop it.
+/// That holds when an agent adopts the node, and when the agent stops it.
 #[tokio::test]
 async fn a_stranded_node_is_started_again_and_killed_if_it_does_not_stop() {
     let world = SupervisorFixture::new();
@@ -297,7 +297,8 @@ async fn a_stranded_node_is_started_again_and_killed_if_it_does_not_stop() {
     let first = RunningNode::start(&world.layout, &launcher(), &node).await.unwrap().unwrap();
     world.wait_for_log("began").await;
     let (pid, stop) = (first.identity.pid, CancellationToken::new());
-    // The agent of the next start is no parent of the node; the test has to reap it.
+    // The supervisor below is a later agent. It can't reap the node, which is this test's child, so
+    // the test has to.
     let reaper = tokio::spawn(async move {
         let mut first = first;
         first.ended().await
