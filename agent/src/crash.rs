@@ -10,10 +10,10 @@ pub(crate) enum Failpoint {
     Key,
     /// The agent's record is durable, and its redeem request is not yet sent.
     Redeem,
-    /// The list that this agent signs is durable in its journal, and its acknowledgement is not yet
-    /// sent.
+    /// The list of members that this agent signs is durable in its journal, and its acknowledgement
+    /// is not yet sent.
     Ack,
-    /// The acknowledgement of a signed list was sent.
+    /// The acknowledgement of a signed list of members was sent.
     AckSent,
     /// The release of an epoch is durable, and is not yet sent.
     Release,

@@ -56,7 +56,8 @@ impl TakeOverRecord {
         Self { version: VERSION, list: Some(list), ..Self::default() }
     }
 
-    /// Returns an empty record if this one was written for another list, otherwise this record.
+    /// Returns this record if it was written for the signed list of members with the hash `list`.
+    /// Otherwise returns an empty record.
     fn for_list(self, list: Digest) -> Self {
         match self.list {
             Some(other) if other != list => Self::empty(list),
@@ -123,8 +124,8 @@ impl TakeOverRecord {
     }
 }
 
-/// Reads the record for the signed list with this hash. Returns an empty record if the store has
-/// none for that list.
+/// Reads the record for the signed list of members with this hash. Returns an empty record if the
+/// store has none for that list.
 pub(crate) async fn read(
     cluster: &ClusterApiClient,
     list: Digest,

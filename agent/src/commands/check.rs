@@ -63,7 +63,7 @@ pub(crate) async fn run(
     }
 }
 
-/// Checks of a set-up: their report, and facts that several of them need.
+/// State of `run --check`: the report so far, and facts that several checks need.
 struct SetupChecker<'a> {
     settings: &'a RunSettings,
     layout: Layout,

@@ -103,7 +103,8 @@ fn read(file: &Path) -> std::io::Result<String> {
     Ok(String::from_utf8_lossy(&bytes).into_owned())
 }
 
-/// Finds this cluster's statement in `text`, and verifies it with the journalled statement chain.
+/// Finds the service statement of this cluster in `text`, and verifies it with the journalled
+/// statement chain.
 fn verify(
     text: &str,
     journal: &VerifiedJournal,

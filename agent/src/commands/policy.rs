@@ -30,7 +30,7 @@ struct ListedPolicy {
     terms: Option<PolicyTerms>,
 }
 
-/// End and limits of a policy, and how many of its uses count now.
+/// End and limits of a policy, and the number of its replacements that count towards its limit now.
 #[derive(Serialize)]
 struct PolicyTerms {
     /// End of the policy, in seconds since 1970.

@@ -180,8 +180,8 @@ struct LoadedState {
 }
 
 impl Daemon<'_> {
-    /// Decides from the journal and the node's directory alone what to do, without a network
-    /// request. Then does it.
+    /// Decides what to do only by the journal and the node's directory, without a network request.
+    /// Then does it.
     async fn run(&self) -> Result<(), ExitError> {
         loop {
             let loaded = journal::read(&self.settings.layout).map_err(state_exit_error)?;
@@ -607,7 +607,8 @@ impl Daemon<'_> {
         }
     }
 
-    /// Shows the journal's facts in the status before anything else happens.
+    /// Shows in the status, before anything else happens, the facts about this host that the
+    /// journal holds.
     fn show_journal(&self, loaded: &VerifiedJournal) {
         let VerifiedJournal { journal, extras, .. } = loaded;
         let incarnation = loaded.for_directory().incarnation;

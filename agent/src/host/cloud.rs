@@ -181,7 +181,7 @@ fn metadata_client() -> Result<reqwest::Client, reqwest::Error> {
         .build()
 }
 
-/// Returns a path with these parameters.
+/// Returns `path` with these query parameters.
 fn with_query(path: &str, parameters: &[(&str, &str)]) -> String {
     let encoded = serde_urlencoded::to_string(parameters).expect("texts can be encoded");
     format!("{path}?{encoded}")

@@ -11,7 +11,7 @@ use super::{Host, machine};
 /// The real implementation of `Host`.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct LocalHost {
-    /// File that replaces the system's machine facts.
+    /// File with an id of this machine, in place of the system's own ids.
     pub machine_id_file: Option<PathBuf>,
 }
 

@@ -120,7 +120,7 @@ impl NodeKind {
 pub(crate) struct NodeCommand<'a> {
     /// Paths in the data directory.
     pub layout: &'a Layout,
-    /// The document with which the cluster was founded.
+    /// The commit document, with which the cluster was founded.
     pub document: &'a VerifiedDocument,
     /// The record that this host signed about itself.
     pub record: &'a Record,
@@ -136,7 +136,7 @@ pub(crate) struct NodeCommand<'a> {
 /// How a member came to its cluster.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Origin<'a> {
-    /// The cluster was founded with the member, in this seat of the document.
+    /// The member is a founder, with this seat in the commit document.
     Founder(u8),
     /// The member was added to a running cluster, which had these members at that time.
     Newcomer(&'a [InitialMember]),
@@ -227,7 +227,7 @@ impl NodeCommand<'_> {
 
     /// Returns the command line of an adopted etcd: its own settings, and the files of the agent's
     /// `tls` directory. As long as etcd has data, it ignores `--initial-cluster`. Without data it
-    /// can't start, because that list names only this member.
+    /// can't start, because the agent's `--initial-cluster` names only this member.
     fn adopted_command_line(
         &self,
         adopted: &AdoptedNode,

@@ -88,7 +88,7 @@ impl VerificationStatus {
 /// State of the scheduled backups, as this agent sees it.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct BackupStatus {
-    /// Directory, or URL of bucket and prefix.
+    /// Location of the store of backups: a directory, or the URL of bucket and prefix.
     pub store: String,
     /// Seconds from the beginning of one backup to the next.
     pub every_seconds: u64,

@@ -132,8 +132,8 @@ fn unix_seconds() -> u64 {
     jiff::Timestamp::now().as_second().unsigned_abs()
 }
 
-/// Returns the host's addresses, and those of `wanted` on which a program can listen. The host may
-/// not list such an address, for example with a local route to a network or with
+/// Returns the host's addresses, and those of `wanted` on which a program can listen. Such an
+/// address can be missing in the host's list, for example with a local route to a network or with
 /// `ip_nonlocal_bind`.
 pub(crate) fn usable_addresses(host: &dyn Host, wanted: &[IpAddr]) -> Vec<IpAddr> {
     let mut own = host.addresses();

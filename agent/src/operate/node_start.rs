@@ -125,7 +125,7 @@ pub(super) struct NodeStart {
     pub(super) statements: StatementChain,
     pub(super) record: Record,
     pub(super) leaves: Leaves,
-    /// The host's seat in the document; `None` for a member that joined later.
+    /// The host's seat in the commit document; `None` for a member that joined later.
     pub(super) seat: Option<u8>,
     /// The node's identity in its Raft cluster.
     pub(super) identity: RaftIdentity,

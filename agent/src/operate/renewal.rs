@@ -71,8 +71,8 @@ impl Renewal {
     }
 
     /// Returns whether the certificates name this member's address. The client certificate is
-    /// compared only if the client URL has the peer URL's host: the cluster agrees on peer URLs
-    /// alone.
+    /// compared only if the client URL has the peer URL's host, because the cluster agrees only on
+    /// peer URLs.
     fn is_for_own_address(&self, leaves: &Leaves) -> bool {
         let name = |pem: &str, host: &UrlHost| certificate_hosts(pem.as_bytes()).contains(host);
         let Addresses { peer_url, client_url, .. } = &self.addresses;

@@ -96,7 +96,7 @@ pub(crate) struct NodeReporter {
 
 impl NodeReporter {
     /// Reports until discovery says that the cluster is formed, and from time to time after that.
-    /// If the service has lost the commit, sends the document first. Calls `heard` with the
+    /// If the service has lost the commit, sends the commit document first. Calls `heard` with the
     /// cluster's state in each answer.
     pub(crate) async fn run(self, heard: impl Fn(ClusterState)) -> Infallible {
         let first = async || self.wait_for_leader().await;
@@ -177,7 +177,8 @@ impl NodeReporter {
         let status = NodeStatus { member_id: own, ..status };
         match self.send_once(&status, Some(&members)).await {
             Err(error) if error.code() != Some(Code::Removed) => Err(error_chain(&error)),
-            // Discovery knows of the removal already, from the other members.
+            // Discovery knows of the removal already, from the other members' reports. So nothing
+            // has failed.
             Ok(_) | Err(_) => Ok(()),
         }
     }

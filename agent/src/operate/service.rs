@@ -239,7 +239,7 @@ impl ServiceFinder {
             url_list(&found)
         );
         self.known = Some(found);
-        // Read the store in the next pass, since it may lack the statement.
+        // Compare the statement in the cluster's store soon: the store may lack the new one.
         self.store_read = None;
         self.show();
     }

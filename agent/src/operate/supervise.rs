@@ -126,7 +126,7 @@ pub(crate) async fn run(
         supervise_and_journal(supervision, protocol, parts, board, &known).await
     };
     tail_stop.cancel();
-    // The task passes on the remaining log lines, then ends.
+    // Wait until the task that follows the node's log has passed on the last lines.
     let _ = tail.await;
     let is_stopped_to_move = node_stop.is_cancelled() && !stop.is_cancelled();
     handle_outcome(outcome?, &plan, protocol, &known).await?;
@@ -397,7 +397,8 @@ impl NodeStart {
         })
     }
 
-    /// Returns the members' client URLs, from the journal and from the list that was seen last.
+    /// Returns the members' client URLs, from the journal and from the list of members that was
+    /// seen last.
     fn client_urls(&self, known: &SharedFacts) -> BTreeSet<String> {
         let members = known.members.borrow();
         let seen = members.iter().flat_map(|member| member.client_urls.iter().cloned());

@@ -54,8 +54,8 @@ fn boot() -> TokenKind {
     TokenKind::Boot
 }
 
-/// Everything in the journal except the state machine's own part: received texts, and choices of
-/// the first start.
+/// Everything in the journal except the state machine's own part: the signed texts that the agent
+/// has received, and facts such as addresses.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct JournalExtras {
     pub join: Option<Join>,
@@ -130,7 +130,7 @@ pub struct Admission {
     pub members: Vec<InitialMember>,
     /// Client URLs of those members.
     pub client_urls: Vec<String>,
-    /// The document with which the cluster was founded.
+    /// The commit document, with which the cluster was founded.
     pub document: Jws,
     /// Grant of the ticket with which this host joined. The agent sends it to a restored service.
     /// Missing in journals of older agents.
@@ -182,7 +182,7 @@ enum StartFile {
 pub struct VerifiedJournal {
     /// The state machine's part.
     pub journal: Journal,
-    /// The received texts and other facts.
+    /// The signed texts that the agent has received, and other facts.
     pub extras: JournalExtras,
     /// The verified commit document: the one that this agent holds, or that of the cluster that
     /// added this host.
@@ -263,7 +263,8 @@ fn received(text: &str) -> Jws {
     text.parse().expect("it was read from such a text")
 }
 
-/// Returns a record's two signed texts.
+/// Returns the two signed texts of a host's record: one is signed with the agent's key, the other
+/// with the token's key.
 pub fn signed_record(record: &formation::AgentRecord) -> SignedRecord {
     SignedRecord { record: received(&record.jws), endorsement: received(&record.token_jws) }
 }

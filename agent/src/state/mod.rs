@@ -197,7 +197,7 @@ impl Layout {
         self.node().join("muster-peer-addresses")
     }
 
-    /// File about the start of the node's process.
+    /// File that says with which CAs the node's process was started.
     pub fn node_start(&self) -> PathBuf {
         self.agent().join("node-start.json")
     }

@@ -93,8 +93,8 @@ impl Steward {
         silent.map(|(member, _)| member).collect()
     }
 
-    /// Records facts about a change that was just made, which the list of members doesn't show. If
-    /// the change removed the newcomer, a learner, reports the outcome.
+    /// Notes facts about a change that was just made, because the list of members doesn't show
+    /// these facts. If the change removed a newcomer that was still a learner, reports the outcome.
     async fn note_change(
         &mut self,
         intent: &VerifiedIntent,

@@ -1,8 +1,8 @@
 //! Keeps newcomers out of an adopted cluster until agents have taken over all of its members.
 //!
-//! The other members trust only the CAs that the cluster had before its adoption. They would refuse
-//! a newcomer's certificate. Once an owner has dropped these CAs, no such member can be left, and
-//! the record of take-overs isn't read any more.
+//! A member that isn't taken over trusts only the CAs that the cluster had before its adoption. It
+//! would refuse a newcomer's certificate. Once an owner has dropped these CAs, every member trusts
+//! the cluster's own CAs. Then the record of take-overs isn't read any more.
 
 use discovery_types::intent::{IntentChange, IntentStep, VerifiedIntent};
 
@@ -28,7 +28,8 @@ impl Steward {
         self.unfinished_adoption(members, replaced).await.unwrap_or_else(Some)
     }
 
-    /// Returns why an adopted cluster can have no newcomer yet, except in the place of `replaced`.
+    /// Returns why no newcomer can be added to an adopted cluster yet: some members aren't taken
+    /// over. The member `replaced`, whose place the newcomer takes, doesn't count.
     ///
     /// # Errors
     /// Fails if the record of take-overs can't be read.

@@ -26,7 +26,7 @@ use crate::exit::error_chain as causes;
 
 /// Key of the statement chain. Keys that begin with `muster/` are Muster's own.
 pub(crate) const STATEMENTS: &str = "muster/v1/statements";
-/// Key of the document with which the cluster was founded.
+/// Key of the commit document, with which the cluster was founded.
 const DOCUMENT: &str = "muster/v1/document";
 /// Key of the recovery statements, which tell how this cluster descends from the founded one.
 /// Joining hosts read them.
@@ -122,9 +122,9 @@ impl Statements {
         self.adopt_if_longer(&found).map(drop).map_err(|error| error.to_string())
     }
 
-    /// Writes the recovery statements to the cluster's store. Then adopts the chain in the store if
-    /// it is longer than the known one. If the known chain is longer, writes that to the store, and
-    /// the document if the store lacks it.
+    /// Writes the recovery statements to the cluster's store. Then adopts the statement chain in
+    /// the store if it is longer than the known one. If the known chain is longer, writes the known
+    /// chain there, and the commit document if it is missing.
     ///
     /// # Errors
     /// Fails if the store can't be used, or if the stored chain branches off from the known one or
@@ -144,8 +144,8 @@ impl Statements {
             Err(ChainError::Invalid(why)) => tracing::warn!("{STATEMENTS} is replaced: {why}"),
             Ok(ChainOrder::Shorter) => {}
         }
-        // Write the document before the chain: once the chain is stored, later calls return before
-        // this point.
+        // Write the commit document before the chain: once the chain is stored, later calls return
+        // before this point.
         let document = node.read_key(DOCUMENT).await.map_err(|error| causes(&error))?;
         if document.value.is_none() {
             let text = self.document.as_str().as_bytes();
@@ -216,7 +216,7 @@ impl Statements {
     }
 }
 
-/// Fetches the texts of discovery's chain.
+/// Fetches discovery's statement chain. The signatures aren't verified here.
 async fn fetch_texts(client: &DiscoveryClient, cluster: Uuid) -> Result<Vec<String>, String> {
     let list = client.statements(cluster).await.map_err(|error| causes(&error))?;
     Ok(list.statements.iter().map(Jws::to_string).collect())

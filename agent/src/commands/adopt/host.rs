@@ -63,7 +63,7 @@ impl EnrolledHost {
         })
     }
 
-    /// Takes the agent's lock, so that no agent runs meanwhile.
+    /// Takes the agent's lock. While the lock is held, no agent runs on this data directory.
     pub(super) fn lock(&self) -> Result<FileLock, ExitError> {
         lock_agent(&self.layout)
     }
@@ -85,7 +85,7 @@ impl EnrolledHost {
         Ok(ClusterApiClient::new(vec![endpoint.map_err(endpoint_error)?]))
     }
 
-    /// Returns a client that asks the members of the signed list, this host's own first.
+    /// Returns a client that asks the members in the signed list of members, this host's own first.
     pub(super) fn cluster(&self) -> Result<ClusterApiClient, ExitError> {
         self.cluster_as(self.identity()?)
     }
@@ -158,7 +158,7 @@ pub(super) fn claim(data_dir: &Path) -> Result<Layout, ExitError> {
     layout.claim().map_err(state_exit_error)
 }
 
-/// Takes the agent's lock, so that no agent runs meanwhile.
+/// Takes the agent's lock. While the lock is held, no agent runs on this data directory.
 pub(super) fn lock_agent(layout: &Layout) -> Result<FileLock, ExitError> {
     let holder = format!("muster-agent, pid {}", std::process::id());
     lock::acquire(&layout.agent_lock(), &holder).map_err(|error| match error {

@@ -87,11 +87,12 @@ struct BackupSession<'a> {
     typed: &'a BackupCommand,
     store: BackupStore,
     spool: Spool,
-    /// Directory, or URL of bucket and prefix.
+    /// Location of the store of backups, for messages: a directory, or the URL of bucket and
+    /// prefix.
     place: String,
 }
 
-/// Prints the result of a subcommand.
+/// Printer of a subcommand's result and notes.
 struct BackupOutput<'p, 'o> {
     printer: &'p mut Printer<'o>,
     json: bool,

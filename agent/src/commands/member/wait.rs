@@ -1,4 +1,4 @@
-//! Waits for members, and prints notes meanwhile.
+//! Waits until members are in sync, and prints notes about the wait.
 
 use std::time::Duration;
 

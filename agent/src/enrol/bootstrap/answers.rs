@@ -40,7 +40,7 @@ enum AnswerError {
     /// The commit document is invalid.
     #[error("{0}")]
     Document(#[from] DocumentError),
-    /// The certificates with the document are invalid.
+    /// The certificates that came with the commit document are invalid.
     #[error("{0}")]
     Leaves(#[from] discovery_types::leaves::LeafError),
     /// The epoch is beyond this agent's limit. Releasing such an epoch would exclude this host from
@@ -54,7 +54,7 @@ enum AnswerError {
         /// The highest epoch that this agent accepts.
         limit: u64,
     },
-    /// The document came without this member's certificates.
+    /// The commit document came without this member's certificates.
     #[error("the document came without this member's certificates")]
     NoLeaves,
 }

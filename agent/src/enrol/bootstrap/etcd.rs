@@ -87,7 +87,7 @@ impl RunningEtcd {
         Ok(())
     }
 
-    /// Returns the etcds of the members in a list, by the keys of their agents.
+    /// Returns the etcds of the members in the proposed list, by the keys of their agents.
     pub(super) fn targets(&self, list: &VerifiedProposal) -> BTreeMap<AgentKey, EtcdTarget> {
         let target = |record: &discovery_types::record::VerifiedRecord| {
             let member = list.adopted()?.member_of(record)?;
@@ -104,8 +104,8 @@ impl RunningEtcd {
 }
 
 impl EtcdTarget {
-    /// Asks the etcd for its ids. If they are right, returns the answer that a probe of the
-    /// member's agent would get, without a release.
+    /// Asks the etcd for its ids. If they are right, returns an answer like the one that the
+    /// member's agent would give to a probe. This answer contains no release.
     pub(super) async fn probe(
         &self,
         target: &ProbeTarget,

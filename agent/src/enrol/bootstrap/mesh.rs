@@ -41,7 +41,7 @@ pub(super) struct ProbeFinding {
 /// The running probers, all for one list.
 pub(super) struct Probers {
     identity: Arc<ProbeIdentity>,
-    /// Hash of the list whose members are probed.
+    /// Hash of the proposed list whose members are probed.
     list: Option<Hash>,
     stop: CancellationToken,
     sender: mpsc::Sender<ProbeFinding>,
@@ -59,9 +59,9 @@ impl Probers {
         Self { identity, list, stop, sender, findings, etcds }
     }
 
-    /// Probes `targets` for the list `h` of `epoch`. The probers of another list stop, and their
-    /// findings are dropped. Peers in `wanted`, whose releases are awaited, are probed again after
-    /// they have answered.
+    /// Probes `targets`, members of the proposed list `h` of `epoch`. Probers for another list
+    /// stop, and their findings are dropped. Peers in `wanted`, whose releases are awaited, are
+    /// probed again after they have answered.
     pub(super) fn start(
         &mut self,
         (epoch, h): (Epoch, Hash),

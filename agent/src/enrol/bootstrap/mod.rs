@@ -429,8 +429,8 @@ impl<'a> Bootstrap<'a> {
     /// host's lease ends.
     async fn send_final_nack(&mut self) {
         let Some(offered) = &self.current_proposal else { return };
-        // Send no nack for a list that this host has signed. The host stays bound to that list, and
-        // its next start goes on with it.
+        // Send no nack for a list of members that this host has signed. The host stays bound to
+        // that list, and its next start goes on with it.
         if self.protocol.agent.journal.signed_lists.contains_key(&offered.epoch) {
             return;
         }

@@ -41,7 +41,7 @@ pub(super) enum OutgoingMessageKind {
     Row,
     /// A signed release, [`OutgoingMessage::Release`].
     Release,
-    /// The held document, [`OutgoingMessage::Adopt`].
+    /// The commit document that this host holds, [`OutgoingMessage::Adopt`].
     Adopt,
 }
 

@@ -35,7 +35,8 @@ pub(crate) struct InitialCluster {
 /// Why this host can't become a member of the cluster that has answered.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 enum PlacementError {
-    /// The cluster at these addresses is not the one that was founded with the document.
+    /// The cluster at these addresses is not the one of the commit document, and no recovery
+    /// statements lead from that one to it.
     #[error(
         "the cluster at these addresses is {found:016x}, and the one that this ticket is for was founded as {founded:016x}; no recovery statement there leads from one to the other"
     )]
