@@ -106,7 +106,7 @@ pub struct AttackFigures {
     pub median: Duration,
     /// 99th percentile of the honest requests' wall times.
     pub p99: Duration,
-    /// CPU time of the service in a second of the attack.
+    /// CPU time that the service uses per second of the attack.
     pub service: Duration,
     /// Resident memory of the service at the end of the attack, in bytes.
     pub resident_bytes: u64,

@@ -3,8 +3,10 @@
 //!
 //! The load speaks the real protocol: mutual TLS, real keys and signatures. It runs on the same
 //! machine, so rates and wall times tell little about a larger one. CPU times are those that the
-//! kernel counted. `pgbench` runs on the same Postgres, with as many round trips and commits in a
-//! transaction as a change of a cluster has.
+//! kernel counted.
+//!
+//! For comparison, `pgbench` runs transactions on the same Postgres. Each of them has as many round
+//! trips and commits as a change of a cluster.
 
 mod agent;
 mod attacks;
@@ -55,7 +57,8 @@ const BETWEEN_POLLS: Duration = Duration::from_millis(2);
 /// The service's time limit for polls while parked polls are measured. A parked poll is a long poll
 /// that waits for a change.
 const PARKED_POLL: Duration = Duration::from_secs(50);
-/// Lease while parked polls are measured. It is longer than it takes to seat all their agents.
+/// Lease of a seat (`--lease`) while parked polls are measured. It is longer than it takes to seat
+/// all their agents.
 const PARKED_LEASE: &str = "1200s";
 /// Number of clusters that change while polls are parked, one after the other.
 const CHANGED_CLUSTERS: usize = 100;
@@ -82,7 +85,7 @@ pub struct BenchDiscoveryPlan {
     pub formations: usize,
     /// Number of polls to park.
     pub parked: usize,
-    /// Number of operations at a time.
+    /// Maximum number of operations that run at the same time.
     pub concurrency: usize,
     /// Time for which each attack lasts; zero for none.
     pub attack_time: Duration,
@@ -99,9 +102,9 @@ pub struct DatabaseSizeFigures {
     pub start: Duration,
     /// Resident memory of the idle service in bytes.
     pub idle_bytes: u64,
-    /// CPU time of the service in a second without requests.
+    /// CPU time that the service uses per second without requests.
     pub idle_service: Duration,
-    /// CPU time of Postgres in a second without requests.
+    /// CPU time that Postgres uses per second without requests.
     pub idle_postgres: Duration,
     /// Figures of each kind of request.
     pub operations: Vec<OperationFigures>,
@@ -378,7 +381,8 @@ async fn fill_last_seats(
 /// Measures the memory of parked polls, each on a connection of its own, and how quickly they end
 /// when their cluster changes.
 async fn measure_parked(service: &mut BenchService, parked: usize) -> Result<ParkedFigures> {
-    // A new process, and polls that wait for longer than the measurement lasts.
+    // Restart the service. The new process starts with little memory, and its polls wait for longer
+    // than the measurement lasts.
     service.stop().await?;
     let poll = format!("{}s", PARKED_POLL.as_secs());
     let options = [&LIMITS[..], &["--poll", &poll, "--lease", PARKED_LEASE]].concat();

@@ -18,8 +18,8 @@ DROP TABLE IF EXISTS bench_rows;
 CREATE TABLE bench_rows (id int PRIMARY KEY, value bigint NOT NULL, text text NOT NULL);
 INSERT INTO bench_rows SELECT n, 0, repeat('x', 500) FROM generate_series(1, 100000) AS n;
 ";
-/// Script of `pgbench`: five round trips and one commit that writes a row, as a change of a cluster
-/// has them.
+/// Script of `pgbench`. Like a change of a cluster, its transaction has five round trips and one
+/// commit that writes a row.
 const TRANSACTION: &str = "\\set id random(1, 100000)
 BEGIN;
 SELECT value FROM bench_rows WHERE id = :id FOR UPDATE;
@@ -51,8 +51,8 @@ pub(super) fn cpu(folder: &Path) -> Result<Duration> {
     Ok(total)
 }
 
-/// Fills the database with these numbers of clusters. `grant` is the signed grant of all their
-/// tokens.
+/// Fills the database with clusters that have these numbers. `grant` is the signed grant of all
+/// their tokens.
 pub(super) fn fill(folder: &Path, numbers: RangeInclusive<u64>, grant: &str) -> Result<()> {
     let sql = FILL
         .replace("{first}", &numbers.start().to_string())

@@ -33,7 +33,7 @@ const START_LIMIT: Duration = Duration::from_secs(300);
 const STOP_LIMIT: Duration = Duration::from_secs(60);
 /// Interval at which the service's state is checked.
 const PAUSE: Duration = Duration::from_millis(10);
-/// Part of the answer of a service that is ready.
+/// Text that the readiness answer contains once the service is ready.
 const READY: &str = r#""status":"ready""#;
 
 /// A cluster with free seats, and a token for all of them.
@@ -44,7 +44,7 @@ pub(super) struct OpenCluster {
     pub(super) token: Token,
 }
 
-/// The service. Its Postgres is managed by it, and ends with it.
+/// The service that is measured. It manages its Postgres, which ends with it.
 pub(super) struct BenchService {
     program: PathBuf,
     folder: PathBuf,
