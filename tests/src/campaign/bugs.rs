@@ -17,7 +17,8 @@ const INCIDENTS: &str = include_str!("incidents.txt");
 /// Time limit in seconds of one run of tests by the program `mutants`.
 const MUTANT_SECONDS: &str = "240";
 
-/// Test binaries whose tests switch rules off.
+/// Test binaries whose tests switch safety rules off, and expect that a search finds the resulting
+/// bug.
 const RULE_TESTS: [RuleTests; 2] = [
     RuleTests {
         binary: "explore_regressions",
@@ -33,13 +34,13 @@ const RULE_TESTS: [RuleTests; 2] = [
     },
 ];
 
-/// A test binary in which each test switches one rule off.
+/// A test binary in which each test switches one safety rule off.
 struct RuleTests {
     binary: &'static str,
     /// Prefix of the tests' names.
     filter: &'static str,
     searched_by: &'static str,
-    /// Tests that switch no rule off.
+    /// Tests of the binary that switch no rule off, and so are no result.
     without_rule: &'static [&'static str],
 }
 
@@ -129,7 +130,7 @@ fn read_incidents(lists: &Path) -> Result<Vec<PutBackBug>> {
         .collect()
 }
 
-/// Returns why a run has no result for a bug.
+/// Returns the reason why a run of tests says nothing about a bug.
 fn reason_without_result(ended: Option<&EndedChild>) -> String {
     let reason = match ended.map(|ended| ended.end) {
         None | Some(ChildEnd::TimeLimit) => "the time was over",
@@ -158,7 +159,8 @@ fn mutant_verdict(bug: PutBackBug, ended: Option<&EndedChild>) -> PutBackBug {
     PutBackBug { verdict, ..bug }
 }
 
-/// Returns a bug for each test of `rules` that has a result, and one for the others together.
+/// Returns one bug for each test of `rules` whose result was printed. If results are missing, adds
+/// one entry that stands for all other tests.
 fn rule_verdicts(rules: &RuleTests, ended: Option<&EndedChild>) -> Vec<PutBackBug> {
     let bug = |what: &str, verdict: BugVerdict| PutBackBug {
         source: format!("rule of the {}", rules.searched_by),
@@ -178,7 +180,7 @@ fn rule_verdicts(rules: &RuleTests, ended: Option<&EndedChild>) -> Vec<PutBackBu
             bugs.push(bug(name, verdict));
         }
     }
-    // A test binary that crashes prints no result of all tests.
+    // If a test binary crashes, the results of some tests are missing.
     let is_complete = ended.is_some_and(|ended| {
         matches!(ended.end, ChildEnd::Succeeded | ChildEnd::Failed)
             && ended.stdout.lines().any(|line| line.starts_with("test result: "))

@@ -79,9 +79,10 @@ impl ChildRunner<'_> {
     /// # Errors
     /// If the command can't be started, or its output can't be read.
     pub fn run(&self, name: &str, command: &ChildCommand, limit: Duration) -> Result<EndedChild> {
-        // Files of a child that is killed are deleted with this folder.
+        // The child's temporary folder. It is deleted afterwards, with the files that a killed
+        // child leaves there.
         let temporary = tempfile::tempdir()?;
-        // Tests start servers as other users, who must find their own folders in it.
+        // Tests run servers as other users. Those users must be able to enter this folder.
         fs_err::set_permissions(temporary.path(), Permissions::from_mode(0o755))?;
         let (stdout, stderr) =
             (self.logs.join(format!("{name}.out")), self.logs.join(format!("{name}.err")));
@@ -114,7 +115,8 @@ impl ChildRunner<'_> {
         })
     }
 
-    /// Returns the command that starts a child's program, still without the program's arguments.
+    /// Returns a command that starts the child's program, through the guard if there is one. The
+    /// caller adds the program's arguments.
     fn guarded(&self, command: &ChildCommand) -> Command {
         let Some(guard) = self.guard else { return Command::new(&command.program) };
         let mut guarded = Command::new(guard);

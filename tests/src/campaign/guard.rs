@@ -24,7 +24,8 @@ const CAMPAIGN_ENDED: u8 = 1;
 /// # Errors
 /// If the program can't be started or waited for.
 pub fn run_guarded(campaign: u32, program: &Path, arguments: &[String]) -> Result<u8> {
-    // A process whose parent has ended becomes a child of this process, which then finds it.
+    // If a descendant's parent ends, the descendant becomes a child of this process. So it can
+    // still be found and ended.
     set_child_subreaper(Some(getpid()))?;
     let mut child = Command::new(program)
         .args(arguments)

@@ -37,7 +37,7 @@ pub struct RunFigures {
     pub work: BTreeMap<String, u64>,
     /// Number of injected faults, by their description.
     pub faults: BTreeMap<String, u64>,
-    /// Parts that could not run on this machine.
+    /// Reasons why tests could not run on this machine.
     pub skipped: BTreeSet<String>,
 }
 
@@ -122,7 +122,7 @@ pub fn read_figures(search: SearchKind, ended: &EndedChild) -> RunFigures {
         }
         SearchKind::Partitions | SearchKind::Durability => {
             let passed = ended.stdout.lines().filter(|line| line.ends_with(" ... ok")).count();
-            // A skipped test passes, too.
+            // The output shows a skipped test as passed, so skipped tests are subtracted.
             let both = ended.stdout.lines().chain(ended.stderr.lines());
             let skipped = both.filter(|line| line.contains(SKIPPED)).count();
             figures.count_work("tests", passed.saturating_sub(skipped) as u64);
@@ -152,13 +152,13 @@ pub fn read_figures(search: SearchKind, ended: &EndedChild) -> RunFigures {
     figures
 }
 
-/// Returns the number that ends before `text` in a line.
+/// Returns the number directly before `text` in a line.
 fn before(line: &str, text: &str) -> Option<u64> {
     let (left, _) = line.split_once(text)?;
     left.rsplit(|sign: char| !sign.is_ascii_digit()).next()?.parse().ok()
 }
 
-/// Returns the number that begins after `text` in a line.
+/// Returns the number directly after `text` in a line.
 fn after(line: &str, text: &str) -> Option<u64> {
     let (_, right) = line.split_once(text)?;
     right.split(|sign: char| !sign.is_ascii_digit()).next()?.parse().ok()

@@ -24,11 +24,11 @@ pub enum SearchKind {
     Simulation,
     /// Random walks through the states of the bootstrap protocol.
     Walks,
-    /// Histories of built members that are killed, paused and cut off.
+    /// Histories of real member processes, which are killed, paused and cut off from each other.
     Histories,
-    /// Partitions of built members during changes of the membership.
+    /// Partitions between real member processes during changes of the membership.
     Partitions,
-    /// Failing disks, and kills at system calls.
+    /// Failing disks, and kills of real processes at system calls.
     Durability,
     /// Random requests, the same ones to stock etcd and to `muster-node`.
     Requests,

@@ -10,7 +10,7 @@ use crate::harness::process::send_signal;
 
 /// Number of attempts to end the processes that a child left behind.
 const MAX_SWEEPS: usize = 100;
-/// Time between two of these attempts.
+/// Time between two attempts to end the processes that a child left behind.
 const SWEEP_INTERVAL: Duration = Duration::from_millis(50);
 
 /// Kills a child and all processes that it has started, whatever process groups they are in.
@@ -18,18 +18,18 @@ const SWEEP_INTERVAL: Duration = Duration::from_millis(50);
 pub(super) fn stop(child: &mut Child) {
     let started = descendants(child.id());
     send_signal(child.id(), Signal::KILL);
-    // Wait for no process before all signals are sent. After such a wait, another process can get
-    // the id.
+    // Send all signals before waiting for any process. Once a killed process has been waited for,
+    // another process can get its id.
     for &process in &started {
         send_signal(process, Signal::KILL);
     }
-    // The child may have ended before.
+    // This fails only if the child has been waited for before, which does no harm.
     let _ = child.wait();
     started.into_iter().for_each(remove_namespaces);
 }
 
-/// Whether this process has children. They are not its own if it replaced a shell that had started
-/// them.
+/// Returns whether this process has children. It may have some that it didn't start: those of a
+/// shell that it has replaced (`exec`).
 #[must_use]
 pub fn has_children() -> bool {
     !descendants(std::process::id()).is_empty()

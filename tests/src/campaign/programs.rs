@@ -63,8 +63,8 @@ impl CampaignPrograms {
         folder: &Path,
         decoders: Option<&Path>,
     ) -> Result<Self> {
-        // For some packages alone, Cargo would choose other features of the dependencies, and compile
-        // most of them again.
+        // Build the whole workspace. For single packages, Cargo would choose other features of the
+        // dependencies, and compile most of them again.
         cargo(runner, root, "build-programs", &["build", "--workspace", "--bins"])?;
         let mut arguments =
             vec!["test", "--no-run", "--workspace", "--message-format=json-render-diagnostics"];

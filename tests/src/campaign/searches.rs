@@ -10,7 +10,8 @@ use super::child::ChildCommand;
 use super::plan::SearchKind;
 use super::programs::CampaignPrograms;
 
-/// Distance between the first seeds of two runs of the simulation. No run has more histories.
+/// Distance between the first seeds of two runs of the simulation. A run has at most this many
+/// histories, each with a seed of its own.
 pub const SEEDS_PER_RUN: u64 = 1_000_000;
 /// Maximum first seed of a campaign. The seeds above it suffice for the longest campaign, which
 /// lasts 30 days.

@@ -2,7 +2,7 @@
 
 use super::plan::SearchKind;
 
-/// Parts that no search of a campaign covers.
+/// Sentences of the report about faults and places that no search of a campaign covers.
 pub(super) const NOT_COVERED: [&str; 6] = [
     "All members run on one machine: no search sees several kernels, real networks \
      or real clock drift.",
