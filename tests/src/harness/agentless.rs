@@ -65,10 +65,10 @@ impl AgentlessNode {
     }
 }
 
-/// A cluster of nodes, and hosts for more of them.
+/// A cluster of nodes without agents. More nodes can be added on hosts that aren't used yet.
 #[derive(Debug)]
 pub struct AgentlessCluster {
-    /// All machines that were ever created, by number.
+    /// All nodes that were ever created. The index of a node is its number.
     pub all: Vec<AgentlessNode>,
     program: PathBuf,
     network: Network,
@@ -76,7 +76,7 @@ pub struct AgentlessCluster {
 }
 
 impl AgentlessCluster {
-    /// Starts a cluster of three, with hosts for `room` machines in total.
+    /// Starts a cluster of three nodes, with hosts for `room` nodes in total.
     pub fn start_three(program: &Path, room: u8) -> Result<Self> {
         let network = Network::loopback(room);
         let folder = tempfile::Builder::new().prefix("muster-machines-").tempdir()?;
@@ -106,20 +106,21 @@ impl AgentlessCluster {
         Ok(machines)
     }
 
-    /// Creates a further machine that is neither configured nor started, and returns its number.
+    /// Creates a further node that is neither configured nor started, and returns its number.
     pub fn add_machine(&mut self) -> usize {
         let number = self.all.len();
         let name = format!("n{}", number + 1);
         let host = &self.network.hosts[number];
         let mut node = NodeProcess::new(host, &name, &self.program, self.folder.path());
-        // The peer URL is passed in the environment instead, as in the output of `member add`.
+        // Pass the peer URL in the environment, as the output of `member add` tells an operator to
+        // do.
         node.flags.retain(|flag| !flag.starts_with("--initial-advertise-peer-urls"));
         let (peer_url, client_url) = (peer_url(host), client_url(host));
         self.all.push(AgentlessNode { name, peer_url, client_url, node, is_running: false });
         number
     }
 
-    /// Starts machine `number` with the environment that `member add --json` printed.
+    /// Starts node `number` with the environment that `member add --json` printed.
     pub fn join(&mut self, number: usize, printed: &Value) -> Result<()> {
         let environment =
             printed["environment"].as_object().context("the newcomer's environment variables")?;
@@ -130,8 +131,8 @@ impl AgentlessCluster {
         one.start()
     }
 
-    /// Starts machine `number`, which was added before, with an environment made from the member
-    /// list.
+    /// Starts node `number`, whose member was added before. Its environment follows from the
+    /// cluster's list of members.
     pub fn join_by_list(&mut self, number: usize) -> Result<()> {
         let list = self.list_members()?;
         let members = list["members"].as_array().context("members")?;
@@ -154,13 +155,14 @@ impl AgentlessCluster {
         self.join(number, &environment)
     }
 
-    /// Returns the client URLs of the running machines, separated by commas.
+    /// Returns the client URLs of the running nodes, separated by commas.
     pub fn endpoints(&self) -> String {
         let running = self.all.iter().filter(|one| one.is_running);
         running.map(|one| one.client_url.clone()).collect::<Vec<_>>().join(",")
     }
 
-    /// Returns a command `muster-agent member`, not started yet, for all running machines.
+    /// Returns a command `muster-agent member`, not started yet, with the endpoints of all running
+    /// nodes.
     pub fn member(&self, args: &[&str]) -> Result<Command> {
         self.member_at(&self.endpoints(), args)
     }

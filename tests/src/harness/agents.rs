@@ -13,7 +13,8 @@ use super::testbed::path_text;
 use super::wait::wait_for;
 use rustix::process::Signal;
 
-/// Maximum time between the launcher's incarnation marker and its process id file.
+/// Maximum time from the agent's incarnation marker until its launcher has written the process id
+/// file.
 const LAUNCH_LIMIT: Duration = Duration::from_millis(500);
 
 /// Options of an agent's start, beyond the defaults.
@@ -93,7 +94,7 @@ impl AgentProcess {
         Ok(())
     }
 
-    /// Kills the agent alone with SIGKILL.
+    /// Kills the agent with SIGKILL. The node runs on.
     pub fn kill(&mut self) {
         self.process = None;
     }
@@ -152,7 +153,7 @@ impl AgentProcess {
         is_alive(pid).then_some(pid)
     }
 
-    /// Kills the node alone with SIGKILL; the agent will restart it.
+    /// Kills the node with SIGKILL. The agent runs on, and will restart it.
     pub fn kill_node(&self) -> Result<()> {
         let pid = self.node_pid().context("no node runs")?;
         send_signal(pid, Signal::KILL);
@@ -194,8 +195,9 @@ impl Drop for AgentProcess {
         }
         // Kill the agent first, otherwise it would restart the node.
         self.process = None;
-        // A launcher may be about to become the node. It creates `muster-incarnation` first, and
-        // writes its process id shortly afterwards.
+        // A launcher may be about to become the node. The agent creates the file
+        // `muster-incarnation` before it starts the launcher, which writes its process id shortly
+        // afterwards.
         let is_launching = self.node_dir().join("muster-incarnation").exists();
         let limit = if is_launching { LAUNCH_LIMIT } else { Duration::ZERO };
         if let Ok(pid) = wait_for("the node's process id", limit, || self.node_pid()) {

@@ -196,7 +196,7 @@ impl Network {
         for (from, to) in [(one, other), (other, one)] {
             let host =
                 self.hosts[to].namespace.as_deref().context("loopback hosts can't be cut")?;
-            // A reset itself must arrive.
+            // Let resets themselves through (`rst == 0` excludes them).
             let rules = format!(
                 "add table inet cut; \
                  add chain inet cut input {{ type filter hook input priority 0; }}; \
