@@ -79,7 +79,8 @@ pub(crate) enum MemberSubcommand {
     /// refused. Changes nothing; exits 1 if the cluster would refuse the change.
     #[command(subcommand)]
     Plan(PlanCommand),
-    /// Add a new member to the cluster; start it afterwards, with the flags that this prints.
+    /// Add a new member to the cluster. Start it afterwards, with the flags that this command
+    /// prints.
     #[command(after_long_help = ADD_HELP)]
     Add(AddArguments),
     /// Promote a learner to a voter, as soon as it is in sync.
@@ -94,7 +95,7 @@ pub(crate) enum MemberSubcommand {
     Replace(ReplaceArguments),
     /// Transfer the leadership to another member, before maintenance of the leader.
     MoveLeader(MoveLeaderArguments),
-    /// Wait until every member answers and is in sync, as between two restarts.
+    /// Wait until every member answers and is in sync, for example between two restarts.
     #[command(after_long_help = WAIT_HELP)]
     Wait(WaitArguments),
 }

@@ -273,8 +273,8 @@ pub(crate) struct RunArguments {
     #[arg(long, value_name = "PORT")]
     pub client_port: Option<u16>,
 
-    /// Full URL at which the other members reach this one; overrides the advertised address and the
-    /// port.
+    /// Full URL at which the other members reach this member; overrides the advertised address and
+    /// the port.
     #[arg(long, value_name = "URL")]
     pub peer_url: Option<String>,
 
@@ -288,14 +288,15 @@ pub(crate) struct RunArguments {
     pub listen_address: Option<IpAddr>,
 
     /// Client address of a member of the cluster that this host joins with a ticket: HOST,
-    /// HOST:PORT or a URL; may be repeated. Needed for a cluster that discovery can't find, as
-    /// after a recovery at other addresses. The member that answers still has to prove that it
-    /// belongs to the ticket's cluster.
+    /// HOST:PORT or a URL; may be repeated. Needed for a cluster that discovery can't find, for
+    /// example after a recovery at other addresses. The member that answers still has to prove that
+    /// it belongs to the ticket's cluster.
     #[arg(long, value_name = "ADDRESS")]
     pub cluster_address: Vec<String>,
 
     /// File with an id of this machine, in place of the system's own ids: for containers and
-    /// namespaces that share those. The content must stay with the machine, not with its disk.
+    /// namespaces that share the system's ids. The content must stay with the machine, not with its
+    /// disk.
     #[arg(long, value_name = "FILE")]
     pub machine_id_file: Option<PathBuf>,
 
