@@ -33,8 +33,8 @@ const OMITTED_FLAGS: &[&str] = &[
     "peer-skip-client-san-verification",
 ];
 
-/// Why an etcd with `--client-cert-file` is refused. `adopt certificates` exchanges only the
-/// certificates that the etcd serves.
+/// Why an etcd with `--client-cert-file` is refused. `adopt certificates` can't exchange that
+/// certificate, only those that the etcd serves.
 const OWN_GATEWAY_CERTIFICATE: &str = "its gateway connects to it with another certificate than \
     --cert-file, which would stay one of the old CA: restart it without --client-cert-file and \
     --client-key-file, with a --cert-file that is valid for clients, too";

@@ -30,7 +30,8 @@ pub(crate) struct EtcdProcess {
     /// The program that the process executes.
     pub program: PathBuf,
     pub config: EtcdConfig,
-    /// Keys of the configuration file that set no flag. Their settings can't be kept.
+    /// Keys of the configuration file that no flag of this program replaces. The agent starts the
+    /// etcd with flags, so it can't keep these settings.
     pub keys_without_flag: Vec<String>,
 }
 

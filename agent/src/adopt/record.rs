@@ -107,8 +107,9 @@ impl TakeOverRecord {
         self.released.sort_unstable();
     }
 
-    /// Returns ids and names of the signed members that are in the cluster and that no agent has
-    /// taken over. A released member counts as taken over: it keeps the CAs that its agent gave it.
+    /// Returns ids and names of the members in the owner's signed list that are still in the
+    /// cluster, and that no agent has taken over. A released member counts as taken over: it keeps
+    /// the CAs that its agent gave it.
     pub(crate) fn unmanaged<'a>(
         &self,
         adoption: &'a Adoption,

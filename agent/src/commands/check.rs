@@ -116,7 +116,8 @@ impl SetupChecker<'_> {
         }
     }
 
-    /// Checks the data directory and its free space. Returns false if nothing below it can be read.
+    /// Checks the data directory and its free space. Returns false if nothing in the directory can
+    /// be read.
     fn check_data_directory(&mut self) -> bool {
         let root = self.layout.root().to_owned();
         match muster_files::inspect_data_folder(&root) {
@@ -228,7 +229,8 @@ impl SetupChecker<'_> {
         self.judge(&decision, loaded)
     }
 
-    /// Reports the decision of a start. Returns `None` if the start would end.
+    /// Reports what a start would decide. Returns `None` if a start would then neither run a node
+    /// nor join a cluster.
     fn judge(
         &mut self,
         decision: &StartDecision,
@@ -397,8 +399,8 @@ impl SetupChecker<'_> {
         }
     }
 
-    /// Asks each URL of discovery for its public facts. For a member, a silent discovery is only a
-    /// warning, because its node starts without discovery.
+    /// Requests the service's public context from each URL of discovery. For a member, a silent
+    /// discovery is only a warning, because its node starts without discovery.
     async fn check_discovery(&mut self, join: &Join, is_member: bool) {
         for url in &join.urls {
             match ask(url, join).await {
@@ -431,8 +433,8 @@ fn check_clock(report: &mut CheckReport, url: &ServiceUrl, offset_ms: i64) {
     report.ok("clock", text);
 }
 
-/// Makes one request to a URL of discovery. Returns how far its clock is ahead of ours, in
-/// milliseconds.
+/// Makes one request to a URL of discovery. Returns how far the service's clock is ahead of this
+/// host's, in milliseconds.
 async fn ask(url: &ServiceUrl, join: &Join) -> Result<i64, String> {
     let config = ClientConfig { urls: vec![url.clone()], pins: join.pins.clone(), key: None };
     let client = DiscoveryClient::new(config).map_err(|error| error.with_causes())?;

@@ -131,7 +131,8 @@ impl EnrolledHost {
         write_adopted(&self.layout, &self.node).map_err(state_exit_error)
     }
 
-    /// Records in the journal whether the node has run under this agent. The caller persists it.
+    /// Records in the journal whether the node has run under this agent. The caller persists the
+    /// journal.
     pub(super) fn set_launched(&mut self, has_run: bool) {
         self.journal.launch_state =
             if has_run { LaunchState::Ran } else { LaunchState::NotStarted };

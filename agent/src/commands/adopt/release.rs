@@ -88,9 +88,9 @@ pub(crate) async fn run(
     print(printer, &text)
 }
 
-/// Opens the folder for the node's files, and makes it if it is missing. Refuses a folder that other
-/// users may change: keys go there, and root runs the unit file in it later. Returns its absolute
-/// path without links.
+/// Opens the folder for the node's files, and makes it if it is missing. Refuses a folder that
+/// other users may change: keys are written there, and root later runs the unit file that lies
+/// there. Returns the folder's absolute path without links.
 fn open_out(path: &Path) -> Result<PathBuf, ExitError> {
     let is_there = muster_files::inspect_own_folder(path).map_err(failed)?;
     let folder = muster_files::open_own_folder(path).map_err(failed)?;
@@ -101,8 +101,8 @@ fn open_out(path: &Path) -> Result<PathBuf, ExitError> {
 }
 
 /// Returns the program of a process. If this user may not read the program's path, returns the path
-/// by which the process was called. The kernel hides the program if the process is in another user
-/// namespace, as the node of an agent with `PrivateUsers=` in its unit.
+/// by which the process was called. The kernel hides the path if the process is in another user
+/// namespace, for example if the agent's unit has `PrivateUsers=`.
 fn program_or_name(program: io::Result<PathBuf>, arguments: &[String]) -> io::Result<PathBuf> {
     program.or_else(|error| {
         let name = arguments.first().map(PathBuf::from);
@@ -112,7 +112,7 @@ fn program_or_name(program: io::Result<PathBuf>, arguments: &[String]) -> io::Re
     })
 }
 
-/// Refuses the release if other members than `own` are not taken over.
+/// Fails if members other than `own` are not taken over.
 fn refuse_others(not_taken_over: &[(MemberId, &str)], own: MemberId) -> Result<(), ExitError> {
     let others = not_taken_over.iter().filter(|(id, _)| *id != own);
     let names: Vec<&str> = others.map(|(_, name)| *name).collect();
@@ -138,7 +138,7 @@ struct NodeRelease<'a> {
     patience: Duration,
 }
 
-/// The running node: the plan made from it, and its own command line.
+/// How the node runs now, and the plan for its release.
 struct RunningNode {
     plan: ReleasePlan,
     /// Arguments of the running node, without the program. They name the agent's own files, not the

@@ -126,7 +126,8 @@ impl BackupSession<'_> {
         }
     }
 
-    /// Returns the cluster that was typed, that of this host, or the only one in the store.
+    /// Returns the cluster that was typed, otherwise this host's cluster, otherwise the only
+    /// cluster in the store.
     async fn cluster(&self) -> Result<ClusterFolder, ExitError> {
         if let Some(cluster) = &self.typed.cluster {
             return Ok(cluster.clone());

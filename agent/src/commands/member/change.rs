@@ -377,8 +377,8 @@ pub(super) async fn move_leader(
     })
 }
 
-/// Hands the leadership to `to`, or else to the voter that has applied the most entries. Waits
-/// until there is a new leader, and returns it.
+/// Hands the leadership to `to`. With `None`, hands it to the voter that has applied the most
+/// entries. Waits until there is a new leader, and returns it.
 pub(super) async fn hand_leadership_over(
     survey: &Survey,
     to: Option<MemberId>,

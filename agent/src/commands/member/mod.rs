@@ -174,7 +174,8 @@ impl From<ClusterError> for ExitError {
 /// State of the members of this host's cluster, as far as they answer this host.
 #[derive(Debug, Default, Serialize)]
 pub(crate) struct PeerReport {
-    /// The missing members and the next step, if too few members answer for the cluster to serve.
+    /// If too few members answer for the cluster to serve: which ones are missing, and the next
+    /// step.
     pub no_quorum: Option<String>,
     /// The members that don't answer this host, each with the reason.
     #[serde(rename = "silent_members")]

@@ -32,7 +32,7 @@ impl WaitTimer {
         Self { start: Instant::now(), patience, last_note: None }
     }
 
-    /// Prints a note on what is waited for, if one is due.
+    /// Prints a note on what the command waits for, if a note is due.
     fn print_note_if_due(
         &mut self,
         answers: &CommandOutput<'_, '_>,
