@@ -29,7 +29,7 @@ pub(crate) enum Failpoint {
     PolicyUsed,
     /// The snapshot of a backup is stored, and its manifest is not.
     BackupStored,
-    /// A new cluster was made from this host's data; no statement records it yet.
+    /// A new cluster was made from this host's data; no recovery statement records it yet.
     Made,
     /// The marker in the node's directory is durable, `launching` is not yet in the journal.
     Marker,

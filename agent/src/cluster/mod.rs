@@ -213,7 +213,7 @@ impl ClusterApiClient {
     }
 
     /// Sends a request over the first connection that can be made. Another member is tried only if
-    /// it is certain that this one did nothing.
+    /// it is certain that the first one has done nothing.
     async fn send_request<A, T: From<Answer<A>>>(
         &self,
         kind: RequestKind,

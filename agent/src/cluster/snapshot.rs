@@ -16,7 +16,7 @@ pub(crate) struct SnapshotStream(Streaming<pb::SnapshotResponse>);
 
 impl SnapshotStream {
     /// Returns the next bytes of the snapshot, and `None` at its end. The last 32 bytes are the
-    /// SHA-256 of those before.
+    /// SHA-256 of all bytes before them.
     pub(crate) async fn next(&mut self) -> Result<Option<Bytes>, ClusterError> {
         let message = self.0.message().await;
         let message =

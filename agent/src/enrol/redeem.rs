@@ -101,7 +101,7 @@ pub(crate) fn readmission(protocol: &Protocol, join: &Join) -> Option<ReadmitReq
     let ticket = extras.admission.as_ref()?.ticket.clone()?;
     let MemberProof { certificate, signature } =
         member_proof(&protocol.layout, &protocol.extras, protocol.key.public(), join)?;
-    // The certificate proves the member, so the redeem needs no identity document.
+    // The member proves itself by its certificate, so the redeem needs no identity document.
     let redeem = UnsignedRedeem::new(protocol, join).ok()?.signed().into_iter().next()?;
     Some(ReadmitRequest { ticket, redeem, certificate, signature })
 }

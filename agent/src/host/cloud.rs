@@ -166,8 +166,8 @@ struct AzureToken {
     access_token: String,
 }
 
-/// Makes a client for metadata services. No proxy: the address is link-local. The service speaks
-/// plain HTTP, so no root is trusted.
+/// Makes a client for metadata services. It uses no proxy, because the address is link-local. The
+/// service speaks plain HTTP, so the client trusts no root CA.
 fn metadata_client() -> Result<reqwest::Client, reqwest::Error> {
     let tls = rustls::ClientConfig::builder_with_provider(muster_tls::provider())
         .with_safe_default_protocol_versions()

@@ -358,7 +358,7 @@ fn write_if_changed(path: &Path, bytes: &[u8]) -> Result<(), StateError> {
 }
 
 impl NodeKind {
-    /// Returns the name of this program in discovery's API.
+    /// Returns the name of this kind of program in discovery's API.
     pub(crate) fn program(self) -> NodeProgram {
         match self {
             Self::Muster => NodeProgram::MusterNode,

@@ -1,4 +1,5 @@
-//! Forms the cluster from this host's side: everything between a journal and a node that may start.
+//! Forms the cluster from this host's side: everything from the first journal until the node may
+//! start.
 //!
 //! The protocol's state machine decides. This module passes verified facts to it, and carries out
 //! its actions. One task owns everything here: answers of the service, findings of probes and
@@ -205,7 +206,8 @@ impl<'a> Bootstrap<'a> {
             outcome = self.run_until_outcome() => outcome,
             never = contact::show(contact, board) => match never {},
         };
-        // Free the peer address: this host may go on as a newcomer to a running cluster.
+        // Close the probe listener, which occupies the peer address: this host may go on as a
+        // newcomer to a running cluster.
         if let Some(listener) = self.listener.take() {
             listener.close().await;
         }
@@ -361,7 +363,8 @@ impl<'a> Bootstrap<'a> {
         Ok(())
     }
 
-    /// Repeats the redeem or poll after a pause, and shows what it waits for and why it failed.
+    /// Repeats the redeem or poll after a pause. Shows in the status what the agent waits for
+    /// (`awaited`), and why the request failed (`text`).
     fn retry_later(&mut self, awaited: &str, text: String) {
         // Poll without a revision next, so that the service answers with the cluster's full state.
         // The status shows this failure until a state arrives. A poll with a revision may get an
