@@ -29,8 +29,8 @@ use crate::state::addresses::Addresses;
 use crate::state::journal::{JournalExtras, VerifiedJournal};
 use crate::state::{Layout, lock, service};
 
-/// How long a host must have another address before its member moves there. An address can be gone
-/// for a moment only.
+/// How long a host must have another address before its member moves there. The old address may be
+/// gone only for a moment.
 const SETTLE_TIME: Duration = Duration::from_secs(10);
 /// How often the host's addresses are compared with those on which the node listens.
 const CHECK_INTERVAL: Duration = Duration::from_secs(2);

@@ -116,7 +116,7 @@ impl OwnCas {
     }
 
     /// Notes that the node's process has been started. `written` is the value of
-    /// [`OwnCas::written`] right before.
+    /// [`OwnCas::written`] right before the start.
     pub(crate) fn note_start(&self, process: &ProcessIdentity, written: u64) {
         self.facts.send_modify(|facts| facts.at_start = Some(written));
         if self.kind != NodeKind::Muster {

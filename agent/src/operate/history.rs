@@ -125,7 +125,8 @@ impl HistoryWatch {
         self.layout.contradiction()
     }
 
-    /// Shows the contradiction in the evidence's file, or that there is none.
+    /// Shows in the status the contradiction that the evidence file holds. Clears it in the status
+    /// if there is no such file.
     fn show_contradiction(&self) {
         let bytes = state::read(&self.evidence()).ok().flatten();
         let found = bytes.and_then(|bytes| serde_json::from_slice::<Contradiction>(&bytes).ok());

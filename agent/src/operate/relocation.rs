@@ -110,7 +110,8 @@ struct Progress {
     next_exchange: Option<Instant>,
     /// When this member's address is sent to discovery again.
     next_post: Option<Instant>,
-    /// Newest number and URLs of each peer's statement, by its node key.
+    /// Newest number and URLs that each peer has stated, by the SHA-256 of the key of the peer's
+    /// node.
     heard: BTreeMap<Digest, (u64, Vec<NodeUrl>)>,
     /// Text of the last failure, so that it is logged once.
     failure: Option<String>,
@@ -174,7 +175,8 @@ impl Relocation {
         CALM_INTERVAL
     }
 
-    /// Shows in the status that the cluster hasn't recorded this address.
+    /// Shows in the status that the cluster hasn't recorded this member's address yet. Clears that
+    /// note if the cluster has.
     fn show(&self, is_recorded: bool) {
         let text = (!is_recorded).then(|| {
             format!("this member is at {}, and its cluster hasn't recorded that yet", self.peer_url)
@@ -310,7 +312,7 @@ impl Relocation {
     }
 
     /// Writes the peers' addresses where the node reads them. Addresses that an operator has put
-    /// there stay, unless a statement has others for the same key.
+    /// there stay, unless a peer has stated other addresses for the same node key.
     fn give_to_node(&self, progress: &mut Progress) {
         if !self.layout.has_log() {
             return;
@@ -334,8 +336,8 @@ impl Relocation {
         }
     }
 
-    /// Removes the file of peers' addresses: once members have moved again, it would only cost
-    /// useless dials.
+    /// Removes the file of peers' addresses. Once members have moved again, the node would only
+    /// dial outdated addresses.
     fn forget(&self, progress: &mut Progress) {
         progress.heard.clear();
         if self.layout.peer_addresses().exists()

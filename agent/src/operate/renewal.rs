@@ -86,9 +86,10 @@ impl Renewal {
         self.check_new(leaves.map_err(|error| error_chain(&error))?, old)
     }
 
-    /// Returns the certificates that discovery has sent, if they are better than the old ones. A
-    /// service that was restored from a backup may still issue by CAs that the cluster has
-    /// replaced. During a replacement, members still trust those CAs, but not after its last step.
+    /// Returns the certificates that discovery has sent, if they are better than the old ones, and
+    /// otherwise the reason why not. A service that was restored from a backup may still issue
+    /// certificates of replaced CAs. Members trust replaced CAs only until the last step of the
+    /// replacement.
     fn check_new(&self, leaves: Leaves, old: &ExpiringCertificates) -> Result<Leaves, String> {
         let node_key = self.csr.verify().map_err(|error| error_chain(&error))?.node_key;
         leaves.verify(&node_key, &self.statement).map_err(|error| error_chain(&error))?;
@@ -150,7 +151,7 @@ struct ExpiringCertificates {
     life: Validity,
     /// Whether the certificates name this member's address.
     is_for_own_address: bool,
-    /// Whether the CAs that issue by the newest statement signed these certificates.
+    /// Whether these certificates are from the CAs that issue according to the newest statement.
     are_by_issuing_cas: bool,
 }
 

@@ -44,7 +44,7 @@ use crate::retry::{Retry, jittered};
 use crate::state::service;
 use discovery_types::text::truncate_reason;
 
-/// How often a node without a leader is asked again.
+/// How often a node without a leader is asked again whether it has one.
 const NODE_POLL_INTERVAL: Duration = Duration::from_millis(50);
 
 /// How long a node may be without a leader before the last warning in its log is reported to
@@ -310,7 +310,8 @@ pub(crate) struct StartReporter {
 }
 
 impl StartReporter {
-    /// Builds the task from the journal. `None` if the journal lacks something.
+    /// Builds the task from the journal. `None` if the journal lacks the cluster or the commit
+    /// document, or if its statement chain is invalid.
     pub(crate) fn of(protocol: &Protocol) -> Option<Self> {
         let join = protocol.extras.join.as_ref()?;
         let statements = &protocol.extras.statements;
@@ -325,7 +326,7 @@ impl StartReporter {
     }
 
     /// Reports the present reason from time to time, as long as there is one. So discovery doesn't
-    /// take this member for a silent one.
+    /// take this member for a silent member.
     pub(crate) async fn run(self, reason: impl Fn() -> Option<String>) -> Infallible {
         tokio::time::sleep(START_REPORT_DELAY).await;
         loop {

@@ -58,8 +58,8 @@ impl ServiceSource {
     }
 }
 
-/// Builds the client of discovery, with the URLs and pins of the statement that this agent followed
-/// last, or else of the bundle.
+/// Builds the client of discovery, with the URLs and pins of the service statement that this agent
+/// followed last, or else of the bundle.
 pub(crate) fn make_client(
     join: &Join,
     key: &Arc<SigningKey>,
@@ -120,8 +120,8 @@ pub(crate) struct FinderStart {
 }
 
 impl ServiceFinder {
-    /// Makes the finder, with the statement that this agent followed last. `None` if the statement
-    /// chain can't be verified.
+    /// Makes the finder, with the service statement that this agent followed last. `None` if the
+    /// chain of the cluster's statements can't be verified.
     pub(crate) fn new(start: FinderStart) -> Option<Self> {
         let FinderStart { client, node, layout, join, mut statements, announced, board } = start;
         let journalled = statements.borrow_and_update().clone();
@@ -144,7 +144,7 @@ impl ServiceFinder {
         Some(finder)
     }
 
-    /// Follows the newest statement until the future is dropped.
+    /// Follows the newest service statement until the future is dropped.
     pub(crate) async fn run(mut self) -> Infallible {
         let mut contact = self.client.contact();
         loop {
@@ -190,8 +190,8 @@ impl ServiceFinder {
         }
     }
 
-    /// Follows a statement if it is newer than the known one. Returns how the statement compares
-    /// with the known one; `None` if it is refused.
+    /// Follows a service statement if it is newer than the known one. Returns how the statement
+    /// compares with the known one; `None` if it is refused.
     fn consider(&mut self, jws: &Jws, source: ServiceSource) -> Option<ServiceOrder> {
         let found = match VerifiedService::verify(jws, &self.chain) {
             Ok(found) => found,

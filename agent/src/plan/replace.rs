@@ -28,7 +28,7 @@ pub(crate) struct ReplacementFacts<'a> {
     pub old: Option<MemberId>,
     /// Peer URLs of the new member.
     pub peer_urls: &'a [String],
-    /// Origin of the old member's removal, if the old member is gone.
+    /// Which operation removed the old member, once that member is gone.
     pub removal_origin: RemovalOrigin,
     /// Whether the cluster has refused to add the new member because too few voters are healthy.
     pub is_addition_refused: bool,
@@ -68,7 +68,8 @@ pub(crate) enum ReplacementStep {
 pub(crate) enum EarlyRemovalReason {
     /// The new member is to have a peer URL of the old one, and no two members can have it.
     SharedUrl,
-    /// The old member is a learner. It has no vote, and the cluster may have room for one learner.
+    /// The old member is a learner. It has no vote, and the cluster may have room for only one
+    /// learner.
     Learner,
     /// The old member doesn't answer, and the cluster refuses the new one because of that.
     Failed,

@@ -131,8 +131,8 @@ pub(crate) struct RecoveryPrograms {
 }
 
 impl RecoveryPrograms {
-    /// Finds the programs. `node_binary` is the flag that `run` takes; `etcdutl` is used only if
-    /// `node_binary` is an etcd.
+    /// Finds the programs. `node_binary` is the value of `--node-binary`, which means what it means
+    /// for `run`. `etcdutl` is used only if `node_binary` is an etcd.
     pub(crate) async fn find(
         node_binary: Option<&Path>,
         etcdutl: Option<&Path>,
@@ -169,7 +169,8 @@ impl RecoveryPrograms {
         Ok(Self { muster_node: muster_node(None)?, etcd: Some((node, etcdutl)) })
     }
 
-    /// Returns why these programs can't make a cluster from a directory that `maker` made, if so.
+    /// Returns why these programs can't make a cluster from a directory that `maker` made. `None`
+    /// if they can.
     pub(crate) fn objection(&self, maker: Maker) -> Option<String> {
         match (maker, &self.etcd) {
             (Maker::Etcd, None) => {

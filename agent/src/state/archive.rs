@@ -18,7 +18,7 @@ pub fn move_to_quarantine(
         return Ok(None);
     }
     let target = fresh_folder(layout.root(), now)?;
-    // Written first, so that a crash halfway leaves a directory that explains itself.
+    // Write the reason first, so that a crash halfway leaves a directory that explains itself.
     muster_files::data::replace(&target.join("reason.txt"), format!("{reason}\n").as_bytes())?;
     for name in present {
         muster_files::data::rename(&layout.root().join(name), &target.join(name))?;

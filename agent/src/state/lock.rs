@@ -47,7 +47,8 @@ pub fn acquire(path: &Path, holder: &str) -> Result<FileLock, LockError> {
         .and_then(|()| file.rewind())
         .and_then(|()| file.write_all(holder.as_bytes()));
     if let Err(error) = written {
-        // The holder's name is for messages only: a full disk must not keep a node from starting.
+        // Ignore this failure: the holder's name is for messages only, and a full disk must not
+        // keep a node from starting.
         tracing::warn!(%error, "can't write who holds {}", path.display());
     }
     Ok(FileLock { _file: file })

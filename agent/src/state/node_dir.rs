@@ -95,8 +95,8 @@ pub fn remove_marker(node: &Path) -> Result<(), StateError> {
     Ok(muster_files::data::sync(node)?)
 }
 
-/// Record of a member's removal, written by its node. Stock etcd writes none, so the agent writes
-/// it then.
+/// Record of a member's removal. The node writes it. If the node is a stock etcd, which writes
+/// none, the agent writes it.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Tombstone {
     /// Version of this format: 1.

@@ -49,8 +49,8 @@ impl Steward {
             Err(ClusterError::Refused { refusal, text }) if refusal.is_transient() => {
                 self.handle_transient_refusal(intent, step, members, (refusal, text)).await;
             }
-            // The cluster's refusal to promote is never final: a learner is promoted once it is
-            // ready.
+            // A refusal to promote a learner is never final, so it isn't reported as the outcome:
+            // the learner is promoted once it is ready.
             Err(ClusterError::Refused { text, .. }) if step != IntentStep::Promote => {
                 let StewardAction::Report(outcome) = refusal(text) else { return };
                 self.report_outcome(intent, outcome).await;

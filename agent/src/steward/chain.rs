@@ -66,8 +66,8 @@ impl Statements {
         &self.chain
     }
 
-    /// Fetches discovery's chain if `newest`, the newest statement there, is not in the known
-    /// chain. Adopts the fetched chain if it is longer. If the known chain is longer, sends it to
+    /// Fetches discovery's chain if its newest statement, `newest`, is not in the known chain.
+    /// Adopts the fetched chain if it is longer. If the known chain is longer, sends it to
     /// discovery.
     pub(super) async fn fetch_newer(
         &mut self,
@@ -88,7 +88,8 @@ impl Statements {
         }
         let found = fetch_texts(client, cluster).await?;
         let adopted = self.adopt_if_longer(&found);
-        // A chain without the pinned statement may branch off, too, before that statement.
+        // A chain that lacks the pinned statement is invalid here. Discovery's chain may lack it
+        // because the chain branches off before it.
         if matches!(adopted, Err(ChainError::Branch | ChainError::Invalid(_))) {
             self.show_branch_if_due(client, cluster).await;
         }

@@ -102,7 +102,7 @@ struct IntentObservations {
     /// Members that did not answer when the cluster refused the newcomer because too few voters are
     /// healthy.
     refused_addition: Option<Vec<MemberId>>,
-    /// Origin of the replaced member's removal, if that member is gone.
+    /// Which operation removed the replaced member, once that member is gone.
     removal_origin: RemovalOrigin,
     last_logged_wait: String,
     /// The last reason to wait that was reported to discovery, and when it was reported.
@@ -162,9 +162,9 @@ impl Steward {
         }
     }
 
-    /// Fetches the statement chain from time to time while the node doesn't answer. The node may
-    /// need a newer statement, which names the CAs of the certificates that this agent can get for
-    /// it.
+    /// Fetches the statement chain from time to time while the node doesn't answer. A newer
+    /// statement may name the CAs of the certificates that this agent can get. The node may need
+    /// such certificates.
     async fn fetch_statements_if_due(&mut self, fetched: &mut Instant) {
         if fetched.elapsed() < STATEMENTS_FETCH_INTERVAL {
             return;
@@ -197,7 +197,8 @@ impl Steward {
             self.service_moves.mark_unchanged();
             let asked = tokio::select! {
                 asked = self.client.intents(self.cluster, known, false) => asked,
-                // A newcomer may take the place of a voter that can't be reached any more.
+                // Another voter has become unreachable, or reachable. Ask discovery again at once,
+                // since a newcomer may take the place of an unreachable voter.
                 () = self.replacement.voters_changed(), if known.is_some() => {
                     known = None;
                     continue;

@@ -175,7 +175,8 @@ impl Steward {
         if !due {
             return Ok(());
         }
-        // The chain in the cluster's store may be newer than this agent's, or unreadable here.
+        // Read the store's statement chain first. It may be newer than this agent's, or this agent
+        // may be unable to read it.
         self.statements.sync_store(&self.node).await?;
         let movable = self.actionable_intents(intents, &members, own.id);
         if movable.is_empty() {
