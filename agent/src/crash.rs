@@ -19,7 +19,7 @@ pub(crate) enum Failpoint {
     Release,
     /// The cluster's commit document is durable.
     Hold,
-    /// The agent has seen that the cluster added this host; that is not yet durable.
+    /// The agent has seen that the cluster added this host; this fact is not yet durable.
     Added,
     /// The journal with this host's admission to a running cluster is durable.
     Admit,

@@ -63,7 +63,8 @@ pub fn command() -> clap::Command {
 /// Runs the program: parses the command line, runs one command, returns the exit code.
 pub fn main() -> ExitCode {
     if std::env::args_os().any(|argument| holds_secret(&argument.to_string_lossy())) {
-        // Checked before clap parses: clap's error messages would print the secret.
+        // Check this before clap parses the arguments: clap's error messages would print the
+        // secret.
         let text = "muster-agent: there is a secret on the command line, where every user of this \
                     host can read it: revoke it (muster-discovery token revoke), and hand the next \
                     one over in a file (--bundle-file FILE) or on standard input\n";

@@ -21,7 +21,7 @@ pub(crate) const CONFIG_FILE: &str = "config-file";
 /// Flags of an adopted etcd that the agent doesn't pass on when it starts the etcd. It doesn't pass
 /// on the flags either that it sets itself ([`is_set_by_agent`]).
 const OMITTED_FLAGS: &[&str] = &[
-    // etcd has to log to standard error, because the agent reads its log there.
+    // etcd has to log to standard error, which goes to the file that the agent reads.
     "log-output",
     "log-outputs",
     // The log isn't a file any more, so etcd would refuse to rotate it.

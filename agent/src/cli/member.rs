@@ -163,7 +163,7 @@ pub(crate) struct PlanAtOption {
 /// Option of every subcommand that waits.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct PatienceOption {
-    /// Seconds to wait without any progress.
+    /// Seconds without any progress after which the command gives up.
     #[arg(long, value_name = "SECONDS", default_value_t = 300)]
     pub patience: u64,
 }

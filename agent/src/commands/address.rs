@@ -1,8 +1,9 @@
 //! `address`: carries members' addresses from host to host by hand, if all hosts have moved and
 //! discovery can't be reached.
 //!
-//! `show` signs this host's member's address. `add` verifies such statements, and gives the
-//! addresses to this host's node. Neither needs a running agent, and neither changes the cluster.
+//! `show` prints a signed statement of this host's member's address. `add` verifies such statements
+//! from other hosts, and gives the addresses to this host's node. Neither needs a running agent,
+//! and neither changes the cluster.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};

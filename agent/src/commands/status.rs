@@ -24,7 +24,8 @@ use crate::state::{self, Layout, StateError, lock};
 /// How often --wait checks whether the node is ready.
 const READY_CHECK_INTERVAL: Duration = Duration::from_millis(500);
 
-/// The output of `--json`: the agent's last status, and the facts found now.
+/// The output of `--json`: the status that the agent wrote last, and facts that this command has
+/// found itself.
 #[derive(Debug, Serialize)]
 pub(crate) struct StatusReport {
     /// Whether an agent holds the lock on the data directory.

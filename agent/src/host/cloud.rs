@@ -118,7 +118,7 @@ async fn zone_once(cloud: Cloud, url: &str) -> Result<Name, MetadataError> {
 pub(crate) struct IdentitySource {
     /// Cloud that the host runs in.
     pub cloud: Cloud,
-    /// Audience of Azure's documents, which aren't bound to the agent's key.
+    /// Audience of Azure's identity documents, which aren't bound to the agent's key.
     pub audience: Option<String>,
     /// Address of the cloud's metadata service.
     pub metadata_url: String,

@@ -7,8 +7,8 @@
 
 use std::ffi::OsString;
 
-/// Variables passed on: what a program needs to find files and its locale, and settings that tune a
-/// runtime without changing its behaviour.
+/// Environment variables that the node inherits. With some of them, a program finds files and its
+/// locale. The others tune a runtime without changing its behaviour.
 const INHERITED_VARIABLES: [&str; 9] = [
     "PATH",
     "TZ",

@@ -52,8 +52,8 @@ pub(crate) fn launch(arguments: &LaunchNodeArguments) -> (u8, String) {
 }
 
 fn prepare(arguments: &LaunchNodeArguments) -> Result<Option<Command>, ExitError> {
-    // setsid fails only for the leader of a process group, and such a process has its own session
-    // already.
+    // setsid fails only for the leader of a process group. The agent doesn't make the launcher such
+    // a leader.
     let _ = rustix::process::setsid();
     if !take_inherited_lock(&arguments.lock_file).map_err(failed)? {
         return Ok(None);

@@ -23,7 +23,7 @@ pub(crate) struct RunningBackup {
     pub since: Timestamp,
     /// The current step, as words.
     pub step: String,
-    /// Bytes of this step so far.
+    /// Number of bytes that this step has processed so far.
     pub bytes: u64,
 }
 
@@ -100,7 +100,7 @@ pub(crate) struct BackupStatus {
     pub last_duration_ms: Option<u64>,
     /// Number of backups that this process has published.
     pub published: u64,
-    /// Failures of this process by reason.
+    /// Number of failures since this process began, by their reason.
     pub failures: BTreeMap<String, u64>,
     pub last_failure: Option<BackupFailure>,
     /// Verification of stored backups, if the schedule has one.

@@ -92,7 +92,7 @@ fn node_object(line: &Map<String, Value>, level: Level) -> Value {
     object.insert("target".into(), "node".into());
     for (name, value) in line {
         if ![LEVEL_FIELD, TIME_FIELD, MESSAGE_FIELD].contains(&name.as_str()) {
-            // A field of the line never replaces a value that was set above.
+            // Keep a value that was set above, even if the line has a field of that name.
             object.entry(name).or_insert_with(|| value.clone());
         }
     }

@@ -125,7 +125,7 @@ impl Tail {
             read_lines(open, &mut self.partial, sink)?;
             self.partial.clear();
         }
-        // Opened for writing, because holes are punched through it.
+        // Open the log for writing, too, because holes will be punched through this descriptor.
         let mut file = data::open(&self.path, data::OpenMode::ReadWrite)?;
         let metadata = file.metadata()?;
         let read = self.saved_position(metadata.ino()).filter(|read| *read <= metadata.len());

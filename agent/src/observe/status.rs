@@ -110,7 +110,7 @@ pub(crate) struct DiscoveryOutage {
 /// The agent's complete status. `status --json` prints its JSON form.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct AgentStatus {
-    /// Version of the format.
+    /// Version of the format of the status file.
     pub version: u32,
     pub agent_pid: u32,
     pub agent_version: String,

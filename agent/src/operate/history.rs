@@ -29,9 +29,9 @@ const CHECK_INTERVAL: Duration = Duration::from_secs(600);
 /// Two checkpoints of one chain that contradict each other.
 #[derive(Debug, Serialize, Deserialize)]
 struct Contradiction {
-    /// Sentence about the difference.
+    /// Sentence that says how the checkpoints contradict each other.
     fault: String,
-    /// Time at which this agent noticed it.
+    /// Time at which this agent noticed the contradiction.
     found_at: jiff::Timestamp,
     /// Checkpoint that this agent had kept.
     earlier: Jws,

@@ -78,7 +78,7 @@ pub(crate) struct Relocation {
     pub proof: MemberProof,
     /// SHA-256 of the public key of this host's node.
     pub node_key: Digest,
-    /// Hash of the statement at which the verification of the chain begins.
+    /// Hash of the pinned statement, at which the verification of the statement chain begins.
     pub pin: Digest,
     /// The longest statement chain that this agent knows.
     pub statements: watch::Receiver<Vec<Jws>>,

@@ -78,7 +78,7 @@ pub(crate) struct NodeReporter {
     /// and for a member whose agent didn't keep its ticket.
     pub readmit: Option<ReadmitRequest>,
     /// The recovery statements, for a service that still accepts reports of the lost cluster. Empty
-    /// unless the last statement names this host's agent.
+    /// unless this host's agent made the newest recovery.
     pub recoveries: Vec<Jws>,
     /// Client port of this host's node.
     pub endpoint: ClientEndpoint,

@@ -310,7 +310,7 @@ pub(crate) enum Warning {
     WithoutTls(String),
     /// A voter that has not started counts as failed until it serves.
     CountsAsFailed {
-        /// How many more voters may fail until then; `None` if there is no quorum.
+        /// How many more voters may fail until the new voter serves; `None` if there is no quorum.
         spare: Option<usize>,
     },
     /// The member to remove works, while others don't.
@@ -325,7 +325,7 @@ pub(crate) enum Warning {
     LessTolerance(usize, usize),
     /// The member counts as failed while it restarts.
     RestartCosts {
-        /// How many more voters may fail until then; `None` if there is no quorum.
+        /// How many more voters may fail during the restart; `None` if there is no quorum.
         spare: Option<usize>,
     },
     /// The replaced member is removed first, for this reason.

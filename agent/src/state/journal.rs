@@ -42,7 +42,7 @@ pub struct Join {
     pub pins: Vec<Digest>,
     /// The cluster's id at discovery.
     pub cluster: Uuid,
-    /// Hash of the statement at which the chain's verification begins.
+    /// Hash of the pinned statement, at which the verification of the statement chain begins.
     pub statement: Digest,
     /// Kind of the bundle's token: for a founder (boot) or for a member added later (join).
     #[serde(default = "boot")]
@@ -74,7 +74,7 @@ pub struct JournalExtras {
     /// The longest statement chain that was verified.
     pub statements: Vec<Jws>,
     pub leaves: Option<Leaves>,
-    /// The tombstone of this incarnation, once it was removed.
+    /// The tombstone of this incarnation, once its member was removed.
     #[serde(default)]
     pub removed: Option<Tombstone>,
     /// Chain of the recovery statements, one for each recovery of this cluster.
@@ -125,10 +125,10 @@ impl JournalExtras {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Admission {
     pub member: MemberId,
-    /// The members at that time, this one included. They are the initial list of this member's
-    /// node.
+    /// The members as the agent last read them before its node's first start, this host included.
+    /// They are the initial list of members of this host's node.
     pub members: Vec<InitialMember>,
-    /// Client URLs of those members.
+    /// Client URLs of the other members, from the time at which the cluster admitted this host.
     pub client_urls: Vec<String>,
     /// The commit document, with which the cluster was founded.
     pub document: Jws,

@@ -61,7 +61,7 @@ pub enum StateError {
     #[error("{} holds what this program can't read ({what}); it was left as it is", path.display())]
     NewerText {
         path: PathBuf,
-        /// The signed text, and both versions.
+        /// Name of the signed text, its version, and the newest version that this program reads.
         what: String,
     },
 }
@@ -292,7 +292,7 @@ impl Layout {
     }
 }
 
-/// Maximum size in bytes of a file read here; none of them grows so large.
+/// Maximum size in bytes of a file of the state. No such file grows so large.
 const MAX_FILE_BYTES: u64 = 16 << 20;
 
 /// Reads a file of the state; `None` if it doesn't exist.

@@ -258,8 +258,8 @@ impl IntentFacts<'_> {
         self.unless_expired(|| StewardAction::Change(change, IntentStep::Update))
     }
 
-    /// Returns the action of `act`. If the intent must not begin now, waits instead. If the intent
-    /// was planned for another configuration, refuses it.
+    /// Returns the action of `act`. If the intent must not begin now, returns a wait instead. If
+    /// the intent was planned for another configuration, returns its refusal instead.
     fn unless_expired(&self, act: impl FnOnce() -> StewardAction) -> StewardAction {
         match (self.untimely, self.intent.planned_at, self.members.configuration) {
             (Some(why), ..) => StewardAction::Wait(why.to_string()),

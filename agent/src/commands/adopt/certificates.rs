@@ -66,8 +66,8 @@ pub(super) async fn run(
     print(printer, &text)
 }
 
-/// Returns an error if no agent runs one of the members, because such a member doesn't trust the
-/// cluster's own CAs.
+/// Returns an error if there is a member that no agent runs, because such a member doesn't trust
+/// the cluster's own CAs.
 async fn refuse_unmanaged(
     host: &EnrolledHost,
     cluster: &ClusterApiClient,

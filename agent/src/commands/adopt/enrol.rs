@@ -181,8 +181,8 @@ async fn begin(
     Ok(protocol)
 }
 
-/// Returns this host's record: the journal's, or a new one. A new record is made if the bundle
-/// needs another one, and if the journal's record may still change.
+/// Returns this host's record: the journal's, or a new one. The journal's record is kept in three
+/// cases: there is no bundle, the record fits the bundle, or the record must not change any more.
 fn choose_record(
     protocol: &Protocol,
     bundle: Option<&Bundle>,

@@ -21,7 +21,7 @@ use crate::exit::{ExitError, error_chain};
 use crate::state::adopted::{AdoptionStage, read_adopted};
 use crate::state::{Layout, state_exit_error};
 
-/// Pause between two checks of a wait.
+/// Pause between two checks while a command waits.
 const CHECK_INTERVAL: Duration = Duration::from_millis(250);
 /// Time after which a wait repeats an unchanged note.
 const NOTE_INTERVAL: Duration = Duration::from_secs(5);

@@ -184,7 +184,8 @@ impl Bootstrap<'_> {
         });
     }
 
-    /// Signs a release. Ed25519 is deterministic, so the signature needn't be stored.
+    /// Signs a release. Ed25519 is deterministic: signing again gives the same signature, so none
+    /// is stored.
     fn signed_release(&self, epoch: u64) -> Option<Jws> {
         let release = Release { cluster: self.join.cluster, epoch };
         (epoch > 0).then(|| release.sign(&self.protocol.key))

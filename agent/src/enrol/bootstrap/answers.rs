@@ -429,7 +429,7 @@ fn release_wait(poll: &PollResponse) -> Duration {
     Duration::from_millis(release_wait_limit(left).0).min(MAX_WAIT_FOR_RELEASES)
 }
 
-/// How a chain in an answer compares with the known one.
+/// How a statement chain in an answer compares with the known one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum ChainComparison {
     /// The chain is equal to the known one, or its beginning.
