@@ -165,9 +165,9 @@ pub(super) async fn measure_attacks(
     Ok(figures)
 }
 
-/// Sends honest requests for `time`. They alternate between a list over an open connection, and a
-/// readiness check over a new one. Returns the sorted wall times, and the number of requests that
-/// failed.
+/// Sends honest requests for `time`. They alternate between two kinds: a request for a list of
+/// clusters over an open connection, and a readiness check over a new one. Returns the sorted wall
+/// times, and the number of requests that failed.
 async fn send_honest_requests(
     service: &BenchService,
     admin: &DiscoveryClient,

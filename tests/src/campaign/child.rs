@@ -57,7 +57,7 @@ pub struct EndedChild {
     pub stderr: String,
 }
 
-/// Runs one child after another.
+/// Runner of child processes, one after another.
 pub struct ChildRunner<'a> {
     /// Folder for the output of all children.
     pub logs: &'a Path,

@@ -80,8 +80,8 @@ pub struct CampaignFinding {
     pub run: String,
 }
 
-/// Reads the counters of a run from its output. A run that was stopped has those that it printed
-/// before.
+/// Reads the counters of a run from its output. If the run was stopped, these are the counters that
+/// it had printed before.
 #[must_use]
 pub fn read_figures(search: SearchKind, ended: &EndedChild) -> RunFigures {
     let mut figures = RunFigures::default();

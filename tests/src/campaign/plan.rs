@@ -5,7 +5,7 @@ use std::time::Duration;
 use anyhow::{Context as _, Result, ensure};
 use serde::Serialize;
 
-/// Part of the time that is kept for bugs put back: the whole divided by this.
+/// Divisor of a campaign's time. The quotient is the time that is kept for bugs put back.
 const BUGS_DIVISOR: u32 = 3;
 /// Maximum time for bugs put back.
 const MAX_BUGS_TIME: Duration = Duration::from_secs(90 * 60);

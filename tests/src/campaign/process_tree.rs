@@ -65,7 +65,7 @@ fn descendants(ancestor: u32) -> Vec<u32> {
     found.split_off(1)
 }
 
-/// Kills all processes that this one has started or adopted.
+/// Kills all processes that this process has started or adopted.
 pub(super) fn end_orphans() {
     for _ in 0..MAX_SWEEPS {
         let left = descendants(std::process::id());

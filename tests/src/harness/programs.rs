@@ -4,7 +4,8 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, ensure};
 
-/// Returns the path of one of our programs in `folder`; without a folder as [`program_path`] does.
+/// Returns the path of one of our programs: in `folder`, or as [`program_path`] finds it if
+/// `folder` is `None`.
 pub fn program_in(folder: Option<&Path>, name: &str) -> Result<PathBuf> {
     match folder {
         Some(folder) => Ok(folder.join(name)),
@@ -19,7 +20,7 @@ pub fn program_in(folder: Option<&Path>, name: &str) -> Result<PathBuf> {
 pub fn program_path(name: &str) -> Result<PathBuf> {
     let own = std::env::current_exe().context("finding the running program")?;
     let mut folder = own.parent().context("a program has a folder")?.to_path_buf();
-    // Test programs are in the folder `deps` below the one with the binaries.
+    // A test's own program is in the folder `deps`. The folder above that one has the binaries.
     if folder.ends_with("deps") {
         folder.pop();
     }

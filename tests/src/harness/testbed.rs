@@ -104,8 +104,8 @@ impl Testbed {
         self.wait_ready()
     }
 
-    /// Starts a discovery process. With `database_url` the process uses a running Postgres instead
-    /// of managing one, as a second process does.
+    /// Starts a discovery process. With `database_url`, the process uses a Postgres that runs
+    /// already. Without it, the process manages a Postgres of its own.
     pub fn spawn_discovery(
         &self,
         name: &str,

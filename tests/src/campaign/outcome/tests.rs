@@ -1,4 +1,4 @@
-//! Outputs of the programs, and what is read from them.
+//! Tests of what is read from the output of the searches' programs.
 
 use std::path::PathBuf;
 use std::time::Duration;

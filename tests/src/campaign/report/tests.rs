@@ -1,4 +1,4 @@
-//! The whole text of a report, and how its result is judged.
+//! Tests of the whole text of a report, and of the rules that judge a campaign's result.
 
 use super::*;
 
