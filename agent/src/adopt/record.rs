@@ -302,7 +302,7 @@ mod tests {
         assert_eq!(record.begin(b, "b", &[a, b]), Ok(()));
         assert_eq!(record.clone().for_list(other), record);
         assert_eq!(record.clone().for_list(own), TakeOverRecord::empty(own));
-        // An older agent writes no list.
+        // Older agents write no hash of the list of members.
         let text = r#"{"version":1,"managed":["a"]}"#;
         let older: TakeOverRecord = serde_json::from_str(text).unwrap();
         let kept = older.for_list(own);

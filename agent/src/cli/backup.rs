@@ -163,7 +163,7 @@ pub(crate) enum BackupSubcommand {
 /// A backup, as it is named on a command line.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum BackupChoice {
-    /// The newest one in the store.
+    /// The newest backup in the store.
     Newest,
     /// The backup with this name.
     Named(BackupName),

@@ -27,7 +27,7 @@ pub(crate) enum ClusterError {
     Refused {
         /// Reason of the refusal.
         refusal: ClusterRefusal,
-        /// Text of the server.
+        /// Text of the server's answer.
         text: String,
     },
     /// The cluster carried out a request with this operation id before.
@@ -35,7 +35,7 @@ pub(crate) enum ClusterError {
     CarriedOut {
         /// Index of the configuration that the request made.
         at: Option<u64>,
-        /// Text of the server.
+        /// Text of the server's answer.
         text: String,
     },
     /// The members have changed since the change was planned.
@@ -43,7 +43,7 @@ pub(crate) enum ClusterError {
     Stale {
         /// Index of the configuration that the cluster has now.
         now: Option<u64>,
-        /// Text of the server.
+        /// Text of the server's answer.
         text: String,
     },
     /// The answer is lost, or the server itself doesn't know: the change may have been made. Read

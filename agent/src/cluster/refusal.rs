@@ -15,7 +15,7 @@ macro_rules! refusals {
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
         pub(crate) enum ClusterRefusal {
             $($(#[$doc])* $name,)*
-            /// Any reason that the table does not have.
+            /// Any other reason, which the table does not have.
             Other,
         }
 

@@ -382,7 +382,7 @@ impl SetupChecker<'_> {
         }
     }
 
-    /// Listens on the address for a moment.
+    /// Checks that a program can listen on the address, by listening for a moment.
     fn check_bind(&mut self, check: &'static str, at: SocketAddr) {
         match self.host.test_bind(at) {
             Ok(()) => self.report.ok(check, format!("{at} is free")),

@@ -42,7 +42,7 @@ pub(crate) enum MetadataError {
     /// The answer is longer than [`MAX_ANSWER`].
     #[error("the cloud's metadata service answers more than {MAX_ANSWER} bytes")]
     TooLong,
-    /// The answer isn't of the expected form.
+    /// The answer has no zone in the expected form.
     #[error("the cloud's metadata service names no zone")]
     NoZone,
     /// The answer is no identity document.
@@ -63,7 +63,7 @@ pub(crate) enum MetadataError {
 #[derive(Deserialize)]
 struct AzureCompute {
     location: String,
-    /// Empty in a region without zones.
+    /// Zone of the machine; empty in a region without zones.
     #[serde(default)]
     zone: String,
 }

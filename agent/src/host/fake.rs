@@ -9,9 +9,9 @@ use discovery_formation::MachineIdentity;
 /// A machine for tests. Its facts, its address and its taken addresses are set by the test.
 #[derive(Clone, Debug)]
 pub(crate) struct FakeHost {
-    /// The answer of `facts`.
+    /// Facts that [`Host::facts`] returns.
     pub facts: MachineIdentity,
-    /// The answer of `route_to`, and the only address in `addresses`.
+    /// Address that [`Host::route_to`] returns, and the only one in [`Host::addresses`].
     pub address: IpAddr,
     /// Addresses that can't be bound.
     pub taken: Vec<SocketAddr>,

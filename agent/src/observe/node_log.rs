@@ -293,7 +293,7 @@ fn is_log_line(line: &str) -> bool {
     line.starts_with('{') || line.starts_with(|first: char| first.is_ascii_digit())
 }
 
-/// Number of log lines searched for a complaint.
+/// Number of log lines that are searched for a warning or an error.
 const COMPLAINT_LINES: usize = 200;
 
 /// Returns the level stated in a line of muster-node's or etcd's log; `None` below a warning.

@@ -167,7 +167,8 @@ impl ServiceFinder {
         }
     }
 
-    /// Checks each source of statements once.
+    /// Checks each source of service statements once. Reads the cluster's store only if that is
+    /// due, or if discovery `is_unreachable`.
     async fn pass(&mut self, is_unreachable: bool) {
         let announced = self.announced.borrow_and_update().clone();
         if let Some(jws) = announced {

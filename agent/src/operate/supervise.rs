@@ -137,7 +137,7 @@ pub(crate) async fn run(
 struct WatchedNode<'a> {
     plan: &'a NodeStart,
     watch: Option<&'a HostAddressWatch>,
-    /// Token that stops the node.
+    /// Token whose cancellation stops the node.
     stop: &'a CancellationToken,
     /// Task that saves backups of the node; `None` once it runs.
     backups: Option<BackupKeeper>,

@@ -28,7 +28,7 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 pub(crate) struct ProbePolicy {
     /// Keys that get an answer: those in the proposal and in every list that this agent signed.
     pub allowed_keys: BTreeSet<PublicKey>,
-    /// The answer; `None` until there is one.
+    /// Answer to a probe; `None` until the agent has one.
     pub answer: Option<Answer>,
 }
 

@@ -226,7 +226,7 @@ pub(crate) struct RecoveryResult {
 }
 
 impl MemberIdentity {
-    /// Returns whether a statement's identity names this member.
+    /// Returns whether an identity in a recovery statement is that of this member.
     pub(crate) fn matches(&self, other: &NodeIdentity) -> bool {
         let number = |text: &str| u64::from_str_radix(text, 16).ok();
         other.raft_cluster() == number(&self.cluster_id)

@@ -56,7 +56,7 @@ pub struct CertificateFiles {
 /// Settings of an adopted etcd, and the stage of its adoption.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct AdoptedNode {
-    /// Version of this format.
+    /// Version of the file's format.
     pub version: u32,
     pub stage: AdoptionStage,
     /// Path of the etcd's program.
@@ -120,7 +120,7 @@ pub fn read_adopted(layout: &Layout) -> Result<Option<AdoptedNode>, StateError> 
     serde_json::from_value(json).map(Some).map_err(damaged)
 }
 
-/// Writes the file durably.
+/// Writes the file about an adopted etcd durably.
 pub fn write_adopted(layout: &Layout, node: &AdoptedNode) -> Result<(), StateError> {
     let text = serde_json::to_vec_pretty(node).expect("plain structs always serialise");
     Ok(muster_files::data::replace(&layout.adopted_file(), &text)?)

@@ -180,7 +180,7 @@ enum StartFile {
 /// A journal read from disk, with all its signatures verified.
 #[derive(Debug)]
 pub struct VerifiedJournal {
-    /// The state machine's part.
+    /// The state machine's part of the journal.
     pub journal: Journal,
     /// The signed texts that the agent has received, and other facts.
     pub extras: JournalExtras,

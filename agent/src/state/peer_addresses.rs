@@ -11,7 +11,7 @@ use discovery_types::url::NodeUrl;
 
 use super::{Layout, StateError};
 
-/// First line of the file.
+/// First line of the file with peers' addresses.
 const HEADER: &str = "muster-peer-addresses 1";
 
 /// Peer URLs by the SHA-256 of each peer's public key.
@@ -30,7 +30,7 @@ pub(crate) fn read(layout: &Layout) -> PeerAddresses {
     lines.lines().filter_map(parse).collect()
 }
 
-/// Writes the file. Without addresses, removes it.
+/// Writes the addresses to the file. Without addresses, removes the file.
 pub(crate) fn write(layout: &Layout, addresses: &PeerAddresses) -> Result<(), StateError> {
     let path = layout.peer_addresses();
     if addresses.is_empty() {

@@ -149,7 +149,7 @@ impl EnrolledHost {
     }
 }
 
-/// Claims a data directory that exists.
+/// Claims a data directory for a command. Fails if there is no such directory.
 pub(super) fn claim(data_dir: &Path) -> Result<Layout, ExitError> {
     let layout =
         Layout::new(data_dir).map_err(|error| ExitError::Usage(format!("--data-dir: {error}")))?;

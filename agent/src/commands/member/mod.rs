@@ -196,7 +196,7 @@ pub(crate) async fn report_peers(endpoint: &ClientEndpoint) -> PeerReport {
     PeerReport { no_quorum: survey.observed_cluster().missing_quorum_advice(), silent, leader }
 }
 
-/// Prints a command's result and its notes.
+/// Printer of a command's result and notes.
 struct CommandOutput<'p, 'o> {
     printer: &'p mut Printer<'o>,
     json: bool,

@@ -38,7 +38,7 @@ pub(super) struct ProbeFinding {
     pub result: Result<(Answer, Duration), String>,
 }
 
-/// The running probers, all for one list.
+/// The running probers, all for one proposed list of members.
 pub(super) struct Probers {
     identity: Arc<ProbeIdentity>,
     /// Hash of the proposed list whose members are probed.

@@ -23,7 +23,7 @@ const MAX_REPEAT_PAUSE: Duration = Duration::from_secs(300);
 pub(super) struct ProgressLog {
     board: StatusHandle,
     waits: Vec<Explanation>,
-    /// When each wait began, by its code.
+    /// When each wait in `waits` began, by the code of its explanation.
     since: BTreeMap<String, Instant>,
     explained: BTreeSet<String>,
     /// The cluster's state as the service last showed it.

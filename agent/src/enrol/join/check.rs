@@ -51,7 +51,7 @@ enum PlacementError {
     Recovery {
         /// Id of the Raft cluster that answered.
         found: u64,
-        /// Why the statements are invalid.
+        /// Why the recovery statements are invalid.
         #[source]
         source: RecoveryError,
     },
