@@ -37,7 +37,7 @@ use self::service::BenchService;
 const SEATS: u8 = 9;
 /// Number of items on a page of a list.
 const PAGE: u16 = 100;
-/// Limits of the service that no measurement reaches.
+/// Options that set the service's limits so high that no measurement reaches them.
 const LIMITS: [&str; 10] = [
     "--rate",
     "1000000",

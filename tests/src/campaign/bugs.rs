@@ -51,7 +51,7 @@ pub enum BugVerdict {
     /// Name of the test or violation that found the bug.
     Found(String),
     Missed,
-    /// Reason why nothing is known.
+    /// Reason why it isn't known whether the tests find the bug.
     NoResult(String),
 }
 

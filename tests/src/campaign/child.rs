@@ -31,7 +31,7 @@ pub struct ChildCommand {
     pub arguments: Vec<String>,
     /// Working directory of the child.
     pub directory: PathBuf,
-    /// Variables that are added to the environment.
+    /// Environment variables that are added to the inherited ones.
     pub variables: Vec<(String, String)>,
 }
 

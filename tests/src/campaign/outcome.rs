@@ -72,9 +72,9 @@ impl RunFigures {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct CampaignFinding {
     pub search: SearchKind,
-    /// Description by the program that found it.
+    /// Description of the fault by the program that found it.
     pub what: String,
-    /// Command that repeats it.
+    /// Command that repeats the run with this finding.
     pub replay: String,
     /// Name of the run, which is also that of its log files.
     pub run: String,

@@ -23,7 +23,7 @@ pub(super) fn stop(child: &mut Child) {
     for &process in &started {
         send_signal(process, Signal::KILL);
     }
-    // This fails only if the child has been waited for before, which does no harm.
+    // Reap the child. Its exit status doesn't matter.
     let _ = child.wait();
     started.into_iter().for_each(remove_namespaces);
 }

@@ -200,7 +200,7 @@ impl Browser {
         Ok(text.as_str().unwrap_or_default().to_owned())
     }
 
-    /// Presses a key, as `Tab` or `Enter`.
+    /// Presses a key, such as `Tab` or `Enter`.
     pub fn press(&mut self, key: &str) -> Result<()> {
         let (code, text) = match key {
             "Tab" => (9, ""),

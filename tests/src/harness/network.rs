@@ -63,7 +63,7 @@ impl TestHost {
 pub struct Network {
     /// Host of discovery, Postgres and the admin.
     pub hub: TestHost,
-    /// Hosts for agents, whose addresses nobody configures.
+    /// Hosts for agents. No configuration names their addresses.
     pub hosts: Vec<TestHost>,
     namespaces: Vec<String>,
 }

@@ -61,7 +61,7 @@ impl NodeProcess {
         }
     }
 
-    /// Starts the node, or kills and restarts it.
+    /// Starts the node. If the node runs, kills it first.
     pub fn start(&mut self) -> Result<()> {
         self.kill();
         self.log_start = self.all_output().len();

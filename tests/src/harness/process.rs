@@ -52,7 +52,7 @@ impl ChildProcess {
     /// Kills the process with SIGKILL, and reaps it.
     pub fn kill(&mut self) {
         send_signal(self.child.id(), Signal::KILL);
-        // The process may have ended before.
+        // Reap the process. Its exit status doesn't matter.
         let _ = self.child.wait();
     }
 
