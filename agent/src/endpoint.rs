@@ -135,7 +135,8 @@ impl ClientEndpoint {
     /// directory with its certificates. The server name is taken from the certificate itself, which
     /// may be older than the node's current address.
     pub(crate) fn own_node(tls: &Path, listen: SocketAddr) -> Result<Self, EndpointError> {
-        // An etcd that ran before its agent may serve another certificate than the agent has.
+        // Take the server name from the certificate that the etcd serves. An etcd that ran before
+        // its agent may serve another certificate than the agent's.
         let served = tls.join("served-client.crt");
         let certificate = if served.exists() { served } else { tls.join("client.crt") };
         Self::serving(&certificate, listen, ClientTlsIdentity::load_own(tls)?)

@@ -78,7 +78,7 @@ pub fn main() -> ExitCode {
         let _ = std::io::Write::write_all(&mut std::io::stderr(), format!("{reason}\n").as_bytes());
         return ExitCode::from(code);
     }
-    // A core dump would contain private keys.
+    // Turn off core dumps, since they would contain private keys.
     let no_core = rustix::process::Rlimit { current: Some(0), maximum: Some(0) };
     let _ = rustix::process::setrlimit(rustix::process::Resource::Core, no_core);
     let json = command.is_for_programs();

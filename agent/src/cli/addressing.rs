@@ -189,7 +189,8 @@ impl AddressFlags {
         match (self.listen, url.host()) {
             (Some(listen), _) => listen,
             (None, UrlHost::Address(address)) if own.contains(address) => *address,
-            // Linux accepts connections on all of 127.0.0.0/8, but lists only one address of it.
+            // Listen on the loopback address even if `own` lacks it. Linux accepts connections on
+            // all of 127.0.0.0/8, but lists only one address of it.
             (None, UrlHost::Address(address)) if address.is_loopback() => *address,
             (None, UrlHost::Address(IpAddr::V4(_))) => Ipv4Addr::UNSPECIFIED.into(),
             (None, UrlHost::Address(IpAddr::V6(_)) | UrlHost::Dns(_)) => {

@@ -370,7 +370,8 @@ impl Daemon<'_> {
         let bundle = match read {
             None => return Ok(()),
             Some(Ok(bundle)) => bundle,
-            // The bundle was redeemed at an earlier start, and its file may be gone.
+            // Go on without the bundle. It was redeemed at an earlier start, and its file may be
+            // gone.
             Some(Err(end)) if found.journal.record.is_some() => {
                 tracing::warn!("going on without the bundle: {end}");
                 None

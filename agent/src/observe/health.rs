@@ -109,7 +109,8 @@ fn to_health((code, body): (u16, String)) -> Health {
     /// Number of characters kept of the answer; the node's log has the rest.
     const KEPT_CHARACTERS: usize = 300;
     let says = body.chars().take(KEPT_CHARACTERS).collect();
-    // Old versions of etcd answer 200 with {"health":"false"} while they have no leader.
+    // Check the body, too: old versions of etcd answer 200 with {"health":"false"} while they have
+    // no leader.
     Health { ready: code == 200 && !body.contains(r#""health":"false""#), says }
 }
 

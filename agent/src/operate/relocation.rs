@@ -56,7 +56,8 @@ const LEADERLESS_TIME: Duration = Duration::from_secs(5);
 /// How often agents exchange addresses while there is no leader. Jitter at most doubles it.
 const EXCHANGE_INTERVAL: Duration = Duration::from_secs(8);
 /// How often an agent posts its member's address to discovery while there is a leader. Discovery
-/// can lose the address with its database, and the proof in it expires with the certificate.
+/// can lose the address with its database. The proof in the address statement expires with the
+/// member's certificate.
 const POST_INTERVAL: Duration = Duration::from_secs(300);
 /// Pause after a failed post of the address.
 const POST_RETRY_INTERVAL: Duration = Duration::from_secs(30);

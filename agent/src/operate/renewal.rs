@@ -55,8 +55,8 @@ impl Renewal {
         let is_due = !old.is_for_own_address || !old.are_by_issuing_cas;
         let due = if is_due { i64::MIN } else { life.renewal_due() };
         if !is_due && unix_seconds() < life.renewal_overdue() {
-            // The certificates may be right again without a renewal, if an owner has undone a
-            // switch of CAs.
+            // The warning may be out of date: if an owner has undone a switch of CAs, the
+            // certificates are right again without a renewal.
             self.board.update(|status| status.certificates_late = None);
         }
         let failed = |why: &str, pause| self.report_failure(&old, why, pause);
@@ -339,7 +339,7 @@ mod tests {
             is_for_own_address: true,
             are_by_issuing_cas,
         };
-        // The old CAs are still trusted, then they are dropped.
+        // At first, the old CAs are still trusted. Then they are dropped.
         let old_cas = world.statement.issuing_cas();
         for also_trusted in [Some(old_cas), None] {
             renewal.statement = Statement {

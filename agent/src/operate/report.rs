@@ -44,7 +44,7 @@ use crate::retry::{Retry, jittered};
 use crate::state::service;
 use discovery_types::text::truncate_reason;
 
-/// How often a node without a leader is asked again whether it has one.
+/// How often a node without a leader is asked for its status again.
 const NODE_POLL_INTERVAL: Duration = Duration::from_millis(50);
 
 /// How long a node may be without a leader before the last warning in its log is reported to

@@ -26,7 +26,8 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 /// The listener's answer and who gets it. Updated whenever the agent's journal changes.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct ProbePolicy {
-    /// Keys that get an answer: those in the proposal and in every list that this agent signed.
+    /// Keys that get an answer: those in the proposal, and those in every list of members that this
+    /// agent has signed.
     pub allowed_keys: BTreeSet<PublicKey>,
     /// Answer to a probe; `None` until the agent has one.
     pub answer: Option<Answer>,

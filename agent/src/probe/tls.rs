@@ -51,7 +51,7 @@ impl ProbeIdentity {
         let mut config = muster_tls::tls13_server(AnyKeyRule)
             .with_single_cert(vec![self.certificate.clone()], self.key.clone_key())?;
         config.alpn_protocols = vec![ALPN.to_vec()];
-        // Each probe proves its key in a full handshake.
+        // Disable session resumption, so that each probe proves its key in a full handshake.
         muster_tls::disable_resumption(&mut config);
         Ok(Arc::new(config))
     }

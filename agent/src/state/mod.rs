@@ -252,7 +252,8 @@ impl Layout {
         for folder in [&owned.agent(), &owned.tls()] {
             data::make_folder(folder)?;
         }
-        // An earlier start may have made the directories and been killed before it synced them.
+        // Sync the directories even if they exist: an earlier start may have made them and been
+        // killed before it synced them.
         data::sync(&owned.root)?;
         data::sync(&owned.agent())?;
         Ok(owned)

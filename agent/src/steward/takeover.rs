@@ -226,7 +226,8 @@ impl Steward {
             let acts = matches!(
                 act,
                 StewardAction::Change(..)
-                    // Only the leader's agent can remove a newcomer that makes no progress.
+                    // Waiting for a newcomer counts as an action, too: only the leader's agent can
+                    // remove a newcomer that makes no progress.
                     | StewardAction::AwaitNewcomer(_)
                     | StewardAction::FindRemover(_)
                     | StewardAction::Report(_)

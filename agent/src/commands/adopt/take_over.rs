@@ -93,7 +93,8 @@ impl TakeOver<'_> {
             .copy_from(&host.node.certificates)
             .map_err(state_exit_error)?;
         if !check_in_use(directory)? {
-            // An earlier run of this command was killed after the etcd had stopped.
+            // The etcd has stopped already: an earlier run of this command was killed after that.
+            // Don't wait for the etcd's own member.
             return wait_until_all_in_sync(cluster, Some(host.member), IN_SYNC_LIMIT, json).await;
         }
         wait_until_all_in_sync(cluster, None, IN_SYNC_LIMIT, json).await?;
@@ -219,8 +220,8 @@ async fn refuse_new_certificates_of_others(host: &EnrolledHost) -> Result<(), Ex
             members = client.list_members_serializable().await.ok();
         }
     }
-    // If no member answers, the list stays empty: the etcd is given back although other members may
-    // serve new certificates.
+    // If no member answers, no exchanged certificate is found. Then the etcd is given back although
+    // other members may serve new certificates.
     let mut exchanged = Vec::new();
     for member in members.unwrap_or_default().list {
         if member.id == host.member || before.status_of(&member).await.is_ok() {

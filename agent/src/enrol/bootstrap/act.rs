@@ -51,7 +51,8 @@ impl Bootstrap<'_> {
                 let bound = self.protocol.agent.journal.signed_lists.values();
                 let wanted: BTreeSet<AgentKey> =
                     bound.flat_map(|bound| bound.members.iter().map(|member| member.key)).collect();
-                // The targets are members of the list that the state machine was offered last.
+                // The targets are members of the proposed list that the state machine was offered
+                // last.
                 if let Some(offered) = &self.current_proposal {
                     self.probers.start((epoch, offered.h), targets, &wanted);
                 }

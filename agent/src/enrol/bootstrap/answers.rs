@@ -423,7 +423,8 @@ fn unapproved_seats(
         .collect()
 }
 
-/// Returns how long the proposal in this answer may wait for releases.
+/// Returns how long this host waits for other hosts' releases before it refuses the proposal in
+/// this answer.
 fn release_wait(poll: &PollResponse) -> Duration {
     let left = poll.prepare_ms.map_or(FormationSettings::DEFAULT.ack_timeout, Millis);
     Duration::from_millis(release_wait_limit(left).0).min(MAX_WAIT_FOR_RELEASES)

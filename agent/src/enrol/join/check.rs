@@ -100,7 +100,8 @@ impl Newcomer<'_> {
             let mut urls = founders.clone();
             // These URLs are only hints: a server has to prove that it belongs to the cluster.
             urls.extend(self.host.hints.iter().cloned());
-            // Discovery also knows members added later, and those of a recovered cluster.
+            // Also ask the members that discovery knows: those added later, and those of a
+            // recovered cluster.
             if let Ok(directory) = self.client.directory(self.join.cluster).await {
                 let members = directory.view.into_iter().flat_map(|view| view.membership.members);
                 urls.extend(members.flat_map(|member| member.client_urls));
