@@ -154,7 +154,7 @@ pub async fn run(
 ) -> Result<BenchDiscoveryReport> {
     ensure!(plan.clusters.is_sorted(), "--clusters: name the numbers in ascending order");
     let folder = tempfile::tempdir_in(&plan.work)?;
-    // The user of the managed Postgres must be able to enter the folder.
+    // Let the user of the managed Postgres enter the folder.
     fs_err::set_permissions(folder.path(), PermissionsExt::from_mode(0o755))?;
     let mut service = BenchService::new(&plan.program, folder.path())?;
     let options = [&LIMITS[..], &["--poll", SHORT_POLL]].concat();
@@ -426,7 +426,8 @@ async fn measure_parked(service: &mut BenchService, parked: usize) -> Result<Par
     let at = |percent: usize| times.get((times.len() * percent).div_ceil(100).max(1) - 1).copied();
     let count = u64::try_from(agents.len())?;
     drop(agents);
-    // The service notices a client that is gone only when its poll ends.
+    // Wait until all polls have ended. Before that, the service doesn't notice that their clients
+    // are gone.
     tokio::time::sleep(PARKED_POLL + SETTLE_TIME).await;
     Ok(ParkedFigures {
         parked: usize::try_from(count)?,

@@ -126,7 +126,7 @@ impl BenchService {
         let config = client_tls_config(&self.context.pins, None);
         let connector = TlsConnector::from(Arc::new(config));
         let socket = TcpStream::connect(self.address()).await?;
-        // Without this, Nagle's algorithm delays the request until the acknowledgement of the
+        // Turn off Nagle's algorithm. It would delay the request until the acknowledgement of the
         // handshake, which the system also delays.
         socket.set_nodelay(true)?;
         let mut stream = connector.connect("127.0.0.1".try_into()?, socket).await?;

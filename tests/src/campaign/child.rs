@@ -208,7 +208,8 @@ mod tests {
     #[test]
     fn a_child_over_its_time_limit_ends_with_all_that_it_started() {
         let script = "setsid sleep 60 & echo $!; sleep 60";
-        // On a busy machine, the shell may take a while until it prints.
+        // The time limit is generous: on a busy machine, the shell may take a while until it
+        // prints.
         let ended = run_script(script, Duration::from_secs(5), false);
         assert_eq!(ended.end, ChildEnd::TimeLimit);
         let started: u32 = ended.stdout.trim().parse().unwrap();

@@ -73,7 +73,8 @@ pub fn run(
     options: &CampaignOptions,
 ) -> CampaignReport {
     let date = jiff::Timestamp::now().strftime("%Y-%m-%d %H:%M UTC").to_string();
-    // Somebody may commit something during the campaign. Its programs are built already.
+    // Read the commit at the beginning. Somebody may commit something during the campaign, whose
+    // programs are built already.
     let tested = TestedCommit::read(&programs.root);
     let began = Instant::now();
     let states: BTreeMap<SearchKind, SearchState> = options

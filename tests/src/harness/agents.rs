@@ -60,8 +60,8 @@ impl AgentProcess {
 
     /// Starts or restarts the agent; a running node is left alone.
     pub fn start(&mut self) -> Result<()> {
-        // On loopback the agent can't find its own address, because it connects to discovery from
-        // 127.0.0.1.
+        // On loopback, give the agent its address by a flag. The agent can't find it, because it
+        // connects to discovery from 127.0.0.1.
         let address = self.host.is_loopback().then(|| self.host.address.to_string());
         self.start_at(address)
     }

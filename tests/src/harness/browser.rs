@@ -79,7 +79,7 @@ impl Browser {
             "--force-color-profile=srgb",
             "--lang=en",
         ]);
-        // Chromium's sandbox doesn't run as root.
+        // As root, Chromium starts only without its sandbox.
         if rustix::process::geteuid().is_root() {
             command.arg("--no-sandbox");
         }
@@ -152,8 +152,8 @@ impl Browser {
             Some("Runtime.exceptionThrown") => event["params"]["exceptionDetails"].to_string(),
             _ => return,
         };
-        // Chromium also reports the HTTP error status of a page. Tests request such pages on
-        // purpose.
+        // Ignore the HTTP error status of a page, which Chromium reports, too. Tests request such
+        // pages on purpose.
         if !text.contains("Failed to load resource") {
             self.page_errors.push(text);
         }

@@ -74,7 +74,7 @@ impl Testbed {
         // An unprivileged Postgres must be able to reach its socket in this folder. A socket's path
         // may have at most 107 bytes.
         let mut folder = tempfile::Builder::new().prefix("muster-").tempdir()?;
-        // If the variable is set, the folder is kept after the test.
+        // If `MUSTER_TEST_KEEP` is set, keep the folder after the test.
         folder.disable_cleanup(std::env::var_os("MUSTER_TEST_KEEP").is_some());
         let mode = std::os::unix::fs::PermissionsExt::from_mode(0o755);
         fs_err::set_permissions(folder.path(), mode)?;
@@ -254,7 +254,7 @@ impl Testbed {
     /// Returns a stock `etcdctl` with a client certificate that the service issued for `cluster`.
     pub fn etcdctl(&self, cluster: &str, hosts: &[&TestHost]) -> Result<Etcdctl> {
         let folder = self.path(&format!("{cluster}-credentials"));
-        // A failed earlier attempt may have left the folder empty.
+        // Check the file, not the folder: a failed earlier attempt may have left the folder empty.
         if !folder.join("client.crt").exists() {
             let out = path_text(&folder)?.to_owned();
             self.admin_command(&["cluster", "credentials", cluster, "--out", &out])?;
