@@ -15,7 +15,8 @@ pub(crate) enum Failpoint {
     Ack,
     /// The acknowledgement of a signed list of members was sent.
     AckSent,
-    /// The release of an epoch is durable, and is not yet sent.
+    /// The agent's release of an epoch (its promise to be in no list of that epoch) is durable, and
+    /// is not yet sent.
     Release,
     /// The cluster's commit document is durable.
     Hold,

@@ -37,8 +37,8 @@ pub(crate) struct Answer {
     pub key: PublicKey,
     /// The incarnation of the agent's node.
     pub incarnation: Incarnation,
-    /// The agent's signed release with the highest epoch, a compact JWS. `None` if the agent has
-    /// released nothing.
+    /// The agent's signed release (its promise to be in no list up to an epoch) with the highest
+    /// epoch, a compact JWS. `None` if the agent has released nothing.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub released: Option<Jws>,
 }

@@ -423,8 +423,8 @@ fn unapproved_seats(
         .collect()
 }
 
-/// Returns how long this host waits for other hosts' releases before it refuses the proposal in
-/// this answer.
+/// Returns how long this host waits for releases (other hosts' promises to be in no earlier list)
+/// before it refuses the proposal in this answer.
 fn release_wait(poll: &PollResponse) -> Duration {
     let left = poll.prepare_ms.map_or(FormationSettings::DEFAULT.ack_timeout, Millis);
     Duration::from_millis(release_wait_limit(left).0).min(MAX_WAIT_FOR_RELEASES)

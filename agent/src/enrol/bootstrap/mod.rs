@@ -52,7 +52,8 @@ use crate::retry::Retry;
 use crate::state::addresses::ListenAddresses;
 use crate::state::journal::Join;
 
-/// The longest that a proposal waits for releases, whatever the service allows.
+/// The longest that a proposal waits for releases (agents' promises to be in no earlier list),
+/// whatever the service allows.
 const MAX_WAIT_FOR_RELEASES: Duration = Duration::from_secs(3600);
 
 /// How long the last message (a nack) may take when the agent is told to stop.
@@ -428,8 +429,8 @@ impl<'a> Bootstrap<'a> {
         self.carry_out_actions(actions).await
     }
 
-    /// Tells the service that this host won't sign, so that other hosts needn't wait until this
-    /// host's lease ends.
+    /// Tells the service that this host won't sign. Otherwise other hosts would have to wait until
+    /// the lease of this host's seat ends.
     async fn send_final_nack(&mut self) {
         let Some(offered) = &self.current_proposal else { return };
         // Send no nack for a list of members that this host has signed. The host stays bound to
@@ -450,7 +451,7 @@ impl<'a> Bootstrap<'a> {
             self.join.cluster,
             board,
         );
-        // Best effort: without this message, this host's lease ends by itself.
+        // Best effort: without this message, the lease of this host's seat ends by itself.
         let _ = tokio::time::timeout(FINAL_NACK_TIMEOUT, sent).await;
     }
 
