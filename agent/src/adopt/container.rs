@@ -10,7 +10,7 @@ use crate::exit::ExitError;
 /// Text that is in the control group's path of each process that a kubelet runs.
 const POD_GROUP: &str = "kubepods";
 
-/// What runs a process that has another root folder than this process.
+/// Runtime of a process that has another root folder than this process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ContainerKind {
     /// A kubelet runs the process in a pod.

@@ -61,8 +61,7 @@ impl Probers {
 
     /// Probes `targets`, members of the proposed list `h` of `epoch`. Probers for another list
     /// stop, and their findings are dropped. Peers in `wanted` are probed again after they have
-    /// answered, because a later answer may have a release (the peer's promise to be in no earlier
-    /// list).
+    /// answered. A later answer may have a release: the peer's promise to be in no earlier list.
     pub(super) fn start(
         &mut self,
         (epoch, h): (Epoch, Hash),
