@@ -2,7 +2,7 @@
 //!
 //! The leader's agent carries out intents. While intents are pending, it writes a heartbeat to the
 //! cluster's own store every few seconds. Each other voter's agent measures the time since the last
-//! heartbeat by its own monotonic clock, so neither another host's clock nor discovery can move the
+//! heartbeat by its own monotonic clock. So neither another host's clock nor discovery can move the
 //! leadership. After [`TAKEOVER_TIMEOUT`] without a new heartbeat, the first of these agents asks
 //! the leader's node to hand the leadership over to the agent's own node. That agent then carries
 //! out the intents. If it is silent too, the next one follows after another [`TAKEOVER_TIMEOUT`].
