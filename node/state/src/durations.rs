@@ -1,5 +1,5 @@
-//! Histograms of durations, with etcd's bucket bounds: recorded where the work is done, read by
-//! `/metrics`.
+//! Histograms of durations, with etcd's bucket bounds. The code that does the timed work records
+//! the durations, and `/metrics` shows the histograms.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
@@ -123,7 +123,8 @@ mod tests {
         }
         assert!(!durations.is_empty());
         let lines = lines(durations);
-        // The sum was added up in floating point, so it may be slightly off.
+        // The histogram adds durations up as floating-point numbers, so their sum may be slightly
+        // off.
         let sum: f64 = lines[0].strip_prefix("sum ").unwrap().parse().unwrap();
         assert!((sum - 16.386_002).abs() < 1e-9, "{sum}");
         assert_eq!(lines[1], "count 5");

@@ -42,7 +42,8 @@ pub struct ApplyResult<O> {
 pub struct AppliedChange {
     /// Index of the entry that asked for the change.
     pub index: u64,
-    /// Change that consensus has to make; `None` if it was refused or needs none.
+    /// Change that consensus has to make. `None` if the requested change was refused, or if it
+    /// doesn't affect consensus.
     pub change: Option<ConfChange>,
     /// Voters and learners of the cluster after the entry.
     pub members: Members,
@@ -65,7 +66,8 @@ pub trait Snapshot: Send + 'static {
 
 /// The replicated state, as the driver uses it.
 ///
-/// Every error is fatal: the process stops, and the restart recovers from log and checkpoint.
+/// Every error is fatal: the process stops. When it restarts, it recovers from the log and the last
+/// checkpoint.
 pub trait StateMachine: Send + 'static {
     /// Result of one applied request.
     type Outcome: Send + 'static;
@@ -87,8 +89,8 @@ pub trait StateMachine: Send + 'static {
     /// Returns the voters and learners at `applied()`.
     fn members(&self) -> Members;
 
-    /// Applies `entries` in order, in one transaction, not yet durable. Entries at or below
-    /// `applied()` are skipped.
+    /// Applies `entries` in order, in one transaction. The changes are not durable until the next
+    /// [`Self::checkpoint`]. Entries at or below `applied()` are skipped.
     fn apply(
         &mut self,
         entries: &[CommittedEntry],

@@ -11,9 +11,10 @@ use node_proto::etcdserverpb::{
 
 use crate::mvcc::KeyRange;
 
-/// Maximum nesting depth of a transaction, including the outermost one. Every member decodes a log
-/// entry again, with a decoder that accepts a hundred nested messages. Each nested transaction
-/// takes two of these hundred. etcd has no such limit, but no client is known to nest this deep.
+/// Maximum nesting depth of a transaction, including the outermost one. A log entry contains the
+/// request, and the decoder of log entries accepts at most 100 nested messages. Each nested
+/// transaction takes two of these 100. etcd has no such limit, but no client is known to nest this
+/// deep.
 pub const MAX_TXN_DEPTH: usize = 16;
 
 /// Why a request is refused before it is proposed.
@@ -32,7 +33,7 @@ pub enum CheckError {
     /// [`MAX_TXN_DEPTH`].
     #[error("too many operations in txn request")]
     TooManyOps,
-    /// A branch of the transaction changes a key twice.
+    /// A branch of the transaction puts a key twice, or puts and deletes it.
     #[error("duplicate key given in txn request")]
     DuplicateKey,
     /// An operation of the transaction has no request.
@@ -100,11 +101,12 @@ fn check_ops(request: &TxnRequest, max_ops: usize, max_depth: usize) -> Result<(
     Ok(())
 }
 
-/// The keys that one branch of a transaction may change.
+/// Keys that one branch of a transaction puts or deletes.
 #[derive(Default)]
 struct BranchChanges<'a> {
-    /// Put keys, each with the place of its put. `None` stands for the branch itself. Otherwise the
-    /// place is the number of a nested transaction, and whether its success branch puts the key.
+    /// Keys that the branch puts, each with the transaction that contains the put. `None` stands
+    /// for the branch's own transaction. Otherwise the value is the number of a nested transaction,
+    /// and whether the put is in its success branch.
     puts: HashMap<&'a Bytes, Option<(usize, bool)>>,
     deletes: KeyRangeSet,
 }
@@ -138,7 +140,8 @@ impl KeyRangeSet {
                 let next = [&key[..], &[0]].concat();
                 self.insert(key, next.into());
             }
-            // etcd takes the end `\0` literally here: no key lies before it, so the range is empty.
+            // In this check etcd takes the range end `\0` literally, not as "all keys from here
+            // on". No key lies before `\0`, so the range is empty.
             KeyRange::From(_) => {}
             KeyRange::Between(start, end) => self.insert(start, end),
         }

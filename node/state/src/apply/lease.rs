@@ -18,7 +18,7 @@ pub(super) fn grant(
     at: Position,
 ) -> Result<Response, ApplyFailure> {
     if id == 0 || ttl <= 0 {
-        // No member proposes a grant with such an id or TTL.
+        // This can't happen: no member proposes a grant with id 0 or without a positive TTL.
         return Err(ApplyError::LeaseNotFound.into());
     }
     if ttl > MAX_TTL {
@@ -42,9 +42,9 @@ pub(super) fn revoke(
     Ok(Response::LeaseRevoke(LeaseRevokeResponse { header: response_header(batch.revision()) }))
 }
 
-/// Revokes a lease that has expired by the lease clock of a leader. The entry is valid only in that
-/// leader's own term, and only if the lease was granted by the entry that it names. An ID can be
-/// granted again later.
+/// Revokes a lease that has expired by a leader's lease clock. The entry is refused if it is
+/// applied in another term than that leader's. It is also refused if the lease was granted by
+/// another entry than `over.granted`, because an ID can be granted again later.
 pub(super) fn expire(
     batch: &mut Batch<'_>,
     over: &LeaseExpire,
@@ -61,9 +61,9 @@ pub(super) fn expire(
     }
 }
 
-/// Records the remaining time of leases, as measured by the lease clock of a leader. The record is
-/// valid only in that leader's own term. It is valid only for leases that were granted by the
-/// entries that it names.
+/// Records the remaining time of leases, as a leader's lease clock measured it. The entry is
+/// refused if it is applied in another term than that leader's. A lease that was granted by another
+/// entry than the named one is left unchanged, because an ID can be granted again later.
 pub(super) fn checkpoint(
     batch: &mut Batch<'_>,
     noted: &LeaseCheckpoint,

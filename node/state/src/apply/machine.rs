@@ -46,12 +46,12 @@ impl KvStateMachine {
         Ok(Self { writer, events, is_answered: Box::new(|_| true) })
     }
 
-    /// Limits the reads that only serve an answer (ranges of a transaction, previous values) to the
-    /// requests that `own` accepts. `own` must accept each request whose caller waits on this
-    /// member. All other requests get an outcome without these reads.
+    /// Limits reads that only serve an answer (ranges of a transaction, previous values) to the
+    /// requests for which `own` returns true. `own` must return true for each request whose caller
+    /// waits on this member. All other requests get an outcome without these reads.
     ///
-    /// An answer can be many times as large as the store. Only one member should bear that cost:
-    /// not every member, and not each member again when it restarts.
+    /// An answer can be many times as large as the store. Without this limit, every member would
+    /// read each answer, and read it again when it replays the log after a restart.
     pub fn set_answer_filter(&mut self, own: impl Fn(RequestId) -> bool + Send + 'static) {
         self.is_answered = Box::new(own);
     }
@@ -207,7 +207,7 @@ fn apply_entry(
         Err(ApplyFailure::Fatal(error)) => return Err(error),
     };
     batch.end_request();
-    batch.time(kind, outcome.is_ok(), began.elapsed());
+    batch.record_apply_time(kind, outcome.is_ok(), began.elapsed());
     applied.outcomes.push((RequestId(id), outcome));
     Ok(())
 }
@@ -261,7 +261,7 @@ fn apply_operation(
     }
 }
 
-/// Returns the operation's place in [`mvcc::APPLIED_KINDS`](crate::mvcc::APPLIED_KINDS).
+/// Returns the operation's index in [`mvcc::APPLIED_KINDS`](crate::mvcc::APPLIED_KINDS).
 fn applied_kind_index(operation: &Operation) -> usize {
     match operation {
         Operation::Put(_) => 0,

@@ -45,8 +45,8 @@ pub enum Response {
         /// Index of the entry, which is part of the token.
         index: u64,
     },
-    /// The request was carried out, but its answer was dropped because it exceeds the space for
-    /// answers.
+    /// The request was carried out, but its answer was dropped: the answers of a batch of entries
+    /// may together have only a limited size.
     AnswerTooLarge,
 }
 
@@ -132,8 +132,8 @@ impl From<StoreError> for ApplyFailure {
 impl From<ReadError> for ApplyFailure {
     fn from(error: ReadError) -> Self {
         match error {
-            // A batch reads its own newest state. No other compaction can overtake such a read, so
-            // the revision was compacted before.
+            // A batch reads the newest state, and no compaction runs while it reads. So both errors
+            // mean that an earlier compaction removed the requested revision.
             ReadError::Compacted | ReadError::Superseded => Self::Refused(ApplyError::Compacted),
             ReadError::Future => Self::Refused(ApplyError::FutureRevision),
             ReadError::Store(error) => Self::Fatal(error),

@@ -1,8 +1,9 @@
 //! Read-only transactions, carried out in bounded steps so that a wide transaction delays neither
 //! writes nor other reads.
 //!
-//! All steps read one unchanging view. So the comparisons of a nested transaction can be made just
-//! before its operations, after other operations were carried out.
+//! All steps read the same view, and no operation changes it. So the order of comparisons and
+//! operations doesn't matter. The comparisons of a nested transaction are made when the read
+//! reaches that transaction, after earlier operations.
 
 use std::slice::Iter;
 
@@ -55,7 +56,7 @@ impl<'t> TxnLevel<'t> {
         self.responses.push(ResponseOp { response });
     }
 
-    /// Continues the item that was begun, or begins the next one.
+    /// Continues the comparison or operation that is in progress, or begins the next one.
     fn continue_or_begin(
         &mut self,
         store: &Store,
@@ -168,8 +169,8 @@ impl<'t> ReadTxn<'t> {
     }
 
     /// Carries out the next step. Returns the answer after the last step, and `None` after each
-    /// earlier step. Each call must get the same `view`. Once an answer didn't fit into `room`, no
-    /// complete answer will come.
+    /// earlier step. Each call must get the same `view`. If part of the answer doesn't fit into
+    /// `room`, the read never returns a complete answer.
     pub fn step(
         &mut self,
         store: &Store,

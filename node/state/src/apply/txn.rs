@@ -52,8 +52,8 @@ fn operations(request: &TxnRequest) -> impl Iterator<Item = &RequestOp> {
     request.success.iter().chain(&request.failure)
 }
 
-/// Appends the branches that a transaction takes to `path`: its own, then those of the nested
-/// transactions in the chosen branch, in order.
+/// Evaluates the comparisons of a transaction, and appends to `path` which branch they choose. The
+/// branches of nested transactions in the chosen branch follow, in order.
 fn choose(batch: &Batch<'_>, request: &TxnRequest, path: &mut Vec<bool>) -> Result<(), ReadError> {
     let mut holds = true;
     for compare in &request.compare {

@@ -161,9 +161,9 @@ struct AccessCheck<'a> {
     state: &'a AuthState,
     caller: &'a Caller,
     leases: &'a LeaseTable,
-    /// Lease that passed the check before: the caller may write all keys attached to it. 0 for
-    /// none. This saves repeating the check for each put of a transaction. Most of these puts name
-    /// the same lease, which can have many keys.
+    /// The last lease for which this caller may write all attached keys, or 0 if no lease was
+    /// checked yet. Most puts of a transaction name the same lease, which can have many keys. So
+    /// the keys of that lease are checked only once.
     checked_lease: Cell<i64>,
 }
 

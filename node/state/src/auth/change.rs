@@ -190,8 +190,9 @@ impl AuthState {
         let same = |one: &&mut Permission| {
             (&one.key, &one.range_end) == (&granted.key, &granted.range_end)
         };
-        // etcd looks at only one permission with this key. If the role has several, etcd possibly
-        // overlooks the one with this range and then adds the range twice.
+        // The permission with exactly this range is searched for. etcd looks at only one permission
+        // with the same key. If the role has several, etcd can overlook the one with this range,
+        // and then adds the range twice.
         if let Some(one) = permissions.iter_mut().find(same) {
             one.perm_type = granted.perm_type;
         } else {

@@ -168,7 +168,7 @@ mod tests {
                 .collect();
             let ranges = holding(&granted);
             prop_assume!(proper(key, end));
-            // Sample keys: each name, and keys right after it.
+            // Sample keys: each of `NAMES`, and for each name keys that sort right after it.
             let points: Vec<Bytes> = NAMES
                 .iter()
                 .flat_map(|name| ["", "\0", "\0\0", "x"].map(|tail| format!("{name}{tail}").into()))

@@ -82,8 +82,8 @@ struct SimpleToken {
     expires_at: Option<Duration>,
 }
 
-/// The tokens that a member knows, by the index of the entry that assigned them. Times come from
-/// the caller's monotonic clock.
+/// The tokens that a member knows, each under the index of the log entry that assigned it. All
+/// times are of the caller's monotonic clock.
 #[derive(Default)]
 pub struct SimpleTokens {
     by_index: BTreeMap<u64, SimpleToken>,
@@ -110,7 +110,7 @@ impl SimpleTokens {
         Some(found.user.clone())
     }
 
-    /// Removes expired tokens, and starts the time of new ones.
+    /// Removes expired tokens. Each token that has no expiry time yet gets one: `ttl` from now.
     pub fn expire(&mut self, now: Duration, ttl: Duration) {
         self.by_index.retain(|_, token| *token.expires_at.get_or_insert(now + ttl) > now);
     }

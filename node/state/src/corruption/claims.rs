@@ -32,9 +32,9 @@ impl Question {
         StoreQuestion { index, revision, compacted }
     }
 
-    /// Decodes a question. Returns `None` for any other request between members, because such a
-    /// request has no index. A store that has applied no entry asks no question, so a question's
-    /// index is never 0.
+    /// Decodes a question. Returns `None` if the index is 0, because the message is then a request
+    /// of another kind. A question's index is never 0: a store that has applied no entry asks no
+    /// question.
     #[must_use]
     pub fn decode(request: StoreQuestion) -> Option<Self> {
         let StoreQuestion { index, revision, compacted } = request;
@@ -46,8 +46,8 @@ impl Question {
 /// same claim.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum ClaimSubject {
-    /// Whether a store that has applied the question's entry, and maybe later ones, has reached the
-    /// question's revision and compaction.
+    /// Whether a store has reached the question's revision and compaction. Only stores that have
+    /// applied the question's entry make a claim about this subject.
     Progress(Question),
     /// The data up to a revision, as a compaction has left it.
     Data {
@@ -56,8 +56,9 @@ pub enum ClaimSubject {
         /// Revision of the last compaction; -1 for none.
         compacted: i64,
     },
-    /// The data up to a compaction's revision, before the compaction deleted anything. As in etcd,
-    /// the hash of this subject covers slightly more than the hash of `Data`.
+    /// The data up to a compaction's revision, before the compaction deleted anything. The hash of
+    /// this subject includes changes that the compaction deletes afterwards; the hash of `Data`
+    /// doesn't.
     Compaction {
         /// Revision of the compaction.
         revision: i64,
@@ -190,8 +191,9 @@ pub fn make_claims(
     match store.hash_for_comparison(view, question.revision) {
         Ok(hash) => claims.push(Claim::data(hash)),
         Err(ReadError::Store(error)) => return Err(error),
-        // A compaction began meanwhile, or the store has not reached the question's revision. In
-        // the second case, the claim about progress already reports that.
+        // Two cases have no claim about data. A compaction began while the hash was computed, or
+        // the store has not reached the question's revision. The claim about progress reports the
+        // second case.
         Err(ReadError::Compacted | ReadError::Superseded | ReadError::Future) => {}
     }
     Ok(claims)

@@ -28,8 +28,8 @@ pub fn judge_claims(voters: &BTreeSet<u64>, said: &BTreeMap<u64, Vec<Claim>>) ->
         }
     }
     let mut verdict = CorruptionVerdict::default();
-    // Members that were already compared by a newer revision of their data. An older revision is
-    // skipped if only these members make claims about it.
+    // Members whose data was already compared at a newer revision. If only these members make
+    // claims about an older revision, that revision is skipped.
     let mut settled = BTreeSet::new();
     // Sets of members that were found equal at a newer revision of their data.
     let mut equal: Vec<BTreeSet<u64>> = Vec::new();
@@ -88,7 +88,7 @@ impl CorruptionVerdict {
     }
 }
 
-/// Returns the members `who`, and the members of each set in `equal` that contains one of them.
+/// Returns `who`, together with all members of each set in `equal` that contains a member of `who`.
 fn with_equal_members(who: &BTreeSet<u64>, equal: &[BTreeSet<u64>]) -> BTreeSet<u64> {
     let also = equal.iter().filter(|members| !members.is_disjoint(who)).flatten();
     who.iter().chain(also).copied().collect()

@@ -6,7 +6,7 @@
 //! about the data of all members, including its own, and judges them:
 //!
 //! ```text
-//! leader: Question (position of its own store) ──► each member waits until its store is there too
+//! leader: Question (position of its own store) ──► each member waits for that position
 //!         Claims ◄── about the member's data then, each under a subject that all members share
 //!         judge: the claim of a quorum of the voters about a subject is the right one
 //! ```

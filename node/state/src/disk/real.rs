@@ -98,7 +98,8 @@ impl DiskFile for RealFile {
 
     fn allocate(&self, len: u64) -> io::Result<()> {
         match fallocate(&self.0, FallocateFlags::empty(), 0, len) {
-            // A file system that can't reserve space reports a full disk at a write instead.
+            // If the file system can't reserve space, the file is only extended. A full disk is
+            // then reported by a later write.
             Err(rustix::io::Errno::OPNOTSUPP | rustix::io::Errno::NOSYS) => {
                 self.0.set_len(len.max(self.len()?))
             }
@@ -110,7 +111,7 @@ impl DiskFile for RealFile {
         match seek(&self.0, SeekFrom::Data(from)) {
             Ok(at) => Ok(Some(at)),
             Err(rustix::io::Errno::NXIO) => Ok(None),
-            // Some file systems do not record holes.
+            // Some file systems do not record holes, so any byte was possibly written.
             Err(rustix::io::Errno::INVAL | rustix::io::Errno::OPNOTSUPP) => Ok(Some(from)),
             Err(error) => Err(error.into()),
         }
@@ -127,7 +128,7 @@ impl DiskFile for RealFile {
     fn sync_and_drop_cache(&self) -> io::Result<()> {
         self.0.sync_all()?;
         match fadvise(&self.0, 0, None, Advice::DontNeed) {
-            // Some file systems have no page cache to drop.
+            // These errors mean that the file system has no page cache to drop.
             Err(rustix::io::Errno::INVAL | rustix::io::Errno::NOSYS) | Ok(()) => Ok(()),
             Err(error) => Err(error.into()),
         }

@@ -27,12 +27,14 @@ use super::{
 const MARKER: &str = "muster-incarnation";
 const BOOT_COUNTER: &str = "muster-boot";
 const TOMBSTONE: &str = "muster-tombstone.json";
-/// Name of the record of a single-member cluster that was made from this data.
+/// Name of the file with the record of a single-member cluster that was made by force from this
+/// directory's data.
 const FORCED: &str = "muster-forced.json";
-/// Name of the plan of a single-member cluster that is not completely made yet.
+/// Name of the file with the plan of a forced single-member cluster that is not completely made
+/// yet.
 const FORCING: &str = "muster-forcing.json";
-/// Name of the file that exists if the first start had `--force-new-cluster`, but the directory had
-/// no data then.
+/// Name of a file that marks a first start with `--force-new-cluster` and without data in the
+/// directory.
 const FORCE_WITHOUT_DATA: &str = "muster-force-without-data";
 /// Path of the log. Supervisors check for it: if it exists, the member has a log.
 const LOG: &str = "member/wal";
@@ -40,9 +42,9 @@ const LOG: &str = "member/wal";
 const LOG_MARK: &str = "muster-log";
 /// Path of an etcd's store; muster-node never makes a file of this name.
 const ETCDS_STORE: &str = "member/snap/db";
-/// Name of the folder with the member's log and store, in muster-node's directories and etcd's.
+/// Name of the folder with the member's log and store. It is the same for muster-node and etcd.
 const MEMBER: &str = "member";
-/// Prefix of the names of all other files that muster-node makes.
+/// Prefix of the names of all files of muster-node outside the folder [`MEMBER`].
 const OUR_PREFIX: &str = "muster-";
 /// Recommended mode of the directory: access for its owner only.
 const PRIVATE: u32 = 0o700;
@@ -62,8 +64,8 @@ pub struct DataDir {
 /// Why a data directory can't be used.
 #[derive(Debug, thiserror::Error)]
 pub enum DataDirError {
-    /// A file operation failed, the path is not a directory, or another user had the chance to
-    /// prepare the contents.
+    /// A file operation failed, or the path is not a directory. Or another user could write to the
+    /// directory, and may have put its files there.
     #[error(transparent)]
     Files(#[from] muster_files::Error),
     /// The directory belongs to an etcd.
@@ -194,8 +196,8 @@ impl DataDir {
         Ok(dir)
     }
 
-    /// Fails if another user had the chance to prepare the contents. Logs a warning if other users
-    /// can still write.
+    /// Fails if other users could have put files into the directory. Logs a warning if other users
+    /// can still write there.
     fn check_exposure(
         &self,
         exposure: Option<&muster_files::Exposure>,

@@ -49,9 +49,9 @@ impl InitialMember {
 }
 
 impl InitialCluster {
-    /// Computes the ids from `members` (name and peer URLs, in seat order) and `token`. Bindings
-    /// are taken from the document by name. The caller must have checked that `members` and the
-    /// document agree.
+    /// Computes the ids from `members` (name and peer URLs, in seat order) and `token`. Each
+    /// member's incarnation, key and client URLs come from the document's member of the same name.
+    /// The caller must have checked that `members` and the document agree.
     #[must_use]
     pub fn new(
         members: &[(String, Vec<String>)],

@@ -16,8 +16,8 @@ pub struct StartEvidence {
 /// Kind of start that a member makes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StartKind {
-    /// The member has no log yet. It begins as a first member of a new cluster, or with the state
-    /// of a running one.
+    /// The member has no log yet. It is a first member of a new cluster, or joins a running cluster
+    /// and gets the state from it.
     First,
     /// The member continues from its log.
     Restart,

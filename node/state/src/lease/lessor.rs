@@ -51,8 +51,9 @@ pub enum Renewal {
         /// necessary if an earlier entry possibly says that less time is left.
         needs_checkpoint: bool,
     },
-    /// The lease has expired, or a checkpoint with its remaining time is not applied yet. The
-    /// caller has to wait until that entry is applied.
+    /// The lease can't be renewed now: it has expired, or a checkpoint with its remaining time was
+    /// proposed. The caller has to wait until the entry with the expiry or the checkpoint is
+    /// applied.
     Busy,
     /// There is no such lease.
     Unknown,
@@ -66,8 +67,8 @@ struct LeaseTimer {
     checkpoint_at: Option<Duration>,
     /// Time at which the expiry is proposed again; `None` if the lease has not expired.
     expiry_retry_at: Option<Duration>,
-    /// Latest time at which a checkpoint with less than the full TTL was possibly made; `None` if
-    /// no such checkpoint is in force.
+    /// Latest time at which an entry may have recorded less than the full TTL; `None` if no such
+    /// record is in force.
     checkpointed_since: Option<Duration>,
 }
 
@@ -149,10 +150,11 @@ impl Lessor {
     }
 
     /// Sets the timers of all leases, each to the longest time that the lease can have left.
-    /// `again` means that the clock has already counted in this term. Then any lease is possibly in
-    /// a checkpoint already.
+    /// `again` means that the clock has already counted in this term. Then each lease counts as
+    /// checkpointed, because the clock may have proposed checkpoints before.
     fn set_all_timers(&mut self, table: &RwLock<LeaseTable>, now: Duration, again: bool) {
-        // One lock covers both steps, so each change is seen exactly once.
+        // The table stays locked while all leases are read. So each change is either in what is
+        // read here, or recorded as a change after it, but never both.
         let mut table = write(table);
         table.start_recording();
         for lease in table.iter() {
@@ -288,8 +290,8 @@ impl Lessor {
         (!leases.is_empty()).then_some(LeaseCheckpoint { term, leases })
     }
 
-    /// Records that the entry with the checkpoint `noted` was applied or has failed. Any entry
-    /// proposed from now on comes after that entry in the log.
+    /// Records that the entry with the checkpoint `noted` was applied or has failed. Its leases can
+    /// be kept alive again: any entry proposed from now on comes after the checkpoint in the log.
     pub fn finish_checkpoint(&mut self, noted: &LeaseCheckpoint) {
         if self.term != Some(noted.term) {
             return;

@@ -1,4 +1,5 @@
-//! Other members' views of the members (censuses), for a member that was unreachable.
+//! Censuses: copies of the member table that members send to each other. With these copies, a
+//! member that was unreachable finds the current members.
 //!
 //! A member that was unreachable knows only its own table, which can be outdated. For example,
 //! another member may have joined and become the leader, or a member may have moved. A leader can't

@@ -1,9 +1,9 @@
 //! The members of the cluster, as the cluster has agreed: one table, in the store.
 //!
 //! The table changes only by committed entries, in the transaction that applies them. So it always
-//! corresponds to the store's applied index. Consensus at its start, the transport and the Cluster
-//! service all take the members from this table. After its start, consensus keeps a configuration
-//! of its own. Table and configuration are compared after each change and on each snapshot. A
+//! corresponds to the store's applied index. The transport and the Cluster service take the members
+//! from this table. Consensus does so only when it starts; after that, it keeps a configuration of
+//! its own. Table and configuration are compared after each change and on each snapshot. A
 //! difference ends the process. The command line and the member document are used at a bootstrap
 //! only.
 //!
@@ -18,9 +18,9 @@
 //! (`census`). A census changes no table. It only lets the receiver exchange messages with newer
 //! members and use newer addresses.
 //!
-//! A removed member is remembered for ever, with its incarnation and its key. None of the three can
-//! be added again. A key that is bound in a member's record never changes. Only a member's first
-//! start can bind a key where none was bound.
+//! A removed member is remembered for ever, with its incarnation and its key. No new member can
+//! have the id, the incarnation or the key of a removed one. A key that is bound in a member's
+//! record never changes. Only a member's first start can bind a key where none was bound.
 //!
 //! Operation ids are remembered too, each in the record of the member that the operation changed.
 //! So a change whose outcome is unknown can be requested again, and is still carried out only once.

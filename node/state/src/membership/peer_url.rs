@@ -34,7 +34,7 @@ pub struct PeerUrl {
 }
 
 impl PeerUrl {
-    /// Parses a URL, without the spaces around it.
+    /// Parses a URL. Spaces before and after it are ignored.
     ///
     /// # Errors
     /// Fails unless the URL consists of scheme, host and port.

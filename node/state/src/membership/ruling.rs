@@ -168,9 +168,9 @@ impl ChangeJudge<'_> {
         self.check_if_strict(|view| view.removal_objection(id.0))
     }
 
-    /// Checks that a quorum of the remaining voters has the last change of members on disk.
-    /// Otherwise voters might know no member but the removed one, which stops. They would then
-    /// refuse each other's connections for ever.
+    /// Checks that a quorum of the remaining voters has the last change of members on disk. A voter
+    /// without that change may know no other member than the removed one, which stops. The
+    /// remaining voters would then refuse each other's connections for ever.
     fn check_settled_without(&self, id: MemberId) -> Result<(), ChangeObjection> {
         if self.table.is_learner(id) || !self.rules.guards.change_barrier() {
             return Ok(());
@@ -188,7 +188,8 @@ impl ChangeJudge<'_> {
 
     fn check_promote(&self, id: MemberId) -> Result<(), ChangeRefusal> {
         let member = self.table.member(id).ok_or(ChangeError::NotFound)?;
-        // As in etcd, this check is made first even if the member is a voter already.
+        // The member's replication is checked even if the member is a voter already, because etcd
+        // also checks it first.
         if id != self.local && self.rules.guards.promote_in_sync() {
             let peer = self.peers.iter().find(|peer| peer.member == id.0);
             let peer = peer.ok_or(ChangeObjection::LearnerNotReady)?;

@@ -138,8 +138,8 @@ impl MemberTable {
         self.member(id).is_some_and(|member| member.is_learner)
     }
 
-    /// Whether the member with this id refuses the requests that etcd's learners refuse. A learner
-    /// that was requested as a voter serves these requests, because the client that added the
+    /// Whether the member with this id refuses those requests that a learner of etcd refuses. A
+    /// learner that was requested as a voter doesn't refuse them, because the client that added the
     /// member expects a voter.
     #[must_use]
     pub fn serves_as_learner(&self, id: MemberId) -> bool {
@@ -350,7 +350,8 @@ impl MemberTable {
         Ok(())
     }
 
-    /// Whether there are started members other than `newcomer`, and all of them are bound.
+    /// Whether members other than `newcomer` have started, and all of these are bound to an
+    /// incarnation or key.
     fn binds(&self, newcomer: MemberId, is_bound: impl Fn(&Member) -> bool) -> bool {
         let started = |other: &&Member| other.id != newcomer && other.is_started();
         let mut others = self.members().filter(started).peekable();

@@ -133,7 +133,8 @@ impl<'txn> Batch<'txn> {
         }
     }
 
-    /// Returns the newest revision, counting the current request if it has changed anything.
+    /// Returns the newest revision. If the current request has changed anything, that is the
+    /// request's own revision.
     #[must_use]
     pub fn revision(&self) -> i64 {
         self.progress.revision + i64::from(self.changes > 0)
@@ -325,8 +326,8 @@ impl<'txn> Batch<'txn> {
 
     /// Counts an applied entry and its duration. `kind` is an index into
     /// [`APPLIED_KINDS`](super::APPLIED_KINDS).
-    pub(crate) fn time(&self, kind: usize, is_done: bool, took: std::time::Duration) {
-        self.shared.operations.time(kind, is_done, took);
+    pub(crate) fn record_apply_time(&self, kind: usize, is_done: bool, took: std::time::Duration) {
+        self.shared.operations.record_apply_time(kind, is_done, took);
     }
 
     /// Ends a write request. If it changed anything, its changes become one main revision.

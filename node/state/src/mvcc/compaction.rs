@@ -24,8 +24,8 @@ use super::tables::{META, RECORDS, write_finished_compaction};
 
 type Rows<'txn> = Table<'txn, u128, &'static [u8]>;
 
-/// Approximate number of tombstones in one row. It converts a step's number of keys to a number of
-/// rows.
+/// Approximate number of tombstones in one row that holds several. A step that may handle a number
+/// of keys may handle that number divided by this one of such rows.
 const TOMBSTONES_PER_ROW: usize = 64;
 
 /// Next part of a compaction's work.
@@ -42,9 +42,9 @@ enum CompactionStage {
 pub(crate) struct CompactionCursor {
     revision: i64,
     stage: CompactionStage,
-    /// Revision of the previous compaction, if that was finished and this compaction has not begun.
-    /// Then the checksum of the store at this compaction's revision is kept before anything is
-    /// deleted.
+    /// Revision of the previous compaction. It is set only if that compaction was finished, and
+    /// until this one begins. If set, the first step keeps the checksum of the store at this
+    /// compaction's revision before it deletes anything.
     previous: Option<i64>,
 }
 
@@ -226,7 +226,8 @@ impl Store {
         match self.hash_upto(&records, revision, previous, nothing) {
             Ok(hash) => self.shared.hashes.keep(hash),
             Err(ReadError::Store(error)) => return Err(error),
-            // A newer compaction has overtaken this one and does its work as well.
+            // A newer compaction was requested and will do the work of this one as well. So no
+            // checksum is kept for this one.
             Err(ReadError::Compacted | ReadError::Superseded | ReadError::Future) => {}
         }
         Ok(())

@@ -79,7 +79,8 @@ pub enum StoreError {
 
 fn storage(error: redb::Error) -> StoreError {
     match error {
-        // A bad header or a file that ends too early is damage. No disk error has these two kinds.
+        // redb reports these two kinds for a bad header and for a file that ends too early, and
+        // both mean damage. No disk error has these kinds.
         redb::Error::Io(source) if matches!(source.kind(), InvalidData | UnexpectedEof) => {
             StoreError::Corrupt(source.to_string())
         }

@@ -87,12 +87,12 @@ impl Store {
     /// can be compared only if `revision` and the view's compaction revision determine the
     /// checksum.
     ///
-    /// The two revisions determine it if that compaction is finished and no other has begun. A
-    /// finished compaction leaves at most one change of each key up to its revision, and all later
-    /// changes. Earlier compactions make no difference. During a compaction, the revisions do not
-    /// determine the checksum. If a key was deleted and created again in one revision, the checksum
-    /// depends on which records are already deleted. So this function returns
-    /// [`ReadError::Superseded`] during a compaction.
+    /// The two revisions determine it if the compaction at the view's compaction revision is
+    /// finished, and no other one has begun. A finished compaction leaves at most one change of
+    /// each key up to its revision, and all later changes. Earlier compactions make no difference.
+    /// During a compaction, the revisions do not determine the checksum. If a key was deleted and
+    /// created again in one revision, the checksum depends on which records are already deleted. So
+    /// this function returns [`ReadError::Superseded`] during a compaction.
     pub fn hash_for_comparison(
         &self,
         view: &View,

@@ -149,9 +149,9 @@ impl KeyHistory {
             })
     }
 
-    /// Returns the change that a checksum at `revision` counts: the put in force. A put doesn't
-    /// count if the same revision deleted the key before. etcd's `keyIndex.keep` behaves so,
-    /// because it only sees the end of the first generation.
+    /// Returns the change that a checksum at `revision` counts: the put in force. If the same
+    /// revision also deleted the key before that put, no change counts. etcd's `keyIndex.keep` has
+    /// the same result, because it looks only at the generation that the delete ended.
     pub(super) fn counted_at(&self, revision: i64) -> Option<Revision> {
         let in_force = self.at(revision)?.put_revision()?;
         let before = self.all().rev().skip_while(|stamp| stamp.main > revision);

@@ -34,8 +34,8 @@ pub struct OperationCounters {
     pub txns: AtomicU64,
     /// Number of revisions of keys that compactions deleted.
     pub compacted_revisions: AtomicU64,
-    /// For each kind, an index into [`APPLIED_KINDS`]: durations of refused entries, then of
-    /// successful ones.
+    /// For each kind, indexed as in [`APPLIED_KINDS`]: first the durations of refused entries, then
+    /// those of successful entries.
     pub applied: [[Durations; 2]; APPLIED_KINDS.len()],
     /// Number of watches that get events as they happen, not from the store.
     pub attached_watches: AtomicI64,
@@ -90,7 +90,7 @@ pub struct OperationCounts {
 
 impl OperationCounters {
     /// Records the duration of applying an entry of `kind`, an index into [`APPLIED_KINDS`].
-    pub fn time(&self, kind: usize, is_done: bool, took: Duration) {
+    pub fn record_apply_time(&self, kind: usize, is_done: bool, took: Duration) {
         self.applied[kind][usize::from(is_done)].record(took);
     }
 

@@ -21,7 +21,7 @@ const KEYS_PER_STEP: usize = 256;
 const MAX_COUNTED_KEYS_PER_STEP: usize = 8 * 1024;
 /// Bytes of records after which a step ends early.
 const BYTES_PER_STEP: usize = 1 << 20;
-/// Minimum number of gathered keys before the unwanted ones of a sorted range are dropped.
+/// Minimum number of gathered pairs at which a sorted read drops those that can't be in its answer.
 const MIN_PAIRS_TO_PRUNE: usize = 64;
 
 /// Memory budget for the answers of one request.
@@ -122,8 +122,8 @@ impl<T: ReadableTable<u128, &'static [u8]>> ReadSource<'_, T> {
         let Scan { range, after, is_walked, found } = scan;
         if found.is_empty() {
             let index = lock_index(self.index);
-            // The check is made under the same lock as the walk, so that no compaction can drop
-            // changes in between.
+            // The compaction revision is checked under the same lock as the walk, so that no
+            // compaction can drop changes between check and walk.
             if index.compact_revision() > self.revision {
                 return Err(ReadError::Superseded);
             }
@@ -180,7 +180,7 @@ pub(crate) fn lock_index(index: &RwLock<Index>) -> std::sync::RwLockReadGuard<'_
 pub struct Scan {
     range: KeyRange,
     after: Option<Box<[u8]>>,
-    /// Whether the index has been walked to the end.
+    /// Whether the index has been walked to the end of the range.
     is_walked: bool,
     /// Revisions of the records to show next.
     found: VecDeque<Revision>,
@@ -214,7 +214,7 @@ pub struct RangeRead {
     /// Number of records after which reading stops, while keys are still counted; 0 means no limit.
     record_limit: usize,
     after: Option<Box<[u8]>>,
-    /// Whether the index has been walked to the end.
+    /// Whether the index has been walked to the end of the range.
     is_walked: bool,
     /// Revisions of the records to read next.
     found: VecDeque<Revision>,
@@ -332,8 +332,8 @@ impl RangeRead {
         let full = self.is_full();
         let at_most = if full { MAX_COUNTED_KEYS_PER_STEP } else { KEYS_PER_STEP };
         let index = lock_index(source.index);
-        // The check is made under the same lock as the walk, so that no compaction can drop changes
-        // in between.
+        // The compaction revision is checked under the same lock as the walk, so that no compaction
+        // can drop changes between check and walk.
         if index.compact_revision() > self.at {
             return Err(self.compaction_error());
         }

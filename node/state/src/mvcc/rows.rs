@@ -24,8 +24,8 @@ const TOMBSTONE_ROW_TAG: u8 = 0;
 pub(crate) struct TombstoneRow {
     first: Option<Revision>,
     count: usize,
-    /// [`TOMBSTONE_ROW_TAG`]; then for each tombstone the distance of its `sub` from the row's, and
-    /// its record.
+    /// Contents of the row: [`TOMBSTONE_ROW_TAG`], then two values for each tombstone. They are the
+    /// difference between its `sub` and that of the first tombstone, and its record.
     bytes: Vec<u8>,
     /// Offset at which the last record begins.
     last: usize,
@@ -129,8 +129,8 @@ impl<'row> Iterator for RowRecords<'row> {
     }
 }
 
-/// Splits the first tombstone off: its distance from the row's `sub`, its record, and the remaining
-/// bytes.
+/// Splits the first tombstone off. Returns the difference between its `sub` and that of the row,
+/// its record, and the remaining bytes.
 fn split_tombstone(bytes: &[u8]) -> Option<(u32, &[u8], &[u8])> {
     let mut rest = bytes;
     let ahead = u32::try_from(prost::encoding::decode_varint(&mut rest).ok()?).ok()?;

@@ -19,9 +19,9 @@ use crate::state_machine::Position;
 pub(crate) const FORMAT: u32 = 5;
 /// Older formats, which are upgraded to [`FORMAT`] when a file is opened:
 ///
-/// - 2 has no table of leases, and none of users and roles.
-/// - 3 has no tables of users and roles.
-/// - None of them has rows of several tombstones.
+/// - Format 2 has no table of leases, and none of users and roles.
+/// - Format 3 has no tables of users and roles.
+/// - None of the three has rows of several tombstones.
 pub(crate) const UPGRADABLE_FORMATS: [u32; 3] = [2, 3, 4];
 
 /// Table of records. The key is a revision, packed into one number. The value is an encoded

@@ -21,11 +21,12 @@ pub(super) struct SimulatedFile {
     durable_len: usize,
     /// Earlier contents of the sectors that changed since the last sync, the durable one first.
     dirty: BTreeMap<usize, Vec<Sector>>,
-    /// Contents on the medium of the sectors that a failed sync has marked clean in the cache.
+    /// For each sector that a failed sync has marked clean in the cache: the contents that the
+    /// medium still has.
     lost: BTreeMap<usize, Sector>,
 }
 
-/// Part of the unsynced data of one file that a crash loses.
+/// How much of a file's unsynced data a crash loses.
 #[derive(Clone, Copy)]
 enum Loss {
     Nothing,

@@ -8,7 +8,7 @@ use node_proto::etcdserverpb::AlarmMember;
 use super::*;
 use crate::mvcc::{DefragmentError, StoreFile, defragment};
 
-fn place(disk: &SimulatedDisk) -> StoreFile {
+fn store_file(disk: &SimulatedDisk) -> StoreFile {
     StoreFile::new(disk.shared(), Path::new(DIR))
 }
 
@@ -48,7 +48,7 @@ fn defragmentation_shrinks_the_file_and_keeps_its_contents() {
     let mut writer = filled(&disk, 200);
     let (store, before) = (writer.store(), everything(&writer.store()));
     let (old, file) = (store.view(), Arc::downgrade(&store.shared.file()));
-    let done = store.defragment(&place(&disk)).unwrap();
+    let done = store.defragment(&store_file(&disk)).unwrap();
     assert!(done.after * 2 < done.before, "{done:?}");
     assert!(done.after < store.record_bytes() * 3 / 2, "{done:?}");
     assert_eq!(store.file_bytes(), done.after);
@@ -63,7 +63,7 @@ fn defragmentation_shrinks_the_file_and_keeps_its_contents() {
     let after = everything(&store);
     drop((writer, store));
     disk.crash();
-    place(&disk).tidy().unwrap();
+    store_file(&disk).tidy().unwrap();
     assert_eq!(everything(&open(&disk, CompactionMode::Background).store()), after);
 }
 
@@ -74,7 +74,7 @@ fn concurrent_writes_and_compactions_are_in_the_new_file() {
     let store = writer.store();
     let mut index = 20_000;
     std::thread::scope(|scope| {
-        let defragmented = scope.spawn(|| store.defragment(&place(&disk)).unwrap());
+        let defragmented = scope.spawn(|| store.defragment(&store_file(&disk)).unwrap());
         while !defragmented.is_finished() || index < 20_300 {
             index += 1;
             put(&mut writer, index, &format!("key-{:05}", index % 100), "meanwhile");
@@ -106,14 +106,14 @@ fn writes_between_copy_and_replacement_are_in_the_new_file() {
     let disk = disk(7);
     let mut writer = filled(&disk, 20);
     let (store, shared) = (writer.store(), writer.shared.clone());
-    let copied = defragment::copy(&shared, &place(&disk)).unwrap();
+    let copied = defragment::copy(&shared, &store_file(&disk)).unwrap();
     put(&mut writer, 10_001, "key-00001", "between");
     write(&mut writer, 10_002, |batch| {
         batch.raise_alarm(AlarmMember { member_id: 7, alarm: 1 });
         batch.members_mut();
     });
     let expected = everything(&store);
-    defragment::replace_store_file(&shared, &place(&disk), copied).unwrap();
+    defragment::replace_store_file(&shared, &store_file(&disk), copied).unwrap();
     assert_eq!(everything(&store), expected);
     drop((writer, store, shared));
     disk.crash();
@@ -128,11 +128,11 @@ fn a_power_cut_at_any_step_leaves_the_store_complete() {
         let writer = filled(&disk, 20);
         let before = everything(&writer.store());
         disk.power_off_after(steps);
-        let done = writer.store().defragment(&place(&disk));
+        let done = writer.store().defragment(&store_file(&disk));
         let is_off = disk.is_power_off();
         std::mem::forget(writer);
         disk.crash();
-        place(&disk).tidy().unwrap();
+        store_file(&disk).tidy().unwrap();
         assert_eq!(disk.list(Path::new(DIR)).unwrap(), ["db"], "step {steps}");
         let reopened = open(&disk, CompactionMode::Background);
         assert_eq!(everything(&reopened.store()), before, "step {steps}");
@@ -150,12 +150,12 @@ fn without_room_for_a_second_file_defragmentation_is_refused() {
     let disk = disk(4);
     let mut writer = filled(&disk, 20);
     disk.limit_free_bytes(1 << 20);
-    let refused = writer.store().defragment(&place(&disk));
+    let refused = writer.store().defragment(&store_file(&disk));
     assert!(matches!(refused, Err(DefragmentError::NoSpace { .. })), "{refused:?}");
     assert_eq!(disk.list(Path::new(DIR)).unwrap(), ["db"]);
     disk.limit_free_bytes(u64::MAX);
     put(&mut writer, 10_001, "k", "v");
-    writer.store().defragment(&place(&disk)).unwrap();
+    writer.store().defragment(&store_file(&disk)).unwrap();
 }
 
 #[test]
@@ -163,7 +163,7 @@ fn a_copy_made_before_a_snapshot_was_installed_is_discarded() {
     let (disk, other) = (disk(5), disk(6));
     let mut writer = filled(&disk, 20);
     let (_, newer) = everything(&filled(&other, 50).store());
-    let (shared, place) = (writer.shared.clone(), place(&disk));
+    let (shared, place) = (writer.shared.clone(), store_file(&disk));
     let copied = defragment::copy(&shared, &place).unwrap();
     writer.install_snapshot(&mut &newer[..]).unwrap();
     let refused = defragment::replace_store_file(&shared, &place, copied);

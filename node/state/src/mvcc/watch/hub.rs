@@ -190,8 +190,9 @@ impl Hub {
         max_ring_bytes: usize,
         receiver: HubReceiver,
     ) -> Self {
-        // The feed is opened before the revision is read. An event in between arrives although the
-        // revision includes it, and `take_events` skips such an event.
+        // The feed is opened before the store's revision is read. An event published between these
+        // two steps arrives by the feed, although the revision includes it. `take_events` skips
+        // such an event.
         feed.open();
         let revision = store.view().revision();
         Self {
@@ -223,8 +224,8 @@ impl Hub {
                     self.detach_each(&closed);
                 }
                 command = self.receiver.commands.recv() => match command {
-                    // The command's sender has possibly read newer events from the store, so these
-                    // are handled first.
+                    // The command's sender has possibly read events from the store that the hub has
+                    // not handled yet. So the hub handles all new events before the command.
                     Some(command) => {
                         self.take_events();
                         self.handle_command(command);
@@ -340,7 +341,8 @@ impl Hub {
     }
 
     fn attach(&mut self, token: WatcherId, spec: &WatchSpec, next: i64, link: SubscriberLink) {
-        // The stream has ended already, so nothing would detach this watcher later.
+        // This stream has ended already. If its watcher were attached now, nothing would detach it
+        // later.
         if link.queue.is_closed() {
             return;
         }

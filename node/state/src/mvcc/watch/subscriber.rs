@@ -59,8 +59,8 @@ enum State {
     /// The watch has got all events before revision `next`, and reads the later ones from the
     /// store.
     CatchingUp { next: i64 },
-    /// The hub sends the watch each event. `round` is the newest progress round at the time of the
-    /// attachment. The hub's answers up to that round don't cover this watch.
+    /// The hub sends the watch each event. `round` is the number of the stream's last progress
+    /// request before the attachment. The hub's answers up to that round don't cover this watch.
     Attached { round: u64 },
     /// The next revision for this watch is compacted.
     Compacted,
@@ -76,7 +76,7 @@ struct ClientWatch {
 }
 
 impl ClientWatch {
-    /// Whether the hub's answer to `round` covers this watch.
+    /// Whether the hub's answer to the progress request number `round` covers this watch.
     fn is_covered_by(&self, round: u64) -> bool {
         matches!(self.state, State::Attached { round: before } if before < round)
     }
@@ -99,8 +99,8 @@ struct ProgressRequest {
     by_client: bool,
     /// Whether the timer for periodic progress notifications waits for the answer.
     by_timer: bool,
-    /// Round of the awaited answer; answers to other rounds are ignored. 0 means that the request
-    /// must be sent again.
+    /// Number of the progress request whose answer is awaited; other answers are ignored. 0 means
+    /// that the request must be sent again.
     round: u64,
 }
 
@@ -394,8 +394,8 @@ impl Subscriber {
 
 impl Drop for Subscriber {
     fn drop(&mut self) {
-        // The queue is closed first, because the hub attaches nothing to a closed queue. Then the
-        // watches that it attached before are reported to it, so that it detaches them.
+        // The queue is closed first, because the hub attaches no watch to a closed queue. Then the
+        // hub is told which watches it has attached, so that it detaches them.
         self.queue.close();
         let attached = self.watches.iter().filter(|(_, watch)| watch.is_attached());
         let attached: Vec<WatcherId> = attached.map(|(token, _)| *token).collect();
