@@ -106,7 +106,7 @@ impl Log {
             segment.file.sync_and_drop_cache().map_err(LogError::io("reread", &segment.path))?;
         }
         let cut = (found.torn, found.end);
-        let mut log = Self::resume(disk, directory, options, held, found);
+        let mut log = Self::from_recovered(disk, directory, options, held, found);
         let cut = cut.0.then(|| (log.active.path.clone(), cut.1));
         log.find_spares()?;
         let boot = log.reader.shared().history.boot + 1;
@@ -136,10 +136,10 @@ impl Log {
         let held = lock(disk, &directory)?;
         let found = recover::recover(disk, &directory, &options)?;
         let torn = found.torn.then_some(found.end);
-        Ok((Self::resume(disk, directory, &options, held, found), torn))
+        Ok((Self::from_recovered(disk, directory, &options, held, found), torn))
     }
 
-    fn resume(
+    fn from_recovered(
         disk: &SharedDisk,
         directory: PathBuf,
         options: &LogOptions,
