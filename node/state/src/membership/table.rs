@@ -318,18 +318,18 @@ impl MemberTable {
     /// Records the name and client URLs that a member publishes about itself.
     ///
     /// A member's first start can also bind it to its incarnation and its key. This happens only if
-    /// it was added without a binding and all other members that have started are bound. So in a
-    /// cluster where certificates are renewed with new keys, as etcd allows, members stay unbound.
-    /// A single member that was added with a key does not change that. Publishing changes nothing
-    /// else.
+    /// it was added without a binding and all other members that have started are bound. In a
+    /// cluster where certificates are renewed with new keys, as etcd allows, members are added
+    /// without a key. They stay unbound even after one member was added with a key. Publishing
+    /// changes nothing else.
     pub(crate) fn publish(
         &mut self,
         id: MemberId,
         said: MemberAttributes,
     ) -> Result<(), ChangeError> {
         let MemberAttributes { name, client_urls, incarnation, node_key } = said;
-        let binds_incarnations = self.binds(id, |other| other.incarnation.is_some());
-        let binds_keys = self.binds(id, |other| other.node_key.is_some());
+        let binds_incarnations = self.others_are_bound(id, |other| other.incarnation.is_some());
+        let binds_keys = self.others_are_bound(id, |other| other.node_key.is_some());
         let was_here = self.removed.values().any(|gone| gone.incarnation == incarnation)
             || self.members().any(|other| other.id != id && other.incarnation == incarnation);
         let member = self.members.get_mut(&id).ok_or(ChangeError::NotFound)?;
@@ -352,7 +352,7 @@ impl MemberTable {
 
     /// Whether members other than `newcomer` have started, and all of these are bound to an
     /// incarnation or key.
-    fn binds(&self, newcomer: MemberId, is_bound: impl Fn(&Member) -> bool) -> bool {
+    fn others_are_bound(&self, newcomer: MemberId, is_bound: impl Fn(&Member) -> bool) -> bool {
         let started = |other: &&Member| other.id != newcomer && other.is_started();
         let mut others = self.members().filter(started).peekable();
         others.peek().is_some() && others.all(is_bound)

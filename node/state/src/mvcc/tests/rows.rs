@@ -1,4 +1,5 @@
-//! Tests of rows that contain several tombstones: readers see the same as with one row each.
+//! Tests of rows that contain several tombstones: readers see the same records as if each tombstone
+//! had a row of its own.
 
 use redb::ReadableTable as _;
 
