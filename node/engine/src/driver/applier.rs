@@ -39,8 +39,9 @@ pub enum ApplyJob {
     Build,
 }
 
-/// Work of one turn of the state machine. The turn first applies `entries` as one batch. Then it
-/// runs `final_job`, if there is one: a job that can't share the batch's transaction.
+/// Work of one turn, that is, of one run of the applier. A turn first applies `entries` as one
+/// batch. Then it runs `final_job`, if there is one: a job that can't share the batch's
+/// transaction.
 #[derive(Debug)]
 pub struct ApplyBatch {
     entries: Vec<CommittedEntry>,
@@ -48,8 +49,8 @@ pub struct ApplyBatch {
 }
 
 impl ApplyBatch {
-    /// Collects a turn from the first job and the queued ones. The first job that isn't `Apply` is
-    /// the last one of the turn. Later jobs stay in `more`.
+    /// Collects the work of a turn from the first job and the queued ones. The first job that isn't
+    /// `Apply` becomes the turn's final job. Later jobs stay in `more`.
     pub fn gather(first: ApplyJob, more: impl Iterator<Item = ApplyJob>) -> Self {
         let mut turn = match first {
             ApplyJob::Apply(entries) => Self { entries, final_job: None },
@@ -89,7 +90,7 @@ pub trait ApplySink<M: StateMachine> {
     fn installed(&mut self, body: &Path);
 }
 
-/// Reason why a turn failed. The driver can't continue after any of these errors.
+/// Reason why the applier failed. The driver can't continue after any of these errors.
 #[derive(Debug)]
 pub enum ApplierError<E> {
     /// The state machine failed.
@@ -138,7 +139,8 @@ impl<M: StateMachine> Applier<M> {
             Some(ApplyJob::Install(at, body)) => self.install(at, &body, out),
             Some(ApplyJob::Build) => {
                 if !out.build(self.machine.snapshot()) {
-                    // The driver requests another snapshot if a peer still needs one.
+                    // No snapshot is built for this request. The driver requests another one if a
+                    // peer still needs it.
                     out.notice(Notice::Built(None));
                 }
                 Ok(())

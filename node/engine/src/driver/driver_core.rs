@@ -244,8 +244,8 @@ impl DriverCore {
         self.proposals.expire(before);
         self.reads.expire(before);
         self.transfer_from_stuck_disk();
-        // A pre-vote request or its answer may have been lost because a stream was not connected
-        // yet.
+        // The member campaigns again at each tick until it has a leader. A pre-vote request or its
+        // answer may have been lost because a stream was not connected yet.
         self.campaign_if_connected();
     }
 
@@ -260,7 +260,7 @@ impl DriverCore {
         }
     }
 
-    /// Takes reads that wait for a barrier.
+    /// Queues reads that wait for a barrier, or refuses those that exceed the queue's limit.
     pub fn read(&mut self, tokens: impl IntoIterator<Item = ReadToken>) {
         for token in tokens {
             if !self.reads.push(token, self.now) {
@@ -357,7 +357,8 @@ impl DriverCore {
         self.propose_queued();
         self.reads.start_round(&mut self.consensus, self.now);
         self.handle_all_ready();
-        // If a round was confirmed, the reads that arrived during that round share the next one.
+        // When a round is confirmed, the next round starts at once. All reads that arrived during
+        // the confirmed round share it.
         while self.reads.start_round(&mut self.consensus, self.now) {
             self.handle_all_ready();
         }
@@ -368,8 +369,9 @@ impl DriverCore {
         effects
     }
 
-    /// Sends the commit index to the peers that lack it: to all of them if it is due, otherwise to
-    /// those whose own proposals were committed.
+    /// Sends the commit index to peers that lack it. If [`Notice::SendCommitIndex`] has arrived,
+    /// all of them get it now. Otherwise only those peers get it whose own proposals were
+    /// committed.
     fn send_commit_index(&mut self) {
         let is_due = mem::take(&mut self.must_send_commit_index);
         if self.consensus.send_commit_index(!is_due) {

@@ -137,8 +137,8 @@ impl LogWriter {
 pub fn run_fetch(log: &LogReader, fetch: FetchRequest) -> Result<Notice, LogError> {
     let FetchRequest { id, low, high, max_bytes } = fetch;
     let entries = match log.entries(low, high, max_bytes) {
-        // The log has dropped these entries meanwhile. Without them, consensus decides to send a
-        // snapshot.
+        // The log has dropped these entries since they were requested. If consensus gets no
+        // entries, it sends the follower a snapshot.
         Err(LogError::Compacted { .. }) => Vec::new(),
         other => other?,
     };

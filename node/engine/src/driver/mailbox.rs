@@ -111,8 +111,7 @@ impl CoreInbox for Mailbox {
 
     fn snapshot(&self, snapshot: IncomingSnapshot) -> Receiver<bool> {
         let (sender, receiver) = sync_channel(1);
-        // The lock of the inputs is held throughout, so that a stop happens before or after these
-        // steps, never between.
+        // The inputs stay locked during both steps, so that a stop never happens between them.
         self.add(|mail| {
             if !mail.stop {
                 self.lock_snapshots().insert(snapshot.body.clone(), sender);

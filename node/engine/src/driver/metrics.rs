@@ -50,8 +50,8 @@ pub struct DriverMetrics {
     pub log_bytes: AtomicU64,
     /// Time from the write of each group to the end of its sync.
     pub log_durations: Durations,
-    /// Bytes that could be written at the last check before the log had to create a new segment
-    /// file.
+    /// Bytes that the log could still write before it would need a new segment file, as of the last
+    /// check.
     pub log_bytes_left: AtomicU64,
     /// Number of entries applied.
     pub applied: AtomicU64,

@@ -17,9 +17,9 @@ const MAX_REMEMBERED: usize = 4096;
 /// The requests that were proposed last.
 #[derive(Debug, Default)]
 pub(super) struct ProposedRequests {
-    /// Requests since the last end of a leader's process, oldest first.
+    /// Requests proposed since a leader's process was last reported to have ended, oldest first.
     recent: VecDeque<RequestId>,
-    /// Requests from before that end, and the ended leader's term.
+    /// Requests proposed before that report, and the term of the leader whose process ended.
     doubtful: Option<(u64, Vec<RequestId>)>,
 }
 

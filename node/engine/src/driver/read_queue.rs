@@ -1,6 +1,6 @@
 //! Queue of reads that wait for a barrier. One ReadIndex round confirms an index for all waiting
-//! reads. This module repeats rounds without an answer, and waits until the confirmed index is
-//! applied.
+//! reads. This module repeats a round that gets no answer. After the round it waits until the
+//! confirmed index is applied.
 //!
 //! A linearizable read is answered only after a round that a quorum confirmed and that began after
 //! the read. No clock is involved.

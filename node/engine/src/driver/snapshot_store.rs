@@ -73,12 +73,13 @@ impl<B: SnapshotStorage> SnapshotStore<B> {
         let (at, members) = (snapshot.position(), snapshot.members());
         let path = self.dir.join(format!("outgoing-{:016x}", at.index));
         let written = self.write(&snapshot, &path);
-        // While the snapshot exists, the store can't reuse the space that it has freed.
+        // The snapshot is dropped as soon as it is written. Until then, the store can't reuse the
+        // space that it has freed.
         drop(snapshot);
         if let Err(error) = &written {
             let error = &**error;
             tracing::error!(error, index = at.index, "a snapshot couldn't be made");
-            // A partly written body would only take up space.
+            // A partly written body is useless and takes up space, so it is removed.
             self.remove(&path);
             return Notice::Built(None);
         }
@@ -100,7 +101,8 @@ impl<B: SnapshotStorage> SnapshotStore<B> {
     /// Opens the body that `message` announces. Returns `None` if that isn't the body built last,
     /// or if it can't be opened.
     pub fn body_of(&self, message: &Message) -> Option<B::Body> {
-        // The lock is held while the body is opened, so that the file isn't removed first.
+        // The lock is held while the body is opened, so that no other thread removes the file
+        // before.
         let built = self.lock();
         let (_, path) = built.as_ref().filter(|(at, _)| message.snapshot == Some(*at))?;
         self.bodies.open(path).ok()

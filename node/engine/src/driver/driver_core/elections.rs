@@ -38,8 +38,9 @@ impl DriverCore {
         }
     }
 
-    /// Shortens the wait for the first election, once per process. If the connections to a quorum
-    /// break and return later, the member has already waited for a heartbeat.
+    /// Shortens the wait for the first election when a quorum is connected for the first time. If
+    /// the connections break and return later, the wait isn't shortened again: the member has
+    /// already waited for a heartbeat.
     pub(super) fn hasten_if_connected(&mut self) {
         if self.was_quorum_connected || !self.is_quorum_connected() {
             return;

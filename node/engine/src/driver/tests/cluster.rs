@@ -92,8 +92,8 @@ impl DriverCluster {
         }
     }
 
-    /// Delivers one message, to the first member in `order` that has a pending one. Returns false
-    /// if there is none.
+    /// Delivers one message: to the first member in `order` for which a message is pending. Returns
+    /// false if no message is pending for any of them.
     pub(super) fn deliver(&mut self, order: &[u64]) -> bool {
         let next = |to: &u64| self.network.iter().position(|message| message.to == *to);
         let Some(message) = order.iter().find_map(next).and_then(|at| self.network.remove(at))
@@ -106,8 +106,9 @@ impl DriverCluster {
         true
     }
 
-    /// Delivers messages to the members in `order` until none is pending. Whenever none is, the
-    /// wait for an append with the commit index ends, as it does in production without a tick.
+    /// Delivers messages to the members in `order` until none is pending. Then leaders send a
+    /// commit index that peers lack, as the end of `COMMIT_INDEX_DELAY` makes them do in
+    /// production. This repeats until there is nothing left to send.
     pub(super) fn settle(&mut self, order: &[u64]) {
         for _ in 0..1_000 {
             if !self.deliver(order) && !self.send_commit_index(order) {
@@ -117,8 +118,8 @@ impl DriverCluster {
         panic!("it never settles");
     }
 
-    /// Lets the first leader in `order` whose commit index a peer lacks send the index. Returns
-    /// false if there is none.
+    /// Finds the first leader in `order` with a peer that lacks the leader's commit index, and
+    /// makes it send the index. Returns false if there is no such leader.
     fn send_commit_index(&mut self, order: &[u64]) -> bool {
         let mut members = order.iter().map(|member| usize::try_from(member - 1).unwrap());
         let leader = members.find(|n| self.drivers[*n].has_unsent_commit());

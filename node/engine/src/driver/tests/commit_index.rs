@@ -49,7 +49,7 @@ fn the_append_of_the_next_entry_informs_the_followers() {
     assert_eq!(applied(&cluster), [[1], [1], [1]]);
 }
 
-/// The wait ends in the round that takes the next write.
+/// The leader takes the next write in the same round in which its wait for an append ends.
 #[test]
 fn no_message_without_entries_is_sent_beside_an_append_with_entries() {
     let mut cluster = with_unsent_commit();
@@ -58,7 +58,7 @@ fn no_message_without_entries_is_sent_beside_an_append_with_entries() {
     assert_eq!(appends(&cluster), [1, 1]);
 }
 
-/// The message to member 3 is dropped, and a heartbeat repeats the commit index.
+/// The message to member 3 is dropped. The heartbeat of the next tick repeats the commit index.
 #[test]
 fn a_follower_whose_message_was_dropped_applies_the_entry_at_the_next_tick() {
     let mut cluster = with_unsent_commit();

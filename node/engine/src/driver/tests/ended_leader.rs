@@ -137,12 +137,13 @@ fn campaigns(cluster: &mut DriverCluster, n: usize, ticks: usize) -> usize {
         .count()
 }
 
-/// A member alone would campaign at each of its turns for ever.
+/// If turns never ended, a member that reaches no other member would campaign at each of its turns
+/// for ever.
 #[test]
 fn turns_end_after_an_election_time_out() {
     let mut cluster = DriverCluster::led(3);
     report_end(&mut cluster, 1);
-    // Turns come at the ticks 4 and 8, and election time-outs take 10 to 19 ticks.
+    // The member's turns come at the ticks 4 and 8. An election time-out takes 10 to 19 ticks.
     assert_eq!(campaigns(&mut cluster, 1, 9), 2);
     let later = campaigns(&mut cluster, 1, 40);
     assert!((2..=5).contains(&later), "{later}");
@@ -159,7 +160,7 @@ fn a_leader_that_is_heard_again_ends_the_turns() {
     assert_eq!(campaigns(&mut cluster, 2, 9), 0);
 }
 
-/// The candidate has long given up, or another member leads.
+/// When the request is received, its candidate has long given up, or another member leads.
 #[test]
 fn an_old_pre_vote_request_is_not_answered() {
     let mut cluster = DriverCluster::led(3);
