@@ -163,8 +163,8 @@ impl LogState {
             self.runs.pop_front();
         }
         // If the log had entries, the new base replaces the floor. Otherwise the floor is the last
-        // entry of removed segments. A lower base must not replace it, because the log's end must
-        // not go back.
+        // entry of removed segments, which is the log's end. A base below this floor doesn't
+        // replace it, because the log's end must not go back.
         if had_terms || base.index >= self.floor.index {
             self.floor = base;
         }

@@ -64,7 +64,8 @@ impl Log {
         if Self::exists(disk, member_dir)? {
             return Err(LogError::Exists { path: directory });
         }
-        // An earlier attempt to create the log may have left files.
+        // An interrupted attempt to create the log may have left files, so all files are removed
+        // first.
         for name in disk.list(&making).map_err(LogError::io("list", &making))? {
             let path = making.join(name);
             disk.remove(&path).map_err(LogError::io("remove", &path))?;
@@ -96,7 +97,8 @@ impl Log {
         validate(options);
         let directory = member_dir.join(LOG_DIR);
         let held = lock(disk, &directory)?;
-        // If the previous process was killed, its renames may not be durable yet.
+        // If the previous process was killed, its renames may not be durable yet. So the
+        // directories are synced first.
         sync_dir(disk, member_dir)?;
         sync_dir(disk, &directory)?;
         let found = recover::recover(disk, &directory, options)?;

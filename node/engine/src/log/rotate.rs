@@ -90,7 +90,7 @@ impl Log {
         match make_file(&self.disk, &path, self.options.segment_bytes) {
             Ok(file) => Ok(SpareSegment { path, file, filled: 0 }),
             Err(error) => {
-                // An incomplete spare would only take up space.
+                // An incomplete spare is useless and takes up space, so it is removed.
                 let _ = self.disk.remove(&path);
                 Err(error)
             }
@@ -110,7 +110,7 @@ impl Log {
             if len == self.options.segment_bytes && self.spares.len() < self.options.spare_segments
             {
                 // The process that created the spare may have been killed before its length was
-                // durable.
+                // durable. So the file is synced before it is used.
                 file.sync_data().map_err(LogError::io("sync", &path))?;
                 self.spares.push(SpareSegment { path, file: file.into(), filled: 0 });
             } else {

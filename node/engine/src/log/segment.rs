@@ -98,8 +98,8 @@ impl Segment {
         file.sync_and_drop_cache().map_err(LogError::io("reread", &path))?;
         let len = file.len().map_err(LogError::io("measure", &path))?;
         let broken = || LogError::damaged(&path, 0, Damage::FirstRecord);
-        // The checksum depends on the owner's identity, which only the unverified record itself
-        // states.
+        // The checksum depends on the owner's identity, which only the record itself states. So the
+        // record is first read without verification.
         let claimed =
             read_unverified_header(file.as_ref(), len).map_err(LogError::io("read", &path))?;
         let claimed = match claimed.ok_or_else(broken)? {

@@ -106,7 +106,8 @@ pub(super) struct ReloadingValue<T> {
 struct LastCheck {
     at: Instant,
     stamps: Vec<Option<(SystemTime, u64)>>,
-    /// Whether the system failed to read the files of these stamps.
+    /// Whether the last read of these files failed because of the system, so that it must be
+    /// repeated even if the stamps stay the same.
     is_unread: bool,
 }
 
@@ -369,7 +370,8 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("ca");
         std::fs::write(&path, "old").unwrap();
-        // The slow read waits twice: once it has the content, and until it may end.
+        // The slow read meets the test at the barrier twice: when it has read the content, and when
+        // it may return that content.
         let (is_slow, barrier) = (Arc::new(AtomicBool::new(false)), Arc::new(Barrier::new(2)));
         let (file, slow, step) = (path.clone(), Arc::clone(&is_slow), Arc::clone(&barrier));
         let load = move || {
@@ -387,7 +389,8 @@ mod tests {
             scope.spawn(|| value.reload());
             barrier.wait();
             std::fs::write(&path, "another").unwrap();
-            // This may find the newer content, while the slow read still has the older one.
+            // Without the lock, this call would read the newer content now, and the slow read would
+            // then replace it by the older one.
             value.get();
             barrier.wait();
         });

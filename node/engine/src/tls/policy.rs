@@ -115,7 +115,7 @@ impl TlsPolicy {
     pub(super) fn provider(&self) -> Arc<CryptoProvider> {
         let mut provider = ring::default_provider();
         if !self.cipher_suites.is_empty() {
-            // All cipher suites of TLS 1.3 stay enabled. As in Go, only the older ones can be
+            // All cipher suites of TLS 1.3 stay enabled. As in Go, only those of TLS 1.2 can be
             // configured.
             provider.cipher_suites.retain(|suite| {
                 suite.version().version == rustls::ProtocolVersion::TLSv1_3

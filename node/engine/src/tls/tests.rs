@@ -392,7 +392,8 @@ fn cas_that_enter_or_leave_the_file_are_trusted_or_refused_without_a_restart() {
     let own = files(dir.path(), "s", &old.leaf("s.test", false), &old);
     let peers = PeerTls::new(&own).unwrap();
     let clients = ClientListenerTls::new(&own, &TlsPolicy::default(), &[]).unwrap();
-    // The other side trusts the old CA throughout, so this side alone decides.
+    // Only the CAs that `peers` and `clients` trust decide the result, because the other side
+    // trusts the old CA throughout.
     let handshakes_with = |issuer: &TlsTestCa| {
         let other = peer(dir.path(), "b", &issuer.leaf("b.test", false), &old);
         let dialled = other.client_config(None);

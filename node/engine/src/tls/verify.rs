@@ -176,8 +176,8 @@ impl OutboundPeerRule {
 impl CertificateRule for OutboundPeerRule {
     fn verify(&self, shown: &PeerCertificate<'_>) -> Result<(), Error> {
         let &PeerCertificate { end_entity, intermediates, now, .. } = shown;
-        // Only a server's certificate comes with the name that was dialled. This rule is for
-        // servers' certificates.
+        // This rule verifies servers' certificates. The TLS library passes the dialled name with
+        // each of them, so a missing name is an error.
         let server_name =
             shown.server_name.ok_or(CertificateError::ApplicationVerificationFailure)?;
         let inner = self.inner()?;

@@ -72,7 +72,8 @@ pub(super) async fn run(shared: Arc<TransportState>, peer: Arc<PeerHandle>) {
         .with_jitter()
         .without_max_times();
     let mut delays_after_failures = policy.build();
-    // A peer may accept streams and end each of them at once.
+    // A peer may accept streams and end each of them at once. So the delay grows with each short
+    // stream in a row, too.
     let mut delays_after_short_streams = policy.build();
     for attempt in 0.. {
         let urls = shared.address_hints.candidates(&peer.registry.record()).await;

@@ -185,7 +185,7 @@ impl<'a> Carrier<'a> {
     }
 }
 
-/// Waits for the next queued frames. Never returns without a carrier.
+/// Waits for the next queued frames. If `carrier` is `None`, never returns.
 async fn next_batch(carrier: &mut Option<Carrier<'_>>) {
     match carrier {
         Some(carrier) => {

@@ -70,7 +70,8 @@ pub(super) struct Links {
     /// Error of this member's last failed attempt to open a stream, and whether another stream
     /// could send at that time.
     dial_failure: Option<(String, bool)>,
-    /// Whether a process of the peer had a stream, and its end was not reported yet.
+    /// Whether a process of the peer has had a stream, and the end of that process was not reported
+    /// yet.
     has_process: bool,
     /// Time of the last attempt to connect, if the peer's host refused the connections to all URLs.
     refused_at: Option<Instant>,
@@ -216,8 +217,8 @@ impl Links {
         self.links.get_mut(&number).map(|link| &mut link.liveness)
     }
 
-    /// Returns why the process `run` can't be accepted now, if this member pings a stream of
-    /// another process of the peer.
+    /// Returns why the process `run` can't be accepted now. This can only be so while this member
+    /// sends messages, and therefore pings, on a stream of another process of the peer.
     pub(super) fn objection_to(&mut self, run: u64, now: Instant) -> Option<StreamRefusal> {
         let pinged = self.links.values_mut().filter(|link| link.sends_messages());
         let objections: Vec<StreamRefusal> =

@@ -188,8 +188,8 @@ impl PeerHandle {
         self.lock().is_two_way()
     }
 
-    /// Returns why the process `run` can't be accepted now, if this member pings a stream of
-    /// another process of the peer.
+    /// Returns why the process `run` can't be accepted now. This can only be so while this member
+    /// sends messages, and therefore pings, on a stream of another process of the peer.
     pub(super) fn objection_to(&self, run: u64) -> Option<StreamRefusal> {
         self.lock().objection_to(run, Instant::now())
     }

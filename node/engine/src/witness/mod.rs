@@ -188,8 +188,8 @@ pub enum ClaimRejection {
     Amnesia,
 }
 
-/// Once this many members are known, no further member is recorded that only other members' lists
-/// contain.
+/// A member that this member's own table doesn't list is recorded only while fewer members than
+/// this are known.
 const MAX_KNOWN_MEMBERS: usize = 256;
 
 /// Memory that this member has of its peers: their processes and promises.

@@ -424,8 +424,8 @@ fn a_sync_writes_its_record_and_not_the_zeros_around_it() {
     Log::create(&disk, temporary.path(), &identity(), &options).unwrap();
     let (mut log, _) = Log::open(&disk, temporary.path(), &options).unwrap();
     while log.prepare().unwrap() {}
-    // Write past the first MiB of zeros. That MiB begins at an unaligned offset, so the page cache
-    // never holds it as one folio. The test would not see a slow sync there.
+    // The measured writes come after the first MiB of zeros. That MiB begins at an unaligned
+    // offset, so the page cache never holds it as one folio, and a sync in it is never slow.
     (1..=300).for_each(|index| write(&mut log, entries(index..=index, 1)));
     let before = bytes_written_by_thread();
     (301..=350).for_each(|index| write(&mut log, entries(index..=index, 1)));

@@ -9,7 +9,7 @@ fn ended(node: &TransportNode) -> Vec<MemberId> {
 #[test]
 fn the_end_of_a_process_is_reported_once() {
     let (a, b) = connected_pair();
-    // A lasting stream is dialled again at once.
+    // The stream was open for long enough, so the peer is dialled again at once.
     std::thread::sleep(Duration::from_millis(1_100));
     drop(b);
     eventually("a learns of the end", || !ended(&a).is_empty());
