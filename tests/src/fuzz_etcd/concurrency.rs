@@ -243,14 +243,14 @@ pub(super) struct ConcurrencyCallGenerator<'r> {
 
 impl ConcurrencyCallGenerator<'_> {
     pub(super) fn draw(&mut self) -> CallWithToken {
-        CallWithToken { token: TokenChoice::NoToken, call: self.call() }
+        CallWithToken { token: TokenChoice::NoToken, call: self.draw_call() }
     }
 
     fn one_of<T: Clone>(&mut self, choices: &[T]) -> T {
         choices[self.rng.pick(choices.len())].clone()
     }
 
-    fn call(&mut self) -> EtcdCall {
+    fn draw_call(&mut self) -> EtcdCall {
         let (waiting, observers) = (self.queues.waiters.len(), self.queues.observers.len());
         match self.rng.range(0, 100) {
             0..12 => {

@@ -245,7 +245,7 @@ impl ServerPair {
         match self.subject {
             FuzzSubject::Keys => CallWithToken {
                 token: TokenChoice::NoToken,
-                call: CallGenerator { rng, known, keys: KEYS, is_ordered: false }.call(),
+                call: CallGenerator { rng, known, keys: KEYS, is_ordered: false }.draw_call(),
             },
             FuzzSubject::Users => UserCallGenerator { rng, known, users: &self.users }.draw(),
             FuzzSubject::Queues => {

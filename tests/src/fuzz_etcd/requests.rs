@@ -124,7 +124,7 @@ pub(super) struct CallGenerator<'r> {
 }
 
 impl CallGenerator<'_> {
-    pub(super) fn call(&mut self) -> EtcdCall {
+    pub(super) fn draw_call(&mut self) -> EtcdCall {
         if self.known.has_alarms && self.rng.chance(250) {
             let alarm = self.one_of(&[0, 1, CORRUPT]);
             return EtcdCall::Alarm { action: 2, who: MemberChoice::from_alarm(alarm), alarm };

@@ -199,7 +199,7 @@ impl UserCallGenerator<'_> {
             },
             _ => {
                 let (rng, known) = (&mut *self.rng, self.known);
-                let call = CallGenerator { rng, known, keys: KEYS, is_ordered: true }.call();
+                let call = CallGenerator { rng, known, keys: KEYS, is_ordered: true }.draw_call();
                 CallWithToken { token: self.draw_token(150), call }
             }
         }

@@ -83,7 +83,7 @@ pub async fn run(
         report: MembershipFuzzReport::default(),
     };
     for number in 1..=requests {
-        let call = MemberCallGenerator { rng: &mut rng, known: &run.known }.call();
+        let call = MemberCallGenerator { rng: &mut rng, known: &run.known }.draw_call();
         let [etcd, node] = run
             .send_both(&call)
             .await

@@ -8,9 +8,9 @@
 //! - Peer URLs with a query: etcd accepts them, but never reaches any member there.
 //! - Updates of a running member to URLs at which it doesn't listen: no member could reach it.
 //! - Changes that would cost a cluster its quorum.
-//! - A restart of a member, in a run with an update to another member's URL. When etcd replays its
-//!   log, it judges refused changes again by the members of that time. It then accepts the URL if
-//!   its owner is gone.
+//! - A restart of a member, in a run with an update to another member's URL. When etcd restarts, it
+//!   replays its log, and judges refused changes again by the members at the time of the restart.
+//!   So it accepts the URL if its owner has been removed since.
 
 use crate::rng::Rng;
 
@@ -143,7 +143,7 @@ pub(super) struct MemberCallGenerator<'r> {
 }
 
 impl MemberCallGenerator<'_> {
-    pub(super) fn call(&mut self) -> MemberCall {
+    pub(super) fn draw_call(&mut self) -> MemberCall {
         loop {
             let call = self.draw_any();
             if self.is_allowed(&call) {
