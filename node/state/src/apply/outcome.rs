@@ -132,8 +132,9 @@ impl From<StoreError> for ApplyFailure {
 impl From<ReadError> for ApplyFailure {
     fn from(error: ReadError) -> Self {
         match error {
-            // A batch reads the newest state, and no compaction runs while it reads. So both errors
-            // mean that an earlier compaction removed the requested revision.
+            // A batch reads the newest state, and no compaction runs while it reads. So
+            // `Superseded` means the same as `Compacted` here: an earlier compaction removed the
+            // requested revision.
             ReadError::Compacted | ReadError::Superseded => Self::Refused(ApplyError::Compacted),
             ReadError::Future => Self::Refused(ApplyError::FutureRevision),
             ReadError::Store(error) => Self::Fatal(error),

@@ -264,8 +264,8 @@ impl<'a> AccessCheck<'a> {
         }
     }
 
-    /// Checks that `may` succeeds for each key that is attached to the lease. The role `root`
-    /// passes without the check.
+    /// Checks that `may` succeeds for each key that is attached to the lease. For a user with the
+    /// role `root`, nothing is checked.
     fn check_lease_keys(
         &self,
         id: i64,

@@ -1,6 +1,6 @@
 //! Users, roles, their permissions, and the one function that decides whether a request is allowed.
 //!
-//! This state is replicated. It changes by log entries alone, in the storage transaction that also
+//! This state is replicated. Only log entries change it, in the storage transaction that also
 //! writes the applied index. The rules are etcd's (server/auth): a user has roles, and a role
 //! permits reading or writing ranges of keys. A user with the role `root` may do everything.
 //!

@@ -1,8 +1,8 @@
 //! Leases: keys that are deleted when no client keeps their lease alive.
 //!
 //! There are two parts. [`LeaseTable`] is replicated state: the leases, and the keys attached to
-//! each. It changes by log entries alone and contains no times. [`Lessor`] is the leader's clock:
-//! it knows when each lease expires, by monotonic time.
+//! each. Only log entries change it, and it contains no times. [`Lessor`] is the leader's clock: it
+//! knows when each lease expires, by monotonic time.
 //!
 //! The lessor ends a lease by proposing an entry, which is valid only in the leader's own term. So
 //! replaying the log needs no clock. A leader that was deposed without knowing it can't end a

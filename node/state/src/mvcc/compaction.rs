@@ -113,7 +113,7 @@ impl Store {
 
         let mut next = shared.lock_cursor();
         if let Some(left) = left {
-            // A newer compaction, if one was requested meanwhile, starts from the first key.
+            // If a newer compaction was requested during this step, it starts from the first key.
             // Otherwise the current compaction continues.
             next.get_or_insert(CompactionCursor {
                 stage: left,

@@ -94,7 +94,7 @@ pub enum DefragmentError {
         /// Estimated bytes of the new file, plus those that stay free for the log.
         wanted: u64,
     },
-    /// A snapshot replaced the store's contents meanwhile.
+    /// A snapshot replaced the store's contents during the defragmentation.
     #[error("the store was replaced by a snapshot meanwhile; try again")]
     Replaced,
     /// The new file could not be created or renamed.

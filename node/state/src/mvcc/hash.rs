@@ -1,4 +1,5 @@
-//! Checksum of the key space, which members compare to find a corrupt copy.
+//! Checksum of the key space. Members compare their checksums to find a member whose data is
+//! corrupt.
 //!
 //! Meaning and hashed bytes are etcd's (server/storage/mvcc/hash.go). The checksum is a CRC-32C
 //! over:

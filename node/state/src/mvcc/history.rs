@@ -2,7 +2,7 @@
 //!
 //! A tombstone ends one life of a key (etcd's "generation"); lives are not stored as such. The
 //! create revision and the number of puts are kept only for the newest life. For older changes,
-//! both are in the records.
+//! these two numbers are only in the records.
 
 use super::revision::Revision;
 

@@ -95,7 +95,7 @@ impl View {
     }
 }
 
-/// View with the other data that an export of the store as a file needs.
+/// A view, together with the data outside it that an export of the store as a file needs.
 pub struct FrozenView {
     pub view: View,
     /// Last compaction whose old revisions are all deleted; -1 if there is none.

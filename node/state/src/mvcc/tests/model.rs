@@ -1,7 +1,8 @@
 //! Random histories of writes, deletes, compactions, checkpoints, kills, power cuts and snapshots.
 //!
 //! After each step the store must answer at every readable revision like a model with one map per
-//! revision. A second copy that compacts at another pace must have equal checksums.
+//! revision. A second store that applies the same entries, but compacts at another pace, must have
+//! equal checksums.
 
 use std::collections::BTreeMap;
 
@@ -32,7 +33,7 @@ enum Op {
     Crash,
     /// Moves the state to another machine by a snapshot.
     Snapshot,
-    /// Runs one step of the second copy's compaction.
+    /// Runs one step of the second store's compaction.
     Step,
 }
 
@@ -163,8 +164,8 @@ fn compare(writer: &StoreWriter, model: &StoreModel) {
 
 fn compare_hashes(a: &StoreWriter, b: &StoreWriter, model: &StoreModel) {
     let (a, b) = (a.store(), b.store());
-    // The compaction revision itself is left out: only a copy that has finished the compaction
-    // keeps the checksum from before it.
+    // The compaction revision itself is left out. There, a store returns the checksum that it kept
+    // when the compaction's work began. A store that kept no checksum returns another one.
     for revision in model.at.keys().filter(|revision| **revision > model.compacted) {
         let hash = |store: &Store| store.hash_kv(&store.view(), *revision).unwrap();
         assert_eq!(hash(&a), hash(&b), "checksum at {revision}");

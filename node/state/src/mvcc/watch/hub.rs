@@ -87,8 +87,8 @@ pub(super) struct SubscriberLink {
     pub(super) pending: Arc<AtomicI64>,
 }
 
-/// Part of an account that queued events may fill. The rest stays free, so that queues can always
-/// be emptied.
+/// Part of an account's memory that queued events may fill: four eighths. The rest stays free, so
+/// that queues can always be emptied.
 const QUEUE_PART: BudgetShare = BudgetShare(4);
 
 /// Number of watches of an ended stream that are detached before the hub looks for events again.
