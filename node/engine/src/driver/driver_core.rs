@@ -62,7 +62,8 @@ pub struct DriverOptions {
     /// Whether to shorten the wait for the first election once a quorum is connected
     /// (`--initial-election-tick-advance`).
     pub hasten_first_election: bool,
-    /// Number of entries that the log keeps although the store already holds them durably.
+    /// Number of entries that the log keeps for followers that lag, although the store already
+    /// holds them durably.
     pub catch_up_entries: u64,
     /// Age in ticks at which the driver drops a proposal that found no leader, or a read without an
     /// answer. It must exceed the time for which the requester waits.
@@ -277,16 +278,16 @@ impl DriverCore {
                     self.proposals.push_forwarded(message, self.now);
                 }
             }
-            // Too many bytes of entries are not applied yet. The leader will send this append
-            // again.
+            // Too many bytes of entries are not applied yet, so the append is dropped. The leader
+            // will send it again.
             MessageKind::Append
                 if !message.entries.is_empty()
                     && self.backlog_bytes > self.options.max_backlog_bytes => {}
             // A snapshot that was received with its body arrives as `Notice::Snapshot`. A
-            // `Snapshot` message alone is useless.
+            // `Snapshot` message without a body is useless, so it is ignored.
             MessageKind::Snapshot => {}
-            // No correct member sets `request_snapshot`. A leader that accepted such a message
-            // would build snapshots for ever.
+            // No correct member sets `request_snapshot`, so the message is dropped. A leader that
+            // accepted such a message would build snapshots for ever.
             MessageKind::AppendResponse if message.request_snapshot != 0 => {}
             _ => self.step(message),
         }

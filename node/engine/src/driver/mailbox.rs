@@ -111,7 +111,8 @@ impl CoreInbox for Mailbox {
 
     fn snapshot(&self, snapshot: IncomingSnapshot) -> Receiver<bool> {
         let (sender, receiver) = sync_channel(1);
-        // The inputs stay locked during both steps, so that a stop never happens between them.
+        // The inputs stay locked during both steps: adding the channel and queueing the notice. So
+        // a stop never happens between them.
         self.add(|mail| {
             if !mail.stop {
                 self.lock_snapshots().insert(snapshot.body.clone(), sender);

@@ -35,7 +35,8 @@ struct PendingProposal {
     since: u64,
 }
 
-/// Proposals that one round takes, all of one kind. A change of members is alone in its group.
+/// Proposals that one round takes, all of one kind. A change of members always forms a group of its
+/// own.
 #[derive(Debug, Default)]
 pub(super) struct ProposalGroup {
     pub kind: EntryKind,

@@ -31,8 +31,8 @@
 //!    `PeerEvents::reachable` reports the loss of the connection that carried them, even if another
 //!    connection replaces it.
 //! 3. A snapshot has a stream of its own, so that it never delays a heartbeat.
-//! 4. Connections that have not identified themselves hold one of a few places, shared fairly
-//!    between hosts (`muster_shares::admission`).
+//! 4. Only a few connections that have not identified themselves may be open at a time, and one
+//!    host may have only some of them (`muster_shares::admission`).
 //! 5. A request of one member to another, and its answer, also have a stream of their own.
 //! 6. Each member sends the others its list of members when a stream begins to carry its messages,
 //!    and when the list changes. A member that was offline may not know the current one.
@@ -234,8 +234,8 @@ pub struct TransportLimits {
     /// their handshake. Above the maximum, the host with the most waiting connections loses its
     /// oldest one. If the newest connection is from that host, the newest one is closed instead.
     pub waiting_connections: usize,
-    /// Maximum number of inbound connections that perform TLS or the hello at the same time. The
-    /// places are shared fairly: one host gets at most a quarter of them.
+    /// Maximum number of inbound connections that perform TLS or the hello at the same time. One
+    /// host may have at most a quarter of them.
     pub handshakes: usize,
     /// Time limit for TLS and hello together. The wait for the first byte and the wait for the
     /// start of the handshake each have the same limit.

@@ -134,8 +134,8 @@ impl WitnessFile {
         self.is_durable(RequiredDurability::Urgent, &witness)
     }
 
-    /// Reserves one of the places for votes that wait for the file. Dropping the permit frees the
-    /// place. Returns `None` if all places are taken.
+    /// Reserves a slot for a received vote that waits until the witness file is written. Dropping
+    /// the permit frees the slot. Returns `None` if [`MAX_WAITING_VOTES`] votes wait already.
     pub fn reserve_vote_slot(&self) -> Option<OwnedSemaphorePermit> {
         Arc::clone(&self.waiting_votes).try_acquire_owned().ok()
     }
