@@ -1,6 +1,6 @@
 //! Checks the responses that a watcher received. Whichever members send them, all matching changes
 //! must arrive once and in order, and the changes of one revision must arrive together. A progress
-//! notification must be true.
+//! notification must name no revision whose changes the watcher has not received.
 
 use node_proto::etcdserverpb::WatchResponse;
 use node_proto::etcdserverpb::watch_create_request::FilterType;

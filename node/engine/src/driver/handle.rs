@@ -1,4 +1,5 @@
-//! Access of the node's other parts to the driver: proposals, read barriers and the status.
+//! The handle by which the node's other parts use the driver: proposals, read barriers and the
+//! status.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -17,7 +18,7 @@ use super::{
     TransferError,
 };
 
-/// Access of the node's other parts to its consensus. Cheap to clone.
+/// Handle of the driver, by which the node's other parts use consensus. Cheap to clone.
 #[derive(Debug)]
 pub struct Handle<O> {
     pub(super) mailbox: Arc<Mailbox>,

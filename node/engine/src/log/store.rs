@@ -8,9 +8,9 @@ use super::{Batch, Damage, Log, LogError};
 /// Relation of a store to the log: see [`Log::check_store`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StoreConsistency {
-    /// The store fits the log.
+    /// The store and the log don't contradict each other.
     Consistent,
-    /// The store holds the snapshot whose install the log has not recorded as finished.
+    /// The store holds a snapshot whose install the log records as begun, but not as finished.
     Installed,
 }
 

@@ -157,7 +157,7 @@ enum ItemProgress<'t> {
     /// The item is wide and is not finished: the step ends here.
     Unfinished,
     Nested(&'t TxnRequest),
-    /// All operations of this level are done; the answer of the level.
+    /// All operations of this level are done. The value is the level's answer.
     LevelDone(TxnResponse),
 }
 

@@ -187,8 +187,7 @@ fn the_data_at_past_compactions_is_compared_too() {
     for (_, writer) in &cluster.0 {
         writer.store().compact_all().unwrap();
     }
-    // The values that differed have been compacted on all members, so the difference no longer
-    // counts.
+    // All members have compacted the values that differed, so the difference no longer counts.
     cluster.assert_sound();
     // If member 3 can't be compared by newer data, the old difference counts.
     for (_, writer) in &mut cluster.0[..2] {

@@ -113,8 +113,8 @@ impl Store {
 
         let mut next = shared.lock_cursor();
         if let Some(left) = left {
-            // If a newer compaction was requested during this step, it starts from the first key.
-            // Otherwise the current compaction continues.
+            // A newer compaction that was requested during this step starts from the first key.
+            // Without one, the current compaction continues.
             next.get_or_insert(CompactionCursor {
                 stage: left,
                 ..CompactionCursor::new(cursor.revision)

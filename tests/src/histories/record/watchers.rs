@@ -130,7 +130,8 @@ impl WatcherTask {
     async fn watch_at(&mut self, member: usize) {
         let open = tokio::time::timeout(RESPONSE_TIMEOUT, self.open(member)).await;
         let Ok(Ok((sender, mut responses))) = open else {
-            // An invalid token may have caused the failure.
+            // An invalid token may be the reason why the watch wasn't created, so the token is
+            // dropped.
             self.session.drop_token();
             return;
         };

@@ -148,7 +148,8 @@ fn a_snapshot_install_interrupted_by_a_crash_is_finished() {
     let disk = disk(1);
     let mut log = create(&disk);
     let first = 3;
-    // The vote belongs to term 1, which is older than the snapshot's term 4.
+    // The vote belongs to term 1. The snapshot's term 4 is later, so no vote is left after the
+    // install.
     let voted = Some(hard_state(1, 2, 3));
     log.write(&[Batch { hard_state: voted, ..batch(entries(1..=first, 1)) }]).unwrap();
     let snapshot = at(50, 4);

@@ -372,7 +372,8 @@ async fn past_events_are_read_in_pieces() {
     }
     let options = WatchOptions { records_per_piece: 3, ..WatchOptions::default() };
     let hub = WatchHub { options, ..world.hub.clone() };
-    // The first watched range has few keys, so it is read by the index. The second has many.
+    // The first watched range has few keys, so its events are found by the index. The second has
+    // many keys, so its events are read by revision.
     for (watched, last) in [(spec("k1", "k2", 190), 201), (spec("\0", "\0", 590), 601)] {
         let mut subscriber = hub.subscribe();
         subscriber.add(1, watched);
@@ -411,7 +412,8 @@ async fn deletes_in_a_shared_row_are_sent_as_single_events() {
         assert_eq!(batch.delete(&all).unwrap(), 600);
     });
     world.compact(deleted);
-    // The first watched range has few keys, so it is read by the index. The second has many.
+    // The first watched range has few keys, so its events are found by the index. The second has
+    // many keys, so its events are read by revision.
     for (watched, keys) in
         [(spec("k2", "k3", deleted), 200..300), (spec("k", "l", deleted), 0..600)]
     {
