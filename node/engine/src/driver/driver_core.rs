@@ -245,8 +245,9 @@ impl DriverCore {
         self.proposals.expire(before);
         self.reads.expire(before);
         self.transfer_from_stuck_disk();
-        // The member campaigns again at each tick until it has a leader. A pre-vote request or its
-        // answer may have been lost because a stream was not connected yet.
+        // With `campaign_when_connected`, the member campaigns again at each tick while there is no
+        // leader. A pre-vote request or its answer may have been lost because a stream was not
+        // connected yet.
         self.campaign_if_connected();
     }
 

@@ -72,8 +72,8 @@ pub use running_driver::{MemberParts, RunningDriver, start};
 pub use snapshot_store::{SnapshotFiles, SnapshotStorage, SnapshotStore};
 
 /// Time for which a leader with a new commit index waits for an append that carries the index to
-/// its peers. Then it sends the index alone. A client of another member may see a write later by
-/// this time, unless the write was made through the same member.
+/// its peers. Then it sends the index alone. A client of another member may see a write later by up
+/// to this time, unless the write was made through the same member.
 pub const COMMIT_INDEX_DELAY: Duration = Duration::from_millis(1);
 
 /// Capacity of the queues to the log and to the state machine, and also the maximum number of jobs

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 
 /// The snapshot body that was built last, which is as large as the store. It is kept while any
 /// transfer of it runs. A leader also keeps it until the first transfer has ended, or until the log
-/// begins after the body's position. A snapshot that is requested later gets a newer body.
+/// begins after the body's position. For a later request, a newer body is built.
 #[derive(Debug)]
 pub(super) struct OutgoingSnapshotBody {
     index: u64,

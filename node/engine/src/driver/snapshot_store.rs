@@ -102,7 +102,7 @@ impl<B: SnapshotStorage> SnapshotStore<B> {
     /// or if it can't be opened.
     pub fn body_of(&self, message: &Message) -> Option<B::Body> {
         // The lock is held while the body is opened, so that no other thread removes the file
-        // before.
+        // first.
         let built = self.lock();
         let (_, path) = built.as_ref().filter(|(at, _)| message.snapshot == Some(*at))?;
         self.bodies.open(path).ok()

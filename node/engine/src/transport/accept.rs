@@ -182,8 +182,8 @@ async fn admit(
     }
 }
 
-/// Sends the list of members to any sender of such a request; on a TLS listener, TLS has succeeded
-/// before. A joining member needs the list before it knows its own id.
+/// Sends the list of members, whoever the sender of the hello is. On a TLS listener, the TLS
+/// handshake has succeeded before. A joining member needs the list before it knows its own id.
 async fn send_member_list(
     shared: &TransportState,
     mut stream: PeerStream,

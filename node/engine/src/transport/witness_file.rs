@@ -135,7 +135,7 @@ impl WitnessFile {
     }
 
     /// Reserves a slot for a received vote that waits until the witness file is written. Dropping
-    /// the permit frees the slot. Returns `None` if [`MAX_WAITING_VOTES`] votes wait already.
+    /// the permit frees the slot. Returns `None` if too many votes wait already.
     pub fn reserve_vote_slot(&self) -> Option<OwnedSemaphorePermit> {
         Arc::clone(&self.waiting_votes).try_acquire_owned().ok()
     }

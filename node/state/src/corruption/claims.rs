@@ -46,8 +46,8 @@ impl Question {
 /// same claim.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum ClaimSubject {
-    /// Whether a store has reached the question's revision and compaction. Only stores that have
-    /// applied the question's entry make a claim about this subject.
+    /// Whether a store has reached the question's revision and compaction. A readable store makes
+    /// no claim about this subject before it has applied the question's entry.
     Progress(Question),
     /// The data up to a revision, as a compaction has left it.
     Data {

@@ -14,8 +14,8 @@
 //!   accepted because of a census can't add others.
 //! - Of all censuses, only the one with the latest configuration is used, and only if it is later
 //!   than the receiver's own.
-//! - The URLs that a member sends for itself are always used. After a move, the moved member is
-//!   possibly the only one left that knows them.
+//! - The URLs that a member of the receiver's own table sends for itself are always used. After a
+//!   move, the moved member is possibly the only one left that knows them.
 //! - A census adds peers from which connections are accepted, and addresses that are dialled. These
 //!   additions are kept in memory until the receiver's own table has caught up. A census changes no
 //!   table, quorum or binding. It removes no member and never readmits a removed one.

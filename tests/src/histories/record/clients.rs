@@ -15,8 +15,8 @@ use super::{RecordingPlan, RecordingState};
 use crate::rng::Rng;
 
 /// Time limits of requests: shorter than an election, about as long as an election, and longer than
-/// a test stops a member. A request with the longest limit still waits for its answer when a
-/// stopped member runs again.
+/// the time for which a test stops a member. A request with the longest limit still waits for its
+/// answer when a stopped member runs again.
 const TIME_LIMITS: [Duration; 3] =
     [Duration::from_millis(400), Duration::from_millis(1_500), Duration::from_millis(5_000)];
 /// Pause after a failed request.

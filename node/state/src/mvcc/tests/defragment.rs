@@ -163,12 +163,12 @@ fn a_copy_made_before_a_snapshot_was_installed_is_discarded() {
     let (disk, other) = (disk(5), disk(6));
     let mut writer = filled(&disk, 20);
     let (_, newer) = everything(&filled(&other, 50).store());
-    let (shared, place) = (writer.shared.clone(), store_file(&disk));
-    let copied = defragment::copy(&shared, &place).unwrap();
+    let (shared, file) = (writer.shared.clone(), store_file(&disk));
+    let copied = defragment::copy(&shared, &file).unwrap();
     writer.install_snapshot(&mut &newer[..]).unwrap();
-    let refused = defragment::replace_store_file(&shared, &place, copied);
+    let refused = defragment::replace_store_file(&shared, &file, copied);
     assert!(matches!(refused, Err(DefragmentError::Replaced)), "{refused:?}");
     assert_eq!(everything(&writer.store()).1, newer);
-    writer.store().defragment(&place).unwrap();
+    writer.store().defragment(&file).unwrap();
     assert_eq!(everything(&writer.store()).1, newer);
 }
