@@ -97,7 +97,8 @@ fn with_equal_members(who: &BTreeSet<u64>, equal: &[BTreeSet<u64>]) -> BTreeSet<
 /// Number of comparisons in a row that must find a member corrupt before its alarm is raised.
 const MEMBER_ALARM_ROUNDS: u32 = 2;
 /// Number of comparisons in a row without a quorum before the alarm of the whole cluster is raised.
-/// It is higher than for a member, because missing members can return and make a quorum.
+/// This number is higher than that for a member, because missing members can return and make a
+/// quorum.
 const CLUSTER_ALARM_ROUNDS: u32 = 5;
 /// Member id that means the whole cluster, as in an alarm.
 const CLUSTER: u64 = 0;

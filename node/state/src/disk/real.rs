@@ -47,7 +47,7 @@ impl Disk for RealDisk {
     fn list(&self, path: &Path) -> io::Result<Vec<String>> {
         let mut names = Vec::new();
         for entry in path.read_dir()? {
-            // The node creates no file whose name is not UTF-8.
+            // A name that is not UTF-8 is left out, because the node creates no such file.
             names.extend(entry?.file_name().into_string());
         }
         names.sort_unstable();

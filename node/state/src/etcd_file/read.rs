@@ -199,7 +199,8 @@ impl<R: Read + Seek> RecordReader<'_, R> {
             let EntryValue::Bytes(record) = entry.value else {
                 return Err(damaged(KEY, format!("{at:?} is a bucket")).into());
             };
-            // etcd's `--bump-revision` leaves a revision with an empty record.
+            // etcd's `--bump-revision` leaves a revision with an empty record. It is no change of a
+            // key, so it is left out.
             if record.is_empty() {
                 continue;
             }

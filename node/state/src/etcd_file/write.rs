@@ -92,7 +92,7 @@ impl Write for HashingWriter<'_> {
     }
 }
 
-/// Adds all buckets, in the order of their names. They are the buckets that etcd creates at its
+/// Adds all buckets, in the order of their names. These are the buckets that etcd creates at its
 /// first start.
 fn write_buckets(
     frozen: &FrozenView,

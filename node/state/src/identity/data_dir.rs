@@ -42,7 +42,8 @@ const LOG: &str = "member/wal";
 const LOG_MARK: &str = "muster-log";
 /// Path of an etcd's store; muster-node never makes a file of this name.
 const ETCDS_STORE: &str = "member/snap/db";
-/// Name of the folder with the member's log and store. It is the same for muster-node and etcd.
+/// Name of the folder with the member's log and store. The name is the same for muster-node and
+/// etcd.
 const MEMBER: &str = "member";
 /// Prefix of the names of all files of muster-node outside the folder [`MEMBER`].
 const OUR_PREFIX: &str = "muster-";
@@ -263,7 +264,7 @@ impl DataDir {
     pub fn open_read_only(path: &Path) -> Result<(Self, bool), DataDirError> {
         let io = |action| muster_files::Error::io(action, path);
         let handle = muster_files::open_folder(path).map_err(io("open"))?;
-        // This fails if the user has no permission to list the directory.
+        // This finds out early whether the user has no permission to list the directory.
         std::fs::read_dir(path).map_err(io("read"))?;
         let in_use = match flock(&handle, FlockOperation::NonBlockingLockShared) {
             Ok(()) => false,

@@ -7,7 +7,7 @@
 //! the rows that hold several tombstones ([`super::rows`]).
 //!
 //! The work may stop anywhere. A store that is opened with the work unfinished begins again at the
-//! first key. It finds only the records that are still in the file.
+//! first key. The repeated deletion finds only the records that are still in the file.
 
 use std::sync::atomic::Ordering;
 

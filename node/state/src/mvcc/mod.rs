@@ -2,8 +2,8 @@
 //!
 //! One redb table holds the records by revision. The key index (`index`) says which revisions
 //! belong to a key. All replicated state is in one file: records, the applied position, members,
-//! alarms. It changes in one transaction per batch of log entries. These commits need not be
-//! durable, because the log is durable. A *checkpoint* makes everything so far durable at once.
+//! alarms. This state changes in one transaction per batch of log entries. These commits need not
+//! be durable, because the log is durable. A *checkpoint* makes everything so far durable at once.
 //! After it, only later entries of the log are still needed.
 //!
 //! There is one [`StoreWriter`], owned by the code that applies the log, and any number of

@@ -15,7 +15,8 @@ fn store_file(disk: &SimulatedDisk) -> StoreFile {
 const TIMES: u64 = 4;
 
 /// Makes a compacted store of `keys` keys with values of 8 KB, each written four times. One more
-/// write follows at index 10,000. It publishes a view in which the compacted revisions are gone.
+/// write follows at index 10,000. That write publishes a view in which the compacted revisions are
+/// gone.
 fn filled(disk: &SimulatedDisk, keys: u64) -> StoreWriter {
     let mut writer = open(disk, CompactionMode::Background);
     let value = "v".repeat(8_000);

@@ -115,7 +115,7 @@ pub struct Subscriber {
     link: SubscriberLink,
     watches: BTreeMap<WatcherId, ClientWatch>,
     by_id: BTreeMap<i64, WatcherId>,
-    /// Watches that catch up, which take turns.
+    /// Watches that catch up. In turn, each reads one piece from the store.
     behind: VecDeque<WatcherId>,
     progress_request: ProgressRequest,
     last_round: u64,
