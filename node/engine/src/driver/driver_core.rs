@@ -66,7 +66,7 @@ pub struct DriverOptions {
     /// holds them durably.
     pub catch_up_entries: u64,
     /// Age in ticks at which the driver drops a proposal that found no leader, or a read without an
-    /// answer. It must exceed the time for which the requester waits.
+    /// answer. This age must exceed the time for which the requester waits.
     pub proposal_ticks: u64,
     /// Ticks after which an unanswered read is sent again.
     pub read_retry_ticks: u64,
@@ -552,7 +552,7 @@ impl DriverCore {
                 MessageKind::AppendResponse => !self.guards.persist_before_ack(),
                 _ => false,
             };
-            // Tests only: the message doesn't wait for the disk.
+            // Tests only: sends the message before the disk holds what the message promises.
             if early {
                 self.effects.send.push(message.clone());
             }
@@ -581,8 +581,8 @@ impl DriverCore {
         }
     }
 
-    /// Completes a `Ready` that needs no write. It counts as durable once all earlier batches are
-    /// durable.
+    /// Completes a `Ready` that needs no write. The `Ready` counts as durable once all earlier
+    /// batches are durable.
     fn complete_without_write(&mut self, number: u64, after: Vec<Message>) {
         if let Some(install) = &mut self.install {
             install.held_batches.push((Batch::default(), number, after));

@@ -115,8 +115,8 @@ impl<O: Send + 'static> Handle<O> {
         }
     }
 
-    /// Returns a watch of the current leader (0 while there is none). It wakes its receiver only
-    /// when the leader changes. The watch of the full status changes with every round.
+    /// Returns a watch of the current leader (0 while there is none). This watch wakes its receiver
+    /// only when the leader changes. The watch of the full status changes with every round.
     pub fn leader(&self) -> watch::Receiver<u64> {
         self.leader.clone()
     }

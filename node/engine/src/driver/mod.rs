@@ -85,7 +85,7 @@ const QUEUED_JOBS: usize = 4096;
 /// is our own.
 pub const MAX_PROPOSAL_BYTES: usize = 10 * 1024 * 1024;
 
-/// Configuration of the driver.
+/// Options of one member: for its driver and for consensus.
 #[derive(Clone, Debug)]
 pub struct MemberOptions {
     pub member: u64,

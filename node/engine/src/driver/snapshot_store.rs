@@ -19,9 +19,9 @@ use super::mail::Notice;
 
 /// Storage of snapshot bodies.
 pub trait SnapshotStorage {
-    /// Body that is being written.
+    /// A snapshot body that is being written.
     type New: Write;
-    /// Body that is being read.
+    /// A snapshot body that is being read.
     type Body: Read;
     /// Creates a body at `path`, and replaces an existing one.
     fn create(&self, path: &Path) -> io::Result<Self::New>;
@@ -31,7 +31,7 @@ pub trait SnapshotStorage {
     fn remove(&self, path: &Path) -> io::Result<()>;
 }
 
-/// Bodies in files, as in production.
+/// Storage of snapshot bodies in files, as in production.
 #[derive(Clone, Copy, Debug)]
 pub struct SnapshotFiles;
 

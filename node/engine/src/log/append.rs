@@ -168,7 +168,7 @@ impl Log {
         let (path, file) = (&self.active.path, &self.active.file);
         let mut synced = file.sync_data();
         if synced.is_err() && !self.options.guards.failed_sync_is_final() {
-            // Tests only: retries the sync, which is the classic mistake.
+            // Tests only: retries a failed sync. The retry reports success although data is lost.
             synced = file.sync_data();
         }
         synced.map_err(LogError::io_at("sync", path, self.offset))

@@ -5,9 +5,10 @@
 //! then write the new addresses to a file. This member dials them, too, and the cluster records the
 //! new addresses once it has a majority again.
 //!
-//! The file needs no protection beyond that of the data directory. It names public keys, and a peer
-//! that is dialled at such an address has to prove its key by its certificate. A wrong address
-//! costs a failed attempt. A peer without a key in the member table, or without TLS, has no hints.
+//! The file needs no protection beyond that of the data directory. The file names public keys, and
+//! a peer that is dialled at such an address has to prove its key by its certificate. A wrong
+//! address costs a failed attempt. A peer without a key in the member table, or without TLS, has no
+//! hints.
 //!
 //! The first line of the file is [`HEADER`]. Each other line is the SHA-256 of a peer's public key
 //! (SubjectPublicKeyInfo) in hexadecimal, then URLs, separated by spaces. Other lines are ignored.
@@ -25,7 +26,7 @@ use tokio::time::timeout;
 use super::PeerRecord;
 use crate::causes::error_chain;
 
-/// First line of the file.
+/// First line of the file with address hints.
 pub const HEADER: &str = "muster-peer-addresses 1";
 
 /// Maximum size of the file in bytes. A larger file is ignored.
@@ -34,7 +35,7 @@ const MAX_FILE_BYTES: u64 = 64 * 1024;
 /// Maximum number of URLs for one peer. Further ones are ignored.
 const MAX_URLS: usize = 4;
 
-/// How long a dial waits for the file.
+/// Time limit of reading the file when a peer is dialled.
 const READ_TIMEOUT: Duration = Duration::from_secs(1);
 
 type Hints = HashMap<NodeKey, Vec<PeerUrl>>;

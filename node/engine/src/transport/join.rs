@@ -1,5 +1,5 @@
-//! Requests of a joining member. It fetches the list of members and the whole state before it
-//! starts its transport.
+//! Requests of a joining member. Such a member fetches the list of members and the whole state
+//! before it starts its transport.
 
 use std::{io, sync::Arc, time::Duration};
 

@@ -300,13 +300,13 @@ pub enum TransportStartError {
     NoTls(String),
 }
 
-/// Reason why the file about the peers can't be read.
+/// Reason why the witness file can't be read.
 #[derive(Debug, thiserror::Error)]
 pub enum WitnessFileError {
-    /// The file system refused access to the file.
+    /// The file system refused access to the witness file.
     #[error(transparent)]
     Files(#[from] muster_files::Error),
-    /// The content can't be decoded.
+    /// The content of the witness file can't be decoded.
     #[error(transparent)]
     Content(#[from] WitnessDecodeError),
 }
@@ -335,7 +335,8 @@ impl fmt::Debug for Transport {
 
 impl Transport {
     /// Binds all addresses and starts the thread. Until `set_membership` is called, no peer is
-    /// dialled, and inbound connections wait. They would otherwise be refused as unknown.
+    /// dialled, and inbound connections wait. If these connections did not wait, they would be
+    /// refused as unknown.
     ///
     /// # Errors
     /// If an address can't be bound.

@@ -114,8 +114,8 @@ impl PeerHandle {
         self.queue.try_send(queued).map_err(|_| SendError::Full)
     }
 
-    /// Waits until no other stream is the carrier, and makes the caller's stream the carrier. It
-    /// stops being the carrier when the guard is dropped.
+    /// Waits until no other stream is the carrier, and makes the caller's stream the carrier. The
+    /// stream stops being the carrier when the guard is dropped.
     pub(super) async fn take_queue(
         &self,
     ) -> tokio::sync::MutexGuard<'_, mpsc::Receiver<QueuedFrame>> {

@@ -291,8 +291,8 @@ impl TransportState {
             peer.ok_or(StreamRefusal::Sender)?
         };
         let (from, shown) = (hello.from, hello.process_claim());
-        // Check for another running process first, because a process that is refused must not be
-        // recorded.
+        // Another running process is checked for first, because a process that is refused must not
+        // be recorded.
         let is_new =
             self.witness_file.witness().is_new(from, &shown).map_err(StreamRefusal::from)?;
         let objection = peer.objection_to(shown.run);
@@ -302,7 +302,8 @@ impl TransportState {
         let marks = Arc::clone(&self.witness_file);
         match tokio::task::spawn_blocking(move || marks.admit(from, &shown)).await {
             Ok(Ok(())) => {
-                // Streams of an older process of the peer must end now.
+                // This wakes the tasks of the peer's streams, so that streams of an older process
+                // end now.
                 self.witness_changed.notify_waiters();
                 Ok(peer)
             }

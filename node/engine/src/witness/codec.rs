@@ -12,29 +12,29 @@ use node_state::identity::{Incarnation, MemberId};
 
 use super::{BootProcess, DiskState, Promise, WitnessRecord};
 
-/// First line of the file. Files of the first version lack it. Each of their lines is a member with
-/// its incarnation and its boot counter.
+/// First line of the witness file. Files of the first version lack it. Each line of such a file is
+/// a member with its incarnation and its boot counter.
 const HEADER: &str = "muster-peers 2\n";
-/// Start of the file's last line.
+/// Start of the witness file's last line. The checksum follows it.
 const CHECKSUM: &str = "crc32c ";
 /// Bytes of one record in a report: member, incarnation, boot, flags, run, disk, and two promises.
 const RECORD_BYTES: usize = 8 + 16 + 8 + 1 + 8 + 3 * 8 + 2 * 4 * 8;
-/// Flag: exactly one process with the boot counter is known.
+/// Flag of a record: exactly one process with the boot counter is known.
 const ONE_RUN: u8 = 1;
-/// Flag: several processes with the same boot counter are known.
+/// Flag of a record: several processes with the same boot counter are known.
 const SEVERAL_RUNS: u8 = 2;
-/// Flag: the state of the disk is known.
+/// Flag of a record: the state of the process's disk is known.
 const DISK: u8 = 4;
 /// Maximum number of records in a report, more than any cluster has members.
 const MAX_RECORDS: usize = 1024;
 
-/// Reason why the file or a report can't be decoded.
+/// Reason why the witness file or a report can't be decoded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum WitnessDecodeError {
-    /// The file is malformed, or its checksum doesn't match.
+    /// The witness file is malformed, or its checksum doesn't match.
     #[error("the file is damaged")]
     File,
-    /// A later version of the program wrote the file.
+    /// A later version of the program wrote the witness file.
     #[error(
         "the file was written by a later version of this program: start this member with that one"
     )]

@@ -25,10 +25,10 @@
 //!
 //! # Why no correct member is ever refused
 //!
-//! A process counts its boot durably, and then reads its disk. It is compared with promises of
-//! lower boots only. The processes of those boots had ended by then, and ran on the same disk.
-//! Whatever they promised was durable there before the message was sent. [`Promise`] explains what
-//! follows for the disk at a later time.
+//! A process counts its boot durably, and then reads its disk. The disk's state is compared only
+//! with promises of lower boots. The processes of those boots had ended by then, and ran on the
+//! same disk. Whatever they promised was durable there before the message was sent. [`Promise`]
+//! explains what follows for the disk at a later time.
 //!
 //! The result never depends on the time of a comparison. So messages that come late, twice, in
 //! another order or through other members change nothing. A promise that is recorded late counts
@@ -43,8 +43,8 @@
 //! # How members learn of promises
 //!
 //! The receiver of a promise records it. Members send each other everything that they know, and
-//! their own promises. They do so when a stream begins and after changes, up to once a second.
-//! The receiver merges this into its memory ([`Witness::merge_report`]). If it accepted a process
+//! their own promises. They do so when a stream begins and after changes, up to once a second. The
+//! receiver merges this into its memory ([`Witness::merge_report`]). If it accepted a process
 //! earlier only because it knew less, it now disconnects that process.
 //!
 //! # What must be durable when

@@ -13,7 +13,7 @@ fn the_end_of_a_process_is_reported_once() {
     std::thread::sleep(Duration::from_millis(1_100));
     drop(b);
     eventually("a learns of the end", || !ended(&a).is_empty());
-    // The peer is dialled several times more.
+    // During this time the peer is dialled several times more.
     std::thread::sleep(Duration::from_millis(500));
     assert_eq!(ended(&a), [MemberId(2)]);
     assert_eq!(a.events.reachable.lock().unwrap().last(), Some(&false));

@@ -58,7 +58,8 @@ pub(in crate::transport) enum StreamPurpose {
     Members = 3,
     /// The whole state, sent to a joining member.
     State = 4,
-    /// A snapshot sent by the member that accepted the connection. It had invited the dialler.
+    /// A snapshot sent by the member that accepted the connection. That member had invited the
+    /// dialler.
     TakeSnapshot = 5,
     /// One request of the member that accepted the connection, and its answer. That member had
     /// invited the dialler.

@@ -85,7 +85,7 @@ fn invalid(what: &str) -> io::Error {
 
 /// Binds `address`. The address can be bound again right after a restart.
 pub(in crate::transport) fn listen(address: SocketAddr) -> io::Result<std::net::TcpListener> {
-    // On Unix, std sets SO_REUSEADDR on the socket.
+    // On Unix, std sets SO_REUSEADDR on the socket, so the address can be bound again.
     let listener = std::net::TcpListener::bind(address)?;
     listener.set_nonblocking(true)?;
     Ok(listener)
