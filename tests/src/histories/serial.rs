@@ -391,7 +391,7 @@ impl Replay<'_> {
                 }
                 RequestedOperation::Write(_) => false,
             },
-            // The member's queue was full.
+            // A member refuses a request when its queue is full, which can happen to any request.
             Code::ResourceExhausted => true,
             _ => false,
         };
