@@ -78,7 +78,7 @@ const UNREAD_TIMEOUT: Duration = Duration::from_secs(60);
 /// Maximum size of an HTTP/2 request's header list in bytes.
 const HEADER_LIST_BYTES: u32 = 16 << 10;
 
-/// Origin of a request. It is in the extensions of each request.
+/// Connection on which a request arrived. Each request carries it among its extensions.
 #[derive(Clone, Debug)]
 pub(crate) struct ClientConnection {
     /// Address of the other end of the socket.
@@ -230,7 +230,7 @@ impl ConnectionLimits {
         Self {
             connection_permits: Arc::new(Semaphore::new(max_connections)),
             door: AdmissionControl::new(AdmissionLimits {
-                // Connections that have sent nothing can take at most half of the sockets.
+                // At most half of the allowed connections may be ones that have sent nothing yet.
                 silent: max_connections.div_ceil(2),
                 handshakes: HANDSHAKES,
                 max_handshakes_per_network: HANDSHAKES_EACH,
@@ -451,7 +451,8 @@ impl RequestServer {
         let request = match &self.direct {
             Some(direct) if direct_calls::is_direct(&request) => {
                 let request = request.map(|body| Counted::new(body, &self.sender, BodyKind::Unary));
-                // Boxed, so that the task of a watch doesn't hold the memory of a direct call.
+                // The call's future is boxed. Otherwise the task of every request, even of a
+                // long-lived watch, would hold the memory for a direct call.
                 let answer = direct_calls::answer(direct, request, &self.who, &self.answers);
                 match Box::pin(answer).await {
                     Ok(response) => return Ok(response),
@@ -463,9 +464,9 @@ impl RequestServer {
         self.call_router(request).await
     }
 
-    /// Answers a request with the router. The decompressed message of a unary call stays charged
-    /// until the router has answered. The messages of a stream need no such charge, because they
-    /// are served one after the other.
+    /// Answers a request with the router. If the request is a unary call with a compressed message,
+    /// the decompressed message stays charged until the router has answered. The messages of a
+    /// stream need no such charge, because they are served one after the other.
     async fn route(
         &self,
         mut request: Request<Incoming>,

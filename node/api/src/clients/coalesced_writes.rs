@@ -5,10 +5,10 @@
 //! its trailers. Here these bytes are collected in a buffer, which is written once the connection's
 //! task has nothing more to do.
 //!
-//! A request is answered by a task of its own, which runs after the connection's turn. So if a
-//! connection has received bytes in a turn, it writes its buffer two turns later. During the first
-//! of these two turns, the thread runs the tasks of all connections that have received bytes. A
-//! write at that time would delay those tasks.
+//! Each poll of the connection's task is called a turn. A request is answered by a task of its own,
+//! which runs after the connection's turn. So if a connection has received bytes in a turn, it
+//! writes its buffer two turns later. During the first of these two turns, the thread runs the
+//! tasks of all connections that have received bytes. A write at that time would delay those tasks.
 
 use std::future::Future;
 use std::io::{self, IoSlice};
@@ -19,8 +19,7 @@ use std::task::{Context, Poll, ready};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 /// Maximum number of collected bytes of a connection. Before a write that would exceed it, the
-/// collected bytes are written out. This memory is not part of the charge for the connection's
-/// answers.
+/// collected bytes are written out. The accounting of unread answers doesn't count this memory.
 const MAX_COLLECTED_BYTES: usize = 16 << 10;
 /// Length from which a write isn't collected, because the copy would cost more than a system call.
 const LARGE_WRITE_BYTES: usize = 8 << 10;
@@ -86,16 +85,17 @@ fn lock<S>(shared: &Mutex<Shared<S>>) -> MutexGuard<'_, Shared<S>> {
 }
 
 impl<S: AsyncRead + AsyncWrite + Unpin> CollectedWrites<S> {
-    /// Gives `connection` a turn, and then writes what it has collected. Ends when `connection` has
-    /// ended, after one attempt to write its last bytes, or when bytes can't be written.
+    /// Polls `connection`, and then writes what it has collected. Ends when `connection` has ended,
+    /// after one attempt to write its last bytes, or when bytes can't be written.
     pub(super) fn poll<F: Future>(
         &self,
         connection: Pin<&mut F>,
         context: &mut Context<'_>,
     ) -> Poll<()> {
         if connection.poll(context).is_ready() {
-            // A connection is not shut down if it ends with an error, or after a request to use
-            // another protocol. One attempt to write is enough: the socket nearly always has room.
+            // Write the last bytes here: a connection that ends with an error, or after a request
+            // for another protocol, does not flush its stream itself. One attempt is enough,
+            // because the socket nearly always has room.
             let _ = lock(&self.0).poll_flush_all(context);
             return Poll::Ready(());
         }

@@ -3,8 +3,8 @@
 //!
 //! Messages are decompressed here and not by tonic, before any other code sees them. So a request
 //! is charged with its decompressed length, which can be a thousand times the length on the wire.
-//! tonic's own decompression keeps up to twice that length in memory, and can't report it. It also
-//! ignores everything after the first of several gzip members.
+//! tonic's own decompression keeps up to twice that length in memory, and can't report how much. It
+//! also ignores everything after the first of several gzip members.
 //!
 //! Answers are never compressed. etcd compresses an answer if its request was compressed, but
 //! clients must accept both.
@@ -39,8 +39,8 @@ pub(super) fn take_gzip_encoding(headers: &mut HeaderMap) -> bool {
     is_compressed
 }
 
-/// Charge for a call's decompressed messages, until the call is answered. A connection could send a
-/// thousand such messages while a single one is processed.
+/// Charge for the decompressed messages of one call. It lasts until the call is answered, because a
+/// connection could send a thousand such messages while only one of them is processed.
 #[derive(Clone, Debug)]
 pub(super) struct DecompressedCharge(Arc<Mutex<MemoryCharge>>);
 
@@ -80,7 +80,7 @@ pub(super) struct Decompressor {
     state: DecompressorState,
 }
 
-/// Next part of a body.
+/// Part of a body that a decompressor reads next.
 #[derive(Debug)]
 enum DecompressorState {
     /// A message's header (flag and length), and the number of its bytes that have arrived.
@@ -129,8 +129,8 @@ impl Decompressor {
     /// Returns the next bytes for the reader, which belong to one message. Returns `None` if more
     /// bytes must be added first.
     ///
-    /// # Errors
-    /// The errors have the texts of grpc-go.
+    /// # Errors Fails with grpc-go's text if a message is malformed, or longer than `largest`. Also
+    /// fails if the connection's account has no room for a decompressed message.
     pub(super) fn next(&mut self) -> Result<Option<Bytes>, Status> {
         while !self.rest.is_empty() {
             match &mut self.state {

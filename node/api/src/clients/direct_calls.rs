@@ -126,7 +126,8 @@ where
                         _ => None,
                     }
                 }
-                // An error, or trailers, which tonic adds to the metadata. Both are for the router.
+                // The frame is an error, or trailers, which tonic would add to the request's
+                // metadata. The router handles both.
                 Some(other) => Some(other),
             };
             let is_whole = last.is_none() && received.left(max_bytes) == Some(0);

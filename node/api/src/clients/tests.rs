@@ -180,7 +180,8 @@ async fn a_client_with_the_key_of_a_removed_member_is_disconnected_and_refused()
     tls.set_refused_keys([NodeKey([1; 32])].into());
     stream.write_all(REQUEST).await.unwrap();
     tls.set_refused_keys([key].into());
-    // The client can still read an answer that was sent before. Then the connection ends.
+    // The client can still read an answer that the server sent before it refused the key. Then the
+    // connection ends.
     let mut rest = Vec::new();
     let ended = tokio::time::timeout(PATIENCE, stream.read_to_end(&mut rest));
     let _ = ended.await.expect("it is put out");
@@ -425,7 +426,8 @@ async fn a_slow_reader_gets_all_of_each_large_answer_over_tls() {
         let tcp = socket.connect(address).await.unwrap();
         let name = ServerName::try_from("127.0.0.1").unwrap();
         let mut stream = connector.connect(name, tcp).await.unwrap();
-        // The connection stays open, so it isn't flushed by its end.
+        // The request lets the connection stay open. If it were closed after the answer, closing
+        // would flush the remaining bytes, and the test would show nothing.
         let request = format!("GET /{bytes} HTTP/1.1\r\nHost: h\r\n\r\n");
         stream.write_all(request.as_bytes()).await.unwrap();
         tokio::time::sleep(Duration::from_millis(50)).await;

@@ -129,7 +129,7 @@ pub(super) struct Counted<B> {
     bytes: Arc<rpc::ClientBytes>,
 }
 
-/// Received part of a request's messages, and the lengths that they state.
+/// Counter of the received bytes of a request, and of the message lengths in its gRPC headers.
 #[derive(Debug)]
 struct MessageTracker {
     kind: BodyKind,
@@ -149,8 +149,8 @@ impl MessageTracker {
     fn advance(&mut self, mut data: &[u8]) {
         match self.kind {
             BodyKind::Plain => self.held += mem::take(&mut data).len(),
-            // The end of a value isn't known here. At most one value of the maximum size is in
-            // memory.
+            // This code can't tell where one JSON value ends. So all received bytes count, up to
+            // the maximum size of a value: at most one value is in memory.
             BodyKind::Values => {
                 let largest = self.max_allocated_bytes * gateway::REQUEST_GROWTH;
                 self.held = largest.min(self.held + mem::take(&mut data).len());

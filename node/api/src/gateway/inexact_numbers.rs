@@ -1,8 +1,9 @@
 //! Search for JSON numbers that the JSON library would change.
 //!
 //! The library reads numbers with a fraction or an exponent, and numbers that don't fit into 64
-//! bits, as floating-point numbers. It rounds these to the nearest integer. So `9007199254740993.0`
-//! would grant the lease …994. Such numbers are refused instead.
+//! bits, as floating-point numbers. It rounds these to the nearest integer. For example, a request
+//! for the lease `9007199254740993.0` would grant lease 9007199254740994. So such numbers are
+//! refused.
 
 /// Number from which on a floating-point number can stand for several integers.
 const INEXACT: f64 = 9_007_199_254_740_992.0;

@@ -10,7 +10,7 @@ use prost_reflect::{DescriptorPool, MessageDescriptor};
 /// Prefixes of the gateway's paths: the current one, and that of etcd 3.3.
 pub(super) const PREFIXES: [&str; 2] = ["/v3/", "/v3beta/"];
 
-/// Services, with the rest of the path and the name of each method.
+/// Services with their methods. Each method has its HTTP path after the prefix, and its name.
 const PATHS: &[(&str, &[(&str, &str)])] = &[
     (
         "etcdserverpb.KV",

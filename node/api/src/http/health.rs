@@ -83,7 +83,7 @@ fn unconnected_peers(context: &ApiContext) -> String {
 }
 
 /// Whether the alarm is a CORRUPT alarm about another member's data. Such an alarm doesn't make
-/// this member unhealthy, so that it isn't taken out of service too.
+/// this member unhealthy: a supervisor would then stop healthy members too.
 fn is_of_another(alarm: &AlarmMember, context: &ApiContext) -> bool {
     alarm.alarm() == AlarmType::Corrupt
         && ![0, context.identity.member_id].contains(&alarm.member_id)

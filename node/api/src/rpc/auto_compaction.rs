@@ -27,8 +27,8 @@ pub enum AutoCompaction {
 }
 
 const HOUR: Duration = Duration::from_secs(60 * 60);
-/// Number of revision samples per period. For a period above one hour, the number of samples per
-/// hour.
+/// Number of revision samples that are taken per period. For a period above one hour, the number
+/// that is taken per hour.
 const SAMPLES_PER_PERIOD: u32 = 10;
 /// Minimum time between samples, even for the shortest period.
 const MIN_SAMPLE_INTERVAL: Duration = Duration::from_millis(10);
@@ -39,8 +39,8 @@ const REVISION_MODE_INTERVAL: Duration = Duration::from_secs(5 * 60);
 #[derive(Debug)]
 struct RevisionHistory {
     rule: AutoCompaction,
-    /// Newest revision at each sample, oldest sample first. In periodic mode, these are the samples
-    /// of one period and one more.
+    /// Newest revision at each sample, oldest sample first. In periodic mode, the samples of one
+    /// period are kept, and the sample before them.
     samples: VecDeque<i64>,
     /// Time of the last compaction.
     last_compaction: Duration,

@@ -61,7 +61,7 @@ pub struct ApiContext {
     pub(crate) members: watch::Receiver<Arc<MemberTable>>,
     /// Active alarms of the cluster.
     pub(crate) alarms: watch::Receiver<Vec<AlarmMember>>,
-    /// The only permit to read the whole store for a comparison of members.
+    /// Permit to read the whole store for a comparison of the members' data. There is only one.
     pub(crate) comparison_permit: Arc<Semaphore>,
     /// Permits for clients' requests that hash the whole store. The number of permits limits how
     /// many such requests run at a time.
@@ -96,9 +96,9 @@ pub(crate) fn requires_leader(metadata: &MetadataMap) -> bool {
     metadata.get("hasleader").is_some_and(|value| value == "true")
 }
 
-/// Encodes an operation as the payload of a log entry. Refuses an operation that no member could
-/// decode, since a committed entry with it would stop every member at each start. Only transactions
-/// can be nested too deeply.
+/// Encodes an operation as the payload of a log entry. Refuses a transaction that is nested too
+/// deeply for a member to decode: once committed, it would stop every member at each start. Other
+/// operations have no such nesting, so they aren't checked.
 pub(super) fn encode(
     id: RequestId,
     caller: Caller,

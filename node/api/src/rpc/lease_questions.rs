@@ -78,8 +78,8 @@ pub(super) async fn answer_leases(context: &ApiContext, request: Bytes) -> Optio
     Some(answer.encode_to_vec().into())
 }
 
-/// Answers a question as the leader. A quorum confirms the leadership after the answer was
-/// determined.
+/// Answers a question as the leader. Once the answer is determined, waits until a quorum confirms
+/// that this member still led at that time.
 async fn answer_lease_question(
     context: &ApiContext,
     question: &LeaseQuestion,
@@ -92,7 +92,8 @@ async fn answer_lease_question(
         question.ids.iter().all(|id| leases.has(*id))
     };
     if !knows_all {
-        // An unknown lease may have been granted by an entry that isn't applied here yet.
+        // A lease that is unknown here may have been granted by an entry that this member hasn't
+        // applied yet. After the barrier, the entry is applied.
         context.barrier(false).await?;
     }
     let found = look_at_clock(context, question)?;
@@ -178,7 +179,8 @@ pub(super) async fn run_lease_clock(context: Arc<ApiContext>) {
         }
         context.metrics.leases_expired.fetch_add(over.len() as u64, Ordering::Relaxed);
         let ended = join_all(over.into_iter().map(|over| expire(&context, over)));
-        // Under another leader these proposals have no effect.
+        // A change of leader ends the wait. Proposals of this term have no effect under another
+        // leader.
         tokio::select! {
             _ = join(ended, propose_checkpoint(&context, noted.clone())) => {}
             changed = leader.changed() => if changed.is_err() { return },

@@ -286,8 +286,8 @@ impl LockQueues {
                 () = self.context.stop.cancelled() => return Err(Error::Stopped),
             };
             match notice {
-                // In the second case the deletion is possibly among the compacted revisions. The
-                // caller reads the queue again in both cases.
+                // `Compacted` means that the deletion is possibly among the compacted revisions.
+                // After either notice, the caller reads the queue again.
                 Notice::Events { .. } | Notice::Compacted { .. } => return Ok(()),
                 Notice::Progress { .. } | Notice::WatchProgress { .. } => {}
             }
@@ -352,7 +352,8 @@ impl QueueEntry {
             self.state = EntryState::Kept;
             return Ok(Some(self.entry_revision));
         }
-        // The lease may have expired meanwhile.
+        // While the entry waited, its lease may have expired and deleted it. So its key is read
+        // again.
         let own = RangeRequest { key: self.key.clone(), ..RangeRequest::default() };
         let found = self.queues.kv.range(&own, call).await?;
         let is_there = found.kvs.first().is_some_and(|kv| kv.create_revision == self.created);

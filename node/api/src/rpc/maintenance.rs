@@ -70,6 +70,7 @@ impl MaintenanceService {
             db_size: i64::try_from(store.file_bytes()).unwrap_or(i64::MAX),
             leader: node.leader,
             // The applied index may briefly be ahead of the commit index that the driver publishes.
+            // A client must never see that.
             raft_index: node.commit.max(view.applied().index),
             raft_term: node.term,
             raft_applied_index: view.applied().index,

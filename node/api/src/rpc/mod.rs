@@ -184,7 +184,8 @@ pub fn router(
         .add_service(lock.max_decoding_message_size(max))
         .add_service(election.max_decoding_message_size(max))
         .add_service(health_service);
-    // The router's fallback is removed, so that an unknown path is answered as an HTTP server does.
+    // tonic's fallback answers an unknown path with a gRPC status. Without it, the answer is HTTP's
+    // 404.
     let grpc = reflection::add(routes).prepare().into_axum_router().reset_fallback();
     (status_texts::layer(grpc, max), context)
 }

@@ -69,8 +69,8 @@ impl PasswordHasher {
         self.work(move || match hash.filter(|hash| !hash.is_empty()) {
             Some(hash) => {
                 let hash = std::str::from_utf8(&hash).unwrap_or_default();
-                // As in etcd, only the first 72 bytes count; if there are that many, bcrypt adds no
-                // terminating zero.
+                // As in etcd, only the first 72 bytes of a password count. bcrypt adds a
+                // terminating zero only to a shorter password.
                 bcrypt::verify(password.as_bytes(), hash).unwrap_or(false)
             }
             None => {

@@ -451,8 +451,9 @@ async fn next_request(
 /// Future that completes with the reason why a stream can't continue.
 pub(super) type RefusalFuture = Pin<Box<dyn Future<Output = Error> + Send>>;
 
-/// Completes once a stream that requires a leader has had none for too long, or once this member's
-/// data is known to be corrupt.
+/// Returns a future that completes when the stream must end. This is so once this member's data is
+/// known to be corrupt. If the stream requires a leader, it also ends after too long a time without
+/// one.
 pub(super) fn watch_for_refusal(context: &ApiContext, needs_leader: bool) -> RefusalFuture {
     let patience = context.limits.election_timeout * LEADERLESS_ELECTIONS;
     let (leader, mut alarms) = (context.leader.clone(), context.alarms.clone());

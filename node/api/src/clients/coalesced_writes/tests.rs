@@ -8,7 +8,8 @@ use super::*;
 /// Time limit after which a test fails. It is much longer than any step takes.
 const PATIENCE: std::time::Duration = std::time::Duration::from_secs(60);
 
-/// Gives the connection turns until it has nothing to do, and returns what the other end received.
+/// Polls the connection until it has nothing to do, and returns the bytes that the other end
+/// received.
 async fn run<F: Future>(
     writes: &CollectedWrites<DuplexStream>,
     mut connection: Pin<&mut F>,

@@ -120,14 +120,15 @@ fn many_connections_of_one_network_leave_room_for_other_networks() {
 #[test]
 fn no_network_gets_more_than_an_equal_share() {
     let all = RequestAccounting::new(REQUEST);
-    // Three connections each: a network with only one request takes nothing from the others'
-    // shares.
+    // Seven other networks have three requests each. These are smaller than the networks' shares,
+    // but the rest of a share isn't given to the first network.
     let others = (2..=8).flat_map(|other| [other; 3]);
     let mut bodies: Vec<_> =
         others.map(|other| body(&all.open(ip(other)), BodyKind::Unary)).collect();
     assert!(bodies.iter_mut().all(|body| body.sends(&message(REQUEST)[..MESSAGE_HEADER_BYTES])));
     let others = held(&all);
-    // All connections of one network together get an eighth, whatever their number.
+    // There are eight networks, so each gets an eighth of all bytes, however many connections it
+    // has.
     for _ in 0..200 {
         let mut large = body(&all.open(ip(1)), BodyKind::Unary);
         large.sends(&message(REQUEST)[..REQUEST - 1]);
@@ -273,7 +274,8 @@ fn a_complete_compressed_request_is_charged_with_its_decompressed_length() {
     assert!(one.sends(&wire[MESSAGE_HEADER_BYTES..]));
     assert_eq!(held(&all), STREAM_BYTES + MESSAGE_HEADER_BYTES + REQUEST);
     drop(one);
-    // Each has two kilobytes, but decompressed they count as two megabytes each.
+    // Each request has two kilobytes, but counts as two megabytes because it is charged with its
+    // decompressed length.
     let mut bodies: Vec<_> =
         (0..20).map(|_| body(&sender, BodyKind::Unary).with_decompression(&sender)).collect();
     let taken = bodies.iter_mut().filter_map(|body| body.sends(&wire).then_some(()));

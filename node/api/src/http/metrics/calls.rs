@@ -23,8 +23,8 @@ impl MetricsCollector {
         let mut family = out.0.encode_descriptor(name, help, None, MetricType::Counter)?;
         for method in Method::ALL {
             for (code, handled) in (0..).zip(&self.0.metrics.calls(*method).handled) {
-                // As in etcd, codes without a call are shown too. Otherwise `rate()` would miss the
-                // first call.
+                // As in etcd, codes with which no call has ended are shown too, as 0. Otherwise
+                // `rate()` would miss the first call that ends with such a code.
                 let code = code_name(tonic::Code::from_i32(code));
                 let [name, service, kind] = labels(*method);
                 let labels = [("grpc_code", code), name, service, kind];

@@ -187,7 +187,7 @@ fn expected(method: Method) -> Option<(bool, bool)> {
         | Method::Status
         // The empty request only lists the alarms.
         | Method::Alarm => (false, true),
-        // The empty requests are for a user or role without a name, and for an empty transaction.
+        // The first two empty requests name no user and no role. The third is an empty transaction.
         Method::UserGet | Method::RoleGet => (false, false),
         Method::Txn => (false, true),
         _ => (false, false),

@@ -102,8 +102,8 @@ async fn only_a_question_of_the_leader_causes_a_read_of_the_store() {
         decode_claims(StoreAnswer::decode(answer).unwrap())
     };
     assert!(!asked_by(MEMBER).await.is_empty());
-    // The node waits a limited time for the other member to become leader. Paused time shortens the
-    // wait.
+    // The node waits a limited time for the other member to become leader. tokio's clock is paused,
+    // so that this time passes at once.
     tokio::time::pause();
     assert_eq!(asked_by(MEMBER + 1).await, []);
 }

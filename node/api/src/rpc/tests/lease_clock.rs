@@ -53,7 +53,8 @@ async fn a_lease_behaves_as_in_etcd() {
     }
     let found = left(&node, 5).await;
     assert_eq!((found.id, found.granted_ttl), (5, 1_000));
-    // A lease that was granted before the clock began lasts an election timeout longer.
+    // A lease that was granted before the leader's lease clock started gets an election timeout in
+    // addition to its TTL.
     assert!((1..=1_001).contains(&found.ttl));
     assert_eq!(found.keys, [bytes("a"), bytes("b")]);
     let unasked = LeaseTimeToLiveRequest { id: 5, keys: false };
@@ -97,8 +98,7 @@ async fn a_renewal_of_a_lease_under_checkpoint_waits_and_succeeds() {
     for (id, ttl) in [(1, 2_000), (2, 400), (3, 3_000)] {
         grant(&node, id, ttl).await.unwrap();
     }
-    // After 250 s, the remaining time is recorded for the short lease alone. The others are due
-    // later.
+    // After 250 s, only lease 2, the shortest, is due for a record of its remaining time.
     let noted = {
         let (mut lessor, now) = node.context.clock.read();
         lessor.due_checkpoint(now + Duration::from_secs(250)).unwrap()

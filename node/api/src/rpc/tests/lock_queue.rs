@@ -264,7 +264,8 @@ async fn a_candidate_whose_lease_has_ended_does_not_win() {
 #[tokio::test]
 async fn a_candidate_whose_campaign_fails_leaves_the_queue() {
     let node = with_leases(&[1]).await;
-    // The key exists without the lease, as another client made it, and the lease no longer exists.
+    // Another client has put the candidate's key without a lease. So the key outlives the lease
+    // that is revoked below.
     node.put("e/1", "other").await;
     let mut leases = LeaseClient::new(node.channel.clone());
     leases.lease_revoke(LeaseRevokeRequest { id: 1 }).await.unwrap();

@@ -8,7 +8,7 @@ use prost::Message as _;
 
 use super::*;
 
-/// Maximum request size. A part has half of it.
+/// Maximum request size in bytes. A part of a range stream is full at half of it.
 const REQUEST: usize = 64 << 10;
 const KEYS: usize = 400;
 /// HTTP/2 window in bytes. It limits the bytes on their way to a client that doesn't read, and is
@@ -171,7 +171,8 @@ async fn a_compaction_between_two_parts_ends_the_stream() {
 #[tokio::test]
 async fn a_stream_ends_if_found_keys_are_compacted_before_they_are_read() {
     let node = ApiTestNode::start().await;
-    // One step of the index finds all keys, but each part has only a few.
+    // The first step of the read finds all keys in the index, but each part has room for only a few
+    // values. So most values are read later.
     let names = || (0..100).map(|n| format!("k{n:02}"));
     for name in names() {
         node.put(&name, &"x".repeat(100_000)).await;
@@ -211,7 +212,9 @@ async fn a_member_that_stops_ends_its_range_streams() {
 #[tokio::test]
 async fn each_part_is_small_enough_for_clients_with_default_limits() {
     let node = ApiTestNode::start().await;
-    // The keys almost fill a part, then almost a step. Then values of the maximum size follow.
+    // Makes a part as large as possible. The 256 small values of the first read step almost fill
+    // it. The next step reads a value of almost 1 MiB, at which a step ends, and one more large
+    // value.
     let sizes = std::iter::repeat_n(2_900, 256).chain([1_000_000, 1_500_000]);
     for (n, size) in sizes.chain(std::iter::repeat_n(1_500_000, 4)).enumerate() {
         node.put(&format!("k{n:04}"), &"x".repeat(size)).await;

@@ -69,7 +69,7 @@ impl ApiTestNode {
         Ok(seen.kv.unwrap().key)
     }
 
-    /// Returns the revision, and whether `root` can see the key.
+    /// Reads `key` as `root`. Returns the store's revision, and whether the key exists.
     async fn sees(&self, root: &str, key: &str) -> (i64, bool) {
         let found = self.kv().range(with_token(Some(root), range(key))).await.unwrap().into_inner();
         (found.header.unwrap().revision, !found.kvs.is_empty())
