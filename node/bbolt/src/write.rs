@@ -340,8 +340,8 @@ impl PageBuilder {
                 out.extend_from_slice(&element.child.to_le_bytes());
             }
             offset += crate::page::to_usize(element.key) + crate::page::to_usize(element.value);
-            // An offset counts from its own element header, and the next header lies this many
-            // bytes later.
+            // An element's offset counts from its own header. The next header begins
+            // `ELEMENT_BYTES` later, so its offset is that much smaller.
             offset -= ELEMENT_BYTES;
         }
         out.extend_from_slice(&self.data);

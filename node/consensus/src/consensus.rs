@@ -41,7 +41,8 @@ const LIBRARY_MAX_ELECTION_TICKS: usize = 1 << 40;
 /// Maximum number of times a proposal is forwarded before it is dropped.
 const MAX_PROPOSAL_HOPS: u64 = 3;
 
-/// Reason why proposals were not accepted. None of them had or will have any effect.
+/// Reason why proposals were not accepted. None of the refused proposals has an effect, now or
+/// later.
 #[derive(Clone, Copy, Debug, Error, PartialEq, Eq)]
 pub enum ProposeError {
     /// This member knows no leader, or the proposals were already forwarded as often as allowed.
@@ -79,13 +80,13 @@ pub struct Consensus {
     persisted_hard_state: HardState,
     /// Members by which the library counts majorities.
     members: Arc<Members>,
-    /// Leaders only: the term, and the index of the barrier entry of that term. The barrier comes
-    /// after all changes of members that the leader has applied. `None` means that the entry is
-    /// still to be appended.
+    /// Leaders only: the term, and the index of the barrier entry of that term (see
+    /// [`Self::may_change_members`]). The barrier comes after all changes of members that the
+    /// leader has applied. `None` means that the entry is still to be appended.
     barrier_entry: (u64, Option<u64>),
-    /// Number of the ready that must be durable before [`Self::ready`] yields anything else.
+    /// Number of the [`Ready`] that must be durable before [`Self::ready`] yields anything else.
     awaited_ready: Option<u64>,
-    /// Committed entries of the awaited ready, withheld until that ready is durable.
+    /// Committed entries of the awaited [`Ready`], withheld until that one is durable.
     withheld_entries: Vec<Entry>,
     /// Members removed since this instance started. No removed member comes back.
     removed: BTreeSet<u64>,
@@ -356,13 +357,13 @@ impl Consensus {
         self.replace_members(members_from_raft(&state));
         self.record_own_commit();
         let leads = self.raw.raft.state == StateRole::Leader;
-        // The entry that `may_change_members` waits for must come after this change.
+        // An earlier barrier entry no longer counts: the barrier must come after this change.
         if leads {
             self.barrier_entry.1 = None;
         }
         if !self.members.voters.contains(&self.member) {
             self.stays_after_removal = self.own_commit == self.raw.raft.raft_log.committed;
-            // The library's leader doesn't step down by itself.
+            // In the library, a leader that is no longer a voter stays leader. It must step down.
             if leads {
                 self.raw.raft.become_follower(self.raw.raft.term, 0);
             }
@@ -485,8 +486,8 @@ impl Consensus {
                 || self.raw.store().has_pending_requests())
     }
 
-    /// Returns whether all output waits for a write that must be durable before any other member
-    /// learns of it. There are two cases:
+    /// Returns whether this member withholds all output until a write is durable. No other member
+    /// may learn of the write's contents before that. There are two cases:
     ///
     /// - A change of members is committed. A removed member ends for good as soon as its leader or
     ///   a refusal informs it of the removal. Suppose one of two members is removed, and a crash
@@ -561,7 +562,8 @@ impl Consensus {
             || learns
             || ready.persist.snapshot.is_some()
             || !ready.persist.entries.is_empty();
-        // Nothing else is output until this round is durable: see `awaits_durability`.
+        // Until this round is durable, [`Self::ready`] yields nothing else: see
+        // `awaits_durability`.
         if changes || learns || (new_vote && self.raw.raft.state == StateRole::Leader) {
             self.awaited_ready = Some(ready.number);
             self.withheld_entries = mem::take(&mut ready.committed);

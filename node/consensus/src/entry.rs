@@ -1,6 +1,7 @@
 //! Entries of the replicated log, and their kinds.
 //!
-//! A build that reads an entry of an unknown kind stops there. It never skips the entry.
+//! A process stops at an entry whose kind its build doesn't know. It never skips the entry, because
+//! its state would then differ from that of other members.
 
 use bytes::Bytes;
 

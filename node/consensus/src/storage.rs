@@ -27,7 +27,8 @@ pub(crate) struct LogView {
     cache: VecDeque<RaftEntry>,
     cache_bytes: usize,
     cache_limit: usize,
-    /// Requests that the library makes through `&self`.
+    /// Requests that the library has made. It calls methods with `&self`, so they are in a
+    /// `RefCell`.
     requests: RefCell<LibraryRequests>,
 }
 

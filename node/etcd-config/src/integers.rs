@@ -25,7 +25,7 @@ pub fn parse_uint(text: &str) -> Option<u64> {
         None => (lower.as_str(), 10),
     };
     let is_separated = digits.split('_').all(|group| !group.is_empty());
-    // A sign at this point is invalid, but Rust's parser would accept it.
+    // A sign after the prefix is invalid, but Rust's parser would accept it.
     let has_sign = digits.starts_with(['+', '-']);
     if !is_separated || has_sign {
         return None;

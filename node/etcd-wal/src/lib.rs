@@ -568,10 +568,12 @@ mod tests {
                     (log.last_position().index, log.tail.offset as usize) == (1, end)
                 };
                 match found {
-                    // Only padding is missing, and padding consists of zeros.
+                    // Only padding is missing. It consists of zeros, so the preallocated zeros
+                    // complete the record.
                     Ok(log) if room > 0 && whole.len() - cut < 8 && !log.tail.torn => {}
                     Ok(log) => assert!(torn(&log), "{cut} of {}", whole.len()),
-                    // The missing part is shorter than a sector. etcd also treats that as damage.
+                    // The missing part is too short to contain a whole sector of zeros. Like etcd,
+                    // the reader takes the record for damaged, and not for incomplete.
                     Err(WalError::Corrupt { .. }) => {
                         assert!(room > 0 && whole.len() - cut < 2 * SECTOR_BYTES, "{cut}");
                     }

@@ -3,9 +3,9 @@
 //!
 //! A member that has heard from a leader within an election time-out ignores requests for votes
 //! (Raft dissertation 4.2.3). A member that learns that its leader's process has ended forgets the
-//! leader, and then answers such requests. So a candidate wins early only if a majority knows of
-//! the end. If the report was wrong, the leader's next heartbeat makes the member follow it again,
-//! in the same term.
+//! leader, and then answers such requests. So a candidate wins early only if a majority knows that
+//! the leader's process has ended. If that was a false report, the leader's next heartbeat makes
+//! the member follow the leader again, in the same term.
 //!
 //! Members that begin to wait at the same moment must not campaign at the same moment, because they
 //! would split the votes. They campaign in turn instead ([`Turn`]).
@@ -25,7 +25,7 @@ const HASTENED_TICKS: usize = 1;
 const TURN_TICKS: usize = 2;
 
 /// A member's place among the voters that campaign in turn. All voters should number these places
-/// alike. If they don't, an election may fail, and the next turn repeats it.
+/// alike. If they don't, two may campaign at once and split the votes; the next turn tries again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Turn {
     /// This member's place; 0 is the first one.
@@ -53,8 +53,8 @@ pub(super) struct Succession {
     wait: usize,
     /// Ticks between two turns of this member.
     period: usize,
-    /// Ticks until the turns end. After that, only the election time-out makes this member
-    /// campaign.
+    /// Ticks for which this member still takes turns. After that, only the election time-out makes
+    /// it campaign.
     left: usize,
 }
 

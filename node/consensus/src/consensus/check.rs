@@ -51,7 +51,8 @@ impl Consensus {
             return Err(StepError::NotAMember { from: message.from });
         }
         if message.term != 0 && message.term < self.raw.raft.term {
-            // The library answers or ignores a message of an older term by its term alone.
+            // A message of an older term needs no further check. The library answers or ignores it
+            // because of its term, and reads no other field.
             return Ok(Some(message));
         }
         let impossible =

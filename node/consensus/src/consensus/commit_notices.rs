@@ -58,9 +58,9 @@ impl SentCommits {
 }
 
 impl Consensus {
-    /// Reports that the entries appended last include proposals that `peer` forwarded. The peer is
-    /// told without delay that they are committed.
-    pub fn report_forwarder(&mut self, peer: u64) {
+    /// Records that `peer` forwarded proposals which are among the entries appended last. Once they
+    /// are committed, [`Self::send_commit_index`] with `only_awaited` includes this peer.
+    pub fn expect_commit_notice(&mut self, peer: u64) {
         let raft = &self.raw.raft;
         if raft.state == StateRole::Leader && self.members.contains(peer) {
             let (term, last) = (raft.term, raft.raft_log.last_index());
@@ -68,15 +68,15 @@ impl Consensus {
         }
     }
 
-    /// Returns whether a peer lacks this leader's commit index, and nothing is on its way that
-    /// carries the index. Messages that [`Self::ready`] has yet to yield don't count as sent.
+    /// Returns whether a peer lacks this leader's commit index, although no message that carries
+    /// the index is on its way. Messages that [`Self::ready`] has yet to yield don't count as sent.
     pub fn has_unsent_commit(&self) -> bool {
         self.peers_without_commit(false).next().is_some()
     }
 
     /// Makes notices, which are appends without entries, for peers that lack this leader's commit
-    /// index. If `only_awaited`, only peers get one whose own proposals were committed since.
-    /// Returns whether there were such peers.
+    /// index. If `only_awaited`, only a peer with newly committed proposals of its own gets one.
+    /// Returns whether any notice was made.
     pub fn send_commit_index(&mut self, only_awaited: bool) -> bool {
         let mut peers: Vec<u64> = self.peers_without_commit(only_awaited).collect();
         peers.sort_unstable();

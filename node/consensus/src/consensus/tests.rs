@@ -160,7 +160,7 @@ fn a_commit_index_without_a_next_append_goes_alone_and_once() {
 fn a_peer_that_forwarded_a_proposal_is_sent_its_commit_index_at_once() {
     let mut leader = leader();
     leader.propose_many(EntryKind::Normal, vec![Bytes::from_static(b"x")], 1).unwrap();
-    leader.report_forwarder(2);
+    leader.expect_commit_notice(2);
     let sent = run(&mut leader);
     assert!(!leader.send_commit_index(true), "nothing is committed yet");
     leader.step(agrees(&sent[0]).unwrap()).unwrap();

@@ -475,7 +475,7 @@ impl DriverCore {
         match self.consensus.propose_many(group.kind, group.data, group.hops) {
             Ok(()) => {
                 self.proposed.record(&group.own);
-                group.forwarders.iter().for_each(|peer| self.consensus.report_forwarder(*peer));
+                group.forwarders.iter().for_each(|peer| self.consensus.expect_commit_notice(*peer));
             }
             Err(_) => self.effects.refused_proposals.extend(group.own),
         }
