@@ -58,7 +58,7 @@ pub(super) enum ClusterReadError {
 }
 
 impl ClusterReadError {
-    /// Whether the command line is wrong.
+    /// Whether a wrong command line caused the error. The exit code is then that of wrong usage.
     pub(super) fn is_usage(&self) -> bool {
         match self {
             Self::Connect(error) => error.is_usage(),
@@ -210,8 +210,9 @@ impl ClusterReader {
             let now = self.revision().await?;
             let leases = self.leases().await?;
             let changes = self.read_changes(revision, now, leases).await?;
-            // A lease may have ended after the revision `now` was read. The deletions of its keys
-            // are then missing, and the revision has risen, unless the lease had no keys.
+            // If a lease ended after the revision `now` was read, `changes` lacks the deletions of
+            // its keys. These deletions have raised the revision, so everything is read again. A
+            // lease without keys doesn't matter.
             if reads == MAX_READS || self.revision().await? == now {
                 return Ok(changes);
             }
@@ -246,7 +247,7 @@ impl ClusterReader {
             ..Default::default()
         };
         let request = WatchRequest { request_union: Some(RequestUnion::CreateRequest(create)) };
-        // The end of the requests would end the watch.
+        // The stream of requests never ends, because its end would end the watch.
         let requests = stream::iter([request]).chain(stream::pending());
         let mut client =
             WatchClient::new(self.channel.clone()).max_decoding_message_size(MAX_ANSWER_BYTES);
@@ -297,7 +298,8 @@ impl ClusterReader {
     }
 }
 
-/// Returns why a member has ended a watch. It gives no reason if a compaction is the reason.
+/// Returns why a member has ended a watch. If a compaction is the reason, the member gives none as
+/// text, so this text is made here.
 fn cancel_status(answer: &WatchResponse) -> Status {
     match answer.compact_revision {
         0 => Status::unknown(answer.cancel_reason.clone()),
@@ -312,7 +314,7 @@ fn cancel_status(answer: &WatchResponse) -> Status {
 pub(super) struct LaterChanges {
     /// Ids of all leases that exist now.
     pub leases: BTreeSet<i64>,
-    /// Ids of leases that have ended since the revision, of those that had keys.
+    /// Ids of the leases that had keys and have ended since that revision.
     pub ended_leases: BTreeSet<i64>,
     /// Number of deletions of keys whose leases have ended.
     pub expired_keys: u64,
@@ -331,7 +333,8 @@ impl LaterChanges {
     fn count(&mut self, event: &Event) {
         let lease = event.prev_kv.as_ref().map_or(0, |before| before.lease);
         if lease != 0 && !self.leases.contains(&lease) {
-            // A put may have taken the key from the lease before the lease ended.
+            // The event can also be a put that took the key from the lease, before the lease ended.
+            // A client has made that change.
             self.ended_leases.insert(lease);
             if event.r#type() == EventType::Delete {
                 self.expired_keys += 1;

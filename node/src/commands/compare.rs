@@ -89,7 +89,7 @@ pub(super) enum CompareError {
 }
 
 impl CompareError {
-    /// Whether the command line is wrong.
+    /// Whether a wrong command line caused the error. The exit code is then that of wrong usage.
     pub(super) fn is_usage(&self) -> bool {
         match self {
             Self::Source(error) | Self::Target(error) => error.is_usage(),
@@ -127,7 +127,7 @@ pub(super) struct ComparedCluster {
     pub leases: u64,
     /// Number of changes after the compared revision that clients have made.
     pub later_changes: u64,
-    /// Key of the first such change, as in a difference.
+    /// Key of the first such change, in the form that [`KeyDifference::key`] has.
     pub first_changed_key: Option<String>,
     /// Number of keys that have expired with their leases after the compared revision.
     pub expired_keys: u64,

@@ -35,7 +35,7 @@ pub(super) enum ConnectError {
 }
 
 impl ConnectError {
-    /// Whether the command line is wrong.
+    /// Whether a wrong command line caused the error. The exit code is then that of wrong usage.
     pub(super) fn is_usage(&self) -> bool {
         match self {
             Self::Url(_) | Self::NoCa(_) => true,

@@ -140,7 +140,7 @@ enum MoveError {
 }
 
 impl MoveError {
-    /// Whether the command line is wrong.
+    /// Whether a wrong command line caused the error. The exit code is then that of wrong usage.
     fn is_usage(&self) -> bool {
         match self {
             Self::Save(error) => error.is_usage(),
@@ -165,7 +165,7 @@ impl MoveError {
 struct MoveReport {
     /// When the source's writes stopped, as far as this run knows: see `--since`.
     read_only_since: Timestamp,
-    /// Seconds from then until the target was compared and took writes.
+    /// Seconds from `read_only_since` until the target was compared and took writes.
     read_only_seconds: f64,
     snapshot_revision: i64,
     comparison: CompareReport,
@@ -211,7 +211,7 @@ impl StepPrinter {
         if self.to_stderr {
             print_to_stderr(text);
         } else {
-            // A reader that went away must not end a move half-way.
+            // If the reader of standard output has gone away, the move goes on nevertheless.
             let _ = print(text);
         }
     }
@@ -257,7 +257,8 @@ async fn move_cluster(args: &MoveArgs, steps: &StepPrinter) -> Result<MoveReport
     ensure_regular_file(&args.file)?;
     check_target(&args.clusters.source(), &args.clusters.target())?;
     let source = connect_to_source(&args.clusters.source(), steps).await?;
-    // The target may run already.
+    // The target may run already. Find out now whether its URLs lead to several clusters, or to the
+    // source.
     args.clusters.target().ensure_one_cluster().await.map_err(CompareError::Target)?;
     if let Ok(target) = ClusterReader::connect(&args.clusters.target()).await {
         ensure_other_cluster(&source, &target)?;
@@ -278,13 +279,14 @@ async fn move_cluster(args: &MoveArgs, steps: &StepPrinter) -> Result<MoveReport
         "           (if this command is interrupted, run it again with --since {read_only_since})"
     ));
     let target = wait_for_target(args, steps).await?;
-    // Meanwhile, the source's member may have been stopped, or a firewall may have forgotten the
-    // idle connection.
+    // Connect again: while the target was restored, the source's member may have been restarted, or
+    // a firewall may have forgotten the idle connection.
     let source = ClusterReader::connect(&args.clusters.source()).await;
     let source = source.map_err(CompareError::Source)?;
     ensure_other_cluster(&source, &target)?;
     let found = target.revision().await.map_err(CompareError::Target)?;
-    // An older snapshot can have equal keys, if the last changes were deletions.
+    // A lower revision means that the target was restored from an older snapshot. The comparison of
+    // keys wouldn't always notice that: if the last changes were deletions, the keys can be equal.
     if found < revision {
         return Err(MoveError::TargetBehind { found, wanted: revision });
     }
@@ -527,18 +529,20 @@ fn compare_member(
     found: &MemberData,
     snapshot_revision: i64,
 ) -> MemberComparison {
-    // From its first start on, a member has all revisions of the snapshot that was restored.
+    // From its first start on, a member has all revisions of the snapshot that was restored. So a
+    // member with a lower revision was restored from another file.
     if found.cluster_id != expected.cluster_id || found.revision < snapshot_revision {
         return MemberComparison::Other;
     }
     match (&expected.hash, &found.hash) {
         (Ok(expected), Ok(found)) if expected == found => MemberComparison::Same,
-        // Members remove compacted revisions at different times. Then their hashes differ.
+        // A hash covers only the revisions that compaction has left. If the members are compacted
+        // at different revisions, equal data has different hashes.
         (Ok((_, expected)), Ok((_, found))) if expected != found => MemberComparison::Impossible(
             "compacted at another revision, so its hash can't be compared".to_owned(),
         ),
         (Ok(_), Ok(_)) => MemberComparison::Other,
-        // etcd 3.4 computes no hash at the compacted revision.
+        // There is no hash. For example, etcd 3.4 computes none at the compacted revision.
         (Err(reason), _) | (_, Err(reason)) => MemberComparison::Impossible(reason.clone()),
     }
 }

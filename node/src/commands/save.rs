@@ -32,7 +32,7 @@ const FIRST_PROGRESS_DELAY: Duration = Duration::from_secs(2);
 const PROGRESS_INTERVAL: Duration = Duration::from_secs(1);
 /// Maximum size of a chunk in bytes; etcd's chunks have 32 KiB.
 const MAX_CHUNK_BYTES: usize = 16 << 20;
-/// Maximum number of incomplete files that commands with one process ID leave behind.
+/// Maximum number of incomplete files for one snapshot file and process ID.
 const MAX_LEFT_FILES: u32 = 100;
 
 /// Flags and environment variables of `snapshot save`. They are those of etcdctl.
@@ -83,7 +83,7 @@ pub(super) enum SaveError {
 }
 
 impl SaveError {
-    /// Whether the command line is wrong.
+    /// Whether a wrong command line caused the error. The exit code is then that of wrong usage.
     pub(super) fn is_usage(&self) -> bool {
         match self {
             Self::ManyEndpoints(_) | Self::NotARegularFile(_) => true,

@@ -128,7 +128,8 @@ pub(super) struct AuthComparison {
     users: u64,
     /// Number of the source's roles.
     roles: u64,
-    /// Number of names, roles and permissions that only one of the clusters has.
+    /// Number of differences: names, roles and permissions that only one of the clusters has, and
+    /// whether authentication is enabled.
     differences: u64,
     first_differences: Vec<String>,
     /// Reason why users and roles could not be compared.
@@ -170,7 +171,7 @@ impl AuthComparison {
         self.not_compared.is_none() && self.differences == 0
     }
 
-    /// Returns what users and roles are, as the end of a sentence.
+    /// Returns the result in the words with which a sentence about users and roles ends.
     pub(super) fn outcome(&self) -> &'static str {
         match (&self.not_compared, self.differences) {
             (Some(_), _) => "not compared",

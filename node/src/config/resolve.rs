@@ -256,7 +256,8 @@ fn log_outputs(text: &str) -> Vec<LogOutput> {
     list(named)
         .into_iter()
         .map(|output| match output.as_str() {
-            // Under systemd, standard error is connected to the journal.
+            // Under systemd, standard error leads to the journal. So the node needs no connection
+            // of its own to the journal.
             "default" | "stderr" | "/dev/stderr" | "systemd/journal" => LogOutput::Stderr,
             "stdout" | "/dev/stdout" => LogOutput::Stdout,
             _ => LogOutput::File(PathBuf::from(output)),

@@ -115,9 +115,9 @@ pub(crate) fn force_new_cluster(
         let known_before = before.members().member(was.member_id).cloned();
         apply_entries(&mut machine, &entries)?;
         let table = machine.store().members().borrow().clone();
-        // The entries may have changed this member's URLs, so its record is read after them. If an
-        // uncommitted entry has removed this member, only the table from before the entries has the
-        // record.
+        // The entries may have changed this member's URLs, so its record in the member table is
+        // read after they are applied. If an uncommitted entry has removed this member, only the
+        // table before the entries contains its record.
         let own = table.member(was.member_id).cloned().or(known_before);
         let own = own.ok_or(ForceError::NoMember(was.member_id))?;
         let incarnation = Incarnation::random();
@@ -135,8 +135,9 @@ pub(crate) fn force_new_cluster(
     let plan: ForcedCluster = match founded {
         Ok(plan) => plan,
         Err(error) => {
-            // Dropping the machine would make the applied entries durable. But the directory still
-            // belongs to the old member, which does not know whether these entries were committed.
+            // Dropping the state machine would make the applied entries durable. But the directory
+            // still belongs to the old member, which does not know whether these entries were
+            // committed.
             std::mem::forget(machine);
             return Err(error);
         }

@@ -142,7 +142,7 @@ pub fn restore(file: &Path, wanted: &RestoreOptions) -> Result<RestoreResult, Re
         Ok(restored)
     });
     if made.is_err() {
-        // A partial directory is of no use, and may have filled the disk.
+        // Remove the partial directory: it is of no use, and it may have filled the disk.
         let _ = std::fs::remove_dir_all(&aside);
     }
     made

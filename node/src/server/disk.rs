@@ -316,8 +316,8 @@ fn open_store(
     let exists = disk.exists(&path).map_err(system("look for the store"))?;
     match how {
         OpenMode::Existing if !exists => return Err(ServerError::StoreGone(path)),
-        // A first start left this store: it was interrupted before the member had a log. So the
-        // member has sent no vote or acknowledgement to any peer.
+        // An interrupted first start has left this store. It can be removed: the member has no log
+        // yet, so it has sent no vote or acknowledgement to any peer.
         OpenMode::New if exists => {
             disk.remove(&path).map_err(system("remove an unfinished store"))?;
         }
@@ -325,8 +325,8 @@ fn open_store(
     }
     store_file.tidy().map_err(system("remove an unfinished copy of the store"))?;
     let file = disk.open(&path, how).map_err(system("open the store"))?;
-    // An empty file would be opened as a new store, and replaying the log doesn't restore the
-    // members.
+    // Refuse an empty file, because it would be opened as a new store. That store would never get
+    // the first members: replaying the log doesn't restore them.
     if exists
         && matches!(how, OpenMode::Existing)
         && file.is_empty().map_err(system("open the store"))?

@@ -106,7 +106,7 @@ pub enum ServerError {
 }
 
 impl ServerError {
-    /// Whether a restart can never help.
+    /// Whether every further start would fail in the same way.
     #[must_use]
     pub fn is_final(&self) -> bool {
         match self {

@@ -50,8 +50,9 @@ pub async fn run(config: &Config) -> Result<(), ServerError> {
     let keep_alive = muster_notify::keep_alive_interval();
     let mut next_keep_alive = tokio::time::interval(keep_alive.unwrap_or(NO_WATCHDOG));
     let end = {
-        // All turns of the loop share this future. A new future in each turn would begin a new
-        // attempt at each keep-alive. No attempt would ever reach its time limit.
+        // All turns of the loop poll this one future. A new future in each turn would begin a new
+        // attempt to publish the member at each keep-alive. No attempt would ever reach its time
+        // limit.
         let mut published = pin!(node.wait_until_published());
         loop {
             tokio::select! {

@@ -105,7 +105,7 @@ pub enum EtcdError {
 }
 
 impl EtcdError {
-    /// Whether another attempt can never succeed.
+    /// Whether every further attempt would fail in the same way.
     #[must_use]
     pub fn is_final(&self) -> bool {
         match self {
@@ -161,7 +161,7 @@ pub fn recover(path: &Path, tools: &EtcdTools) -> Result<ForcedCluster, EtcdErro
     }
     remove_folder(&work)?;
     let plan = make(&dir, &log, tools).inspect_err(|_| {
-        // A partial copy is of no use, and may have filled the disk.
+        // Remove the partial copy: it is of no use, and it may have filled the disk.
         let _ = std::fs::remove_dir_all(&work);
     })?;
     dir.write_forced_plan(&plan)?;
@@ -446,7 +446,7 @@ mod tests {
         };
         let plan = ForcedCluster::new("now".to_owned(), bearer(1), bearer(2), None);
         dir.write_forced_plan(&plan).unwrap();
-        // A file of the folder's name can't be removed as a folder.
+        // `finish` can't remove a work folder that is a regular file.
         let work = dir.join(WORK_FOLDER);
         std::fs::write(&work, "").unwrap();
         assert!(matches!(finish(&dir, &plan), Err(EtcdError::Disk { action: "remove", .. })));
