@@ -164,7 +164,8 @@ async fn a_token_of_one_member_is_accepted_by_every_other() {
     let after = loop {
         match token(other).await {
             Ok(token) => break token,
-            // There is no leader until an election is over.
+            // Until an election is over, there is no leader and the request fails. It is then
+            // repeated.
             Err(error) => assert!(start.elapsed() < common::WAIT_LIMIT, "{error}"),
         }
     };

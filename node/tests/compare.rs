@@ -99,7 +99,8 @@ async fn a_lease_that_ended_in_one_cluster_after_the_revision_is_no_difference()
 async fn values_that_fill_more_than_one_answer_are_compared() {
     let root = tempfile::tempdir().unwrap();
     let (source, target) = (started(root.path(), "source"), started(root.path(), "target"));
-    // A first page with all of them would be larger than the command accepts.
+    // The values have 70 MiB in total. A first page with all of these keys would be larger than the
+    // command accepts.
     let value = "v".repeat(1 << 20);
     for n in 0..70 {
         source.put(&format!("large{n:02}"), &value).await.unwrap();

@@ -68,7 +68,8 @@ impl Relay {
             if passed > self.passes.load(SeqCst) {
                 self.ended.fetch_add(1, SeqCst);
                 if !self.breaks.load(SeqCst) {
-                    // This stalls the connection until the dialling side closes it.
+                    // Forward nothing more, and wait until the dialling side closes the stalled
+                    // connection.
                     let _ = to.read(&mut [0]);
                 }
                 break;
@@ -163,7 +164,8 @@ async fn a_newcomer_that_is_stopped_while_it_fetches_the_state_exits_at_once_wit
     eventually("the stream stalls", || ended.load(SeqCst) > 0);
     let start = Instant::now();
     assert_eq!(new.stop(), Some(0), "{}", new.log());
-    // A stalled step would take thirty seconds to time out.
+    // The signal must interrupt the stalled transfer. The transfer's own time limit is thirty
+    // seconds.
     assert!(start.elapsed() < Duration::from_secs(15), "it took {:?}", start.elapsed());
     cluster.check_joins(new).await;
 }

@@ -66,8 +66,8 @@ async fn write_and_compact(member: &TestMember) -> i64 {
     }
     let compaction = CompactionRequest { revision, physical: true };
     KvClient::new(member.channel()).compact(compaction).await.unwrap();
-    // The last request is a put. The hash at the compaction's own revision is a cached one, which a
-    // restart loses.
+    // The last request is a put. For the compaction's own revision, the node caches the hash and
+    // loses it in a restart; later comparisons must not use that hash.
     member.put("k0", "small").await.unwrap()
 }
 

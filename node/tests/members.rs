@@ -239,7 +239,8 @@ async fn an_impossible_member_change_is_refused_with_etcds_message() {
     assert_eq!(expect_error(remove(asked, ids[0]).await), unhealthy);
     retry_while_unhealthy(async || remove(asked, ids[2]).await).await;
     assert_eq!(expect_error(remove(asked, ids[2]).await), unknown);
-    // With two members left, both are needed for a quorum.
+    // Two members are left, and both are needed for a quorum. So a removal is refused until both
+    // have been connected for some time.
     let last = retry_while_unhealthy(async || remove(asked, ids[0]).await).await;
     let () = last;
     assert_eq!(members[0].exit_code(), Some(3));
@@ -259,7 +260,7 @@ fn removal(id: u64, operation: &str, planned_at: u64) -> Request<MemberRemoveReq
     request
 }
 
-fn configuration(metadata: &MetadataMap) -> u64 {
+fn configuration_number_in(metadata: &MetadataMap) -> u64 {
     metadata.get("muster-configuration").unwrap().to_str().unwrap().parse().unwrap()
 }
 
@@ -273,7 +274,7 @@ async fn an_operation_is_carried_out_once_and_a_stale_plan_never() {
     let added = retry_while_unhealthy(async || {
         let mut cluster = members[0].cluster();
         let list = cluster.member_list(MemberListRequest { linearizable: true }).await?;
-        planned = configuration(list.metadata());
+        planned = configuration_number_in(list.metadata());
         let request = MemberAddRequest { peer_ur_ls: vec![url.to_owned()], is_learner: true };
         let mut request = Request::new(request);
         request.metadata_mut().insert("muster-operation", operation.parse().unwrap());
@@ -281,12 +282,12 @@ async fn an_operation_is_carried_out_once_and_a_stale_plan_never() {
         members[0].cluster().member_add(request).await
     })
     .await;
-    let at = configuration(added.metadata());
+    let at = configuration_number_in(added.metadata());
     assert!(at > planned);
     let id = added.into_inner().member.unwrap().id;
     for member in &members {
-        // The id of a completed operation is refused, for any request and any configuration that
-        // the request was planned on.
+        // A completed operation's id is refused, even in a request of another kind. It doesn't
+        // matter on which configuration the request was planned.
         for again in [removal(id, operation, at), removal(id, operation, planned)] {
             let status = member.cluster().member_remove(again).await.unwrap_err();
             assert_eq!(status.code(), Code::AlreadyExists, "{status}");
@@ -294,19 +295,19 @@ async fn an_operation_is_carried_out_once_and_a_stale_plan_never() {
                 status.message(),
                 format!("muster: this operation was carried out, at configuration {at}")
             );
-            assert_eq!(configuration(status.metadata()), at);
+            assert_eq!(configuration_number_in(status.metadata()), at);
         }
         let stale = member.cluster().member_remove(removal(id, other, planned)).await.unwrap_err();
         assert_eq!(stale.code(), Code::Aborted, "{stale}");
         assert!(stale.message().ends_with(&format!("the configuration is {at} now")), "{stale}");
-        assert_eq!(configuration(stale.metadata()), at);
+        assert_eq!(configuration_number_in(stale.metadata()), at);
         let mut bad = Request::new(MemberRemoveRequest { id });
         bad.metadata_mut().insert("muster-operation", "0123".parse().unwrap());
         let status = member.cluster().member_remove(bad).await.unwrap_err();
         assert_eq!(status.code(), Code::InvalidArgument, "{status}");
     }
     let removed = members[0].cluster().member_remove(removal(id, other, at)).await.unwrap();
-    let gone = configuration(removed.metadata());
+    let gone = configuration_number_in(removed.metadata());
     assert!(gone > at);
     // The operations are remembered after the member's removal and after a restart of all members.
     for member in &mut members {
@@ -319,7 +320,7 @@ async fn an_operation_is_carried_out_once_and_a_stale_plan_never() {
         let again = removal(id, operation, gone);
         let status = members[1].cluster().member_remove(again).await.unwrap_err();
         assert_eq!(status.code(), Code::AlreadyExists, "{status}");
-        assert_eq!(configuration(status.metadata()), done);
+        assert_eq!(configuration_number_in(status.metadata()), done);
     }
 }
 

@@ -71,7 +71,8 @@ fn three_tls_members(expired_peer_leaf: Option<usize>) -> TlsCluster {
                 format!("--peer-trusted-ca-file={}", file("peer-ca.crt", &peer_ca.pem)),
                 "--peer-client-cert-auth".to_owned(),
             ]);
-            // The test writes the marker itself, as the agent does before it starts the node.
+            // The test writes the incarnation marker itself, as the agent does before it starts the
+            // node.
             std::fs::create_dir(&member.data_dir).unwrap();
             let marker = member.data_dir.join("muster-incarnation");
             std::fs::write(marker, format!("{n:032x}\n")).unwrap();

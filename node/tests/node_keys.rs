@@ -235,8 +235,8 @@ async fn without_bindings_a_renewed_certificate_may_have_another_key() {
     bound.start();
     bound.wait_ready();
     cluster.members.push(bound);
-    // An unbound member may change its key: this restarts one of the first three members, then the
-    // unbound newcomer.
+    // A member that isn't bound to a key may change its key. Restart two such members with another
+    // key: one of the first three members, and the first newcomer.
     for n in [0, 3] {
         cluster.restart_with_another_key(n);
         cluster.members[n].wait_ready();

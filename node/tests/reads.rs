@@ -48,7 +48,7 @@ async fn a_lagging_follower_answers_a_linearizable_read_once_it_has_caught_up() 
         members[leader].put(&format!("k{n}"), &"x".repeat(20_000)).await.unwrap();
     }
     members[leader].put("k", "new").await.unwrap();
-    // The reads are sent while the member is stopped, so before it receives any of these writes.
+    // The reads are sent while the member is stopped, and it has received none of these writes yet.
     let ask = async {
         tokio::join!(behind.get("k"), behind.get_in_txn("k"), behind.get_by_range_stream("k"))
     };

@@ -206,7 +206,7 @@ fn a_service_manager_on_an_abstract_socket_is_notified_of_start_life_and_end() {
     };
     let node = env!("CARGO_BIN_EXE_muster-node").to_owned();
     member.program = Some("/usr/bin/env".into());
-    // `WatchdogSec=` sets the second variable, in microseconds.
+    // systemd sets `WATCHDOG_USEC`, in microseconds, if the unit has `WatchdogSec=`.
     let variables = [format!("NOTIFY_SOCKET=@{name}"), "WATCHDOG_USEC=300000".to_owned()];
     member.args.splice(0..0, variables.into_iter().chain([node]));
     member.start();

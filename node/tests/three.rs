@@ -121,7 +121,8 @@ fn a_member_without_peers_retries_to_publish_itself() {
     // A request may wait for two election timeouts. With this flag, that is longer than the whole
     // test waits.
     alone.args.push("--election-timeout=50000".to_owned());
-    // A keep-alive is due every 100 ms. Keep-alives must not begin the attempts anew.
+    // A keep-alive for the service manager is due every 100 ms. It must not begin the attempt to
+    // publish the member anew. Otherwise no attempt would reach its time limit.
     let node = env!("CARGO_BIN_EXE_muster-node").to_owned();
     alone.program = Some("/usr/bin/env".into());
     alone.args.splice(0..0, ["WATCHDOG_USEC=300000".to_owned(), node]);

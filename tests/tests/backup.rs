@@ -216,6 +216,6 @@ fn a_key_directory_is_encrypted_to_a_gpg_key() -> Result<()> {
     let from = ["restore-keys", "--from", path_text(&file)?];
     command(&[&from[..], &["--keys", path_text(&restored)?]].concat())?;
     ensure!(names_and_contents(&restored)? == names_and_contents(&keys)?);
-    // The agent that GPG started would keep the folder open.
+    // Stop the agent process that GPG has started. It would keep the folder open.
     run(Command::new("gpgconf").env("GNUPGHOME", &home).args(["--kill", "gpg-agent"])).map(drop)
 }

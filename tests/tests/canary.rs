@@ -224,7 +224,8 @@ fn no_secret_is_in_what_an_installation_writes_or_shows() -> Result<()> {
     let planted = fs_err::read(files.iter().find(|f| is_named(f, &["kek-1.key"])).context("kek")?)?;
     ensure!(searcher.find(&planted).is_some_and(|what| what.contains("kek-1.key")));
 
-    // Search answers while all programs run. The requests contain a secret.
+    // Search the service's answers while all programs run. No answer may repeat the secret that its
+    // request contains.
     let seed = secrets.iter().find(|(what, _)| what.contains("demo.bundle")).context("a seed")?.1;
     let seed = String::from_utf8(seed.clone())?;
     // Stock etcd sends its token in the path.

@@ -54,7 +54,7 @@ impl Checked {
         Ok(())
     }
 
-    /// Fails unless `part` alone is broken, for a reason that contains `says`.
+    /// Fails unless `part` is the only broken part, for a reason that contains `says`.
     fn expect_broken(&self, part: &str, says: &str) -> Result<()> {
         ensure!(self.code == 1, "exit code {}: {}", self.code, self.output);
         self.expect(part, "fail", says)?;

@@ -266,7 +266,7 @@ fn a_damaged_backup_is_found_and_the_next_best_one_is_named() -> Result<()> {
     };
     let data = stored(2, text(&manifests[2]["stored"]["file"]));
 
-    // Flip a bit of a snapshot whose manifest has the old hash.
+    // Flip a bit of a stored snapshot. The manifest still has the hash of the intact file.
     let mut bytes = fs_err::read(&data)?;
     let middle = bytes.len() / 2;
     bytes[middle] ^= 1;

@@ -36,7 +36,8 @@ fn ten_thousand_acknowledged_writes_survive_random_kills() -> Result<()> {
 
     let runtime =
         tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
-    // Channels belong to the runtime in which they are created.
+    // Create the clients within the runtime: a channel belongs to the runtime in which it is
+    // created.
     let _entered = runtime.enter();
     let next = Arc::new(AtomicUsize::new(0));
     let stop = Arc::new(AtomicBool::new(false));

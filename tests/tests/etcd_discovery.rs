@@ -185,7 +185,7 @@ fn listed(shown: &Value) -> usize {
     members.map_or(0, |all| all.iter().filter(|member| member["lapsed"] == false).count())
 }
 
-/// Expects an etcd to end with exit code 1 and this text in its log.
+/// Expects an etcd to end with exit code 1, and with at least one of these texts in its log.
 fn expect_end(member: &mut StockMember, texts: &[&str]) -> Result<()> {
     let code = member.process.exit_code(END_LIMIT)?;
     let log = member.process.output();
@@ -260,8 +260,8 @@ fn etcd_3_7_forms_a_cluster_by_v3() -> Result<()> {
     check_forming(release(stock_etcd::newest(work()), "v3"))
 }
 
-/// Three members form a cluster by v3, with other variables than `etcd-token create` writes.
-/// `change` gets the written ones.
+/// Checks that three members form a cluster by etcd's v3 discovery with changed environment
+/// variables. `change` gets the variables that `etcd-token create` wrote, and returns those to use.
 fn check_forming_with_variables(
     change: impl FnOnce(&EtcdTestbed, &str) -> Result<String>,
 ) -> Result<()> {
@@ -318,7 +318,7 @@ fn check_duplicates(release: Option<EtcdRelease>) -> Result<()> {
     let mut same_url = bed.member_as("demo", "other", 1, 0)?;
     let mut same_name = bed.member_as("demo", "n0", 2, 2)?;
     if by_v2 {
-        // etcd 3.4 and later versions report this in different words.
+        // etcd 3.4 and later versions report the duplicate URL in different words.
         let texts = ["has previously registered", "discovery: found duplicate id"];
         expect_end(&mut same_url, &texts)?;
         expect_end(&mut same_name, &["the name n0 belongs to a member"])?;

@@ -85,9 +85,8 @@ fn one_seat_two_hosts_retirement_undone_around_a_restore() {
     });
 }
 
-/// An agent that signed the expired list must sign no other list before enough members have
-/// released the expired one. That holds whatever the reopened cluster and a restored database
-/// propose. An abandoned cluster stays abandoned.
+/// An agent that signed the expired list must sign no other list until enough members have released
+/// the expired one, whatever the reopened cluster proposes. An abandoned cluster stays abandoned.
 #[test]
 fn two_seats_three_hosts_reopened_after_the_deadline() {
     let faults =
@@ -100,6 +99,8 @@ fn two_seats_three_hosts_reopened_after_the_deadline() {
     });
 }
 
+/// A restore of the database, too, must not make an agent sign another list before the expired one
+/// is released.
 #[test]
 fn one_seat_two_hosts_reopened_around_a_restore() {
     let faults =

@@ -106,8 +106,8 @@ fn an_agent_killed_at_any_step_converges_to_the_same_seat() -> Result<()> {
         }
         let code =
             agents[0].exit_code(FORMATION_LIMIT).with_context(|| format!("crash at {step}"))?;
-        // The launcher is a process of its own, so the agent survives its kill. The launcher is
-        // killed at each attempt, until the agent gives up.
+        // The launcher is the process that starts the node. The agent survives a kill of the
+        // launcher, starts it again, and gives up after several attempts.
         let expected = if step == "launcher" { 1 } else { 128 + 9 };
         ensure!(code == expected, "killed at {step}, the agent ended with {code}");
         agents[0].options = AgentOptions::default();
@@ -283,8 +283,8 @@ fn a_restarted_agent_adopts_the_running_node() -> Result<()> {
     agents[0].start()?;
     agents[0].wait_for_output("adopt", FORMATION_LIMIT)?;
     ensure!(agents[0].node_pid() == Some(node), "the agent replaced a running node");
-    // For a restart of the agent's unit, systemd sends this signal. It ends the agent and not the
-    // node.
+    // systemd sends SIGUSR1 when it restarts the agent's unit. The signal ends the agent and leaves
+    // the node running.
     send_signal(agents[0].process_id().context("the agent runs")?, Signal::USR1);
     let code = agents[0].exit_code(FORMATION_LIMIT)?;
     ensure!(code == 0 && is_alive(node), "the agent ended with {code}");

@@ -37,8 +37,8 @@ async fn check_answers_alike(about: FuzzSubject, requests: u64) -> Result<()> {
     let dir = tempfile::tempdir()?;
     let programs = [etcd.as_path(), node.as_path()];
     let report = fuzz_etcd::run(programs, dir.path(), about, SEED, requests).await?;
-    // Each request was answered alike or has an allowed difference. The outcomes of waits are
-    // allowed differences too, so the sum may be larger.
+    // Each request was answered alike, or its answers have an allowed difference. `allowed` also
+    // counts differences in the outcomes of waits, so the sum may exceed the number of requests.
     let listed: u64 = report.allowed.values().sum();
     assert!(report.requests + listed >= requests, "{report:?}");
     assert!((1..requests).contains(&report.refused), "{report:?}");

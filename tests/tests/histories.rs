@@ -148,8 +148,7 @@ impl FaultyCluster {
             hosts.clone().map(|host| format!("{}={}", host.name, nodes::peer_url(host))).collect();
         let mut nodes: Vec<NodeProcess> =
             hosts.map(|host| NodeProcess::new(host, &host.name, &program, folder.path())).collect();
-        // With a low count, a member that was offline needs a snapshot. With a high count, it needs
-        // only entries.
+        // `muster-node` accepts `--snapshot-count` but ignores it, so this number changes nothing.
         let snapshot_count = [100, 1_000, 10_000][rng.pick(3)];
         for node in &mut nodes {
             node.flags.push(format!("--name={}", node.host.name));

@@ -45,13 +45,13 @@ fn three_grow_to_five_and_shrink_to_three_under_a_writer() -> Result<()> {
         let at = plan["configuration"].as_u64().context("a configuration")?.to_string();
         let add = ["add", name.as_str(), "--peer-urls", &url, "--plan-at", &at];
         let added = machines.run_member_command(&add)?;
-        // The command's plan is for the earlier members, so the repeated command must be refused as
-        // stale.
+        // `add` has changed the members since the plan was made. So the same command must now be
+        // refused, because its plan is stale.
         let stale = machines.expect_refusal(&add, 1)?;
         ensure!(stale.contains("stale"), "{stale}");
         machines.join(number, &added)?;
-        // Promote the member by its id, because it has no name before it has started. The command
-        // waits until it has started.
+        // Promote the member by its id, because a member has no name before its first start. The
+        // command waits for that start.
         let id = added["member_id"].as_str().context("an id")?;
         machines.run_member_command(&["promote", id])?;
     }

@@ -61,7 +61,7 @@ fn every_command_refuses_a_path_that_is_no_regular_file() -> Result<()> {
     let root = tempfile::tempdir()?;
     let (pipe, folder) = (root.path().join("pipe"), root.path().join("folder"));
     fs_err::create_dir(&folder)?;
-    // An agent would have its node's data in this folder.
+    // `recover examine` expects the node's data in this folder of the agent's data directory.
     fs_err::create_dir(root.path().join("node"))?;
     ensure!(Command::new("mkfifo").args(["-m", "600"]).arg(&pipe).status()?.success());
     let named = [

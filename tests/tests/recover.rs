@@ -395,8 +395,8 @@ fn a_newcomer_accepts_only_a_recovery_that_an_operator_signed() -> Result<()> {
         }
         ensure!(newcomer.node_pid().is_none(), "a node was started on {value}");
     }
-    // The cluster's own agent restores the signed recovery. A newcomer that reads an invalid
-    // recovery earlier ends for good.
+    // The cluster's own agent puts the signed recovery back. The newcomer is started only after
+    // that: it would end for good if it read the invalid recovery.
     agents[0].start()?;
     let stored = || etcdctl.run(&["get", RECOVERIES, "--print-value-only"]).ok();
     wait_for("the signed recovery", LIMIT, || stored().filter(|stored| *stored == signed))?;
@@ -413,7 +413,8 @@ const RENAME_CALLS: &str = "rename,renameat,renameat2";
 /// was applying its log.
 fn leave_socket(work: &Path) {
     if work.is_dir() {
-        // The killed etcd may have left this very socket.
+        // Binding fails if the killed etcd has left a socket of this name, which serves the test as
+        // well.
         let _ = std::os::unix::net::UnixListener::bind(work.join("client:1"));
     }
 }

@@ -199,8 +199,8 @@ const SECOND_PROCESS: &str = "discovery-2";
 fn restore_without_forming_process() -> Result<RestoredService> {
     let options = TestbedOptions { ports: vec![8443, 8444], ..TestbedOptions::default() };
     let mut testbed = Testbed::prepare(Network::loopback(4), options)?;
-    // The surviving process owns Postgres. Hosts use the first address first, so this process
-    // delivers no document.
+    // The surviving process owns Postgres. Hosts prefer the first address in their bundle, which is
+    // the other process's. So this process delivers no commit document.
     let mut survivor = testbed.spawn_discovery("discovery", 8444, None)?;
     survivor.wait_for_output("listening", LIMIT)?;
     testbed.discovery = Some(survivor);
@@ -306,7 +306,7 @@ fn a_process_on_a_copy_of_another_ledger_ends_and_says_why() -> Result<()> {
     for said in ["two processes use copies of one ledger", "an empty --ledger of its own"] {
         ensure!(second.output().contains(said), "{said:?} is not said:\n{}", second.output());
     }
-    // Wait for several sweeps.
+    // Wait until the first process has looked at the database several times. It must keep running.
     std::thread::sleep(Duration::from_secs(4));
     let first = testbed.discovery.as_mut().context("discovery runs")?;
     ensure!(first.is_running(), "both ended:\n{}", first.output());

@@ -59,7 +59,7 @@ fn etcdctl(tool: &Path, node: &NodeProcess, line: &str) -> Result<()> {
     let output = Command::new(tool)
         .env("ETCDCTL_API", "3")
         .arg(format!("--endpoints={}", client_url(&node.host)))
-        // A slow machine takes long to hash a password.
+        // Hashing a password takes long on a slow machine, and etcdctl must not give up before.
         .arg("--command-timeout=60s")
         .args(line.split(' '))
         .output()?;

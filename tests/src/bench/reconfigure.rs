@@ -22,7 +22,7 @@ use crate::client::EtcdClient;
 
 const NOT_STRICT_FLAG: &str = "--strict-reconfig-check=false";
 /// Time limit of each change.
-pub(super) const LIMIT: Duration = Duration::from_secs(300);
+pub(super) const CHANGE_TIME_LIMIT: Duration = Duration::from_secs(300);
 /// Interval between two attempts of a change that is not possible yet.
 const RETRY_INTERVAL: Duration = Duration::from_millis(20);
 /// Number of clients that write while the cluster grows and shrinks.
@@ -141,7 +141,7 @@ pub(super) async fn wait_caught_up(cluster: &mut BenchCluster, leader: usize) ->
     let start = Instant::now();
     let target_revision = revision(cluster, leader).await?;
     while !revision(cluster, cluster.len() - 1).await.is_ok_and(|found| found >= target_revision) {
-        if start.elapsed() > LIMIT {
+        if start.elapsed() > CHANGE_TIME_LIMIT {
             bail!("the new member does not catch up");
         }
         cluster.restart_newest_if_ended()?;
@@ -158,7 +158,8 @@ async fn revision(cluster: &BenchCluster, n: usize) -> Result<i64> {
 async fn promote(cluster: &BenchCluster, via: usize, id: u64) -> Result<()> {
     let start = Instant::now();
     while let Err(refused) = cluster.api(via)?.member_promote(MemberPromoteRequest { id }).await {
-        if start.elapsed() > LIMIT || !refused.message().contains("in sync with leader") {
+        if start.elapsed() > CHANGE_TIME_LIMIT || !refused.message().contains("in sync with leader")
+        {
             return Err(refused).context("promote");
         }
         tokio::time::sleep(RETRY_INTERVAL).await;
@@ -174,7 +175,9 @@ async fn remove(cluster: &BenchCluster, via: usize, id: u64) -> Result<()> {
     while let Err(refused) = cluster.api(via)?.member_remove(MemberRemoveRequest { id }).await {
         match refused.code() {
             Code::NotFound if lost => return Ok(()),
-            Code::Unavailable | Code::DeadlineExceeded if start.elapsed() < LIMIT => lost = true,
+            Code::Unavailable | Code::DeadlineExceeded if start.elapsed() < CHANGE_TIME_LIMIT => {
+                lost = true
+            }
             _ => return Err(refused).context("remove"),
         }
         tokio::time::sleep(RETRY_INTERVAL).await;

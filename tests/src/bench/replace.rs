@@ -9,7 +9,7 @@ use tokio::process::Command;
 use tokio::task::JoinSet;
 
 use super::cluster::BenchCluster;
-use super::reconfigure::{LIMIT, wait_caught_up};
+use super::reconfigure::{CHANGE_TIME_LIMIT, wait_caught_up};
 use super::report::Replacement;
 
 const MIB: u64 = 1 << 20;
@@ -37,7 +37,7 @@ pub(super) async fn run(
     let leader = if dead < leader { leader - 1 } else { leader };
     let address = cluster.next_address()?;
     let start = Instant::now();
-    let patience = LIMIT.as_secs().to_string();
+    let patience = CHANGE_TIME_LIMIT.as_secs().to_string();
     let mut command = Command::new(agent)
         .args(["member", "replace", &format!("{id:016x}"), &address.name])
         .args(["--peer-urls", &address.peer_url, "--endpoints", &cluster.endpoints()])
@@ -53,7 +53,9 @@ pub(super) async fn run(
         tokio::time::sleep(POLL_INTERVAL).await;
     }
     cluster.start_joiner(address)?;
-    let status = tokio::time::timeout(LIMIT, command.wait()).await.context("member replace")??;
+    let status = tokio::time::timeout(CHANGE_TIME_LIMIT, command.wait())
+        .await
+        .context("member replace")??;
     if !status.success() {
         bail!("member replace ended with {status}");
     }
@@ -75,7 +77,7 @@ async fn fill(cluster: &BenchCluster, leader: usize, data_mib: u64) -> Result<()
             let value = vec![b'v'; usize::try_from(FILL_BYTES)?];
             for part in (n..data_mib * MIB / FILL_BYTES).step_by(usize::try_from(FILL_CLIENTS)?) {
                 let key = format!("/bench/fill-{part:08}");
-                client.put(key.as_bytes(), &value, LIMIT).await?;
+                client.put(key.as_bytes(), &value, CHANGE_TIME_LIMIT).await?;
             }
             anyhow::Ok(())
         });

@@ -11,7 +11,7 @@ use tokio::sync::{oneshot, watch};
 use tokio::task::{JoinHandle, JoinSet};
 
 use super::cluster::BenchCluster;
-use super::reconfigure::LIMIT;
+use super::reconfigure::CHANGE_TIME_LIMIT;
 use crate::client::EtcdClient;
 
 /// Interval between two puts, and so the resolution of the measurement.
@@ -71,7 +71,9 @@ impl SteadyWriter {
         tokio::time::sleep(MARGIN).await;
         let now = Instant::now();
         let again = self.acknowledged.wait_for(|begun| *begun > now);
-        tokio::time::timeout(LIMIT, again).await.context("nobody can write any more")??;
+        tokio::time::timeout(CHANGE_TIME_LIMIT, again)
+            .await
+            .context("nobody can write any more")??;
         let _ = self.stop.send(());
         summarize(&self.task.await?)
     }

@@ -24,10 +24,10 @@ struct BenchDiscoveryArgs {
     /// Number of clusters of three members to form.
     #[arg(long, default_value_t = 200)]
     formations: usize,
-    /// Polls that wait at a time; 0: none.
+    /// Number of agents' polls that wait for an answer at a time; 0: none.
     #[arg(long, default_value_t = 4_000)]
     parked: usize,
-    /// Operations at a time.
+    /// Number of operations that run at a time.
     #[arg(long, default_value_t = 32)]
     concurrency: usize,
     /// Seconds for which each of seven attacks lasts; 0: none.

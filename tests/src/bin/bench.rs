@@ -48,15 +48,15 @@ struct Args {
     /// How often each membership change is made, with --mode reconfigure; 0: never.
     #[arg(long, default_value_t = 20)]
     changes: usize,
-    /// MiB of data in the cluster whose dead member is replaced, with --mode reconfigure; 0: no
-    /// member is.
+    /// MiB of data in the cluster whose dead member is replaced, with --mode reconfigure; 0: skip
+    /// the replacement.
     #[arg(long, default_value_t = 1024)]
     data_mib: u64,
     /// Services to measure with --mode services.
     #[arg(long, value_delimiter = ',', default_values = SERVICE_PARTS, value_parser = SERVICE_PARTS)]
     about: Vec<String>,
-    /// Members of each cluster, with --mode services: with one member, no other member takes its
-    /// cores.
+    /// Members of each cluster, with --mode services. A single member has the machine's cores for
+    /// itself.
     #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u8).range(1..=7))]
     members: u8,
     /// Use a tenth of the watches, leases and keys, with --mode services.

@@ -98,7 +98,7 @@ fn main() -> ExitCode {
 }
 
 fn run_campaign(arguments: &CampaignArguments) -> Result<CampaignReport> {
-    // A campaign ends all its children, so none may belong to somebody else.
+    // A campaign ends all its child processes. So none of them may be somebody else's.
     ensure!(!has_children(), "run it without `exec`: the shell's other jobs are its children now");
     let root = std::env::current_dir()?;
     ensure!(root.join("tests/mutants").is_dir(), "run it in the workspace's root");
@@ -112,8 +112,8 @@ fn run_campaign(arguments: &CampaignArguments) -> Result<CampaignReport> {
     let chosen = arguments.search.clone();
     let options = CampaignOptions {
         time: arguments.time,
-        // The simulation uses more seeds than any other search, but fewer than `SEEDS_PER_RUN` in a
-        // second.
+        // A campaign uses fewer than `SEEDS_PER_RUN` seeds in a second, even in the simulation,
+        // which uses the most. So a later campaign begins with a seed that no earlier one has used.
         seed: arguments.seed.unwrap_or(now * SEEDS_PER_RUN),
         searches: if chosen.is_empty() { SearchKind::ALL.to_vec() } else { chosen },
         puts_bugs_back: !arguments.without_bugs,

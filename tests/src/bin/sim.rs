@@ -67,7 +67,7 @@ fn main() -> ExitCode {
     if found.failure.is_some() { ExitCode::FAILURE } else { ExitCode::SUCCESS }
 }
 
-/// Runs all histories, or those for which there is time.
+/// Runs the histories until all are done, one has failed, or the time is over.
 fn run_histories(
     arguments: &SimArguments,
     options: SimulationOptions,

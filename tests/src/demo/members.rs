@@ -193,15 +193,15 @@ fn is_voter(etcdctl: &Etcdctl, host: &TestHost, count: usize) -> bool {
     members.len() == count && find(&members, host).is_some() && !members.iter().any(learner)
 }
 
-/// Checks that `host` alone returns the value that was written before it joined.
+/// Checks that the member on `host` itself returns the value that was written before it joined.
 fn check_read(etcdctl: &Etcdctl, host: &TestHost) -> Result<()> {
     let value = etcdctl.with_endpoint(host).run(&["get", "greeting", "--print-value-only"])?;
     ensure!(value.trim() == "hello", "read {value:?} from {}", host.name);
     Ok(())
 }
 
-/// Waits until discovery reports the intent with this verb as done. Returns the name of the host
-/// whose agent promoted the newcomer from learner to voter.
+/// Waits until discovery reports that the change with this verb is done. Returns the name of the
+/// host whose agent promoted the newcomer from learner to voter.
 fn wait_carried_out<'a>(
     testbed: &Testbed,
     verb: &str,

@@ -41,7 +41,7 @@ pub struct DemoOptions {
 }
 
 /// Flags that make etcdctl give up early. Without a reachable endpoint, etcdctl waits a second
-/// before its next attempt; restarting it instead measures the time better.
+/// before its next attempt. Starting etcdctl again instead measures an outage more exactly.
 const SHORT_RETRY_FLAGS: [&str; 2] = ["--command-timeout=400ms", "--dial-timeout=300ms"];
 
 fn succeeded(output: &std::process::Output) -> bool {

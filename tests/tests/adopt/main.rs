@@ -33,7 +33,8 @@ fn newest() -> Option<PathBuf> {
     stock_etcd::newest(Path::new(env!("CARGO_TARGET_TMPDIR")))
 }
 
-/// Flags about TLS, without the prefix `peer-`. In a configuration file they are in a section.
+/// Flags about TLS, without the prefix `peer-`. In a configuration file, they are keys of the
+/// section for clients or of the one for peers.
 const TLS_FLAGS: [&str; 4] = ["cert-file", "key-file", "trusted-ca-file", "client-cert-auth"];
 
 /// Writes the settings of a node to a configuration file, and starts the node with this file alone
@@ -78,7 +79,8 @@ impl AdoptionTestbed {
         let testbed = Testbed::start(Network::loopback(4), TestbedOptions::default())?;
         let mut hosts: Vec<String> =
             testbed.network.hosts.iter().map(|host| host.address.to_string()).collect();
-        // On loopback a peer connects from this address.
+        // On loopback, a peer connects from 127.0.0.1. So the certificates must name that address,
+        // too.
         hosts.push("127.0.0.1".to_owned());
         let credentials = Credentials::make(&testbed.path("old"), &hosts)?;
         let initial: Vec<String> =
@@ -452,7 +454,8 @@ fn check_release(adoption: &mut AdoptionTestbed) -> Result<()> {
     let tls = tls_from(&adoption.testbed.path("demo-new"))?;
     let writer = RetryingWriter::start_with_tls(urls, Some(tls));
     let mut plain = Vec::new();
-    // A release that is given up hinders neither other hosts nor a later one of this host.
+    // A release that gives up must hinder neither the releases of other hosts nor a later release
+    // of this host.
     let out = adoption.testbed.path("released-3");
     let words = ["release", "--out", path_text(&out)?, "--patience", "0"];
     let (code, text) = adoption.run(3, &words)?;
@@ -525,7 +528,8 @@ fn move_leadership_from_third(adoption: &AdoptionTestbed) -> Result<()> {
     third.run(&["move-leader", &format!("{other:x}")]).map(drop)
 }
 
-/// A newcomer must wait for the take-over of the last member, which would refuse its certificate.
+/// Until the last member is taken over, it would refuse a newcomer's certificate. So the newcomer
+/// must wait for the take-over.
 fn check_newcomer_waits(adoption: &mut AdoptionTestbed) -> Result<()> {
     let newcomer = start_newcomer(adoption, &[])?;
     poll_slowly("the newcomer to wait for the take-over", LIMIT, || {
@@ -544,8 +548,8 @@ fn check_newcomer_waits(adoption: &mut AdoptionTestbed) -> Result<()> {
         .with_context(|| newcomer.output())
 }
 
-/// A take-over needs a running etcd. Gives an etcd back in the middle of its take-over, and takes it
-/// over again later.
+/// The take-over of a stopped etcd is refused. A take-over that has begun can be undone, so that
+/// the etcd runs without an agent again. Later it can be repeated.
 #[test]
 fn an_unfinished_take_over_can_be_given_back() -> Result<()> {
     let Some(etcd) = oldest() else { return Ok(()) };

@@ -43,7 +43,7 @@ impl PostgresServer {
         let folder = members.folder.path().join(format!("of-{}", host.name));
         fs_err::create_dir(&folder)?;
         let server = Self { host: host.clone(), python: python.to_owned(), folder, patroni: None };
-        // JSON is also YAML.
+        // Patroni reads a YAML file, and JSON is valid YAML.
         fs_err::write(server.config(), server.settings(members)?.to_string())?;
         ensure_account(&server.folder)?;
         Ok(server)
@@ -172,7 +172,7 @@ impl Drop for PostgresServer {
         let server = self.postmaster();
         self.patroni = None;
         if let Some(server) = server {
-            // SIGQUIT ends Postgres at once, but still removes its shared memory.
+            // On SIGQUIT, Postgres ends at once, but still removes its shared memory.
             send_signal(server, Signal::QUIT);
             if wait_for("Postgres to end", END_LIMIT, || (!is_alive(server)).then_some(())).is_err()
             {

@@ -26,7 +26,8 @@ pub(crate) fn folder(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("clients").join(name)
 }
 
-/// Returns the Python of an environment with the packages in the folder's `requirements.txt`.
+/// Returns the Python of a virtual environment, with the packages that `requirements.txt` of the
+/// folder `tests/clients/NAME` lists.
 pub(crate) fn python(name: &str) -> Result<PathBuf> {
     let list = folder(name).join("requirements.txt");
     let env = fetched(name, &list, |env| {
@@ -37,7 +38,8 @@ pub(crate) fn python(name: &str) -> Result<PathBuf> {
     Ok(env.join("bin/python"))
 }
 
-/// Returns the folder of the modules in the folder's `package-lock.json`.
+/// Returns the folder of the Node modules that `package-lock.json` of the folder
+/// `tests/clients/NAME` lists.
 pub(crate) fn node_modules(name: &str) -> Result<PathBuf> {
     let list = folder(name).join("package-lock.json");
     let place = fetched(name, &list, |place| {
@@ -50,7 +52,8 @@ pub(crate) fn node_modules(name: &str) -> Result<PathBuf> {
     Ok(place.join("node_modules"))
 }
 
-/// Builds the crate in that folder, and returns the path of its program.
+/// Builds the crate in the folder `tests/clients/NAME`, and returns the path of its executable
+/// `program`.
 pub(crate) fn build_crate(name: &str, program: &str) -> Result<PathBuf> {
     let target = work().join("clients").join(name);
     run("cargo", |cargo| {

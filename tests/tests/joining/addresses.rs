@@ -34,7 +34,8 @@ fn form(node: Option<&Path>) -> Result<Option<FormedCluster>> {
     }
 }
 
-/// Gives the hosts of these agents other addresses. The last number of the first one is `first`.
+/// Gives the agents' hosts with these indexes other addresses. The last bytes of the addresses
+/// count up from `first`.
 fn move_hosts(running: &mut FormedCluster, hosts: std::ops::Range<usize>, first: u8) -> Result<()> {
     for (host, last) in hosts.zip(first..) {
         running.agents[host].host = running.testbed.network.change_address(host, last)?;
@@ -177,8 +178,8 @@ fn members_find_each_other_by_files_without_discovery() -> Result<()> {
         are_ready.then_some(())
     })
     .with_context(|| last_lines(&running.agents[0].output(), 40))?;
-    // Clients verify the names in certificates, and only discovery makes certificates for the new
-    // addresses.
+    // Start discovery before clients connect: they verify the names in certificates, and only
+    // discovery makes certificates for the new addresses.
     running.testbed.start_discovery()?;
     let found = wait_for_cluster(&running)?.run(&["get", "before"])?;
     ensure!(found.contains('x'), "{found}");
@@ -222,7 +223,7 @@ fn check_one_member(node: Option<&Path>) -> Result<()> {
         (journal["former_peer_urls"] == json!([]) && journal["moved"].is_object()).then_some(())
     })?;
     running.remove(&running.agents[(moved + 1) % 3])?;
-    // A member of etcd 3.4 answers from its own list, which may be older.
+    // Repeat the query: a member of etcd 3.4 answers from its own list, which may be older.
     wait_for("the cluster to have two members", LIMIT, || {
         running.members().is_ok_and(|members| members.len() == 2).then_some(())
     })

@@ -300,7 +300,8 @@ fn agents_show_a_restored_service_the_statement_that_its_own_one_contradicts() -
         let explained = running.testbed.admin_command(&["cluster", "explain", "demo"]);
         format!("{explained:?}\n{}", last_lines(&running.agents[0].output(), 25))
     })?;
-    // The members trust the CAs of the statement that their agents knew first.
+    // The members still trust the CAs of the statement that they followed before the restore. The
+    // contradicting statement changed nothing.
     for (agent, trusted) in running.agents.iter().zip(&trusted) {
         ensure!(trusted_bundle(agent)? == *trusted, "{}", last_lines(&agent.output(), 25));
     }

@@ -61,7 +61,7 @@ fn a_policys_bundle_requires_a_machine_of_the_account() -> Result<()> {
     let has_instance = |name: &str| hosts.iter().any(|host| host["instance"] == name);
     ensure!(hosts.len() == 3 && has_instance("aws:i-1") && has_instance("aws:i-3"), "{shown}");
 
-    // A thief has the bundle and a member's document.
+    // A thief has the bundle, and the identity document of a member's virtual machine.
     let mut copy = agent_on(&running, 6, &bundle, "i-2")?;
     copy.start()?;
     let code = copy.exit_code(LIMIT)?;

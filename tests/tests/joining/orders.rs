@@ -95,7 +95,8 @@ fn a_revoked_operators_order_is_refused_after_a_restore_of_discovery() -> Result
         agent.wait_for_output("made a new statement", LIMIT)?;
     }
     let name = running.name(&running.agents[2])?;
-    // Agents that run would give the restored service the statement that it lacks.
+    // Stop the agents, because running agents would give the restored service the statement that it
+    // lacks.
     for agent in &mut running.agents {
         agent.kill();
     }

@@ -98,14 +98,15 @@ fn agents_change_members_as_the_users_whom_their_certificates_name() -> Result<(
     // The newcomer will also ask at the address of this removed founder. It must nevertheless show
     // the answer of a present member.
     running.run_member_json(first, &["remove", &running.name(&running.agents[2])?])?;
-    // The leader's agent carries out the join. Before the newcomer starts its node, it reads one of
-    // Muster's own keys, and needs a user for that.
+    // The leader's agent carries out the join. The newcomer's agent needs a user, too: before it
+    // starts its node, it reads one of Muster's own keys.
     let mut newcomer = running.newcomer(3, &[])?;
     newcomer.wait_for_output("permission denied", LIMIT)?;
     let user = make_user(&etcdctl, &newcomer)?;
     newcomer.wait_for_output(&format!("etcdctl user add {user} --no-password"), LIMIT)?;
     running.wait_voter(&newcomer, 3)?;
-    // A command that a person runs on a member's host uses that host's agent's certificate.
+    // A command that a person runs on a member's host uses the certificate of the agent on that
+    // host.
     running.run_member_json(&running.agents[1], &["remove", &running.name(&newcomer)?])?;
     ensure!(running.members()?.len() == 2, "{:?}", running.members());
     Ok(())

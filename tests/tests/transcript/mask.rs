@@ -75,7 +75,7 @@ fn mask_words(text: &str) -> String {
     while !rest.is_empty() {
         let is_word = |c: char| c.is_alphanumeric() || c == '.';
         let end = rest.find(|c| !is_word(c)).unwrap_or(rest.len());
-        // The dot may be the end of a sentence.
+        // A dot at the end of a word may be the end of a sentence, so it is no part of the word.
         let word = rest[..end].trim_end_matches('.').len();
         masked.push_str(match &rest[..word] {
             id if id.len() >= ID_DIGITS && id.bytes().all(|b| b.is_ascii_hexdigit()) => "ID",

@@ -122,7 +122,8 @@ impl PipeReader {
                 let mut bytes = hears.lock().unwrap_or_else(PoisonError::into_inner);
                 bytes.extend_from_slice(&piece[..count]);
             }
-            // The receiver may be gone.
+            // Sending fails if nobody waits for the end of the pipe any more, which needs no
+            // handling.
             let _ = end.send(());
         });
         Self { bytes, ended }
