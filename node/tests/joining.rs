@@ -22,7 +22,8 @@ use common::{
 };
 use node_proto::etcdserverpb::MemberAddRequest;
 
-/// Number of values in the store. Their total size is much larger than a connection's limit.
+/// Number of values in the store. Their total size is much larger than the number of bytes that a
+/// limited connection forwards.
 const VALUES: usize = 12;
 const VALUE_BYTES: usize = 1 << 20;
 /// Number of bytes that the relay forwards on a limited connection.

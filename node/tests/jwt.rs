@@ -188,7 +188,8 @@ async fn a_token_with_another_signing_method_or_key_is_refused() {
     ] {
         assert_eq!(get(&member, &token).await, Err(invalid_token_error()), "{token}");
     }
-    // Next are a token that isn't UTF-8, and one that is longer than any allowed header.
+    // The last two cases are a token that isn't UTF-8, and one that is longer than any allowed
+    // header.
     let mut request = Request::new(RangeRequest { key: "k".into(), ..Default::default() });
     let bytes = MetadataValue::try_from(&b"\xff\xfe\x80"[..]).unwrap();
     request.metadata_mut().insert("token", bytes);

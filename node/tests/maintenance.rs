@@ -117,8 +117,8 @@ async fn a_member_killed_at_any_step_of_a_defragmentation_keeps_all_data() {
     let hash = member.hash(revision).await.unwrap();
     let mut killed = 0;
     for step in 1.. {
-        // strace counts these calls in all threads. The log makes none of them, because nothing is
-        // written to it here.
+        // These system calls change files. strace counts them in all threads. The node's log makes
+        // none of them, because nothing is written to the log here.
         let calls = "fsync,fdatasync,rename,renameat,renameat2,unlink,unlinkat,ftruncate";
         let what = format!("signal=KILL:when={step}");
         let Some(injector) = FaultInjector::attach(member.id(), calls, &what) else {

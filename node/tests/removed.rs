@@ -85,8 +85,8 @@ impl ShrunkCluster {
         let (seconds, used) = (start.elapsed().as_secs_f64(), used(&self.left) - used_before);
         assert_eq!(status(&self.left).await, before, "{what}");
         put_with_retries(&self.left[1], what, "x").await;
-        // This is printed for measurements. It is no assertion, because other work on the machine
-        // affects it.
+        // The CPU time is only printed, for measurements. An assertion could fail because of other
+        // work on the machine.
         let _ = writeln!(
             std::io::stderr(),
             "{what}: {times} starts in {seconds:.1} s; the two others took {:.2} % of a core",

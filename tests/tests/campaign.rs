@@ -10,7 +10,7 @@ use muster_tests::harness::process::is_alive;
 use muster_tests::harness::{ChildProcess, wait_for};
 
 const LIMIT: Duration = Duration::from_secs(60);
-/// Stand-in for cargo that starts another process, writes the ids of both, and goes on.
+/// Stand-in for cargo. It starts another process, writes the ids of both, and runs for ten minutes.
 const ENDLESS_CARGO: &str = "#!/bin/sh
 setsid sleep 600 &
 echo $! $$ >started.new

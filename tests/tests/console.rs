@@ -22,7 +22,7 @@ const PORT: u16 = 9443;
 
 /// Checks a page without any library.
 const CHECK: &str = include_str!("console/check.js");
-/// Hides and shows a page, and counts the timers that it leaves.
+/// Hides a page and shows it again, and counts the timers that are left.
 const HIDDEN: &str = include_str!("console/hidden.js");
 
 /// A service with a console, and a browser that trusts it.
@@ -87,7 +87,7 @@ impl ConsoleBed {
         Ok(link)
     }
 
-    /// Checks the page in both schemes, and keeps pictures of it.
+    /// Checks the page in the light and the dark color scheme, and keeps pictures of it.
     fn check(&mut self, name: &str) -> Result<()> {
         for scheme in ["light", "dark"] {
             self.browser.prefer_colors(scheme)?;

@@ -135,8 +135,8 @@ fn watching(etcdctl: &Etcdctl) -> Result<()> {
     child.wait()?;
     ended?;
     let seen = reader.join().map_err(|_| anyhow::anyhow!("the reader panicked"))?;
-    // The reader stops as soon as it has seen the deletion, so the empty line after it may be
-    // missing.
+    // The reader stops as soon as it has seen the deletion. `etcdctl` prints an empty line after
+    // it, which the reader may have missed.
     let events = "PUT\nw/0\nbefore\nPUT\nw/1\nlive\nDELETE\nw/1";
     ensure!(seen.trim_end() == events, "events: {seen:?}");
     Ok(())

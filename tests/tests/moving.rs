@@ -311,7 +311,7 @@ fn a_move_does_not_begin_while_clients_write() -> Result<()> {
     let Some((old, new)) = small_clusters(&network, folder)? else { return Ok(()) };
     let more = ["--quiet-seconds", "5"];
     let mut moving = start_move([&old, &new], folder, ["moved.db", "move.log"], &more)?;
-    // The writes go on until the move ends, because it may measure late on a busy machine.
+    // Write until `move` ends. On a busy machine, `move` may look for writes later than usual.
     wait_for("the move to end", LIMIT, || {
         old.run(&["put", "busy", ""]).ok()?;
         (!moving.is_running()).then_some(())

@@ -1,4 +1,4 @@
-//! The simulation with seeds, and tests that it can fail.
+//! Runs the simulation with seeds, and checks that it finds bugs that were put back.
 //!
 //! `SEED=… cargo test --workspace --test sim` replays one history.
 

@@ -73,7 +73,7 @@ const ACCEPT_RETRY_INTERVAL: Duration = Duration::from_millis(100);
 const STREAM_WINDOW: u32 = 2 << 20;
 /// HTTP/2 flow-control window of a connection, in bytes.
 const CONNECTION_WINDOW: u32 = 8 << 20;
-/// Time after which a connection is closed if it reads none of its waiting answers.
+/// Time after which a connection is closed if answers wait for the client and it has read no byte.
 const UNREAD_TIMEOUT: Duration = Duration::from_secs(60);
 /// Maximum size of an HTTP/2 request's header list in bytes.
 const HEADER_LIST_BYTES: u32 = 16 << 10;
@@ -495,8 +495,8 @@ impl RequestServer {
         response
     }
 
-    /// Calls the router. The request's extensions get its origin and the memory account for its
-    /// answer.
+    /// Calls the router. Before that, puts the request's origin, and the memory account for its
+    /// answer, into the request's extensions.
     async fn call_router(
         &self,
         mut request: Request<ReplayedBody<Counted<Incoming>>>,

@@ -77,7 +77,7 @@ impl<R: Read + Seek> BboltReader<R> {
     /// Size in bytes of the pages of the file, without any bytes that follow them.
     #[must_use]
     pub fn file_bytes(&self) -> u64 {
-        // This can't overflow: `open` checked it.
+        // The product can't overflow, because `open` has checked the number of pages.
         self.pages * self.page_bytes
     }
 

@@ -155,8 +155,8 @@ impl Consensus {
             removed: BTreeSet::new(),
             last_led_term: None,
             own_commit: 0,
-            // A member that was removed before this start no longer knows whether another leader
-            // has confirmed the removal.
+            // A member that was removed before this start stays for now. It no longer knows whether
+            // another leader has confirmed the removal.
             stays_after_removal: !initial.members.contains(config.member),
             deferred: DeferredRequests::default(),
             sent_commits: SentCommits::default(),
@@ -525,8 +525,8 @@ impl Consensus {
         let new_vote =
             hard_state.is_some_and(|state| (state.term, state.vote) != (known.term, known.vote));
         if new_vote || changes {
-            // These messages may depend on the hard state of this round, so they wait until it is
-            // durable.
+            // These messages may depend on the hard state of this round, so they wait until that
+            // state is durable.
             ready.after_persist.extend(may_go);
         } else {
             ready.messages = may_go;

@@ -46,7 +46,7 @@ pub fn yaml_whole_number(text: &str) -> Option<String> {
     if integer.is_some() {
         return integer;
     }
-    // Rust's parser would also accept "inf" and "nan".
+    // Only these characters are allowed, because Rust's parser would also accept "inf" and "nan".
     let is_float = text.bytes().all(|byte| byte.is_ascii_digit() || b"+-.eE".contains(&byte));
     let number = text.parse::<f64>().ok().filter(|_| is_float)?;
     let is_whole = number.fract() == 0.0 && number.abs() < MAX_PLAIN_FLOAT;

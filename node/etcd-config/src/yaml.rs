@@ -132,7 +132,8 @@ impl YamlNode {
 
 struct YamlReader<'a> {
     parser: Parser<'a, StrInput<'a>>,
-    /// Nodes that aliases may refer to, by the number that the YAML parser gives to their anchor.
+    /// Nodes that aliases may refer to. Each key is the number that the YAML parser gives to a
+    /// node's anchor.
     anchors: BTreeMap<usize, YamlNode>,
     values: usize,
     ignored: Vec<YamlProblem>,

@@ -1,5 +1,5 @@
-//! Plans a new single-member cluster, and makes the one commit with which the directory becomes
-//! that cluster's.
+//! Plans a new single-member cluster, and makes the one commit after which the directory belongs to
+//! that cluster.
 
 use std::path::Path;
 

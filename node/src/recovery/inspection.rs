@@ -209,7 +209,8 @@ fn inspect(
             sight.incarnation = incarnation.map(|incarnation| incarnation.to_string());
             own = Some(MemberId(whose.member));
         }
-        // A running member may remove its log's oldest segment while the log is read.
+        // This is no damage: a running member may remove its log's oldest segment while the log is
+        // read.
         Err(_) if in_use => {}
         Err(error) => return Err(damaged_stop(&error)),
     }

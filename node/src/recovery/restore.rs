@@ -192,7 +192,7 @@ fn temporary_path(target: &Path) -> Result<PathBuf, RestoreError> {
     let names = RealDisk.list(&folder).map_err(disk_error("read", &folder))?;
     for left in names.iter().filter(|other| other.starts_with(&prefix)) {
         let left = folder.join(left);
-        // A directory that is locked belongs to another restore, which is still making it.
+        // Keep a directory that is locked: another restore is still making it.
         if matches!(DataDir::open_read_only(&left), Ok((_, false))) {
             std::fs::remove_dir_all(&left).map_err(disk_error("remove", &left))?;
         }

@@ -54,9 +54,9 @@ pub(super) async fn run(
         say(&format!("changing the members of {name} {} times", parameters.changes));
         let mut measurements = ChangeWrites::default();
         for _ in 0..parameters.changes {
-            // A new cluster each time, so that no new member receives more than 5,000 entries. In
-            // etcd 3.7.3 such a member refuses its own publish request with "too many requests" for
-            // ever (`publishV3` in its server.go).
+            // Use a new cluster in each round, so that no new member receives more than 5,000
+            // entries. In etcd 3.7.3 such a member refuses its own publish request with "too many
+            // requests" for ever (`publishV3` in its server.go).
             let mut cluster =
                 BenchCluster::start(program, &dir, MEMBERS, None, &[NOT_STRICT_FLAG]).await?;
             measurements.measure_round(&mut cluster).await?;

@@ -17,12 +17,13 @@ use muster_tests::explore::{
 };
 use serde_json::{Value, json};
 
-/// If the exploration is cut short, random walks get at most the total time divided by this.
+/// If the exploration is cut short, random walks get at most the total time divided by this number.
 const WALK_TIME_DIVISOR: u32 = 12;
-/// The ladder gets at most the total time divided by this.
+/// The ladder (see [`ExploreArguments::full`]) gets at most the total time divided by this number.
 const LADDER_TIME_DIVISOR: u32 = 2;
 
-/// Explores the production code of both state machines.
+/// Explores the production code of the bootstrap protocol: the service's and the agents' state
+/// machines.
 #[derive(Parser)]
 #[command(version)]
 struct ExploreArguments {

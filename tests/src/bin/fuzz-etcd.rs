@@ -30,7 +30,7 @@ struct Args {
     /// Subject of the requests [default: each subject in turn, one run after another].
     #[arg(long)]
     about: Option<FuzzSubject>,
-    /// Change members instead, in clusters that begin with this many.
+    /// Change members instead, in clusters that begin with this many members.
     #[arg(long, value_parser = clap::value_parser!(u8).range(1..=5))]
     members: Option<u8>,
     /// The muster-node to test [default: the one beside this program].

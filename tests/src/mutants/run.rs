@@ -44,7 +44,7 @@ impl MutantRunner<'_> {
         let which = program_of_finder(self.scratch, mutant, finder)?;
         let path = self.programs.get(&which).context("it was built")?;
         let log = tempfile::NamedTempFile::new()?;
-        // Files of a killed test are deleted with this folder.
+        // A killed test can't delete its temporary files. They are deleted with this folder.
         let temporary = tempfile::tempdir()?;
         let mut command = Command::new(path);
         match finder {

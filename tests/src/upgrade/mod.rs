@@ -170,8 +170,8 @@ impl Upgrade {
         .with_context(|| self.agents[FOUNDERS].output())
     }
 
-    /// Waits until the founders' nodes answer linearizable reads, and the service lists all members
-    /// as its directory.
+    /// Waits until the founders' nodes answer linearizable reads, and the service's directory of
+    /// the cluster lists all members.
     fn wait_healthy(&self) -> Result<()> {
         poll_slowly("the members to be healthy", LIMIT, || {
             let health = self.etcdctl.output(&["endpoint", "health"]).ok()?;

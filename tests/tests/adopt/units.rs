@@ -11,8 +11,8 @@ use muster_tests::stock_etcd::oldest;
 
 use super::{AdoptionTestbed, LIMIT};
 
-/// A replacement for `systemctl`, which starts and stops processes by simplified unit files. Its
-/// processes end when this is dropped.
+/// A replacement for `systemctl`, which starts and stops processes by simplified unit files. The
+/// processes end when this value is dropped.
 struct FakeSystemd(PathBuf);
 
 const FAKE_SYSTEMCTL: &str = r#"#!/bin/sh

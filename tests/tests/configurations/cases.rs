@@ -157,7 +157,7 @@ fn expand(line: &str) -> Result<Vec<Case>> {
 }
 
 impl Case {
-    /// Returns the configuration in one line. `docs/differences.md` quotes parts of this.
+    /// Returns the configuration in one line. `docs/differences.md` quotes parts of such lines.
     pub(crate) fn text(&self) -> String {
         match &self.settings {
             CaseSettings::Flags(flags) => {

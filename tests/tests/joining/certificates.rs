@@ -102,9 +102,9 @@ fn member_of<'a>(list: &'a Value, agent: &AgentProcess) -> Result<&'a Value> {
     members.iter().find(|member| member["peer_urls"][0] == url.as_str()).context("a member")
 }
 
-/// Runs `ca issue` for the member of `agent`, which is in `list`, with its own key. Copies those of
-/// the issued files that `files` names to the directory from which the agent takes them at its next
-/// start.
+/// Runs `ca issue` for the member of `agent`, with that member's own key. `list` is the member
+/// list. Copies the issued files that `files` names to the directory from which the agent takes
+/// them at its next start.
 pub(crate) fn bring_issued_files(
     running: &FormedCluster,
     export: &Path,

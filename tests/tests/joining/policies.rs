@@ -245,7 +245,7 @@ fn one_of_two_standbys_takes_the_place_and_the_limit_stops_the_other() -> Result
 #[test]
 fn a_member_that_comes_back_in_time_stays() -> Result<()> {
     let (mut running, bundle, _) = form(4, "2")?;
-    // This time is long enough for a restart on a loaded machine.
+    // A killed agent and node can restart within 60 s, even on a loaded machine.
     running.restart_agents(&[("MUSTER_UNREACHABLE_AFTER", "60")])?;
     let standby = running.standby(3, &bundle)?;
     let before = running.members()?;

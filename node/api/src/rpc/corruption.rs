@@ -174,7 +174,8 @@ async fn compare(context: &ApiContext) -> Comparison {
             Ok(Err(error)) => {
                 tracing::warn!(peer.member.id = %MemberId(id), %error, "a member says of its data what can't be understood");
             }
-            // The member runs a build that doesn't know this request, or has disconnected.
+            // The member runs a build that doesn't know this request, or has disconnected. The
+            // comparison goes on without it.
             Err(error) => {
                 tracing::debug!(peer.member.id = %MemberId(id), %error, "a member does not say what it holds");
             }
@@ -219,7 +220,8 @@ pub(super) async fn answer_store(
     let (mut status, mut leader) = (context.status.clone(), context.leader.clone());
     let ready = async {
         let _ = status.wait_for(|status| status.applied.index >= question.index).await;
-        // A new leader's question can arrive before this member has learned who leads.
+        // Wait until this member knows the sender as leader. A new leader's question can arrive
+        // before that.
         let _ = leader.wait_for(|leader| *leader == from.0).await;
     };
     let _ = timeout(CATCH_UP_TIMEOUT, ready).await;

@@ -177,8 +177,8 @@ impl MaintenanceService {
         Ok(HashResponse { header: header(revision), hash: hash? })
     }
 
-    /// Refuses downgrades, because the data has no older version. So no downgrade can be under way;
-    /// cancelling one succeeds anyway, as in etcd.
+    /// Refuses downgrades, because there is no older version of the data format. So no downgrade
+    /// can be under way. A request to cancel one succeeds anyway, as in etcd.
     async fn downgrade(&self, request: &DowngradeRequest) -> Result<DowngradeResponse, Error> {
         let action = DowngradeAction::try_from(request.action);
         match action.map_err(|_| Error::UnknownMethod)? {

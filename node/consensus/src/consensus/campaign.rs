@@ -44,7 +44,7 @@ impl Turn {
     }
 }
 
-/// The wait for this member's turns.
+/// State of a member that takes turns in campaigning, and waits for its next turn.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Succession {
     /// Term in which the wait began.

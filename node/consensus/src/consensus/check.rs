@@ -128,8 +128,9 @@ impl Consensus {
     }
 
     /// Corrects a peer's rejection of an append. Returns false if the message must be dropped. A
-    /// rejection at or below the peer's `matched` index is late, and is dropped. A hint below that
-    /// index is raised to it. Otherwise raft 0.7.0 would again send entries that the peer has.
+    /// rejection at or below the peer's `matched` index is late, and is dropped. Otherwise, if the
+    /// index that the peer proposes (`reject_hint`) is below `matched`, it is raised to `matched`.
+    /// Without this, raft 0.7.0 would again send entries that the peer has.
     fn correct_rejection(&mut self, message: &mut Message) -> bool {
         if !message.reject || message.request_snapshot != 0 {
             return true;

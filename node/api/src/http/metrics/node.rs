@@ -21,11 +21,12 @@ pub(super) fn hex(id: u64) -> String {
 const FEATURES: [(&str, &str, i64); 11] = [
     ("AllAlpha", "ALPHA", 0),
     ("AllBeta", "BETA", 0),
-    // Members always compare their data after compactions, and before they serve.
+    // This program always has the next two checks: members compare their data after compactions,
+    // and before they serve.
     ("CompactHashCheck", "ALPHA", 1),
     ("FastLeaseKeepAlive", "BETA", 1),
     ("InitialCorruptCheck", "ALPHA", 1),
-    // The remaining time of leases is always in the log.
+    // Both lease checkpoint features are always on: the log contains the remaining time of leases.
     ("LeaseCheckpoint", "ALPHA", 1),
     ("LeaseCheckpointPersist", "ALPHA", 1),
     ("PriorityRequest", "ALPHA", 0),
