@@ -106,7 +106,8 @@ impl Logging {
 impl Drop for Logging {
     fn drop(&mut self) {
         if let Some(lines) = self.lines.take() {
-            // If the queue is full, the reader is stuck, and waiting would not help.
+            // Wait only if the queue has room for the end mark. A full queue means that the reader
+            // of the log is stuck, and waiting would not help.
             if lines.try_send(LogLine::End).is_ok() {
                 let _ = self.ended.recv_timeout(FLUSH_TIMEOUT);
             }
@@ -331,8 +332,8 @@ mod tests {
         let open = |path| {
             Logging::start(Level::INFO, LogLineFormat::Json, &[LogOutput::File(path)]).map(drop)
         };
-        // The pipe is tested last. Opening it as a plain file would block, because it has no
-        // reader.
+        // A pipe without a reader blocks whoever opens it as a plain file. So this test hangs if
+        // the check fails.
         for refused in ["link", "pipe"] {
             assert!(open(path(refused)).is_err_and(|error| error.is_refusal()), "{refused}");
         }

@@ -91,8 +91,8 @@ async fn etcdctl_manages_users_and_is_refused_as_by_stock_etcd() {
     let members = start_three(root.path());
     wait_settled(&as_refs(&members)).await;
     for (n, (said, expected)) in SCRIPT.iter().enumerate() {
-        // Each request goes to the next member, so a change must be visible on another member at
-        // once.
+        // Each request goes to another member than the one before. So each change must be visible
+        // on all members at once.
         let member = &members[n % members.len()];
         let Some((_, text)) = etcdctl(&member.client_url, &words(said)) else { return };
         let told = text.lines().filter(|line| !line.starts_with('{'));

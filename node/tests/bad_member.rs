@@ -116,7 +116,7 @@ async fn proposals_that_no_member_could_apply_are_refused_from_a_peer() {
         };
         send_frame(&mut stream, 2, &encoded(&propose));
     }
-    // The leader's log shows when all of these proposals have been rejected.
+    // Once the leader has logged three invalid messages, it has rejected all of these proposals.
     let looked = || members[leader].log().matches("a peer sent an invalid message").count() >= 3;
     common::eventually("they are refused", looked);
     tokio::time::sleep(Duration::from_millis(300)).await;
@@ -129,10 +129,10 @@ async fn a_snapshot_that_could_not_be_installed_is_refused_and_the_store_stays()
     let (members, leader, address, ids) = two_of_three(root.path()).await;
     members[leader].put("kept", "v").await.unwrap();
     let status = members[leader].status().await.unwrap();
-    // A complete store in the format of a snapshot, but its position differs from the announced
-    // one.
+    // This store is complete and has the format of a snapshot, but not the position that the
+    // message announces.
     let elsewhere = whole_store(Position { index: 3, term: 1 });
-    // A complete store at the announced position, but with other members than the cluster's.
+    // This store has the announced position, but other members than the cluster.
     let at = Position { index: status.raft_index + 1000, term: status.raft_term };
     let foreign = whole_store(at);
     let voters = {

@@ -118,8 +118,8 @@ fn each_kind_of_client_certificate_is_accepted_or_the_log_says_why_not() {
             return;
         }
         let mut member = member(dir);
-        // The self-signed client certificate replaced `ca.crt`, so both it and the server's CA must
-        // be trusted.
+        // `ca.crt` may have been replaced by a self-signed client certificate. The server's CA is
+        // then in `old.crt`, and the member must trust both.
         let ca = if dir.join("old.crt").exists() { "old.crt" } else { "ca.crt" };
         let both = std::fs::read_to_string(dir.join("ca.crt")).unwrap()
             + &std::fs::read_to_string(dir.join(ca)).unwrap();

@@ -35,8 +35,8 @@ fn copy_while_stopped(member: &TestMember, to: &Path) {
 fn remembered(member: &TestMember, of: u64) -> u64 {
     let text = std::fs::read_to_string(member.data_dir.join("member/peers")).unwrap_or_default();
     let line = text.lines().find_map(|line| line.strip_prefix(&format!("{of:x} ")));
-    // The line ends with two numbers for the current boot: the acknowledged index and the index
-    // known to be committed.
+    // A line of this file ends with two numbers for the peer's current boot. The first is the index
+    // that it has acknowledged, the second is the index known to be committed.
     let matched = line.and_then(|line| line.rsplit(' ').nth(1)?.parse().ok());
     matched.unwrap_or(0)
 }
@@ -106,8 +106,8 @@ async fn an_image_taken_while_the_member_ran_and_put_back_is_refused() {
     copy(&old, &members[1].data_dir);
     members[1].start();
     is_refused(&mut members[1], "put back from an older image");
-    // The refused member asks the two others, and exits at the first refusal. So possibly only one
-    // of them counts a refusal.
+    // The refused member connects to the two others, and exits at the first refusal. So it is
+    // enough if one of them has counted a refusal.
     let others = [&members[0], &members[2]];
     eventually("it is counted", || {
         others.iter().any(|member| has_counted_refusal(member, "amnesia"))
@@ -141,8 +141,8 @@ async fn a_clone_or_original_that_lacks_state_is_refused() {
     is_refused(&mut clone, "put back from an older image");
     put_with_retries(&members[1], "the original", "goes on").await;
 
-    // Now the roles are exchanged: a clone with all of its original's state continues as that
-    // member, and the original is refused.
+    // Now the clone has all of the original's state, and runs first. It continues as the member,
+    // and the original is refused.
     members[1].kill();
     let original = root.path().join("original");
     copy(&members[1].data_dir, &original);
@@ -259,8 +259,8 @@ async fn a_member_that_cannot_write_its_peer_records_refuses_peers_and_says_why(
     eventually("what peers promised is on the disk", || promises.is_file());
     std::fs::remove_file(&promises).unwrap();
     std::fs::create_dir(&promises).unwrap();
-    // Member 2 is accepted by member 3 only, so there may be no leader until the directory is
-    // removed.
+    // Member 1 can't record anything about its peers, so only member 3 accepts member 2. There may
+    // be no leader until the directory is removed.
     members[1].kill();
     members[1].start();
     for said in

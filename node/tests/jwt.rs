@@ -116,8 +116,8 @@ async fn a_signed_token_counts_on_all_members_but_only_the_private_key_signs() {
             let (done, said) = etcdctl(&all.join(","), &[&user, args].concat()).unwrap();
             assert!(done, "{args:?}: {said}");
         }
-        // A user was added, so the revision of the auth store changed: no member accepts the older
-        // token.
+        // Adding the user has changed the revision of the auth store. So no member accepts the
+        // older token.
         for member in &members {
             assert_eq!(get(member, &token).await, Err(old_revision_error()), "{}", member.name);
         }

@@ -114,8 +114,8 @@ async fn a_lease_outlives_its_leader_by_no_more_than_its_ttl() {
     put_with(&members[leader], "long", long).await;
     members[leader].kill();
     let other = &members[(leader + 1) % 3];
-    // Under the new leader, the lease may last its whole TTL again. The election before that takes
-    // time as well.
+    // Under the new leader, the lease may last its whole TTL again, in addition to the time of the
+    // election.
     let found = retry(async || time_to_live(other, short).await).await;
     assert!(found.ttl <= ttl + 1, "{found:?}");
     while retry(async || other.get("short").await).await.is_some() {

@@ -148,7 +148,7 @@ async fn wait_until_compacted(member: &TestMember, revision: i64) {
         let read = RangeRequest { key: "k".into(), revision, ..RangeRequest::default() };
         match KvClient::new(member.channel()).range(read).await {
             Err(status) if status.code() == Code::OutOfRange => return,
-            // There may be no leader for a while.
+            // Any other answer is not final: there may be no leader for a while, for example.
             answer => assert!(start.elapsed() < WAIT_LIMIT, "{answer:?}: {}", member.log()),
         }
         tokio::time::sleep(Duration::from_millis(50)).await;

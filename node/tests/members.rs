@@ -93,7 +93,7 @@ async fn the_guides_commands_add_a_member_start_it_and_remove_it_for_good() {
     // etcdctl pads the ids to 16 characters.
     let id = said.strip_prefix("Member ").unwrap().split_whitespace().next().unwrap().to_owned();
     assert!(said.contains(" added to cluster "), "{said}");
-    // The new member gets its settings from etcdctl's output only.
+    // Start the new member with the settings that etcdctl has printed, and no others.
     let mut new = TestMember::new(root.path(), "d", peer, client, "");
     new.args.retain(|arg| !arg.starts_with("--name") && !arg.starts_with("--initial-cluster"));
     for line in said.lines().filter_map(|line| line.strip_prefix("ETCD_")) {
@@ -104,8 +104,8 @@ async fn the_guides_commands_add_a_member_start_it_and_remove_it_for_good() {
     new.start();
     new.wait_ready();
     assert_eq!(new.get("before").await.unwrap().as_deref(), Some("x"));
-    // The fetch of the state and the peer streams must not be mistaken for two processes of one
-    // member.
+    // A joining member connects twice to the others: to fetch the state, and for its peer streams.
+    // They must not take that for two processes of one member.
     assert!(!new.log().contains("runs twice"), "{}", new.log());
     let revision = new.put("by-d", "x").await.unwrap();
     assert!(revision > first);
@@ -356,7 +356,8 @@ async fn move_leadership(members: &[&TestMember], to: usize) {
             return;
         }
         let mut asked = MaintenanceClient::new(members[leader].channel());
-        // The member may no longer be the leader, so the result doesn't matter.
+        // The request fails if the member is no longer the leader. The loop then asks the new
+        // leader.
         let _ = asked.move_leader(pb::MoveLeaderRequest { target_id }).await;
         assert!(start.elapsed() < WAIT_LIMIT, "{} never leads", members[to].name);
     }
@@ -509,7 +510,8 @@ async fn a_member_that_the_cluster_does_not_expect_logs_why_it_can_not_join() {
     nobody.start();
     assert_eq!(nobody.exit_code(), Some(1));
     assert!(nobody.log().contains("could not retrieve cluster information"), "{}", nobody.log());
-    // The first newcomer can start now, because the cluster has a member with its peer URL.
+    // `early` failed before, because the cluster had no member with its peer URL. Now the cluster
+    // has one, so `early` can start.
     early.start();
     eventually("it serves", || early.log().contains("ready to serve client requests"));
 }
@@ -537,8 +539,8 @@ async fn one_member_becomes_three_and_serves_all_the_time() {
     members[0].wait_ready();
     for name in ["two", "three"] {
         let mut new = joiner(root.path(), name, &members, free_ports());
-        // The new member is added as a voter, as in the guide. In a cluster of one, it begins as a
-        // learner all the same.
+        // The new member is added as a voter, as in etcd's guide. It begins as a learner all the
+        // same, because the cluster has a single member.
         retry_while_unhealthy(async || add(&members[0], &peer_url(&new), false).await).await;
         members[0].put(name, "is not here yet").await.unwrap();
         new.start();

@@ -142,7 +142,8 @@ async fn every_metric_that_etcds_dashboard_and_alerts_use_exists() {
         ids.push(member.member_id().await);
     }
     for (n, member) in members.iter().enumerate() {
-        // Members measure the round trip to each peer once a second.
+        // The metric has a value after a while, because members measure the round trip to each peer
+        // once a second.
         let others = || ids.iter().enumerate().filter(|(other, _)| *other != n).map(|(_, id)| id);
         for other in others() {
             eventually("a peer answers", || {

@@ -98,7 +98,8 @@ async fn a_survivor_becomes_a_cluster_of_one_and_loses_nothing_that_was_acknowle
     assert_eq!(cluster_id(survivor).await, cluster);
     assert_eq!(survivor.get("k").await.unwrap().as_deref(), Some("new"));
 
-    // The other members are still of the old cluster, and form a quorum of it.
+    // The other two members still belong to the old cluster, and form a quorum of it. They must not
+    // mix with the new one.
     let strangers: Vec<usize> = (0..3).filter(|n| *n != leader).collect();
     for n in &strangers {
         members[*n].start();
@@ -126,8 +127,8 @@ async fn a_survivor_that_moved_just_before_the_loss_keeps_its_new_address() {
     common::retry_while_unhealthy(update).await;
     members.iter_mut().for_each(TestMember::kill);
 
-    // A start with `--force-new-cluster` gives the new member the URL in its flags. The command
-    // `data recover` gives it the URL in the member table.
+    // A start with `--force-new-cluster` gives the new member the peer URL in its flags. The
+    // command `data recover`, which the test uses, gives it the URL in the member table.
     let survivor = &mut members[leader];
     let recover = ["data", "recover", "--i-accept-data-loss"];
     let command = Command::new(env!("CARGO_BIN_EXE_muster-node"))
@@ -173,8 +174,8 @@ async fn two_survivors_and_a_learner_become_three_clusters() {
     ids.dedup();
     assert_eq!(ids.len(), 3);
 
-    // The new cluster is extended by a member with an emptied disk. Later it is recovered once
-    // more.
+    // Another member, whose disk was emptied, joins the first new cluster. Later that cluster is
+    // recovered once more.
     let (first, rest) = members.split_at_mut(1);
     let (first, joiner) = (&mut first[0], &mut rest[1]);
     let url = |member: &TestMember| {
@@ -200,7 +201,7 @@ async fn two_survivors_and_a_learner_become_three_clusters() {
     assert_eq!(first.members().await.unwrap().len(), 2);
     first.kill();
     joiner.kill();
-    // After a start without `--force-new-cluster`, the flag takes effect at the next start with it.
+    // Start once without `--force-new-cluster`. After that, the flag takes effect again.
     first.args.pop();
     first.start();
     common::eventually("it has begun", || first.log().matches("starting member").count() >= 4);
@@ -228,8 +229,8 @@ async fn force_new_cluster_on_an_empty_directory_does_no_harm() {
     member.wait_ready();
     member.put("k", "v").await.unwrap();
     let id = cluster_id(&member).await;
-    // `--force-new-cluster` has no effect at later starts either, because the member was created
-    // with it.
+    // The member was created with `--force-new-cluster`. So the flag has no effect at its later
+    // starts.
     for _ in 0..2 {
         member.kill();
         member.start();
@@ -243,7 +244,7 @@ async fn force_new_cluster_on_an_empty_directory_does_no_harm() {
     );
     assert!(!member.data_dir.join("muster-forced.json").exists());
     member.kill();
-    // After a start without `--force-new-cluster`, the flag takes effect at the next start with it.
+    // Start once without `--force-new-cluster`. After that, the flag takes effect again.
     member.args.pop();
     member.start();
     member.wait_ready();

@@ -104,7 +104,8 @@ async fn a_removed_member_with_a_tombstone_exits_at_each_start_without_asking() 
     let mut cluster = cluster().await;
     cluster.restart_and_check("a tombstone", 3, |_, _| {}).await;
     assert_eq!(cluster.gone.log().matches(REMOVED).count(), restart_count());
-    // The member started twice as a member: at first, and when it learned of its removal.
+    // The log shows two starts of the member itself: its first one, and the one in which it learned
+    // of its removal. All others ended at the tombstone.
     assert_eq!(cluster.gone.log().matches("starting member").count(), 2, "{}", cluster.gone.log());
     assert!(cluster.gone.data_dir.join("member/wal").exists(), "its data is kept");
 }
@@ -128,8 +129,8 @@ async fn a_removed_member_that_was_wiped_is_refused_at_each_start() {
     let log = cluster.gone.log();
     assert_eq!(log.matches("member count is unequal").count(), restart_count(), "{log}");
     assert!(!cluster.gone.data_dir.join("member/wal").exists(), "it has begun nothing");
-    // With the flags of a new cluster, each start fails as well: the running members belong to
-    // another cluster.
+    // Without the last flag, the member would begin a new cluster. That fails as well, because the
+    // other members run in another cluster.
     cluster.gone.args.pop();
     cluster.restart_and_check("an empty directory, as new", 3, wipe).await;
 }

@@ -102,7 +102,7 @@ fn a_certificate_is_replaced_under_a_running_member() {
     old.ask();
     assert_eq!(old.certificate(), first);
 
-    // An unusable file changes nothing, and the log reports it.
+    // A certificate file that can't be used changes nothing. The log reports the file.
     std::fs::write(&cert_file, "junk").unwrap();
     let stays = "those read before stay in force";
     let before = member.log().matches(stays).count();

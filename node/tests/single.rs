@@ -158,7 +158,8 @@ fn a_damaged_or_foreign_data_directory_ends_the_start_with_exit_code_3() {
             use std::os::unix::fs::FileExt;
             let path = dir.join("member/wal/0000000000000001.wal");
             let log = std::fs::File::options().write(true).open(path).unwrap();
-            // The byte after the first record's header is the version of the log format.
+            // Write a wrong version of the log format. It is the byte after the header of the first
+            // record.
             log.write_all_at(&[200], 28).unwrap();
         }),
         ("there is a log", |dir| std::fs::remove_file(dir.join("muster-boot")).unwrap()),
@@ -207,8 +208,8 @@ fn a_first_start_interrupted_before_its_log_exists_begins_again() {
     member.start();
     member.wait_ready();
     member.kill();
-    // This is the state after a crash just before the log was renamed into place. The boot counter
-    // is written, and the store is unfinished.
+    // Make the state that a crash leaves if it comes just before the log gets its final name. The
+    // boot counter is written, and the store is unfinished.
     std::fs::remove_dir_all(member.data_dir.join("member/wal")).unwrap();
     std::fs::remove_file(member.data_dir.join("muster-log")).unwrap();
     std::fs::write(member.data_dir.join("member/db"), "unfinished").unwrap();

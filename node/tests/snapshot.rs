@@ -92,7 +92,7 @@ async fn data_status_shows_the_end_of_the_log_and_changes_nothing() {
         text(&output)
     );
     assert!(contents(dir) == before, "a look has changed something");
-    // `data status` left no lock that would keep a member from starting.
+    // The members can start, so `data status` has left no lock in their directories.
     members.iter_mut().for_each(TestMember::start);
     members.iter_mut().for_each(TestMember::wait_ready);
 }
@@ -402,7 +402,7 @@ fn a_restore_killed_at_any_step_has_created_nothing_or_everything() {
         std::fs::remove_dir_all(&member.data_dir).unwrap();
     }
     assert!(nothing > 8, "{nothing}");
-    // The last restore has removed the files that the killed restores left behind.
+    // The killed restores left files behind. The last restore has removed them.
     let left = std::fs::read_dir(root.path()).unwrap();
     let left: Vec<String> = left.map(|e| e.unwrap().file_name().into_string().unwrap()).collect();
     assert_eq!(left, ["one"]);
@@ -562,8 +562,8 @@ async fn a_snapshot_saved_under_load_becomes_a_cluster_apart_from_the_old_one() 
         new.push(again);
     }
     new.pop();
-    // The new members append to the old members' log files, so messages of the old ones are
-    // subtracted.
+    // The new members append to the log files of the old ones. So the lines that are already there
+    // don't count.
     let serves =
         |member: &TestMember| member.log().matches("ready to serve client requests").count();
     let before: Vec<usize> = new.iter().map(serves).collect();
@@ -586,8 +586,8 @@ async fn a_snapshot_saved_under_load_becomes_a_cluster_apart_from_the_old_one() 
     assert!(old[2].get("after").await.is_err(), "it has no quorum");
     assert_eq!(new[0].members().await.unwrap().len(), 3);
     wait_same_hash(&new, after).await;
-    // `hash` is of the snapshot's data, without the compaction by `--mark-compacted`. So it is
-    // compared with a plain restore.
+    // `hash` is that of the snapshot's data. The new cluster's data was compacted by
+    // `--mark-compacted`, so restore the snapshot once more without that flag and compare.
     let plain = root.path().join("plain");
     std::fs::create_dir(&plain).unwrap();
     let mut alone = TestMember::alone(&plain);

@@ -54,8 +54,8 @@ async fn a_leader_that_is_stopped_gracefully_hands_over_first() {
     assert_eq!(members[leader].stop(), Some(0));
     let others: Vec<&TestMember> =
         members.iter().enumerate().filter(|(n, _)| *n != leader).map(|(_, m)| m).collect();
-    // The old leader exits only after a new one exists. Without this handover, a new leader would
-    // take an election timeout.
+    // The leader exits only after another member has become leader. Without this handover, there
+    // would be no leader yet: an election takes at least the election timeout.
     let mut successors = 0;
     for member in &others {
         let status = member.status().await.unwrap();
@@ -118,8 +118,8 @@ async fn a_member_that_is_not_ready_names_the_peers_that_it_has_no_stream_to() {
 fn a_member_without_peers_retries_to_publish_itself() {
     let root = tempfile::tempdir().unwrap();
     let mut alone = three_members(root.path()).swap_remove(0);
-    // A request may wait for two election timeouts. With this flag, that is longer than the whole
-    // test waits.
+    // A client's request may wait for two election timeouts. With this flag, that is longer than
+    // the whole test waits, so publishing must have a limit of its own.
     alone.args.push("--election-timeout=50000".to_owned());
     // A keep-alive for the service manager is due every 100 ms. It must not begin the attempt to
     // publish the member anew. Otherwise no attempt would reach its time limit.
@@ -185,8 +185,8 @@ async fn a_second_process_on_a_copy_of_the_data_is_refused() {
     members[2].wait_ready();
     let others = [members[0].member_id().await, members[1].member_id().await];
     eventually("both know it", || others.iter().all(|other| members[2].has_stream_to(*other)));
-    // The copy of the directory starts from the same state as the original, so both have the same
-    // boot counter.
+    // The copy has the same state as the original. So both processes start with the same boot
+    // counter.
     let [peer, client] = common::free_ports();
     let initial = members[2].args.last().unwrap().strip_prefix("--initial-cluster=").unwrap();
     let mut twin = TestMember::new(root.path(), "c", peer, client, initial);

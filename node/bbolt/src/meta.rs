@@ -51,7 +51,7 @@ impl MetaPage {
         bytes[..4].copy_from_slice(&MAGIC.to_le_bytes());
         bytes[4..8].copy_from_slice(&VERSION.to_le_bytes());
         bytes[8..12].copy_from_slice(&page_bytes.to_le_bytes());
-        // The flags (at 12) and the root's sequence (at 24) are always 0.
+        // The bytes from 12 to 16 (flags) and from 24 to 32 (the root's sequence) stay 0.
         bytes[16..24].copy_from_slice(&self.root.to_le_bytes());
         bytes[32..40].copy_from_slice(&self.freelist.to_le_bytes());
         bytes[40..48].copy_from_slice(&self.pages.to_le_bytes());

@@ -133,8 +133,8 @@ fn the_newer_of_two_valid_metas_is_used_and_a_torn_one_is_not() {
     both[20..40].fill(0);
     both[4096 + 20..4096 + 40].fill(0);
     assert!(matches!(read(&both), Err(BboltReadError::NoMeta)));
-    // The older meta has another root and only three pages. While the newer meta is valid, the file
-    // is read by the newer one.
+    // Give the older meta another root, and only three pages. As long as the newer meta is valid,
+    // the reader ignores the older one.
     let meta = crate::meta::MetaPage { page_bytes: 4096, root: 99, freelist: 2, pages: 3, txid: 1 };
     let mut other = whole;
     other[4096 + 16..4096 + 80].copy_from_slice(&meta.encode());
@@ -223,7 +223,8 @@ fn a_child_beyond_the_last_page_is_refused() {
     let mut file = CraftedFile::new();
     file.branch()[12..16].copy_from_slice(&u32::MAX.to_le_bytes());
     assert_eq!(file.error(), "it goes on behind the last one");
-    // Meta pages and the list of free pages are not part of any tree.
+    // Make the branch's child the page with the list of free pages. Such a page, like a meta page,
+    // is part of no tree.
     let mut file = CraftedFile::new();
     file.branch()[16 + 8..16 + 16].copy_from_slice(&2_u64.to_le_bytes());
     assert_eq!(file.error(), "it is neither branch nor leaf");

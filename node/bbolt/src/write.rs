@@ -103,7 +103,8 @@ impl<'a> Builder<'a> {
         };
         let mut value = Vec::with_capacity(16 + page.len());
         value.extend_from_slice(&root.to_le_bytes());
-        // The bucket's sequence, which etcd doesn't use.
+        // After the root's page number comes the bucket's sequence. etcd doesn't use it, so it is
+        // 0.
         value.extend_from_slice(&[0; 8]);
         value.extend_from_slice(&page);
         self.root.put(&name, &ElementBody::Bucket(&value), &mut self.pages)
@@ -216,7 +217,7 @@ impl Tree {
             }
             level += 1;
         }
-        // The bucket has no entry at all.
+        // The loop has found no node, so the bucket has no entry. It gets an empty leaf.
         pages.write(&PageBuilder::new(true))
     }
 

@@ -18,7 +18,8 @@ const CONF_CHANGE_PLACEHOLDER: Bytes = Bytes::from_static(&[0x12, 0]);
 pub(crate) fn entry_from_raft(entry: eraftpb::Entry) -> Entry {
     let eraftpb::Entry { index, term, entry_type, data, context, .. } = entry;
     let (kind, data) = match entry_type {
-        // The library itself makes such an entry when a leader's term begins.
+        // An entry without data is a no-op. The library itself makes it when a leader's term
+        // begins.
         eraftpb::EntryType::EntryNormal if data.is_empty() => (EntryKind::NoOp, data),
         eraftpb::EntryType::EntryNormal => (EntryKind::Normal, data),
         eraftpb::EntryType::EntryConfChange | eraftpb::EntryType::EntryConfChangeV2 => {

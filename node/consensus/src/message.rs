@@ -203,7 +203,7 @@ impl Message {
         }
         let entries_fit = match self.kind {
             Append => self.entries_follow(),
-            // Only a leader itself makes the no-op entry that begins its term.
+            // No-op entries are never proposed: a leader itself makes the one that begins its term.
             Propose => {
                 !self.entries.is_empty()
                     && self.entries.iter().all(|entry| entry.kind != EntryKind::NoOp)

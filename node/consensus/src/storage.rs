@@ -109,7 +109,8 @@ impl LogView {
         while self.cache.back().is_some_and(|entry| entry.index >= first.index) {
             self.cache_bytes -= self.cache.pop_back().as_ref().map_or(0, cost);
         }
-        // Lookups in the cache rely on indexes without gaps.
+        // Clear the cache if the new entries don't directly follow it, because lookups rely on
+        // indexes without gaps.
         if self.cache.back().is_some_and(|entry| entry.index + 1 != first.index) {
             self.cache.clear();
             self.cache_bytes = 0;

@@ -202,8 +202,8 @@ impl EtcdLog {
             SNAPSHOT => {
                 let mark = SnapshotMark::decode(data)?;
                 let index = mark.index.unwrap_or_default();
-                // A snapshot with a higher index than the last entry came from the leader and has
-                // replaced all entries.
+                // If the snapshot's index is higher than the last entry's, the snapshot came from
+                // the leader and has replaced all entries.
                 if self.last.is_none_or(|last| last.index < index) {
                     let last = Position { index, term: mark.term.unwrap_or_default() };
                     self.last = Some(last);
@@ -360,8 +360,8 @@ impl WalFile<'_> {
         };
         let said = record.crc.unwrap_or_default();
         let crc = if record.kind == Some(CRC) {
-            // If older files were deleted, the first remaining file has no previous CRC to compare
-            // with.
+            // The first file of the log may have lost its predecessors. Then there is no earlier
+            // CRC to compare with, and `tail.crc` is 0.
             if tail.crc != 0 && said != tail.crc {
                 return Err(
                     self.corrupt(tail.offset, "it doesn't go on where the file before ends")
@@ -496,7 +496,7 @@ mod tests {
         assert_eq!(log.last_position(), Position { index: 3, term: 3 });
         assert_eq!(log.state, state(3, 2));
         assert!(!log.tail.torn);
-        // Deletes the older file, as etcd does.
+        // Delete the older file, as etcd does with files that it no longer needs.
         std::fs::remove_file(written.folder.path().join(format!("{:016x}-{:016x}.wal", 0, 0)))
             .unwrap();
         let log = written.read();

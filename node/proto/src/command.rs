@@ -126,7 +126,8 @@ mod tests {
 
     #[test]
     fn an_unknown_operation_is_refused_not_skipped() {
-        // After the version: field 1 with the value 7, and field 100 with an empty message.
+        // The bytes are the version, then field 1 (the request id) with the value 7, then the
+        // unknown field 100 with an empty message.
         let data = Bytes::from_static(&[VERSION, 0x08, 7, 0xa2, 0x06, 0]);
         assert_eq!(decode(data), Err(CommandDecodeError::UnknownOperation { request_id: 7 }));
     }

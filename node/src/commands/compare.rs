@@ -266,7 +266,8 @@ pub(super) async fn compare_clusters(
         }
     }
     let auth = compare_auth(source, target).await?;
-    // The report also names a key that changed during the comparison.
+    // Read the changes again, because the report also names the first key that changed during the
+    // comparison.
     let after = tokio::try_join!(changes_of_source(), changes_of_target())?;
     Ok(CompareReport {
         equal: comparison.differences == 0 && auth.is_equal(),

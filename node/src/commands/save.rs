@@ -155,7 +155,7 @@ pub(super) async fn save_to(channel: Channel, target: &Path) -> Result<i64, Save
     };
     let received = received.await;
     if received.is_err() {
-        // Removes the incomplete snapshot, which is of no use.
+        // Remove the incomplete file: it is of no use.
         let _ = std::fs::remove_file(&aside);
     }
     received
@@ -171,8 +171,8 @@ fn make_aside(target: &Path) -> Result<(File, PathBuf), SaveError> {
         let aside = format!(".{name}.part-{}-{attempt}", std::process::id());
         let aside = target.with_file_name(aside);
         match options.open(&aside) {
-            // A killed command leaves its incomplete file behind. In a container, the next command
-            // can have the same process ID.
+            // The name is taken: a killed command leaves its incomplete file behind. In a
+            // container, the next command can have the same process ID. So try the next number.
             Err(error)
                 if error.kind() == io::ErrorKind::AlreadyExists && attempt < MAX_LEFT_FILES =>
             {

@@ -104,8 +104,7 @@ pub(super) fn run(command: &SnapshotCommand) -> u8 {
 fn status(file: &Path, json: bool) -> u8 {
     let read = || -> Result<FileStatus, EtcdFileError> {
         let open = || muster_files::open_named(file).map(BufReader::new).map_err(EtcdFileError::Io);
-        // A member's database file has no hash, which is accepted. If the file has a hash, the hash
-        // must be right.
+        // Check the hash, but accept a file without one, such as a member's own database file.
         match EtcdFile::open(open()?, HashCheck::Required) {
             Ok(_) | Err(EtcdFileError::NoHash) => FileStatus::read(open()?),
             Err(error) => Err(error),

@@ -53,7 +53,7 @@ pub(super) fn config_file_path(
     flags: &RawFlags,
     environment: &BTreeMap<String, String>,
 ) -> Option<PathBuf> {
-    // etcd reads the variable also if the flag is given without a value.
+    // As in etcd, the environment variable counts if the flag is given without a value.
     let typed = flags.given(CONFIG_FILE).filter(|path| !path.is_empty());
     let variable = || environment.get(CONFIG_FILE_VARIABLE).map(String::as_str);
     let path = typed.or_else(variable).filter(|path| !path.is_empty());
@@ -105,7 +105,8 @@ fn parse(text: &str, remarks: &mut Vec<Remark>) -> Result<RawFlags, YamlProblem>
         passed_over.map(|YamlProblem { line, text }| Remark::FilePartIgnored { line, text }),
     );
     for mut entry in document.entries {
-        // Go's JSON decoder ignores the case of keys.
+        // Compare keys in lower case: etcd reads the file with Go's JSON decoder, which ignores the
+        // case of keys.
         entry.key.make_ascii_lowercase();
         let section = SECTIONS.iter().find(|(name, _)| *name == entry.key);
         match (section, entry.node) {

@@ -139,7 +139,7 @@ fn urls<T>(
     flag: &'static str,
     parse: impl Fn(&str) -> Result<Vec<T>, UrlError>,
 ) -> Result<Vec<T>, ConfigError> {
-    // As in etcd, an empty list leaves the default in place.
+    // As in etcd, an empty list means the flag's default.
     let text = match flags.value(flag) {
         "" => flags.default_of(flag),
         text => text,

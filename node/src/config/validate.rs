@@ -76,7 +76,7 @@ pub(super) fn validate(config: &Config, flags: &RawFlags) -> Result<(), ConfigEr
 }
 
 fn check_urls(config: &Config, flags: &RawFlags) -> Result<(), String> {
-    // etcd makes this check only for flags, not for a configuration file.
+    // As in etcd, the flags are checked in this way only if there is no configuration file.
     if flags.given(CONFIG_FILE).is_none()
         && flags.given("listen-client-urls").is_some()
         && flags.given("advertise-client-urls").is_none()

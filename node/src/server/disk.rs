@@ -78,7 +78,8 @@ pub(super) async fn open(
 ) -> Result<MemberStorage, ServerError> {
     let Some(force) = &config.force_new_cluster else {
         let found = open_member(config, tls, DataDir::open(&config.data_dir)?).await?;
-        // Once the member has started without the flag, the flag takes effect again.
+        // This is a start without `--force-new-cluster`. It allows the flag to take effect again at
+        // a later start.
         if let Some(made) = found.dir.forced_cluster()?.filter(|made| !made.rearmed) {
             found.dir.write_forced_cluster(&made.rearm())?;
         }
@@ -215,8 +216,8 @@ async fn open_member(
             machine
         }
     };
-    // The log mark is written at each start, because a crash may have come between the creation of
-    // the log and this mark.
+    // Write the mark that the log exists at each start. A crash may have come after the creation of
+    // the log and before the mark.
     dir.mark_log()?;
     let (log, recovered) = Log::open(&disk, &member_dir, &options).map_err(ServerError::Log)?;
     warn_if_truncated(&recovered);

@@ -39,8 +39,8 @@ pub async fn run(config: &Config) -> Result<(), ServerError> {
     let mut terminate = signal(SignalKind::terminate()).map_err(system)?;
     let mut interrupt = signal(SignalKind::interrupt()).map_err(system)?;
     let mut hangup = signal(SignalKind::hangup()).map_err(system)?;
-    // Signals are handled even before the node has started, because a joining member fetches the
-    // whole state during the start.
+    // Handle signals even before the node has started: a joining member fetches the whole state
+    // during its start, which can take long.
     let node = tokio::select! {
         node = Node::start(config) => node?,
         _ = terminate.recv() => return Ok(()),

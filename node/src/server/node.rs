@@ -395,7 +395,8 @@ fn start_fronts(
         listeners.push(listener(socket, router, None));
     }
     for socket in sockets.metrics {
-        // As in etcd, these pages accept requests for any host name, because they contain no data.
+        // The pages for metrics and health contain no data. So, as in etcd, they accept requests
+        // for any host name.
         let router = health_only(routes.pages(true));
         listeners.push(listener(socket, router, None));
     }

@@ -80,7 +80,7 @@ impl PeerSender for PeerMessageSender {
     }
 
     fn send_snapshot(&self, snapshot: OutgoingSnapshot) {
-        // Before the transport is connected, nothing runs that could need a snapshot.
+        // If the transport isn't connected yet, no peer can need the snapshot.
         let Some((transport, inbox)) = self.link.get().cloned() else {
             return;
         };
@@ -360,7 +360,8 @@ impl PeerEvents for PeerMessageReceiver {
     fn receive_message(&self, from: MemberId, message: Bytes) -> bool {
         let Some(mut message) = self.decode(from, message) else { return false };
         self.drop_invalid_proposals(from, &mut message);
-        // The inbox drops a message in another member's name, so its promise is not recorded.
+        // A message in another member's name goes to the inbox, which drops it. So its vote or
+        // acknowledgement is not recorded.
         if message.from != from.0 || self.note_promise(from, &message) {
             return self.inbox.deliver(from.0, message).is_ok();
         }

@@ -27,8 +27,8 @@ impl FaultInjector {
         let start = Instant::now();
         while !traced() {
             match child.try_wait().unwrap() {
-                // strace exits with 0 if the process has ended before this loop saw that it is
-                // traced.
+                // strace has exited with 0. The traced process has ended before this loop saw that
+                // it is traced.
                 Some(status) if status.success() => break,
                 None if start.elapsed() < WAIT_LIMIT => {
                     std::thread::sleep(Duration::from_millis(10))

@@ -135,7 +135,8 @@ fn is_stopped(id: i32) -> bool {
     let mut threads = std::fs::read_dir(format!("/proc/{id}/task")).unwrap();
     threads.all(|thread| {
         let stat = std::fs::read_to_string(thread.unwrap().path().join("stat"));
-        // A thread that has ended since the directory was listed counts as stopped.
+        // If the file is missing, the thread has ended since the directory was listed. It counts as
+        // stopped.
         stat.map_or(true, |stat| stat.rsplit_once(") ").unwrap().1.starts_with('T'))
     })
 }

@@ -207,7 +207,7 @@ async fn silent_connections_of_one_host_do_not_block_other_hosts() {
     for _ in 0..300 {
         silent.push(connect_from("127.0.0.66", address).await);
     }
-    // The silent connections stay open.
+    // While the 300 silent connections stay open, another host can connect.
     let tcp = connect_from("127.0.0.9", address).await;
     let name = ServerName::try_from("127.0.0.1").unwrap();
     let entered = tokio::time::timeout(PATIENCE, connector.connect(name, tcp)).await;
@@ -231,7 +231,8 @@ impl HalfSender {
         stream.write_all(hello).await.unwrap();
         let ended = std::collections::BTreeSet::new();
         let mut client = Self { media, stream, window: 65_535, ended };
-        // The server's settings apply once they are acknowledged.
+        // The server's limits apply to this connection once the client has acknowledged the
+        // server's settings.
         client.read().await;
         client.write(4, 1, 0, &[]).await;
         client
@@ -253,7 +254,8 @@ impl HalfSender {
         self.stream.read_exact(&mut payload).await.unwrap();
         let stream = number(&head[5..]);
         match head[3] {
-            // The headers of an answer, or a reset of the stream.
+            // The frame is the headers of an answer, or a reset of the stream. Either of them ends
+            // the request.
             1 | 3 => drop(self.ended.insert(stream)),
             8 if stream == 0 => self.window += number(&payload) as usize,
             _ => {}
@@ -343,7 +345,8 @@ async fn a_body_that_is_not_grpc_announces_no_length() {
     };
     let (_fronts, address) = start_front(Router::new().route("/x", axum::routing::post(gather)));
     let mut client = HalfSender::connect("application/json", address).await;
-    // With another media type, these bytes are not a gRPC message header and state no length.
+    // The media type isn't gRPC's. So the first bytes of a body are no gRPC message header, and
+    // announce no length.
     for number in 0..500 {
         client.claim(2 * number + 1).await;
     }

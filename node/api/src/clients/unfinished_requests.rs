@@ -60,7 +60,8 @@ pub(super) struct RequestAccounting {
 impl RequestAccounting {
     pub(super) fn new(largest_request: usize) -> Self {
         let most = largest_request.max(TONIC_MAX_MESSAGE_BYTES);
-        // Memory held by the largest request that isn't refused because of its length.
+        // Each network is always granted this much memory: that of the largest request which isn't
+        // refused because of its length.
         let least = STREAM_BYTES + MESSAGE_HEADER_BYTES + most;
         let bounds =
             MemoryBounds { per_connection: CONNECTION_BYTES, total: ALL_BYTES, guaranteed: least };

@@ -283,7 +283,8 @@ impl<B> ChargedAnswerBody<B> {
     fn part(&mut self) -> Frame<Bytes> {
         let part = self.rest.split_to(self.rest.len().min(PART_BYTES));
         if self.rest.is_empty() {
-            // From now on the returned part alone holds the guard.
+            // The last part was taken, so drop this body's reference to the guard. The guard then
+            // lasts until the returned part is sent.
             self.rest = Bytes::new();
         }
         Frame::data(part)

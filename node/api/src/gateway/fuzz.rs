@@ -18,7 +18,7 @@ pub fn post(bytes: &[u8]) {
     let Some(method) = std::str::from_utf8(path).ok().and_then(methods::find) else { return };
     let kind = &method.input;
     let mut values = Values::new(Body::from(Bytes::copy_from_slice(body)), MAX_BYTES);
-    // The whole body is in memory, so no read has to wait.
+    // The whole body is in memory, so the future is ready at its first poll.
     while let Some(Ok(Some(object))) = values.next().now_or_never() {
         let Ok(message) = json::read(kind, &object) else { continue };
         let written = json::write(kind, message.clone()).expect("it was understood");

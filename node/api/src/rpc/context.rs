@@ -504,7 +504,8 @@ impl ApiContext {
             "message exceeded backend quota; raising alarm: compact, then disarm it"
         );
         if let Err(error) = self.propose_nospace_alarm(AlarmAction::Activate).await {
-            // The next request that exceeds the quota tries again.
+            // The error needs no handling: the next request that exceeds the quota tries again to
+            // raise the alarm.
             tracing::warn!(error = %error.text(), "cannot raise the alarm yet");
         }
     }

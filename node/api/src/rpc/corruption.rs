@@ -106,7 +106,8 @@ pub(super) async fn run_comparisons(context: Arc<ApiContext>) {
             for member in alarms {
                 hurry |= !raise(&context, member).await;
             }
-            // The transfer of leadership can fail, so it is soon tried again.
+            // The leader whose data is corrupt has tried to transfer its leadership. As that can
+            // fail, the next attempt follows soon.
             hurry |= context.is_corrupt();
             wait_until_due(&context, &Schedule { began, cost: effort, is_urgent: hurry }).await;
         }
@@ -135,7 +136,7 @@ async fn raise(context: &ApiContext, member_id: u64) -> bool {
     let request = AlarmRequest { action, member_id, alarm: alarm.into() };
     let raised = context.propose(request, &mut CallContext::for_member()).await;
     if let Err(error) = &raised {
-        // The next comparison tries again.
+        // The error needs no handling: the next comparison tries again to raise the alarm.
         tracing::warn!(error = %error.text(), "cannot raise the alarm yet");
     }
     raised.is_ok()

@@ -48,7 +48,8 @@ pub(super) async fn ask_leader_about_leases(
         return answer_lease_question(context, &question).await;
     }
     let Some(peers) = &context.peers else { return Err(Error::NotLeader) };
-    // The wait is short: if the leader is unreachable, it may soon have a successor.
+    // Wait for two election timeouts only: if the leader is unreachable, it may soon have a
+    // successor.
     let patience = deadline.min(Instant::now() + context.limits.election_timeout * 2);
     let asked = peers.ask(MemberId(leader), question.encode_to_vec().into());
     let Ok(Ok(answer)) = timeout_at(patience, asked).await else {

@@ -93,7 +93,8 @@ enum EntryState {
 /// Returns the range of the keys of all entries in a queue.
 pub(super) fn queue_range(name: &[u8]) -> (Bytes, Bytes) {
     let below = |last: u8| [name, &[last]].concat().into();
-    // The character after the separator is the end of the prefix's range.
+    // All keys of the queue begin with the name and `/`. The range ends at the name and the
+    // character after `/`.
     (below(b'/'), below(b'/' + 1))
 }
 
@@ -101,7 +102,8 @@ pub(super) fn queue_range(name: &[u8]) -> (Bytes, Bytes) {
 fn key_of(name: &[u8], lease: i64) -> Bytes {
     let mut key = BytesMut::from(name);
     key.put_u8(b'/');
-    // Formatted as Go formats a signed number in hexadecimal.
+    // The lease ID is written as Go writes a signed number in hexadecimal, because other clients
+    // compute the same key.
     let sign = if lease < 0 { "-" } else { "" };
     key.put_slice(format!("{sign}{:x}", lease.unsigned_abs()).as_bytes());
     key.freeze()

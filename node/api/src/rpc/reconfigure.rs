@@ -192,7 +192,8 @@ async fn wait_for_ruling(
         if Instant::now() >= until {
             return ruling.map_err(|refused| refuse(asked, refused));
         }
-        // The missing answer is noticed as a change of the consensus status.
+        // When a learner answers a heartbeat, or a quorum learns of the last change, the consensus
+        // status changes.
         if let Ok(Err(_)) = timeout_at(until, status.changed()).await {
             return Err(Error::Stopped);
         }

@@ -245,7 +245,7 @@ impl WatchStream {
                         self.handle_request(request).await;
                     }
                     Ok(None) => self.requests = None,
-                    // Requests have the same maximum size as responses.
+                    // The stream's maximum response size is also the maximum size of its requests.
                     Err(status) => return Err(StreamEnd::of(status, self.max_response)),
                 },
                 notice = self.subscriber.next() => {

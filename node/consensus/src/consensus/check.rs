@@ -137,7 +137,7 @@ impl Consensus {
         }
         let Some(progress) = self.raw.raft.mut_prs().get_mut(message.from) else { return false };
         if message.index <= progress.matched && progress.matched > 0 {
-            // Though stale, the message proves that the peer is alive.
+            // The rejection is late and is dropped. It proves nevertheless that the peer is alive.
             progress.recent_active = true;
             return false;
         }

@@ -229,7 +229,8 @@ impl ScriptedCluster {
                 let ready = self.member(id).ready();
                 self.carry_out(id, ready);
             }
-            // A peer that lacks the commit index is sent it without any delay.
+            // In this test, a leader sends a new commit index at once, without waiting for the next
+            // append.
             let has_more = self.complete_write(id) || self.member(id).send_commit_index(false);
             if !has_more {
                 return;

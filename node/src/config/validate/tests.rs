@@ -232,7 +232,8 @@ fn flags_of_tls_have_no_effect_while_all_urls_are_http() {
     let without_ca = ["--peer-cert-file=c", "--peer-key-file=k", "--peer-client-cert-auth"];
     assert_eq!(remarks(&without_ca).len(), 3);
     assert!(config(&without_ca).unwrap().peer_tls.is_none());
-    // A complete set of files is kept, because other members may get https URLs later.
+    // With the CA file, the set of files is complete. So it is kept although all URLs are http:
+    // other members may get https URLs later.
     let complete = [&without_ca[..], &["--peer-trusted-ca-file=ca"]].concat();
     assert!(config(&complete).unwrap().peer_tls.is_some());
 }
@@ -272,7 +273,7 @@ fn cipher_suites_that_only_go_has_are_ignored_while_another_is_left() {
     let v13 = ["--cipher-suites=TLS_AES_128_GCM_SHA256", "--tls-max-version=TLS1.2"];
     assert!(config(&[&tls[..], &v13].concat()).is_err());
     assert!(config(&[&tls[..], &v13[..1]].concat()).is_ok());
-    // All client URLs are http, so the suites don't matter.
+    // Without an https client URL, even a list without a supported suite is accepted.
     assert!(config(&[none]).is_ok());
 }
 

@@ -50,8 +50,8 @@ pub(in super::super) fn inspect(
     };
     sight.cluster_id = Some(ClusterId(log.cluster).to_string());
     sight.member_id = Some(MemberId(log.member).to_string());
-    // Whether etcd has run since the new cluster was made. etcd leaves no record of a start, but
-    // each start changes its term.
+    // Returns whether etcd has run since the new cluster was made. etcd leaves no record of a
+    // start, but each start changes the term of its log.
     let since = |made: &ForcedCluster| {
         log.cluster != made.is.cluster_id.0 || log.state.term != Some(made.base_term)
     };

@@ -456,7 +456,8 @@ mod tests {
         finish(&dir, &plan).unwrap();
         assert!(!work.exists());
         assert_eq!(dir.forced_plan().unwrap(), None);
-        // The process can also end between the two last steps.
+        // Simulate an end of the process after the work folder was removed, and before the plan was
+        // deleted.
         dir.write_forced_plan(&plan).unwrap();
         finish(&dir, &plan).unwrap();
         assert_eq!(dir.forced_plan().unwrap(), None);

@@ -400,7 +400,7 @@ mod tests {
         assert_eq!(asked, [1, 2], "a stranger is not asked for the state");
         for tie in [
             vec![said_by(1, 0xc1), said_by(3, 0xc2)],
-            // A member that answers at two URLs counts once.
+            // Member 1 has answered at two of its URLs, and counts once.
             vec![said_by(1, 0xc1), said_by(1, 0xc1), said_by(3, 0xc2)],
             vec![said_by(1, 0xc1), said_by(2, 0xc1), said_by(3, 0xc2), said_by(4, 0xc3)],
         ] {

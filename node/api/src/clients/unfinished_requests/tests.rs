@@ -109,7 +109,7 @@ fn many_connections_of_one_network_leave_room_for_other_networks() {
         bodies.push(body);
     }
     assert!(held(&all) <= ALL_BYTES);
-    // Each of the other networks can still send its largest request.
+    // The 198 other networks can still send one request of the largest size each.
     for other in 2..200 {
         let mut body = body(&all.open(ip(other)), BodyKind::Unary);
         assert!(body.sends(half), "{other}");
@@ -156,7 +156,7 @@ fn a_refused_request_stays_refused_when_there_is_room_again() {
 #[test]
 fn honest_clients_are_not_refused() {
     let all = RequestAccounting::new(REQUEST);
-    // A thousand small puts that have begun and not ended.
+    // One connection begins a thousand small puts, and sends half of each.
     let one = all.open(ip(1));
     let mut puts: Vec<_> = (0..1_000).map(|_| body(&one, BodyKind::Unary)).collect();
     assert!(puts.iter_mut().all(|put| put.sends(&[]) && put.sends(&message(1_000)[..500])));
@@ -296,7 +296,8 @@ fn a_stream_of_small_compressed_messages_costs_nothing_between_them() {
         assert!(body.sends(&wire[wire.len() - 1..]));
         assert_eq!(held(&all), 0);
     }
-    // tonic keeps a buffer as large as the largest message.
+    // After a large message, the stream stays charged for that size, because tonic keeps a buffer
+    // as large as the largest message.
     assert!(body.sends(&compressed(&[1; REQUEST])));
     assert_eq!(held(&all), MESSAGE_HEADER_BYTES + REQUEST);
 }

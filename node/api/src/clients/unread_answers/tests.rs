@@ -91,7 +91,8 @@ async fn no_more_of_a_stream_is_written_while_its_client_does_not_read() {
     let mut parts: Vec<_> = streams.iter_mut().filter_map(next).collect();
     assert!(parts.len() < 260 && room.held() <= CONNECTION_BYTES, "{}", parts.len());
     assert!(streams.iter_mut().skip(300).all(|stream| next(stream).is_none()));
-    // Once a part has been read, other streams continue.
+    // Once the client has read parts of some streams, there is room for the next parts of other
+    // streams.
     parts.truncate(100);
     for stream in &mut streams[..150] {
         while next(stream).is_some_and(|_| !rest(stream).is_empty()) {}
@@ -126,7 +127,7 @@ async fn a_client_counts_as_stalled_only_if_it_reads_nothing() {
             sleep(patience / 2).await;
         }
         drop(body);
-        // Now no complete answer waits, and only the stream is open.
+        // The answer is complete now. Only the open stream is left, and a client needn't read that.
         sleep(3 * patience).await;
     };
     tokio::select! {

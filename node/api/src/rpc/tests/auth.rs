@@ -248,7 +248,8 @@ async fn keys_can_be_read_and_written_only_with_permission() {
     assert_eq!(result(kv.range(with_token(Some(&some), wide)).await).map(|_| ()), Err(denied()));
     assert_eq!(result(kv.range(range("r")).await).map(|_| ()), Err(empty()));
     assert_eq!(result(kv.put(put("w", "v")).await).map(|_| ()), Err(empty()));
-    // The request itself is checked before the permission.
+    // An invalid request gets its own error, even from a client without permission: the request is
+    // checked first.
     let none = result(kv.put(put("", "v")).await).map(|_| ());
     assert_eq!(none, Err(refused(Code::InvalidArgument, "key is not provided")));
     let mut cluster = ClusterClient::new(node.channel.clone());
@@ -356,7 +357,7 @@ async fn a_lease_with_forbidden_keys_cannot_be_used_or_revoked() {
     assert_eq!(keep_alive(some, 2).await, Ok(1_000));
     assert_eq!(keep_alive(some, 3).await, Ok(0));
     assert_eq!(keep_alive(Some(&root), 1).await, Ok(1_000));
-    // The permission is checked even if many requests come together.
+    // The permission is also checked for requests that the stream serves together.
     let wishes = [2; 100].map(|id| LeaseKeepAliveRequest { id });
     let wishes = all_of(wishes).chain(all_of([LeaseKeepAliveRequest { id: 1 }]));
     let mut answers = leases.lease_keep_alive(with_token(some, wishes)).await.unwrap().into_inner();
@@ -394,12 +395,13 @@ async fn no_password_is_valid_after_a_change_to_an_empty_one() {
     }
     change("new").await;
     node.token("some", "new").await.unwrap();
-    // A user that is added with an empty password can use it.
+    // A user that was created with an empty password can authenticate with an empty password.
     let (name, password) = ("open".to_owned(), String::new());
     let add = AuthUserAddRequest { name, password, ..Default::default() };
     node.auth().user_add(with_token(Some(&root), add)).await.unwrap();
     node.token("open", "").await.unwrap();
-    // A user that is added without a password gets a special error, whatever password is tried.
+    // A user that was created without a password can't authenticate. The error says so, whatever
+    // password is tried.
     let options = Some(UserAddOptions { no_password: true });
     let add = AuthUserAddRequest { name: "host".to_owned(), options, ..Default::default() };
     node.auth().user_add(with_token(Some(&root), add)).await.unwrap();
@@ -524,7 +526,7 @@ async fn a_token_takes_precedence_over_a_certificate() {
     ] {
         assert_eq!((may(token, name, key).await, may(token, name, all).await), told, "{name:?}");
     }
-    // A certificate identifies its holder, even if there is no such user.
+    // A certificate identifies its holder, even if the cluster has no user of that name.
     assert_eq!(may(None, Some("who"), RequestedAccess::AnyUser).await, Ok(()));
     assert_eq!(may(None, None, RequestedAccess::AnyUser).await, Err(Error::UserEmpty));
 }
@@ -596,7 +598,8 @@ async fn a_long_call_ends_when_its_signed_token_expires() {
         let may = async || {
             node.context.authorise_call(&who, RequestedAccess::RootRole, false).await.map(drop)
         };
-        // On a slow machine the token may expire before its first use, so the time is doubled.
+        // On a slow machine the token may expire before its first use. Then try again with twice
+        // the lifetime.
         if may().await.is_err() {
             seconds *= 2;
             continue;

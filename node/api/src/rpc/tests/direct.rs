@@ -32,7 +32,8 @@ async fn send(
     headers: &[(&'static str, &'static str)],
     parts: &[Bytes],
 ) -> Received {
-    // A gRPC library's client would act on some of the headers itself.
+    // Send the request with a plain HTTP/2 client. The client of a gRPC library would interpret
+    // some of the headers and hide them.
     let stream = tokio::net::TcpStream::connect(address).await.unwrap();
     let handshake =
         hyper::client::conn::http2::handshake(TokioExecutor::new(), TokioIo::new(stream));

@@ -184,12 +184,12 @@ fn beyond() -> String {
 async fn a_message_that_is_too_large_after_decompression_is_refused() {
     let node = ApiTestNode::start().await;
     let ask = async |body| code_and_text(node.gzipped::<pb::PutResponse>(PUT, body).await);
-    // A gigabyte, compressed to a megabyte.
+    // The message decompresses to a gigabyte, and its compressed form has a megabyte.
     let bomb = framed(1, &gzip(&[0; 1 << 20]).repeat(1 << 10));
     assert!(bomb.len() < MOST);
     assert_eq!(ask(bomb).await, (Code::ResourceExhausted, beyond()));
-    // The first message is one byte too long. The second has the maximum length, but isn't a valid
-    // request.
+    // The first message is one byte longer than the limit, after decompression. The second has
+    // exactly the maximum length, and is refused only because it isn't a valid request.
     assert_eq!(
         ask(framed(1, &gzip(&vec![0; MOST + 1]))).await,
         (Code::ResourceExhausted, beyond())
@@ -241,7 +241,8 @@ async fn another_compression_is_refused_with_a_list_of_supported_ones() {
         assert_eq!(status.message(), text);
         assert_eq!(response.headers()["grpc-accept-encoding"], "gzip,identity");
     }
-    // The message has the flag for compression, but the header names none.
+    // The message's flag byte says that it is compressed, but the header `grpc-encoding` names no
+    // compression.
     let response = node.begin_call(PUT, "identity", compressed(&put("k", "v")).into()).await;
     assert_eq!(refused(response.headers()).unwrap_err().code(), Code::Internal);
 }

@@ -43,7 +43,8 @@ async fn a_snapshot_is_the_store_as_it_was_at_the_start_with_its_hash() {
     let node = filled().await;
     let mut stream = snapshot(&node).await.unwrap();
     let first = stream.message().await.unwrap().unwrap();
-    // Writes continue during the snapshot, and aren't in it.
+    // A write and a compaction succeed while the snapshot is sent. The snapshot doesn't contain
+    // them.
     let revision = node.put("k1", "while it is sent").await;
     node.compact(revision).await.unwrap();
     let mut taken = vec![first];

@@ -40,7 +40,8 @@ async fn a_client_that_reads_no_answer_is_refused_more() {
         let mut kv = KvClient::new(channel.clone());
         asked.spawn(async move { kv.range(everything()).await.map(|_| ()) });
     }
-    // 800 MB were requested, and 7/8 of 256 MiB may wait.
+    // The requested answers have 800 MB in total. Of the 256 MiB for a connection's unread answers,
+    // large answers may fill seven eighths.
     let refused = async {
         for _ in 0..29 {
             let (code, text) = code_and_text(asked.join_next().await.unwrap().unwrap());
@@ -81,7 +82,8 @@ async fn a_connections_watches_leave_room_for_its_answers() {
     let mut taken = 0;
     let (refused, mut last) = 'full: loop {
         let mut watching = WatchClientStream::open(&node).await;
-        // One stream's watches may have keys of 16 MiB in total.
+        // The 16 keys have 1 MiB each. That is the maximum total length of the keys of one stream's
+        // watches.
         for _ in 0..16 {
             let created = watching.create(watch(&large)).await;
             if created.canceled {
@@ -92,9 +94,11 @@ async fn a_connections_watches_leave_room_for_its_answers() {
         streams.push(watching);
     };
     assert_eq!(refused.cancel_reason, "etcdserver: too many requests");
-    // Watches get half of 256 MiB. One answer that is in transit possibly takes a part of that.
+    // Watches may fill half of the connection's 256 MiB. Room for one more mebibyte may be missing
+    // while an answer is in transit.
     assert!((127..=128).contains(&taken), "{taken} MiB of keys");
-    // The remaining memory is too small for many watches, although their keys are short.
+    // Each watch costs memory, however short its key is. So the remaining memory is enough for a
+    // limited number of watches only.
     let mut small = 0;
     while !last.create(watch("k")).await.canceled {
         small += 1;
