@@ -88,15 +88,15 @@ fn a_cluster_without_approvals_refuses_them() -> Result<()> {
     Ok(())
 }
 
-/// Approvals and zones in one cluster. The service is killed between two approvals. Approvals must
-/// survive that, and an approved host must not exceed its zone's limit.
+/// Approvals and zones in one cluster. The service is killed between two approvals, and the
+/// approvals must survive that. The founders must be the approved hosts, one of each zone.
 #[test]
 fn approvals_and_zones_hold_together_over_a_crash_of_the_service() -> Result<()> {
     let mut testbed = Testbed::start(Network::loopback(5), TestbedOptions::default())?;
     testbed.create_cluster("demo", 3, &["--approve", "--spread", "zone"])?;
     let bundle = testbed.create_token("demo")?;
-    // The fourth host is in the first one's zone, and is approved. The fifth host is never
-    // approved.
+    // The fourth host is in the zone of the first one. The fourth is approved, and the first isn't.
+    // The fifth host is never approved.
     let agents: Vec<AgentProcess> = ["a", "b", "c", "a", "b"]
         .iter()
         .enumerate()

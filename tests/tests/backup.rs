@@ -47,7 +47,7 @@ fn a_service_that_lost_all_but_its_keys_is_restored_and_touches_no_cluster() -> 
     let again = testbed.admin_output(&back_up)?;
     ensure!(again.status.code() == Some(2), "a second backup into one folder: {again:?}");
 
-    // The service stops, and everything but its keys is lost.
+    // The service is stopped. Then everything but its keys is deleted.
     testbed.stop_discovery()?;
     let stopped = testbed.path("backup-2");
     let without = [&back_up[..6], &[path_text(&stopped)?]].concat();

@@ -36,7 +36,7 @@ fn add_secret(secrets: &mut Secrets, file: &Path) -> Result<()> {
     let text = fs_err::read_to_string(file)?;
     let name = file.display();
     if let Some(token) = text.split("mst_").nth(1) {
-        // The token's id, which precedes the seed, is public.
+        // A token's text has three parts. The id is public, and only the seed after it is secret.
         let seed = token.split('_').nth(2).context("a token's seed")?;
         secrets.insert(format!("{name}, as text"), seed.as_bytes().to_vec());
         return Ok(());
@@ -128,7 +128,7 @@ fn request(testbed: &Testbed, line: &str, body: &str) -> Result<Vec<u8>> {
     let text = format!("{line} HTTP/1.1\r\n{headers}Content-Length: {length}\r\n\r\n{body}");
     let mut stdin = child.stdin.take().context("a pipe")?;
     stdin.write_all(text.as_bytes())?;
-    // The input stays open until the answer is complete: openssl ends with its input.
+    // Keep the input open until the answer is complete, because openssl ends when its input ends.
     let mut answer = Vec::new();
     child.stdout.take().context("a pipe")?.read_to_end(&mut answer)?;
     drop(stdin);

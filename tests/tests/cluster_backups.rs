@@ -173,8 +173,8 @@ fn backups_go_on_under_another_leader_and_each_one_can_be_restored() -> Result<(
 
     let first = tool.wait_for("the first backup", |_| true)?;
     let folder = store.join(text(&first["cluster"]));
-    // Add a foreign file, a recent leftover and an old leftover. Only the old leftover may be
-    // removed.
+    // Add two files that a cleanup must keep, a foreign one and a recent incomplete one. Add an old
+    // backup without a manifest, which it must remove.
     let old = folder.join("20200101T000000Z-r1-00000001.db.age");
     let others = [folder.join("README"), folder.join("20990101T000000Z-r1-00000001.db.part")];
     for file in others.iter().chain([&old]) {
@@ -210,7 +210,7 @@ fn backups_go_on_under_another_leader_and_each_one_can_be_restored() -> Result<(
     let drilled = &drilled["backups"][0];
     ensure!(drilled["drill"]["keys"] == drilled["keys"] && drilled["keys"].is_u64(), "{drilled}");
 
-    // The standard tool decrypts what the agent has encrypted.
+    // age's own program decrypts what the agent has encrypted.
     let snapshot = testbed.path("restored.db");
     let decrypted = Command::new("age")
         .args(["--decrypt", "--identity", path_text(&key.file)?, "--output", path_text(&snapshot)?])
@@ -278,7 +278,8 @@ fn a_damaged_backup_is_found_and_the_next_best_one_is_named() -> Result<()> {
     let said = tool.fail(&["restore", &name(2), "--to", path_text(&target)?], 1)?;
     ensure!(!target.exists() && said.contains(&name(2)), "{said}");
 
-    // Write a manifest whose file is outside the store, and then the manifest of another backup.
+    // Write a manifest that names a file outside the store, and after that other wrong manifests.
+    // Each is reported, and the other backups stay valid.
     let manifest = stored(1, &format!("{}.json", name(1)));
     let mut changed = manifests[1].clone();
     changed["stored"]["file"] = "../../../etc/passwd".into();
@@ -291,7 +292,8 @@ fn a_damaged_backup_is_found_and_the_next_best_one_is_named() -> Result<()> {
     fs_err::write(&manifest, vec![b'x'; 1 << 20])?;
     ensure!(tool.fail(&["verify", &name(1)], 1)?.contains(&name(1)), "a huge manifest");
 
-    // A missing file is named, and the intact backup can still be restored.
+    // Delete the stored file of a backup. The command names the file, and the intact backup can
+    // still be restored.
     fs_err::remove_file(&data)?;
     ensure!(tool.fail(&["verify", &name(2)], 1)?.contains("has no"), "a missing snapshot");
     let said = tool.run(&["restore", &name(0), "--to", path_text(&target)?])?;

@@ -152,7 +152,7 @@ fn visit_other_pages(bed: &mut ConsoleBed, id: &str) -> Result<()> {
     bed.ensure_text(&["frozen", "committed", "formed", "db-3"])?;
     bed.check("audit")?;
 
-    // These pages must also work without scripts.
+    // The list of clusters, a cluster's page and the audit page must also work without scripts.
     bed.browser.set_scripts_enabled(false)?;
     for path in ["/clusters".to_owned(), format!("/clusters/{id}"), "/audit".to_owned()] {
         bed.open(&path)?;
@@ -245,7 +245,7 @@ fn console_open_leads_a_browser_to_the_clusters_page_without_a_secret_among_its_
     options.serve_args.extend(["--console-listen".to_owned(), listen]);
     let testbed = Testbed::start(network, options)?;
     testbed.create_cluster("demo", 3, &[])?;
-    // A program that replaces the browser records its arguments.
+    // In place of a browser, the command starts a script that records its arguments.
     let (opener, told) = (testbed.path("opener"), testbed.path("told"));
     fs_err::write(
         &opener,

@@ -97,7 +97,7 @@ async fn write(
 }
 
 fn kill_at_random(agents: &[AgentProcess], next: &AtomicUsize) -> Result<()> {
-    // A fixed seed, so that every run kills in the same order.
+    // The seed is fixed, so that every run kills the nodes in the same order.
     let mut rng = Rng::new(0x5EED_0F4B_1D05);
     for kill in 1..=KILLS {
         let due = kill * WRITES / (KILLS + 1);

@@ -26,7 +26,7 @@ fn stock_etcdctl_works_unchanged() -> Result<()> {
     compaction(&etcdctl)?;
     members_and_endpoints(&etcdctl)?;
     for host in &hosts {
-        // Every member must answer, and followers forward writes.
+        // Each member serves reads and writes. A follower forwards writes to the leader.
         let one = etcdctl.with_endpoint(host);
         ensure!(one.run(&["put", "via", &host.name])?.trim() == "OK", "put via {}", host.name);
         ensure!(value(&one, "via")? == host.name, "get via {}", host.name);

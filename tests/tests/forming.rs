@@ -290,7 +290,7 @@ fn a_restarted_agent_adopts_the_running_node() -> Result<()> {
     ensure!(code == 0 && is_alive(node), "the agent ended with {code}");
     agents[0].start()?;
     wait_for("the next agent to supervise the node", FORMATION_LIMIT, || {
-        // The status may still be from the agent's previous process.
+        // Compare the process id: the status file may still be from the agent's previous process.
         let status = agents[0].status().ok()?;
         let is_new = status["agent_pid"] == agents[0].process_id()?;
         (is_new && status["phase"] == "running").then_some(())

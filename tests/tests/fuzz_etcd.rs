@@ -20,7 +20,7 @@ const CHANGES: u64 = 100;
 
 /// Returns the path of a stock etcd. If there is none, reports that the test is skipped.
 async fn etcd() -> Option<PathBuf> {
-    // The other tests with a stock etcd use this folder too.
+    // Other tests with a stock etcd use this folder, too. So etcd is built only once.
     let work = Path::new(env!("CARGO_TARGET_TMPDIR"));
     match stock_etcd::build_newest(work, &|_| {}).await {
         Ok(etcd) => Some(etcd),

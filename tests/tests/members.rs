@@ -115,7 +115,8 @@ fn check_failed_machine_is_replaced(program: &Path) -> Result<()> {
     let args = ["replace", &id, "n4", "--peer-urls", &url, "--patience", "30"];
     let plan = machines.run_member_command(&[&["plan"], &args[..5]].concat())?;
     ensure!(plan["warnings"].to_string().contains("the old one goes first"), "{plan}");
-    // After a kill at each of these messages, the next run continues where the last one stopped.
+    // `member replace` is killed at each of these messages in turn. Each next run continues where
+    // the last one stopped.
     let words = ["removing", "is removed", "is in the list", "start n4"];
     for at in 0..words.len() {
         let (ended, text) = replace_until(&machines, &args, &words[at..])?;
@@ -265,7 +266,7 @@ impl Proxy {
 
 fn pass(mut client: TcpStream, to: SocketAddr, loses: Option<LostMessage>) -> Option<()> {
     if loses == Some(LostMessage::Request) {
-        // Let the client send its request first.
+        // The request is lost on its way: the client sends it, and nothing is forwarded.
         client.set_read_timeout(Some(Duration::from_millis(300))).ok()?;
         let _ = client.read(&mut [0; 1024]);
         return None;
@@ -277,7 +278,8 @@ fn pass(mut client: TcpStream, to: SocketAddr, loses: Option<LostMessage>) -> Op
         let _ = to_server.shutdown(std::net::Shutdown::Both);
     });
     if loses == Some(LostMessage::Answer) {
-        // The server's answer is read until it pauses for 2 s, and is not forwarded.
+        // The answer is lost on its way: the server's bytes are read until it pauses for 2 s, and
+        // are not forwarded.
         server.set_read_timeout(Some(Duration::from_secs(2))).ok()?;
         let mut bytes = [0; 4096];
         while server.read(&mut bytes).is_ok_and(|read| read > 0) {}

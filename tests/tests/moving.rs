@@ -205,7 +205,8 @@ fn check_round_trip(etcd: &Path, tool: &Path) -> Result<()> {
     old.start()?;
     old.fill()?;
     let result = check_move([&mut old, &mut new], folder, "moved.db", tool, &[])?;
-    // The move may have ended before each member ran. Now the same command compares all of them.
+    // `move` may have ended before all members of the target ran. They run now, and the same
+    // command compares all of them.
     let mut again = start_move([&old, &new], folder, ["moved.db", "again.log"], &["--freeze"])?;
     let again = result_of_move(&mut again, 0)?;
     ensure!(again["members_not_compared"] == serde_json::json!([]), "{again}");
@@ -291,7 +292,7 @@ fn a_move_reads_the_source_through_another_member_once_the_first_has_stopped() -
     old.run(&["put", "a", "1"])?;
     let mut moving = start_move([&old, &new], folder, ["moved.db", "move.log"], &["--freeze"])?;
     run_restores(&mut moving, folder, Path::new("none"))?;
-    // The move has used this member, because its URL is the first one.
+    // Kill the first member of the source, through which `move` has read until now.
     old.nodes[0].kill();
     wait_for("the other members of the source to serve reads", LIMIT, || {
         old.run(&["get", "a"]).ok()
@@ -364,7 +365,8 @@ fn a_file_of_other_data_is_refused_before_the_writes_are_stopped() -> Result<()>
     };
     refuse(&old, "outdated.db", "for example key later")?;
     refuse(&old, "text.db", "text.db exists and is no whole snapshot")?;
-    // With the same URLs, etcd begins again with the same cluster id, at its first revision.
+    // A new etcd with the same URLs gets the same cluster id, but begins at the first revision. So
+    // the file is ahead of it.
     old.nodes[0].kill();
     fs_err::remove_dir_all(folder.join("old1.etcd"))?;
     old.start()?;
@@ -499,7 +501,8 @@ fn an_interrupted_move_goes_on_with_its_snapshot_file() -> Result<()> {
     let mut moving = start_move([&old, &new], folder, ["moved.db", "first.log"], &["--freeze"])?;
     run_restores(&mut moving, folder, Path::new("none"))?;
     moving.kill();
-    // The target must take writes after the move, although this run has not raised the alarm.
+    // The second run doesn't freeze the source, and so has not raised the alarm. The target, which
+    // has the alarm from the snapshot, must take writes nevertheless.
     let mut again = start_move([&old, &new], folder, ["moved.db", "second.log"], &[])?;
     again.wait_for_output("not yet: no member can serve requests: ", LIMIT)?;
     new.start()?;

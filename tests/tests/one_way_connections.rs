@@ -93,7 +93,8 @@ impl OneWayCluster {
             }
         }
         self.wait_direction_named(blocked).await?;
-        // Send a snapshot in each direction between host 0 and its leader.
+        // A snapshot must arrive in both directions: from the leader at host 0, and from host 0 as
+        // the leader.
         self.check_snapshot_catch_up(0, 1).await?;
         self.lead(0).await?;
         self.check_snapshot_catch_up(1, 0).await?;

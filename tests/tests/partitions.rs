@@ -98,7 +98,8 @@ fn a_leader_that_a_majority_hears_keeps_its_term_while_connections_are_refused()
         let term = cluster.term(leader).await?;
         let (refused, hears) = ((leader + 1) % SPARE, (leader + 2) % SPARE);
         cluster.network.reset_connections(leader, refused)?;
-        // The follower believes that the leader has ended, and campaigns at its turns.
+        // The follower's connections to the leader are refused. So it believes that the leader's
+        // process has ended, and tries to become leader.
         retry("the follower forgets its leader", async || {
             let status = cluster.status(refused).await?;
             ensure!(status.leader == 0, "it follows {:x}", status.leader);
@@ -297,8 +298,8 @@ impl PartitionedCluster {
         }
         self.settled(&members).await?;
         if let Some(term) = term {
-            // The removed member was cut off. It has learned of its removal, and has caused no
-            // election.
+            // The removed member was cut off during the change. It has learned of its removal
+            // since, and must not have caused an election.
             let now = self.term(follower).await?;
             ensure!(now == term, "its return has brought term {now} after {term}");
         }
@@ -411,8 +412,8 @@ impl PartitionedCluster {
                 while let Err(refused) =
                     self.request_change(host, MembershipChange::Promote, SPARE).await
                 {
-                    // An earlier request has promoted the learner, although the answer came too
-                    // late.
+                    // The learner is a voter already: an earlier request has promoted it, although
+                    // the answer came too late.
                     if refused.message() == "etcdserver: can only promote a learner member" {
                         break;
                     }

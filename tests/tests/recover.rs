@@ -146,8 +146,8 @@ fn a_new_cluster_is_made_from_the_directory_with_the_longest_log() -> Result<()>
         Ok(serde_json::from_slice::<Value>(&made.stdout)?["made"].clone())
     };
     let (once, again) = (made()?, made()?);
-    // A command that is killed before the agent writes its journal is repeated. The repetition must
-    // make the same cluster.
+    // The second command repeats the first, as after a kill before the agent has written its
+    // journal. It must make the same cluster.
     ensure!(once == again, "{again} is not {once}");
 
     first.start()?;
@@ -158,15 +158,16 @@ fn a_new_cluster_is_made_from_the_directory_with_the_longest_log() -> Result<()>
     let members = || Ok::<_, anyhow::Error>(alone.json(&["member", "list"])?["members"].clone());
     ensure!(members()?.as_array().map(Vec::len) == Some(1), "{}", members()?);
 
-    // Members of the old cluster return, and form a cluster among themselves only.
+    // Two members of the old cluster return. They form a quorum of it, and must not mix with the
+    // new cluster.
     second.start()?;
     lost.start()?;
     wait_for("the old members to serve", LIMIT, || rest.run(&["put", "k", "old"]).ok())?;
     ensure!(members()?.as_array().map(Vec::len) == Some(1), "{}", members()?);
     ensure!(value()? == "YWZ0ZXI=", "{}", value()?);
 
-    // The old directory is put back. After a restart of the agent, only the new member may run on
-    // this host.
+    // The old member's directory is put back in place of the new one. After a restart of the agent,
+    // only the new member may run on this host.
     first.terminate(LIMIT)?;
     first.start()?;
     wait_for("the new cluster to serve again", LIMIT, || alone.run(&["put", "new", "two"]).ok())?;
@@ -333,7 +334,7 @@ fn check_lost_majority(node: Option<&Path>) -> Result<()> {
         ensure!(own.run(&["get", "new", "--print-value-only"])?.trim() == "one");
         agents.push(joined);
     }
-    // Without the first member, the two others are still a quorum of three.
+    // The cluster has three members again. So it serves without the first one.
     first.terminate(LIMIT)?;
     let rest = etcdctl.with_endpoint(&agents[0].host);
     wait_for("a write without the first", LIMIT, || rest.run(&["put", "k", "last"]).ok())?;

@@ -322,7 +322,7 @@ fn a_cluster_whose_addresses_all_changed_is_recovered_as_the_page_says() -> Resu
             check_hosts_serve(&testbed, &[&new[0]]).with_context(|| typed.logs())?;
         }
     }
-    // Of the four machines, the second was replaced and the third was removed.
+    // By the page's commands, db-2 was replaced and db-3 was removed. So their agents end.
     for name in ["db-2", "db-3"] {
         let gone = typed.agents.get_mut(name).context("a machine")?;
         ensure!(gone.exit_code(LIMIT)? == 3, "{name}: {}", last_lines(&gone.output(), 20));
@@ -443,7 +443,8 @@ fn discovery_follows_a_recovery_again_after_a_restore_from_before_it() -> Result
     poll_slowly("an owner to accept the database", LIMIT, || {
         testbed.admin_command(&["db", "accept", "--yes"]).ok()
     })?;
-    // An agent reports at its start, and later only every two minutes.
+    // Restart the agent, so that it reports at once. A running agent reports only every two
+    // minutes.
     survivor.kill();
     survivor.start()?;
     wait_followed(&testbed, &id).with_context(|| last_lines(&survivor.output(), 30))?;

@@ -50,8 +50,8 @@ fn a_key_on_paper_replaces_the_lost_key_of_the_only_owner() -> Result<()> {
     let public = String::from_utf8_lossy(&output.stdout).trim().to_owned();
     ensure!(made["admin"]["key"] == public.as_str(), "{public}: {made}");
 
-    // The restored key has all rights of an owner: it ends a cluster, makes one, and replaces the
-    // lost key.
+    // The restored key has all rights of an owner. It ends a cluster, makes another one, and
+    // replaces the lost key.
     for args in [
         &["cluster", "abandon", "demo", "--yes"][..],
         &["cluster", "create", "next", "--size", "1"],
@@ -67,7 +67,8 @@ fn a_key_on_paper_replaces_the_lost_key_of_the_only_owner() -> Result<()> {
     let admins = listed["admins"].as_array().context("admins")?;
     ensure!(admins.len() == 1 && admins[0]["name"] == "safe", "{listed}");
 
-    // A key on paper among the arguments is refused as a secret.
+    // Somebody passes the text on paper as an argument. The command refuses it, because it is a
+    // secret.
     let argument = run(&testbed, &restored, &["admin", "add", "x", &paper, "--role", "owner"], "")?;
     let text = String::from_utf8_lossy(&argument.stderr).into_owned();
     ensure!(argument.status.code() == Some(2) && text.contains("a secret"), "{text}");

@@ -123,8 +123,8 @@ fn expired_revoked_and_foreign_tokens_are_refused() -> Result<()> {
     let (code, printed) = refused(&testbed, &bundle, "revoked")?;
     ensure!(code == 3 && printed.contains("revoked"), "exit code {code}, printed {printed}");
 
-    // The bundle of one cluster contains a token of another cluster. The token's grant names the
-    // cluster that it is for.
+    // Put the token of one cluster into the bundle of another one. The token's grant names its own
+    // cluster, so the mixture is refused.
     let demo = fs_err::read_to_string(testbed.create_token("demo")?)?;
     let other = fs_err::read_to_string(testbed.create_token("other")?)?;
     let token = demo.trim().rsplit(' ').next().context("a token")?.to_owned();
@@ -203,7 +203,8 @@ fn a_record_changed_in_the_database_is_signed_by_nobody() -> Result<()> {
     poll_slowly("two seats to be taken", LIMIT, || {
         (seats(&testbed, "demo").ok()? == 2).then_some(())
     })?;
-    // Change the address in the record's payload, and keep the signature.
+    // Change a host's record in the database, and keep its signature. No agent may sign a list with
+    // it.
     let changed = testbed.psql(
         "UPDATE agents SET record = split_part(record, '.', 1) || '.' || \
          replace(split_part(record, '.', 2), 'a', 'b') || '.' || split_part(record, '.', 3) \
@@ -261,7 +262,8 @@ fn an_admin_planted_in_the_database_can_do_nothing() -> Result<()> {
         .env("MUSTER_ADMIN_KEY", &key)
         .output()?;
     ensure!(!output.status.success(), "a planted admin was let in");
-    // The owner can still log in, and discovery's log reports the planted row.
+    // Only the planted admin is refused: the owner can still log in. Discovery's log reports the
+    // planted row.
     testbed.admin_command(&["cluster", "list"])?;
     let printed = testbed.discovery.as_ref().context("discovery runs")?.output();
     ensure!(

@@ -35,7 +35,7 @@ fn recover_as_a_new_timeline(data: &Path) -> Result<()> {
     fs_err::write(&settings, text)?;
     let signal = data.join("recovery.signal");
     fs_err::write(&signal, "")?;
-    // Postgres runs as the owner of its data directory.
+    // Postgres must be able to delete the file, so give it the owner of the data directory.
     let reference = format!("--reference={}", path_text(data)?);
     let status = Command::new("chown").args([&reference, path_text(&signal)?]).status()?;
     ensure!(status.success(), "chown failed");
@@ -95,7 +95,7 @@ fn a_backup_from_before_the_freeze_forms_no_second_cluster() -> Result<()> {
     let identity = raft_cluster(&testbed, &testbed.network.hosts[..3])?;
 
     restore(&mut testbed)?;
-    // Discovery's own ledger has the commit that the database lacks.
+    // The restored database lacks the commit. Discovery finds it in its own ledger, and says so.
     let said = testbed.discovery.as_ref().context("discovery runs")?.output();
     ensure!(said.contains("ledger"), "discovery says nothing of what it found:\n{said}");
     check_no_second_cluster(&testbed, &bundle, identity)
@@ -147,8 +147,8 @@ fn a_restored_database_whose_ledger_is_gone_freezes_nothing_until_an_owner_decid
     recover_as_a_new_timeline(&testbed.postgres_dir().join("data"))?;
     testbed.start_discovery()?;
 
-    // Three hosts that never saw the commit fill the list of founders, but discovery must not
-    // freeze it.
+    // Three hosts that never saw the commit take all seats. Discovery must not freeze this list of
+    // founders.
     let mut late = testbed.start_agents(3..6, &bundle)?;
     let explained = poll_slowly("discovery to say why it waits", LIMIT, || {
         let text = testbed.admin_command(&["cluster", "explain", "demo"]).ok()?;
@@ -165,7 +165,8 @@ fn a_restored_database_whose_ledger_is_gone_freezes_nothing_until_an_owner_decid
         ensure!(code == 3, "after db accept {} ended with {code}", agent.host.name);
     }
 
-    // The members still have the document that the service lost, and send it to the service.
+    // The members have kept the commit document that the service has lost. They send it to the
+    // service.
     for agent in &mut members {
         agent.start()?;
     }
@@ -247,7 +248,8 @@ impl RestoredService {
     /// Checks that the late host is refused and starts no node, and that the cluster is the
     /// original one.
     fn ends_as_one_cluster(mut self) -> Result<()> {
-        // Running agents report to the service within minutes, but restarted agents report at once.
+        // Restart the agents, so that they report to the service at once. Running agents report
+        // within minutes.
         for agent in &mut self.members {
             ensure!(agent.terminate(LIMIT)? == 0, "{}", agent.output());
             agent.start()?;

@@ -41,7 +41,7 @@ fn new_keys_in_the_middle_of_forming_and_of_joining_disturb_nobody() -> Result<(
         let heard = members.iter().all(|member| member["last_heard_ms"].is_number());
         (members.len() == 4 && heard).then_some(())
     })?;
-    // A cluster whose CA keys are encrypted with the new key forms as well.
+    // Form another cluster. Its CA keys are encrypted with the new key-encryption key.
     let bundle = testbed.create_cluster_with_token("other", 1)?;
     agents.extend(testbed.start_agents(4..5, &bundle)?);
     testbed.wait_cluster_state("other", "formed", LIMIT)?;
@@ -123,7 +123,8 @@ fn ca_keys_that_were_wrapped_again_need_the_newest_key_alone() -> Result<()> {
         testbed.admin_command(&["cluster", "credentials", "demo", "--out", path_text(&folder)?])?;
         testbed.admin_command(&[&rotate_ca[..], &[step]].concat())?;
     }
-    // Without the newest key-encryption key, no CA key can be decrypted.
+    // Put the oldest key-encryption key back, and take the newest one away. Then no CA key can be
+    // decrypted.
     fs_err::rename(testbed.path("kek-1.key"), &old)?;
     fs_err::rename(testbed.keys_dir().join("kek-2.key"), testbed.path("kek-2.key"))?;
     let refused = testbed.admin_output(&rewrap)?;

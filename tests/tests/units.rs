@@ -20,7 +20,8 @@ fn units(folder: &Path) -> Result<Vec<PathBuf>> {
     for entry in fs_err::read_dir(&source)? {
         let path = entry?.path();
         let name = path.file_name().and_then(|name| name.to_str()).context("a name")?;
-        // An absolute path that `systemd-analyze verify` finds executable.
+        // Use a program that exists: `systemd-analyze verify` requires an absolute path of an
+        // executable.
         let text = fs_err::read_to_string(&path)?;
         let text: String = text
             .lines()

@@ -84,7 +84,8 @@ impl ServerProcess {
     pub(super) fn context_switches(&self) -> Result<u64> {
         let mut switches = 0;
         for thread in fs_err::read_dir(format!("/proc/{}/task", self.child.id()))? {
-            // A thread may end meanwhile; its switches are left out.
+            // A thread may end after the directory was listed. Its context switches are then left
+            // out.
             let status = fs_err::read_to_string(thread?.path().join("status")).unwrap_or_default();
             switches += switches_of(&status);
         }

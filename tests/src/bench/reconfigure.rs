@@ -111,7 +111,7 @@ impl ChangeWrites {
         promote(cluster, leader, id).await?;
         self.promoting.push(writer.finish().await?);
         self.followers.push(remove_one(cluster, false).await?);
-        // The next removal needs a fourth member again. This addition isn't measured.
+        // Add a fourth member again, which the removal below needs. This addition isn't measured.
         let leader = cluster.wait_settled().await?;
         let id = cluster.join(leader).await?;
         wait_caught_up(cluster, leader).await?;

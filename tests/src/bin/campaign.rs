@@ -129,7 +129,8 @@ fn run_campaign(arguments: &CampaignArguments) -> Result<CampaignReport> {
     let runtime =
         tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build()?;
     let interrupted = note_signals(&runtime)?;
-    // Processes whose parents are killed become children of this one, which ends them.
+    // Orphans (processes whose parents were killed) become children of this process, which then
+    // ends them.
     set_child_subreaper(Some(getpid()))?;
     let say = |text: &str| eprintln!("{text}");
     let runner = ChildRunner {

@@ -157,7 +157,8 @@ fn form_cluster(
     printer.print_checked(&format!("first write {took} ms after the third agent was started"));
     for phase in cluster["timeline"].as_array().into_iter().flatten() {
         let event = phase["event"].as_str().unwrap_or_default();
-        // Events before the list was full have no time relative to that moment.
+        // Times are relative to the moment at which the list of members was full. Earlier events
+        // have none.
         if let Some(since) = phase["since_full_ms"].as_i64() {
             printer.print_step(&format!("{since:>8} ms  {event}"));
         }

@@ -64,7 +64,7 @@ pub fn build(
     let ends =
         |program: &TestProgram| matches!(program, TestProgram::Test(p, _) if p == "muster-tests");
     if wanted.iter().any(ends) {
-        // The tests of this package run the built programs, as a user would.
+        // The tests of `muster-tests` run the three programs as a user would, so build these, too.
         let programs = ["-p", "muster-node", "-p", "muster-agent", "-p", "muster-discovery"];
         cargo(scratch, target, &[&["build", "-q", "--bins"][..], &programs].concat())?;
     }

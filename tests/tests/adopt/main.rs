@@ -57,7 +57,7 @@ fn move_settings_to_file(node: &mut NodeProcess, file: &Path) -> Result<()> {
         lines.push(format!("{section}:"));
         lines.extend(keys);
     }
-    // A key of etcd's sample file that has no flag in newer versions.
+    // Older etcds have this key in their sample file. It has no flag in newer versions.
     lines.push("discovery-fallback: 'proxy'".to_owned());
     fs_err::write(file, lines.join("\n"))?;
     node.flags = vec![format!("--config-file={}", file.display())];
@@ -99,7 +99,8 @@ impl AdoptionTestbed {
                 let wal = testbed.path(&format!("wal-{n}"));
                 node.flags.push(format!("--wal-dir={}", wal.display()));
             }
-            // The take-over must also keep settings from environment variables.
+            // Give one etcd its name in a file and the others in a variable. The take-over must
+            // keep both.
             if n == 2 {
                 node.flags.push("--name=Infra.2".to_owned());
                 move_settings_to_file(&mut node, &testbed.path("etcd-2.yml"))?;
@@ -448,7 +449,8 @@ fn check_release(adoption: &mut AdoptionTestbed) -> Result<()> {
     let urls: Vec<String> =
         [0, 1, 3].iter().map(|i| format!("https://{}:2379", hosts[*i].address)).collect();
     let etcdctl = adoption.etcdctl("demo-new");
-    // Delete the keys of the earlier writer, because the new writer's check counts all keys.
+    // Delete the keys of the earlier writer. Otherwise the check at the end would count them as
+    // written by the new writer.
     etcdctl.run(&["del", "w", "--prefix"])?;
     let url = urls[0].clone();
     let tls = tls_from(&adoption.testbed.path("demo-new"))?;

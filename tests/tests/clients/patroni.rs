@@ -131,8 +131,8 @@ fn patroni_fails_over_and_loses_no_row_whoever_is_killed() -> Result<()> {
     let whole = postgres.wait_healthy()?;
     ensure!(whole == third, "{whole:?} is not {third:?}");
 
-    // The store soon elects a new leader, so Postgres must not fail over. Two of three members are
-    // enough for another switchover.
+    // After the kill of its leader, `muster-node`'s cluster soon elects a new one, so Postgres must
+    // not fail over. Two of three members are enough for another switchover of Postgres.
     let killed = store.kill_leader()?;
     writer.wait_progress()?;
     let kept = postgres.wait_healthy()?;

@@ -67,11 +67,12 @@ impl PostgresServer {
             "restapi": { "listen": place(API_PORT), "connect_address": place(API_PORT) },
             "bootstrap": {
                 "dcs": {
-                    // The shortest TTL that Patroni accepts, with the longest retry timeout that
-                    // this TTL allows.
+                    // This TTL is the shortest that Patroni accepts. The retry timeout is the
+                    // longest that this TTL allows.
                     "ttl": 20, "loop_wait": 2, "retry_timeout": 8,
-                    // A row is acknowledged only when both servers have it. If the standby is lost,
-                    // the leader acknowledges rows alone, and no other server may lead.
+                    // A row is acknowledged only when the leader and the standby have it. If the
+                    // standby is lost, the leader acknowledges rows alone. Then no other server may
+                    // become leader.
                     "synchronous_mode": true,
                     "postgresql": { "use_pg_rewind": true },
                 },

@@ -184,8 +184,8 @@ impl ChildGuard {
                 return Ok(Some(status));
             }
             silent.retain(|address| match address.port() {
-                // etcd opens this port early, and may still end afterwards. Until etcd serves, the
-                // port closes connections.
+                // An accepted connection isn't enough on the client port. etcd opens it early,
+                // closes its connections until it serves, and may still end.
                 CLIENT_PORT => !answers(*address, hello),
                 _ => !reacts_twice(*address),
             });
@@ -209,7 +209,8 @@ fn is_idle(pid: u32) -> bool {
     let Ok(threads) = fs_err::read_dir(format!("/proc/{pid}/task")) else { return true };
     threads.flatten().all(|thread| {
         let status = fs_err::read_to_string(thread.path().join("stat")).unwrap_or_default();
-        // The state follows the program's name, which is in parentheses (proc_pid_stat(5)).
+        // A thread's state is the field after the program's name, which is in parentheses
+        // (proc_pid_stat(5)).
         status.rsplit(") ").next().is_none_or(|fields| !fields.starts_with(['R', 'D']))
     })
 }

@@ -94,7 +94,8 @@ impl Shell {
         if !args.iter().any(|arg| arg.starts_with("--command-timeout")) {
             command.arg("--command-timeout=30s");
         }
-        // etcdctl refuses endpoints from both a flag and the environment.
+        // Set the variable only if there is no flag `--endpoints`, because etcdctl refuses both
+        // together.
         if !args.iter().any(|arg| arg.starts_with("--endpoints")) {
             command.env("ETCDCTL_ENDPOINTS", self.to_real_names("http://10.0.1.10:2379"));
         }
@@ -189,9 +190,10 @@ impl Shell {
             let code = node.exit_code(LIMIT)?;
             let why = self.to_guide_names(&texts::last_error(&node.output()));
             match code {
-                // etcd panicked, and its error message before that depends on timing.
+                // etcd has panicked. Leave its last error message out, because it depends on
+                // timing.
                 PANIC_EXIT_CODE if self.is_etcd() => texts::normalize_output("", Some(code)),
-                // The exit code of etcd, 0 or 1, depends on timing.
+                // A removed etcd exits with 0 or 1, depending on timing. So leave the code out.
                 _ if self.is_etcd() && why.contains("permanently removed") => {
                     texts::normalize_output(&why, None)
                 }

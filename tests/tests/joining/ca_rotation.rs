@@ -133,7 +133,7 @@ fn check_rotation(node: Option<&Path>) -> Result<()> {
 
     expect_step(&running, "switch")?;
     check_each_serves(&running, &client)?;
-    // The third step waits until all members have new certificates.
+    // The third step, `end`, waits until all members have new certificates. So they have them now.
     expect_step(&running, "end")?;
     for (agent, first) in running.agents.iter().zip(&first) {
         ensure!(certificates(agent)? != *first);
@@ -144,7 +144,8 @@ fn check_rotation(node: Option<&Path>) -> Result<()> {
     }
     renew_credentials(&running, &client)?;
     check_each_serves(&running, &client)?;
-    // This client knows the present CAs, so it accepts the members. They have to refuse it.
+    // The client's own certificate is from the old CA. It gets the new CA file, so that it accepts
+    // the members. The members must refuse it nevertheless.
     fs_err::copy(client.credentials().join("ca.crt"), old.credentials().join("ca.crt"))?;
     wait_for("the members to refuse a certificate of the old CA", LIMIT, || {
         old.run(&["get", "k"]).is_err().then_some(())
@@ -247,8 +248,9 @@ fn a_service_restored_from_before_a_replacement_gets_the_statements_back_and_rep
     let certificate = certificates(&running.agents[0])?;
     let port = running.testbed.options.ports[0];
     lose_and_restore(&mut running, &backups, port)?;
-    // Agents send the service the statements that its backup lacks. The service then lacks the keys
-    // of the new CAs. It must not issue certificates by the old CAs, which nobody trusts any more.
+    // The service's backup has neither the newest statements nor the keys of the new CAs. Agents
+    // send it the statements. It must not issue certificates by the old CAs, which nobody trusts
+    // any more.
     let out = running.testbed.path("of-a-restored-service");
     let wanted = ["cluster", "credentials", "demo", "--renew", "--yes", "--out", path_text(&out)?];
     poll_slowly("the service to know the newest statements", REPORT_LIMIT, || {

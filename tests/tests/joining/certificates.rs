@@ -44,7 +44,7 @@ fn check_renewal(node: Option<&Path>) -> Result<()> {
     let mut running = start_with_short_lived_certificates(3, node)?;
     let first: Result<Vec<String>> = running.agents.iter().map(certificate_end).collect();
     let first = first?;
-    // After this pause the first certificates have expired.
+    // Sleep for the lifetime of the first certificates, which have then expired.
     std::thread::sleep(Duration::from_secs(CERTIFICATE_LIFETIME.parse()?));
     for (agent, first) in running.agents.iter().zip(&first) {
         wait_for("the certificates to be renewed", LIMIT, || {

@@ -31,7 +31,7 @@ fn an_order_to_remove_the_host_whose_agent_hangs_beside_the_leader_is_carried_ou
     let others = running.agents.iter().enumerate().filter(|(at, _)| *at != hung);
     let took = others.filter(|(_, agent)| agent.output().contains("takes the leadership over"));
     ensure!(took.count() == 1, "one of the others takes over, once");
-    // The removed host's agent learns of the removal when it is continued.
+    // The hanging agent's host is removed. When the agent resumes, it learns of that and ends.
     send_signal(pid, Signal::CONT);
     let removed = &mut running.agents[hung];
     let code = removed.exit_code(LIMIT)?;

@@ -150,7 +150,7 @@ fn check_discovery_dies_at_each_state(when: &str) -> Result<()> {
     die_and_come_back(&mut running, "added")?;
     newcomer.exit_code(LIMIT)?;
     newcomer.options.env.clear();
-    // Now the newcomer is promoted.
+    // The newcomer starts again and is promoted. Discovery dies as it stores that state.
     restart_discovery(&mut running, Some(&format!("{when}-promoted")))?;
     newcomer.start()?;
     die_and_come_back(&mut running, "promoted")?;
@@ -171,7 +171,8 @@ fn a_join_completes_although_discovery_dies_after_storing_each_step() -> Result<
 fn a_join_completes_although_postgres_is_killed_at_each_step() -> Result<()> {
     let mut testbed = Testbed::prepare(Network::loopback(5), TestbedOptions::default())?;
     let pid_file = testbed.postgres_dir().join("data/postmaster.pid");
-    // At the first step, the service kills Postgres in the transaction that stores the step.
+    // At the join's first step, discovery itself kills Postgres, in the transaction that stores the
+    // step.
     testbed.options.serve_env = vec![
         ("MUSTER_CRASH_AT".to_owned(), "before-open".to_owned()),
         ("MUSTER_CRASH_PID_FILE".to_owned(), path_text(&pid_file)?.to_owned()),
@@ -182,7 +183,7 @@ fn a_join_completes_although_postgres_is_killed_at_each_step() -> Result<()> {
     running.wait_voter(&first, 4)?;
     let printed = running.testbed.discovery.as_ref().context("discovery runs")?.output();
     ensure!(printed.contains("killing, as the environment asks"), "{printed}");
-    // Later the test kills Postgres three times, at steps that depend on timing.
+    // During a second join, the test kills Postgres three times. Timing decides at which steps.
     let second = running.newcomer(4, &[])?;
     for _ in 0..3 {
         let pid = wait_for("Postgres to run", LIMIT, || running.testbed.postmaster_pid().ok())?;

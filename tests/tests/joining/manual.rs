@@ -80,8 +80,8 @@ fn the_first_ten_minutes_work_as_written() -> Result<()> {
     let printed = fs_err::read_to_string(folder.path().join("typed.log"))?;
     let last = last_lines(&printed, 60);
     ensure!(status.success(), "{status}: {last}");
-    // The cluster formed, db-2 was removed and learned of that, and the last write was
-    // acknowledged.
+    // The output shows that the cluster formed, and that db-2 was removed and learned of that. It
+    // also shows that the last write was acknowledged.
     for line in ["formed (epoch ", "removed from cluster ", "ended with 3"] {
         ensure!(printed.contains(line), "{line:?} is missing: {last}");
     }

@@ -145,7 +145,8 @@ fn agents_find_a_service_that_moved_by_one_hosts_file_and_the_clusters_store() -
     agent.kill();
     agent.start()?;
     wait_follows(agent, sequence)?;
-    // Hosts that join later use new bundles.
+    // A bundle that is made after the move contains the new URL. Hosts that join later use such
+    // bundles.
     let newcomer = running.newcomer(3, &[])?;
     running.wait_voter(&newcomer, 4)?;
     wait_follows(&newcomer, sequence)

@@ -35,7 +35,8 @@ fn a_cluster_of_two_shrinks_to_one_and_discovery_learns_of_it() -> Result<()> {
         (members.len() == 1 && members[0]["name"] == name.as_str()).then_some(())
     })
     .with_context(|| newcomer.output())?;
-    // The remaining member is a quorum by itself. Repeat the test with another host.
+    // The one remaining member is a quorum by itself. Add another host and remove it in the same
+    // way.
     let mut third = running.newcomer(2, &[])?;
     running.wait_intents("join", "promoted", 2)?;
     running.remove(&third)?;
@@ -115,7 +116,7 @@ fn a_revoked_operators_order_is_refused_after_a_restore_of_discovery() -> Result
     }
     let refused = || running.agents.iter().any(|agent| agent.output().contains("that is refused"));
     wait_for("an agent to refuse her order", LIMIT, || refused().then_some(()))?;
-    // An agent of the cluster reports the order as refused, with the reason.
+    // Discovery shows the order as refused, with the reason, because an agent has reported that.
     let ended = wait_for("her order to end", LIMIT, || {
         let list = running.testbed.admin_json(&["intent", "list", "demo", "--all"]).ok()?;
         let order = list["intents"].as_array()?.last()?.clone();

@@ -144,14 +144,16 @@ fn check_replacement(network: Network, node: Option<&Path>) -> Result<()> {
     dead.start()?;
     ensure!(dead.exit_code(LIMIT)? == 3, "{}", dead.output());
     ensure!(running.members()?.len() == 3, "{:?}", running.members());
-    // After a reset, the host starts as a new one, and waits as a standby.
+    // After `muster-agent reset`, the dead member's host starts as a new host, and waits as a
+    // standby.
     let mut command = dead.host.command(program_path("muster-agent")?);
     let reset = command.args(["reset", "--yes", "--data-dir"]).arg(&dead.data_dir).output()?;
     ensure!(reset.status.success(), "{}", String::from_utf8_lossy(&reset.stderr));
     dead.start()?;
     dead.wait_for_output("waiting for the cluster to add this host", LIMIT)?;
     ensure!(running.members()?.len() == 3, "{:?}", running.members());
-    // The new member restarts without discovery's help.
+    // The host that took the place restarts, and its member serves again. It needs no help of
+    // discovery.
     ensure!(standby.terminate(LIMIT)? == 0, "{}", standby.output());
     standby.start()?;
     wait_for("the new member to serve again", LIMIT, || own.run(&["get", "before"]).ok())?;
@@ -426,7 +428,7 @@ fn a_hanging_member_is_replaced_and_ends_when_it_goes_on() -> Result<()> {
     for pid in [agent, node] {
         send_signal(pid, Signal::STOP);
     }
-    // The fresh host starts after the death, as in an auto-scaling group.
+    // As in an auto-scaling group, the host that takes the place starts only after the death.
     let mut fresh = running.agent(3, &bundle, &[AFTER, ZONE]);
     fresh.start()?;
     running.wait_replaced(&fresh, &peer_url(&hung))?;

@@ -115,7 +115,7 @@ fn members_that_joined_after_the_backup_are_readmitted() -> Result<()> {
     let backups = back_up(&running)?;
     let second = running.newcomer(1, &[])?;
     running.wait_voter(&second, 2)?;
-    // The backup knows only one of three members, which is no quorum any more.
+    // Add a third member. The backup knows only one of the three, which is no quorum.
     let third = running.newcomer(2, &[])?;
     running.wait_voter(&third, 3)?;
     // The agents' access tokens stay valid, because the service's signing key is restored, too.
@@ -129,7 +129,8 @@ fn members_that_joined_after_the_backup_are_readmitted() -> Result<()> {
     wait_heard(&running, 3, &third)?;
     for later in [&second, &third] {
         ensure!(later.output().contains("knows it again"), "{}", last_lines(&later.output(), 20));
-        // Agents that joined after the backup remember a longer history than the backup has.
+        // The later members joined after the backup. So their agents remember a longer history than
+        // the restored service has, and report that as a fault.
         poll_slowly("the agent to notice the other history", REPORT_LIMIT, || {
             later.status().ok()?["history_fault"].is_string().then_some(())
         })?;
@@ -161,7 +162,8 @@ fn a_restored_service_at_another_url_is_found_and_learns_what_came_after_its_bac
         wait_follows(agent, sequence)?;
     }
 
-    // The restored service must list the member that its backup lacked, and serve another newcomer.
+    // The restored service must accept a fifth host. It must also list the fourth member, which its
+    // backup lacked.
     let fifth = running.newcomer(4, &[])?;
     running.wait_voter(&fifth, 5)?;
     wait_follows(&fifth, sequence)?;

@@ -40,7 +40,7 @@ fn a_running_cluster_is_retired_only_by_force_and_can_be_unretired() -> Result<(
     testbed.admin_command(&["cluster", "unretire", "demo"])?;
     ensure!(state()? == "formed");
     ensure!(document("document")? == before);
-    // The agents find the cluster again without help, as a join with a ticket shows.
+    // The agents work with the service again, without help: a host can join with a ticket.
     let newcomer = running.newcomer(3, &[])?;
     running.wait_voter(&newcomer, 4)?;
     Ok(())

@@ -33,7 +33,8 @@ fn check_join_and_removal(network: Network, node: Option<&Path>) -> Result<()> {
     let code = newcomer.exit_code(LIMIT)?;
     ensure!(code == 3, "the removed host's agent ended with {code}: {}", newcomer.output());
     ensure!(running.members()?.len() == 3);
-    // The host's tombstone prevents another start, with the old ticket and with a new one.
+    // The removed host has a tombstone. So its agent ends at each start, with the old ticket and
+    // with a new one.
     newcomer.start()?;
     ensure!(newcomer.exit_code(LIMIT)? == 3, "{}", newcomer.output());
     let mut again = running.agent(3, &running.ticket("again", &[])?, &[]);
@@ -115,8 +116,8 @@ fn a_ticket_serves_one_host_and_a_wiped_host_counts_as_another() -> Result<()> {
     ensure!(second.exit_code(LIMIT)? == 3, "{}", second.output());
     ensure!(second.output().contains("redeemed by another key"), "{}", second.output());
 
-    // The node's data directory is lost. The agent asks an operator for a replacement, and starts
-    // no new node.
+    // The host loses only the node's data directory. Its agent asks an operator for a replacement,
+    // and starts no new node.
     first.terminate(LIMIT)?;
     fs_err::rename(first.node_dir(), first.data_dir.join("lost"))?;
     first.start()?;
@@ -125,7 +126,8 @@ fn a_ticket_serves_one_host_and_a_wiped_host_counts_as_another() -> Result<()> {
     })
     .with_context(|| first.output())?;
     first.terminate(LIMIT)?;
-    // The whole disk is lost, and the host returns with its old name, address and bundle.
+    // The host loses its whole disk, and returns with its old name, address and bundle. It is
+    // refused.
     fs_err::remove_dir_all(&first.data_dir)?;
     first.start()?;
     ensure!(first.exit_code(LIMIT)? == 3, "{}", first.output());

@@ -39,8 +39,8 @@ fn upgrade_all_members(node: &Path, next: Option<&Path>) -> Result<FormedCluster
         let agent = &mut running.agents[number];
         ensure!(agent.terminate(LIMIT)? == 0, "{}", agent.output());
         if number == 0 {
-            // Two of three members run. The command must refuse to prepare another member for a
-            // stop.
+            // The first of three members is stopped. So the command must refuse to prepare a second
+            // one for a stop.
             let (second, third) = (&running.agents[1], &running.agents[2]);
             let output =
                 running.run_member(third, &["move-leader", "--from", &running.name(second)?])?;

@@ -62,13 +62,13 @@ fn the_readmes_commands_for_users_lock_nobody_out() -> Result<()> {
     let printed = String::from_utf8_lossy(&output.stdout).into_owned();
     let error = String::from_utf8_lossy(&output.stderr).into_owned();
     ensure!(output.status.success(), "{script}\n{printed}\n{error}");
-    // The admin must still be able to write.
+    // After the manual's commands have enabled auth, the admin must still be able to write.
     etcdctl.run(&["put", "after", "users"])?;
-    // Answers that the manual shows, and the users that its commands create.
+    // The output contains answers that the manual shows, and the users that its commands create.
     for line in ["subject=CN=muster:", "owner", "Authentication Enabled", "muster:3", "root"] {
         ensure!(printed.contains(line), "{line} is missing in: {printed}");
     }
-    // The agents can also read and change members.
+    // The agents must still be able to list and to remove members.
     running.run_member_json(&running.agents[1], &["list"])?;
     running.run_member_json(&running.agents[0], &["remove", &running.name(&running.agents[2])?])?;
     Ok(())
@@ -95,8 +95,8 @@ fn agents_change_members_as_the_users_whom_their_certificates_name() -> Result<(
         running.agents.iter().map(|agent| make_user(&etcdctl, agent)).collect();
     let users = users?;
     ensure!(users.iter().eq(["muster:1", "muster:2", "muster:3"]), "{users:?}");
-    // The newcomer will also ask at the address of this removed founder. It must nevertheless show
-    // the answer of a present member.
+    // Remove a founder whose address the newcomer knows. The newcomer will ask there, too. It must
+    // nevertheless show the answer of a present member.
     running.run_member_json(first, &["remove", &running.name(&running.agents[2])?])?;
     // The leader's agent carries out the join. The newcomer's agent needs a user, too: before it
     // starts its node, it reads one of Muster's own keys.

@@ -57,7 +57,8 @@ fn no_zone_gets_a_majority_while_forming_and_when_hosts_join() -> Result<()> {
     running.testbed.wait_cluster_state("demo", "formed", LIMIT)?;
     drop(crowded);
 
-    // A cluster of four may have two members in one zone. A cluster of five may not have three.
+    // A grown cluster of four may have two members in one zone. A cluster of five may not have
+    // three.
     for (host, zone) in [(3, "a"), (4, "a")] {
         let ticket = running.ticket(&format!("ticket-{host}"), &[])?;
         let mut agent = running.agent(host, &ticket, &[("MUSTER_ZONE", zone)]);

@@ -47,8 +47,8 @@ pub(super) async fn run(
         let mut disable = Request::new(AuthDisableRequest {});
         disable.metadata_mut().insert("token", token(&mut auth, ROOT).await?.parse()?);
         auth.auth_disable(disable).await?;
-        // Wait until all members have applied the request. Otherwise a member that still requires a
-        // token could become the leader.
+        // Wait until all members have disabled authentication. Otherwise a member that still
+        // requires a token could become the leader.
         cluster.wait_settled().await?;
         cluster.set_token(None);
     }
