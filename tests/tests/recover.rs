@@ -166,8 +166,8 @@ fn a_new_cluster_is_made_from_the_directory_with_the_longest_log() -> Result<()>
     ensure!(members()?.as_array().map(Vec::len) == Some(1), "{}", members()?);
     ensure!(value()? == "YWZ0ZXI=", "{}", value()?);
 
-    // The old member's directory is put back in place of the new one. After a restart of the agent,
-    // only the new member may run on this host.
+    // After a restart of its agent, the new member serves again. Then the old member's incarnation
+    // marker is put back, as by an old disk image. The agent must not run that member.
     first.terminate(LIMIT)?;
     first.start()?;
     wait_for("the new cluster to serve again", LIMIT, || alone.run(&["put", "new", "two"]).ok())?;

@@ -94,8 +94,8 @@ pub struct ClientListener {
     pub tls: Option<Arc<ClientListenerTls>>,
     /// Router that answers requests.
     pub router: Router,
-    /// Methods whose ordinary calls are answered without the router; `None` if the listener serves
-    /// no gRPC.
+    /// KV methods whose ordinary calls are answered without the router (see module `direct_calls`).
+    /// `None` if the listener serves no gRPC.
     pub direct: Option<rpc::DirectKv>,
 }
 

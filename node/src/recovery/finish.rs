@@ -1,6 +1,6 @@
 //! Carries out the steps that follow the commit of a new single-member cluster. Each step is
-//! determined by the plan and the store. The process may end after any of them, and the next start
-//! continues.
+//! determined by the store and by the plan, the file `muster-forcing.json`. The process may end
+//! after any of the steps, and the next start continues.
 
 use std::{io, path::Path};
 

@@ -49,7 +49,8 @@ pub enum ForceError {
     /// The store failed while entries were applied or the commit was made.
     #[error("the store cannot become another cluster's")]
     Store(#[from] StoreError),
-    /// A small file of the directory failed: the plan, record or marker.
+    /// A small file of the directory can't be read or written: the plan, the record of the new
+    /// cluster, or the incarnation marker.
     #[error(transparent)]
     DataDir(#[from] DataDirError),
     /// The new cluster's log can't be created.

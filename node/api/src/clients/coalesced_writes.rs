@@ -23,11 +23,12 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 const MAX_COLLECTED_BYTES: usize = 16 << 10;
 /// Length from which a write isn't collected, because the copy would cost more than a system call.
 const LARGE_WRITE_BYTES: usize = 8 << 10;
-/// Capacity up to which an empty buffer is kept for the next turn.
+/// Capacity in bytes up to which the emptied buffer is kept for the next turn. A larger buffer is
+/// freed.
 const KEPT_CAPACITY: usize = 4 << 10;
 
-/// Number of turns for which collected bytes wait after bytes were received. A client that never
-/// stops sending can't postpone them for longer.
+/// Number of turns (polls of the connection) for which collected bytes wait after bytes were
+/// received. A client that never stops sending can't postpone them for longer.
 const POSTPONED_TURNS: u8 = 2;
 
 /// A connection's stream, with the bytes that were not written to it yet.

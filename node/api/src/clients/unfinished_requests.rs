@@ -112,7 +112,8 @@ pub(super) enum BodyKind {
 }
 
 impl ConnectionAccount {
-    /// Returns a charge to this connection for decompressed messages.
+    /// Returns an empty charge to this connection's account, for the decompressed messages of one
+    /// call.
     pub(super) fn decompressed_charge(&self) -> DecompressedCharge {
         DecompressedCharge::new(&self.account)
     }

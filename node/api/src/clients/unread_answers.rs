@@ -68,7 +68,7 @@ pub(super) struct AnswerAccounting {
 
 #[derive(Clone, Copy, Debug)]
 struct UnreadAnswers {
-    /// Number of complete answers that wait.
+    /// Number of complete answers that the client has not read yet.
     answers: usize,
     /// Time at which a part of any answer was last read, or at which answers began to wait,
     /// whichever is later.
@@ -180,7 +180,8 @@ impl Body for AnswerBody {
     }
 }
 
-/// Guard for an answer whose charge or length is known before its first byte is sent.
+/// Guard that lasts until an answer is sent. Until then the answer is charged as a whole, and the
+/// client can count as stalled.
 #[derive(Debug)]
 struct CompleteAnswerGuard {
     answers: Arc<AnswerAccounting>,
@@ -208,7 +209,8 @@ impl Drop for CompleteAnswerGuard {
     }
 }
 
-/// Guard for one piece of an answer that is written in pieces.
+/// Guard that lasts until one piece of an answer is sent, for an answer that is written in pieces.
+/// Until then the piece is charged.
 struct PieceGuard {
     answers: Arc<AnswerAccounting>,
     _charge: MemoryCharge,

@@ -10,7 +10,7 @@ use node_proto::etcdserverpb::{
 
 use node_state::apply::Response;
 
-/// Request that changes something.
+/// Request that changes the replicated state, and so has to be committed.
 pub(crate) trait ReplicatedRequest {
     /// Type of the answer to the request.
     type Answer: prost::Message;

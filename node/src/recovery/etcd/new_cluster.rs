@@ -1,12 +1,12 @@
 //! Makes a new single-member cluster from the directory of an etcd member.
 //!
-//! All data is made in a work folder within the directory, by etcd's own programs. Until the plan
-//! is written, the directory belongs to the old member. An attempt that fails before then leaves
-//! files, which the next attempt removes.
+//! All data is made in a work folder within the directory, by etcd's own programs. Then a plan
+//! (`muster-forcing.json`) is written. Until then, the directory belongs to the old member. An
+//! attempt that fails before leaves files, which the next attempt removes.
 //!
 //! After the plan is written, the next attempt continues, unless the old member has run meanwhile.
-//! One exchange of names puts the new data in place of the old. The marker and the record are then
-//! written, as the plan says.
+//! One exchange of names puts the new data in place of the old. Then the incarnation marker and the
+//! record of the new cluster (`muster-forced.json`) are written, as the plan says.
 
 use std::fs::{File, OpenOptions};
 use std::io;
