@@ -12,10 +12,10 @@ use muster_tests::harness::{Network, Testbed, poll_slowly, skip};
 use muster_tests::stock_etcd;
 use serde_json::Value;
 
-/// Limit for three members to form a cluster. After a failed request etcd waits for 2 s, then
+/// Time limit for three members to form a cluster. After a failed request etcd waits for 2 s, then
 /// longer.
 const FORMATION_LIMIT: Duration = Duration::from_secs(60);
-/// Limit for an etcd that ends by itself.
+/// Time limit for an etcd to end by itself.
 const END_LIMIT: Duration = Duration::from_secs(30);
 /// Port of the service's listener for the protocol v3.
 const V3_PORT: u16 = 8445;

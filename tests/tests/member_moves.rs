@@ -53,7 +53,7 @@ fn move_all_members(
         let found = testbed.etcdctl("demo", &[host])?.run(&["get", "before"])?;
         ensure!(found.contains('x'), "{}: {found}", host.address);
     }
-    // A member keeps its address at a restart without the flag.
+    // A member keeps its new address if its agent restarts without the flag for the address.
     let agent = &mut agents[0];
     agent.terminate(LIMIT)?;
     agent.start_without_address()?;

@@ -272,7 +272,8 @@ impl PartitionedCluster {
         let cut_off =
             partition == Partition::Leader || partition == Partition::Target && leader == target;
         let receiver = if cut_off { follower } else { leader };
-        // The outcome is checked below, whatever the answer is.
+        // The request may fail, or its answer may be lost. The checks below find out whether the
+        // change was made.
         let _ = self.request_change(receiver, change, target).await;
         tokio::time::sleep(CUT_TIME).await;
         let removes =

@@ -79,7 +79,8 @@ fn check_removed_member_stays_out(node: Option<&Path>) -> Result<()> {
     ensure!(etcdctl.json(&["member", "list"])?["members"].as_array().map(Vec::len) == Some(2));
     ensure!(data.is_dir(), "the data is gone");
 
-    // The node's tombstone is deleted with its directory. The journal has a tombstone of its own.
+    // Deleting the node's directory also deletes its tombstone. The agent's journal has another
+    // one.
     fs_err::remove_dir_all(removed.node_dir())?;
     removed.start()?;
     ensure!(removed.exit_code(LIMIT)? == 3, "{}", removed.output());

@@ -5,7 +5,8 @@ use crate::Position;
 /// Terms of a contiguous range of entries.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Terms {
-    /// Runs as (first index, term), ascending in both.
+    /// Runs of successive entries with one term, as (index of the first entry, term). Both numbers
+    /// ascend.
     runs: Vec<(u64, u64)>,
     /// Index of the last entry that `runs` covers. If `runs` is empty, the value has no meaning.
     last: u64,

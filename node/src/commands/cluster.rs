@@ -298,8 +298,8 @@ impl ClusterReader {
     }
 }
 
-/// Returns why a member has ended a watch. If a compaction is the reason, the member gives none as
-/// text, so this text is made here.
+/// Returns why a member has ended a watch. If a compaction is the reason, the member sends no text,
+/// so the text is made here.
 fn cancel_status(answer: &WatchResponse) -> Status {
     match answer.compact_revision {
         0 => Status::unknown(answer.cancel_reason.clone()),

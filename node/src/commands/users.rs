@@ -202,8 +202,9 @@ impl AuthComparison {
     }
 }
 
-/// Adds the differences between two maps, each from names to sets. They are names that only one map
-/// has, and elements that only one of a name's two sets has.
+/// Adds the differences between two maps, whose keys are names and whose values are sets. A
+/// difference is a name that only one map has, or an element that only one of a name's two sets
+/// has.
 fn add_differences<T: Ord>(
     kind: &str,
     [source, target]: [&BTreeMap<String, BTreeSet<T>>; 2],

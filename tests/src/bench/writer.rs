@@ -48,7 +48,8 @@ pub(super) struct SteadyWriter {
 }
 
 impl SteadyWriter {
-    /// Begins to write at `members` in turn, and returns after `MARGIN` of measurement.
+    /// Begins to write at `members` in turn. Returns after [`MARGIN`], before which no change must
+    /// begin.
     pub(super) async fn start(cluster: &BenchCluster, members: &[usize]) -> Result<Self> {
         let mut clients = Vec::new();
         for n in members {

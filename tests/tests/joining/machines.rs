@@ -13,7 +13,7 @@ use crate::metadata;
 use crate::policies::{AFTER, policy};
 use crate::running_cluster::{FormedCluster, LIMIT, peer_url};
 
-/// Account that the policy requires.
+/// Cloud account to which the policy's hosts must belong.
 const ACCOUNT: &str = "123456789012";
 
 /// Makes an agent whose simulated cloud gives it an identity document of this instance.

@@ -179,7 +179,7 @@ impl DirectKv {
         Self(context)
     }
 
-    /// Whether a call to `path` is answered here.
+    /// Whether a call to the HTTP path `path` can be answered without the router.
     pub(crate) fn has(path: &str) -> bool {
         let method = path.strip_prefix(SERVICE_PATH);
         matches!(method, Some("Range" | "Put" | "DeleteRange" | "Txn"))

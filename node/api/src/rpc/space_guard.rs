@@ -76,8 +76,8 @@ pub(super) async fn run_space_guard(context: Arc<ApiContext>) {
             }
             SpaceAction::Alarm(action) => {
                 if action == AlarmAction::Activate && !context.has_nospace_alarm() {
-                    // No NOSPACE alarm of this member is active, so an operator has disarmed any
-                    // earlier alarm for the quota.
+                    // This member has no NOSPACE alarm now. If it raised one for the quota earlier,
+                    // an operator has disarmed that. So the quota no longer keeps the alarm raised.
                     by_quota.store(false, Ordering::Relaxed);
                 }
                 match context.propose_nospace_alarm(action).await {

@@ -97,7 +97,7 @@ pub enum EtcdError {
     Disk {
         /// Operation that was attempted.
         action: &'static str,
-        /// Path of the operation.
+        /// Path on which the operation failed.
         path: PathBuf,
         #[source]
         source: io::Error,
