@@ -285,8 +285,8 @@ fn a_service_restored_from_a_dump_continues_once_the_missing_process_is_forgotte
         let [gone] = missing[..] else { return None };
         gone["id"].as_str().map(str::to_owned)
     })?;
-    // A process can't be forgotten within a minute after it was seen or the dump was loaded, so
-    // both times are moved back.
+    // A process can't be forgotten within a minute after it was seen, or after the dump was loaded.
+    // So the test moves both times back in the database.
     testbed.psql(&format!(
         "UPDATE processes SET last_seen_us = last_seen_us - 61000000 WHERE id = '{gone}';
          UPDATE generation SET changed_us = changed_us - 61000000"

@@ -171,7 +171,8 @@ impl AuthComparison {
         self.not_compared.is_none() && self.differences == 0
     }
 
-    /// Returns the result in the words with which a sentence about users and roles ends.
+    /// Returns `equal`, `different` or `not compared`, as the end of a sentence about users and
+    /// roles.
     pub(super) fn outcome(&self) -> &'static str {
         match (&self.not_compared, self.differences) {
             (Some(_), _) => "not compared",

@@ -45,8 +45,8 @@ pub(crate) fn resume_forced_cluster<E: From<ForceError>>(
     Ok(dir.delete_forced_plan().map_err(ForceError::from)?)
 }
 
-/// Replaces the log, sets the marker to the new incarnation, and writes the record. Each step can
-/// be repeated.
+/// Replaces the log, writes the new incarnation into the incarnation marker, and writes the record
+/// of the new cluster. Each step can be repeated.
 pub(super) fn finish(
     dir: &DataDir,
     disk: &SharedDisk,

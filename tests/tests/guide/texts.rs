@@ -65,7 +65,7 @@ pub(crate) fn last_error(log: &str) -> String {
         return format!("{} {REMOVED}", word.unwrap_or("the").trim_start_matches('('));
     }
     let why = errors.first().map(String::as_str).unwrap_or_default();
-    // Leave out the resolver error, which contains the two addresses that were compared last.
+    // Leave out etcd's last resolver error. It contains the two addresses that etcd compared last.
     let why = why.split(", last resolver error").next().unwrap_or_default();
     match (why.find("{ClusterID:"), why.rfind("]}")) {
         (Some(from), Some(to)) => format!("{}{{…}}{}", &why[..from], &why[to + 2..]),

@@ -19,7 +19,8 @@ use crate::running_cluster::{FormedCluster, LIMIT, peer_url};
 pub(super) const AFTER: (&str, &str) = ("MUSTER_UNREACHABLE_AFTER", "6");
 /// Zone of the hosts, to which the policy is bound.
 const ZONE: (&str, &str) = ("MUSTER_ZONE", "room-1");
-/// Time limit of a replacement: the detection of the death, two observations, and the steps.
+/// Time limit of a replacement: for the detection of the death, two observations of the dead
+/// member, and the changes of members.
 const REPLACED: Duration = Duration::from_secs(120);
 
 /// Makes a policy, and returns its bundle and its id.
