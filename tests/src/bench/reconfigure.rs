@@ -176,7 +176,7 @@ async fn remove(cluster: &BenchCluster, via: usize, id: u64) -> Result<()> {
         match refused.code() {
             Code::NotFound if lost => return Ok(()),
             Code::Unavailable | Code::DeadlineExceeded if start.elapsed() < CHANGE_TIME_LIMIT => {
-                lost = true
+                lost = true;
             }
             _ => return Err(refused).context("remove"),
         }
