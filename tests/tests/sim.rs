@@ -6,6 +6,10 @@
 
 use muster_tests::sim::{Guards, SimulationOptions, campaign, replay};
 
+/// The simulation allocates for a seventh of its time with the C library's allocator.
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
 /// Number of histories in each test run.
 const HISTORIES: u64 = 2_000;
 const FIRST_SEED: u64 = 1;

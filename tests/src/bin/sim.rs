@@ -13,6 +13,10 @@ use clap::Parser;
 use muster_tests::sim::{Campaign, SimulationOptions, campaign, replay};
 use serde_json::json;
 
+/// The simulation allocates for a seventh of its time with the C library's allocator.
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
 /// Number of histories after which a run with a time limit looks at the clock.
 const HISTORIES_PER_LOOK: u64 = 100;
 
