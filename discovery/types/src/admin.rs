@@ -66,7 +66,7 @@ pub enum AdminError {
     Jws {
         /// Number of the refused element.
         seq: u64,
-        /// Reason why its JWS is refused.
+        /// Reason why the element's JWS is refused.
         source: JwsError,
     },
     /// The element doesn't name the hash of the chain's last element: another element was added in

@@ -34,7 +34,8 @@ pub enum ConfirmationError {
     /// The confirmation is for another token.
     #[error("the confirmation is for another token")]
     OtherGrant,
-    /// The database was changed again after the confirmation was signed, or not at all.
+    /// The confirmation doesn't name the last change of the database. Either the database was
+    /// changed again after the signature, or it was never changed.
     #[error("the confirmation is for another change of the database than the last one")]
     OtherChange,
 }
@@ -45,8 +46,9 @@ impl GrantConfirmation {
         Jws::sign(JwsType::GrantConfirmation, issuer, self)
     }
 
-    /// Verifies that an admin of the cluster's newest statement confirmed `grant` after the change
-    /// of the database at `void_before_us`. The admin must be allowed to issue tokens of its kind.
+    /// Verifies that an admin of the cluster's newest statement confirmed `grant`. The confirmation
+    /// must name the change of the database at `void_before_us`, which made the token void. The
+    /// admin must be allowed to issue tokens of the same kind as this token.
     pub fn verify(
         jws: &Jws,
         chain: &StatementChain,

@@ -62,8 +62,8 @@ impl TokenKind {
         }
     }
 
-    /// Returns the version of the grants of such tokens. An older program, which doesn't know this
-    /// kind of token, then reports that it is too old.
+    /// Returns the version of the grants for tokens of this kind. Replacement policies have a
+    /// version of their own, so that an older program reports that it is too old for them.
     pub fn grant_version(self) -> u32 {
         match self {
             TokenKind::Boot | TokenKind::Join => 1,
@@ -71,7 +71,7 @@ impl TokenKind {
         }
     }
 
-    /// Returns the action that the issuer of such a token must be allowed to do.
+    /// Returns the action that the issuer of a token of this kind must be allowed to do.
     pub fn action(self) -> Action {
         match self {
             TokenKind::Boot => Action::PutBootGrant,
@@ -80,7 +80,7 @@ impl TokenKind {
         }
     }
 
-    /// Returns the longest lifetime of such a token, in seconds.
+    /// Returns the longest lifetime of a token of this kind, in seconds.
     pub fn max_seconds(self) -> u64 {
         match self {
             TokenKind::Boot => MAX_BOOT_SECONDS,
@@ -300,8 +300,9 @@ impl VerifiedGrant {
     pub fn verify(jws: &Jws, chain: &StatementChain) -> Result<Self, GrantError> {
         let newest = chain.newest();
         let claimed: Grant = match jws.claims_unverified(JwsType::Grant) {
-            // Only an issuer's signature proves that a newer program made the grant. The grant's
-            // kind can't be read, so the issuers of every kind are tried.
+            // A grant of a newer version can't be read, but the error is returned only if an issuer
+            // has signed the grant. The grant's kind isn't known, so the issuers of every kind are
+            // tried.
             Err(newer @ JwsError::Newer { .. }) => {
                 let issuers =
                     TokenKind::ALL.into_iter().flat_map(|kind| newest.keys_for(kind.action()));

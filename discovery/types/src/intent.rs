@@ -308,8 +308,9 @@ impl VerifiedIntent {
         self.policy.as_deref()
     }
 
-    /// Returns the intent of a newcomer under a policy, with the member that it replaces. The
-    /// policy names no member: the cluster's agents decide which one is dead.
+    /// Returns the intent with `member` as the member that the newcomer replaces. Applies only to a
+    /// newcomer under a policy: the policy names no member, and the cluster's agents decide which
+    /// one is dead. Any other intent stays as it is.
     pub fn with_replaced_member(mut self, member: MemberId) -> Self {
         if let IntentChange::Add { replaces, .. } = &mut self.change
             && self.policy.is_some()
@@ -378,8 +379,9 @@ pub fn verb_of(ticket: &VerifiedGrant) -> Verb {
     }
 }
 
-/// Returns the operation id of the change that makes a newcomer a member. `record` is the hash of
-/// the newcomer's record. A ticket is for one newcomer, a policy for many.
+/// Returns the operation id of the change that makes a newcomer a member. A join ticket admits one
+/// newcomer, so its hash identifies the change. Many newcomers may use one policy. For a policy,
+/// the id therefore also covers `record`, the hash of the newcomer's record.
 pub fn operation_of(ticket: &VerifiedGrant, record: &Digest) -> OperationId {
     match ticket.kind {
         TokenKind::Heal => OperationId::of_newcomer(ticket.jws(), record),

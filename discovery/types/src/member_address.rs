@@ -49,7 +49,7 @@ pub struct SignedMemberAddress {
 /// An address statement whose signatures are valid.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct VerifiedMemberAddress {
-    /// Payload of the address statement, whose signature is the agent's.
+    /// Payload of the address statement, which the agent has signed.
     pub address: MemberAddress,
     /// The member, as its certificate names it, and its node key.
     pub proven: ProvenMember,

@@ -69,7 +69,7 @@ pub enum ProposalError {
     Record {
         /// Number of the seat.
         seat: u8,
-        /// Reason why its record is refused.
+        /// Reason why the seat's record is refused.
         source: RecordError,
     },
     /// Two seats share a key or incarnation.
@@ -185,7 +185,8 @@ impl VerifiedProposal {
         self.hash
     }
 
-    /// Returns the Raft id of the member in a seat of this proposal, if the list is committed.
+    /// Returns the Raft id that the member with this record gets if the proposal is committed. A
+    /// member of an adopted cluster keeps its id.
     pub fn founder_id(&self, record: &Record) -> MemberId {
         let adopted = self.adopted.as_ref().and_then(|adopted| adopted.member_of(record));
         adopted

@@ -56,7 +56,7 @@ pub enum ReadmissionError {
     /// The grant isn't valid.
     #[error("the ticket: {0}")]
     Grant(#[from] GrantError),
-    /// The grant isn't that of a token for a running cluster.
+    /// The grant is for a boot token, which can't admit a member to a running cluster.
     #[error("the ticket is none for a running cluster")]
     NoTicket,
     /// The redeem envelope isn't signed by the caller's key.

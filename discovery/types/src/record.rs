@@ -115,7 +115,7 @@ pub enum RecordError {
          the members' own addresses as well as those that discovery sees them come from"
     )]
     OtherAddress {
-        /// URL in the record that is outside of the blocks.
+        /// URL in the record that is outside of the grant's address blocks.
         url: NodeUrl,
         /// Address blocks that the grant is bound to.
         blocks: String,
@@ -176,7 +176,8 @@ impl VerifiedRecord {
         permissions: &Permissions,
     ) -> Result<Self, RecordError> {
         let claimed: Record = match signed.record.claims_unverified(JwsType::Record) {
-            // Only the token's endorsement proves that a newer program made the record.
+            // The record's payload can't be read, so the agent's key isn't known. Only the token's
+            // endorsement can prove that a newer program made the record.
             Err(newer @ JwsError::Newer { .. }) => {
                 let endorsement: Endorsement = signed
                     .endorsement
@@ -279,7 +280,8 @@ fn check_bindings(record: &Record, grant: &VerifiedGrant) -> Result<(), RecordEr
         }
         _ => {}
     }
-    // DNS names pass this check: their addresses are known only to the hosts that resolve them.
+    // A URL with a DNS name is never refused here: only the hosts that resolve the name know its
+    // addresses.
     let outside = |url: &&NodeUrl| match url.host() {
         UrlHost::Address(address) => !grant.cidrs.iter().any(|block| block.contains(address)),
         UrlHost::Dns(_) => false,

@@ -156,7 +156,7 @@ pub enum StatementError {
     Jws {
         /// Position of the statement in the chain.
         seq: u64,
-        /// Reason why its JWS is refused.
+        /// Reason why the statement's JWS is refused.
         source: JwsError,
     },
     /// The statement doesn't follow the previous one, or changes a value that must stay the same.
@@ -252,8 +252,8 @@ impl Statement {
         Ok(())
     }
 
-    /// Whether all CAs differ. The additional CAs of an adopted etcd cluster may be one CA for
-    /// peers and clients, which is trusted until it is dropped.
+    /// Whether all CAs differ, with one exception. The two additional CAs of an adopted cluster may
+    /// be the same, because an etcd cluster can use one CA for peers and clients.
     fn has_distinct_cas(&self) -> bool {
         let issuing = [ca_der(&self.peer_ca), ca_der(&self.client_ca)];
         let other = self.also_trusted.as_ref();
@@ -275,8 +275,8 @@ impl Statement {
         }
     }
 
-    /// Returns the version of the format that this statement needs. An older program, which doesn't
-    /// know additional CAs, then reports a newer version instead of an invalid statement.
+    /// Returns the version of the statement's format: 2 with additional CAs, else 1. An older
+    /// program refuses version 2 as too new, instead of calling the additional CAs invalid.
     pub fn format_version(&self) -> u32 {
         if self.also_trusted.is_some() { 2 } else { 1 }
     }
@@ -518,15 +518,14 @@ impl StatementChain {
         self.links.iter().map(|(jws, ..)| jws.clone()).collect()
     }
 
-    /// Returns the number of the statement since which all statements trust the same CAs as the
-    /// newest one. It doesn't matter which of these CAs issue certificates.
+    /// Returns the number of the earliest statement from which on the set of trusted CAs has not
+    /// changed. Which of these CAs issue certificates may have changed.
     pub fn trusted_since(&self) -> u64 {
         let newest = self.newest();
         self.since(|statement| statement.trusts_same_cas(newest))
     }
 
-    /// Returns the number of the statement since which all statements have the issuing CAs of the
-    /// newest one.
+    /// Returns the number of the earliest statement from which on the issuing CAs have not changed.
     pub fn issuing_since(&self) -> u64 {
         let issuing = self.newest().issuing_cas();
         self.since(|statement| statement.issuing_cas() == issuing)
@@ -556,7 +555,8 @@ impl StatementChain {
 fn first_link(first: &Jws) -> Result<(Jws, Digest, Statement), StatementError> {
     let jws = |source| StatementError::Jws { seq: 0, source };
     let claimed: Statement = first.claims_unverified(JwsType::Statement).map_err(jws)?;
-    // The first statement itself names its signer as an admin. So the caller must check the signer.
+    // The first statement itself names its signer as an admin, so this signature alone gives no
+    // trust. The caller must check that it trusts the signer.
     let statement: Statement = first
         .verify_any(JwsType::Statement, claimed.keys_for(Action::PutStatement))
         .map_err(jws)?;

@@ -148,7 +148,7 @@ fn readers(world: &ClusterFixture) -> Vec<Reader<'_>> {
 }
 
 #[test]
-fn a_payload_of_a_newer_version_is_refused_by_its_version_and_not_by_its_new_member() {
+fn a_payload_of_a_newer_version_is_refused_by_its_version_and_not_by_its_new_field() {
     let world = ClusterFixture::new(1);
     for reader in readers(&world) {
         let name = reader.name;

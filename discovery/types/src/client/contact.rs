@@ -5,10 +5,10 @@ use std::time::SystemTime;
 /// Contact with the service, as the client's requests show it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum ServiceContact {
-    /// The last request got an answer of the service, or there was no request yet.
+    /// The last request got an answer from the service, or there was no request yet.
     #[default]
     Reachable,
-    /// The last request got no answer of the service.
+    /// The last request got no answer from the service.
     Unreachable {
         /// Time of the first request without an answer.
         since: SystemTime,

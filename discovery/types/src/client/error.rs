@@ -66,8 +66,8 @@ impl ClientError {
         match self {
             ClientError::Unreachable { .. } | ClientError::Interrupted { .. } => true,
             ClientError::Problem(problem) => problem.retryable,
-            // A proxy sends these statuses if it can't serve a request at the moment. Any other
-            // answer comes from a wrong server.
+            // A proxy sends status 429, 502, 503 or 504 if it can't serve a request at the moment.
+            // Any other foreign answer comes from a wrong server.
             ClientError::Foreign { status, .. } => matches!(status, 429 | 502 | 503 | 504),
             ClientError::Pin { .. } | ClientError::NoKey | ClientError::Setup(_) => false,
         }

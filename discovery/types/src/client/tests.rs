@@ -60,7 +60,7 @@ async fn serve(
     serve_after(versions, answers, std::time::Duration::ZERO).await
 }
 
-/// Starts a server as [`serve`] does, which waits for `pause` before each answer.
+/// Starts a server as [`serve`] does. The server waits for `pause` before each answer.
 async fn serve_after(
     versions: &[&'static rustls::SupportedProtocolVersion],
     answers: Vec<String>,
@@ -428,7 +428,7 @@ async fn an_empty_answer_to_a_poll_means_that_nothing_has_changed() {
         context_answer(),
         token_answer(),
         answer("204 No Content", "", ""),
-        // A service that doesn't know the preference answers in full.
+        // A service that doesn't know `Prefer: return=minimal` answers in full.
         ok(&whole),
         answer("404 Not Found", "text/html", ""),
     ];

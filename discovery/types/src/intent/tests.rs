@@ -128,7 +128,7 @@ fn a_ticket_is_valid_only_if_an_operator_or_owner_signed_it() {
         let intent = Intent { authority, operation, ..joining(&world) };
         assert!(matches!(refused(&intent, &world), IntentError::Grant(GrantError::Jws(_))));
     }
-    // Take the operator role from the signer in a newer statement.
+    // A newer statement takes the operator role from the signer.
     world.statement.admins[1].roles = vec![Role::Operator];
     world.grant.statement = world.chain().newest_hash();
     let authority = world.grant.sign(&world.issuer);

@@ -186,8 +186,8 @@ impl Jws {
             .ok_or(JwsError::UnknownKey(self.kid))?;
         let read = jwt::decode(&self.text, key, parties);
         match read {
-            // The signature is valid if the payload was parsed or is malformed: it is parsed only
-            // after the signature was verified.
+            // The payload is parsed only after the signature was verified. So the signature is
+            // valid if the payload was parsed, and also if only the payload's form is wrong.
             Ok(_) | Err(JwsError::Payload(_)) => self.check_version(&self.payload()?).and(read),
             Err(_) => read,
         }

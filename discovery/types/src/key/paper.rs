@@ -29,7 +29,7 @@ pub enum PaperKeyError {
     /// The text doesn't begin as a key on paper does.
     #[error("a key on paper begins with {PAPER_PREFIX}")]
     Prefix,
-    /// The number of typed characters is wrong; holds that number.
+    /// The text has the wrong number of characters after the prefix; holds that number.
     #[error("a key on paper has {DIGITS} characters after {PAPER_PREFIX}, this has {0}")]
     Length(usize),
     /// A character isn't in the base32 alphabet.

@@ -88,8 +88,8 @@ fn a_join_ticket_gives_no_seat_in_a_list_that_forms() {
     let mut world = ClusterFixture::new(1);
     let mut grant = world.grant.clone();
     (grant.kind, grant.expires_at) = (TokenKind::Join, grant.issued_at + 900);
-    // An owner may sign grants of both kinds, so the grant itself is valid. The proposal is refused
-    // only because the grant is a join ticket.
+    // An owner may sign grants for boot tokens and for join tickets, so the grant itself is valid.
+    // The proposal is refused only because the grant is a join ticket.
     let valid = VerifiedGrant::verify(&grant.sign(&world.owner), &world.chain());
     assert!(valid.is_ok(), "{valid:?}");
     world.grant = grant;
