@@ -38,8 +38,8 @@ pub enum Rule {
     /// waits.
     CountedGoBehind,
     /// If pairs of members can't reach each other, a failed list is counted against the fewest
-    /// members that together touch every pair. Most of the other members may reach them. Without
-    /// the rule one broken link between two of many hosts freezes the same list for ever.
+    /// members that together touch every pair. That holds even if most other members reach them.
+    /// Without the rule one broken link between two of many hosts freezes the same list for ever.
     PairsAreCounted,
     /// A stored time is lowered if it is later than any time that could be stored now. Without the
     /// rule, a clock that was set ahead for some seconds delays every cluster by the whole

@@ -257,9 +257,9 @@ pub struct AgentSession {
 /// Signed promise never to be in a list of members of an epoch ≤ `epoch`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Release {
-    /// Highest epoch that the promise covers.
+    /// Highest epoch that the release covers.
     pub epoch: Epoch,
-    /// The promise as received, for other agents to verify.
+    /// The release as received, for other agents to verify.
     pub jws: Arc<str>,
 }
 

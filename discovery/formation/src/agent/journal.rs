@@ -10,9 +10,9 @@ use crate::values::{
     quorum,
 };
 
-/// Durable state of an agent. Each version is written to a temporary file, fsynced, renamed over
-/// the old one, and the folder is fsynced. Only then is anything that depends on it sent to
-/// anybody.
+/// Durable state of an agent. Each version is written to a temporary file, fsynced, and renamed
+/// over the previous version; then the folder is fsynced. Before that, the agent sends nothing that
+/// depends on the new version.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Journal {
     /// Public key of the agent. The private key lies beside the journal and was fsynced before it.

@@ -76,7 +76,8 @@ pub struct Cluster {
     /// Highest epoch of which any agent of the cluster has signed a list or a release, as far as
     /// the agents have reported.
     pub floor: Epoch,
-    /// Revision. Each step that changes anything that agents or `explain` can see adds 1 to it.
+    /// Change counter of the cluster. Each step that changes anything that agents or `explain` can
+    /// see increments it by one.
     pub rev: u64,
     /// Time at which an uncommitted cluster expires.
     pub deadline: UnixMicros,
@@ -99,8 +100,8 @@ pub struct Cluster {
     /// Second valid commit document, if one was received. From then on only ticks, a retirement and
     /// events of the database are applied.
     pub split: Option<Split>,
-    /// Whether the database has changed, and the ledgers have not agreed on it since. Nothing is
-    /// frozen or committed until they have.
+    /// Whether the database has changed, and the ledgers have not agreed on it since. Until they
+    /// agree, no list of members is frozen or committed.
     pub is_unsettled: bool,
     /// Last error of the cluster, for `explain`.
     pub last_error: Option<LastError>,
@@ -125,7 +126,8 @@ pub struct Applicant {
     pub highest_epoch: Epoch,
     /// Number of failed lists of members that were counted against the agent.
     pub failed_lists: u32,
-    /// End of the agent's backoff: no list of members with it is frozen before then.
+    /// End of the agent's backoff. No list of members that includes the agent is frozen before this
+    /// time.
     pub backoff_until: UnixMicros,
     /// The agent's signed [`Release`] of the highest epoch. Kept and served as long as the cluster
     /// is forming.

@@ -57,8 +57,8 @@ pub enum ClusterEvent {
     DatabaseChanged,
     /// Every known process has restored its ledger's commits in the database.
     DatabaseSettled,
-    /// An owner runs `db accept`. An uncommitted cluster is abandoned; any other cluster is served
-    /// again.
+    /// An owner runs `db accept`. A cluster that is still forming is abandoned. Any other cluster
+    /// goes on, without waiting for more ledgers.
     DatabaseAccepted { by: String },
 }
 

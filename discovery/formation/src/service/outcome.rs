@@ -22,7 +22,8 @@ pub struct StepOutcome {
     pub answer: Result<Answer, Refusal>,
     /// Whether anything in the cluster has changed, so that it must be saved.
     pub changed: bool,
-    /// Changes that agents and `explain` can see, in order; `rev` moved by one if there are any.
+    /// Changes that agents and `explain` can see, in order. If there are any, the change counter
+    /// `rev` was incremented by one.
     pub changes: Vec<ClusterChange>,
     /// Hash of the list of members that this step has decided: INSERT it in this very transaction.
     pub committed: Option<Hash>,
@@ -31,7 +32,8 @@ pub struct StepOutcome {
 }
 
 impl StepOutcome {
-    /// Whether the revision moved, so that waiting polls of this cluster must wake.
+    /// Whether the cluster's change counter (`rev`) was incremented, so that waiting polls of this
+    /// cluster must wake.
     #[must_use]
     pub fn has_new_revision(&self) -> bool {
         !self.changes.is_empty()
@@ -51,7 +53,7 @@ pub struct Answer {
     pub phase: Phase,
     /// Epoch of the proposal, or of the next one.
     pub epoch: Epoch,
-    /// Revision of the cluster: the next poll sends it as `after`.
+    /// Value of the cluster's change counter. The agent sends it as `after` in its next poll.
     pub rev: u64,
     /// Seat and state of the agent that sent the request; `None` if the sender is no agent of this
     /// cluster.
@@ -149,7 +151,7 @@ pub enum ReopenReason {
     Restated,
     /// The database's generation (its history as the processes agree on it) changed.
     DatabaseChanged,
-    /// The deadline had passed, and this owner gave the cluster another one.
+    /// An owner, `by`, gave the cluster a new deadline after the old one had passed.
     NewDeadline { by: String },
 }
 

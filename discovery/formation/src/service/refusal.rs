@@ -330,8 +330,8 @@ impl Refusal {
         }
     }
 
-    /// Returns the remedy for a request that doesn't fit the cluster's phase: the cluster has
-    /// ended, or the request needs an end that has not happened.
+    /// Returns the remedy for a request that doesn't fit the cluster's phase. For instance, the
+    /// cluster has ended, or there is no end to undo.
     fn remedy_of_an_end(&self) -> &'static str {
         match self {
             Refusal::Ended { phase: Phase::Expired, .. } => {

@@ -18,7 +18,7 @@ impl StepState<'_> {
             return;
         }
         self.put_behind_standbys();
-        self.unseat_crowded();
+        self.unseat_from_crowded_zones();
         self.seat_approved_first();
         self.fill_seats();
         self.freeze();
@@ -58,9 +58,10 @@ impl StepState<'_> {
         }
     }
 
-    /// Takes the seat away from each agent whose zone has too many seats, because its record was
-    /// replaced by one of another zone.
-    fn unseat_crowded(&mut self) {
+    /// Takes the seat away from each agent whose zone already has as many seats as a zone may have.
+    /// That can happen after the record of a seated agent was replaced by a record with another
+    /// zone.
+    fn unseat_from_crowded_zones(&mut self) {
         if !self.cluster.statement.spreads_zones {
             return;
         }
@@ -152,7 +153,7 @@ impl StepState<'_> {
     }
 
     /// Freezes the list of members if every seat is taken by an approved agent, and none of them is
-    /// in backoff. Its epoch is above every epoch that was signed.
+    /// in backoff. The list's epoch is above every epoch that an agent has signed or released.
     fn freeze(&mut self) {
         let seats = self.cluster.seats();
         let held = |key: &AgentKey| self.cluster.agents[key].backoff_until > self.now;

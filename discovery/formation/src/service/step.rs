@@ -13,7 +13,7 @@ use crate::values::{AgentKey, Hash, ProposedList, Statement, UnixMicros};
 /// Inputs of a step besides the cluster, the time and the event.
 #[derive(Clone, Copy)]
 pub struct StepContext<'a> {
-    /// Rules to apply: [`Rules::ALL`] in the programs.
+    /// Rules that are on; in the programs always [`Rules::ALL`].
     pub rules: &'a Rules,
     pub settings: &'a FormationSettings,
     /// Whether the clock has run evenly for [`FormationSettings::steady_after`]. Only then does a

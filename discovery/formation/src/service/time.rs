@@ -26,8 +26,9 @@ pub fn next_deadline(
     let seated = cluster.agents.values().filter(|agent| matches!(agent.seating, Seating::Seat(_)));
     let holds = seated.map(|agent| agent.backoff_until).filter(|&until| until > now);
     let times_out = cluster.frozen.iter().map(|frozen| frozen.at.after(settings.ack_timeout));
-    // The last step may not have trusted that the deadline has passed. The deadline is then checked
-    // again when the clock may have become steady.
+    // A step may leave the cluster open although its deadline has passed, because the clock wasn't
+    // steady. The deadline is then checked again at the time at which the clock may have become
+    // steady.
     let expires =
         if cluster.deadline > now { cluster.deadline } else { now.after(settings.steady_after()) };
     // A cluster in a changed database doesn't expire before the ledgers have been compared. Another
