@@ -29,7 +29,7 @@ pub enum Error {
     OtherOwner {
         /// Path that was checked.
         path: PathBuf,
-        /// User id of its owner.
+        /// User id of the owner of that path.
         owner: u32,
         /// User id that this process runs as.
         us: u32,
@@ -44,7 +44,7 @@ pub enum Error {
     ForeignEntry {
         /// Path that was checked.
         path: PathBuf,
-        /// User id of its owner.
+        /// User id of the file's or folder's owner.
         owner: u32,
         /// User id that this process runs as.
         us: u32,

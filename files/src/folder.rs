@@ -249,7 +249,8 @@ fn check_parent_owner(path: &Path, found: FileAttributes, own_user: u32) -> Resu
 enum ParentRule {
     /// Accepts only folders and links that no other user could swap.
     Protected,
-    /// Also accepts folders that everybody may write to, but no links in them.
+    /// Accepts what `Protected` accepts, and folders that everybody may write to. Refuses links in
+    /// folders that everybody may write to.
     AllowWritable,
     /// Accepts any folder, because the path was checked earlier. Refuses links in folders that
     /// others may write to.

@@ -16,7 +16,7 @@ use rustix::fs::OFlags;
 pub fn open_named(path: &Path) -> Result<File> {
     // Opening a device can have side effects, so the type is checked first.
     check(std::fs::metadata(path)?.file_type())?;
-    // The file may have been replaced since that check.
+    // The file may have been replaced since its type was checked.
     let flags = OFlags::NONBLOCK.bits().cast_signed();
     let file = OpenOptions::new().read(true).custom_flags(flags).open(path)?;
     check(file.metadata()?.file_type())?;
