@@ -256,7 +256,7 @@ impl Replay<'_> {
             }
         };
         let outcome = self.apply(caller, operation);
-        if self.model.newest() != revision {
+        if self.model.newest_revision() != revision {
             let what = format!("revision {revision} would be of {causes:?}: {outcome:?}");
             return Err(RuleViolation::new(Rule::EveryRevisionHasCause, what));
         }
@@ -348,7 +348,7 @@ impl Replay<'_> {
 
     /// Checks that the model has reached the revision of the answer.
     fn check_revision(&self, revision: i64, request: &Request) -> Result<(), RuleViolation> {
-        let newest = self.model.newest();
+        let newest = self.model.newest_revision();
         if newest == revision {
             return Ok(());
         }

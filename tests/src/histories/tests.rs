@@ -52,7 +52,8 @@ impl HistoryBuilder {
                 Answer::Write(outcome.expect("the model carries the request out"))
             }
             RequestedOperation::Read(request) => {
-                let state = StoreRevisions { revision: self.model.newest(), compacted: -1 };
+                let state =
+                    StoreRevisions { revision: self.model.newest_revision(), compacted: -1 };
                 Answer::Read(self.model.range(state, request).expect("the model has this range"))
             }
         };
@@ -133,7 +134,7 @@ impl HistoryBuilder {
     /// half at another member.
     fn add_watcher(&mut self, user: Option<&str>, request: WatchCreateRequest) {
         let at = self.now;
-        let last = self.model.newest();
+        let last = self.model.newest_revision();
         let middle = last / 2;
         let mut streams = Vec::new();
         for (member, from, to) in [(0, 1, middle), (1, middle + 1, last)] {
@@ -175,7 +176,7 @@ impl HistoryBuilder {
     fn finish(mut self) -> RecordedHistory {
         let user = self.history.users.first().map(|_| "root");
         self.add_watcher(user, WatchCreateRequest { prev_kv: true, ..everything() });
-        self.history.last_revision = self.model.newest();
+        self.history.last_revision = self.model.newest_revision();
         self.history
     }
 }

@@ -162,7 +162,7 @@ impl SystemAction {
     }
 
     /// Returns whether the action is a fault, so that the bounds limit it. The lapse of a lease
-    /// isn't a fault if the host with that key no longer exists.
+    /// isn't a fault if the agent's host no longer exists.
     #[must_use]
     pub fn is_fault(&self, system: &SystemState) -> bool {
         match self {

@@ -31,7 +31,7 @@ pub fn apply(
     }
     if reductions::are_hosts_independent(system, config) {
         next.followed_host = action.host().and_then(|at| u8::try_from(at).ok());
-        // Faults of these kinds can't happen any more. The numbers of them that are left are set to
+        // No fault of the kinds below can happen any more. Their numbers of faults left are set to
         // 0, so that states which differ only in these numbers are merged.
         let left = &mut next.faults_left;
         (left.pauses, left.timeouts, left.cluster_ends, left.accepts) = (0, 0, 0, 0);

@@ -50,7 +50,7 @@ pub struct ExplorationConfig {
     /// Whether members report their Raft cluster, one by one. Reports decide nothing, so large
     /// explorations leave them out.
     pub reports: bool,
-    /// The exploration plays one fault-free run for this many states. 0 means that it plays none.
+    /// A fault-free run is played from one in this many states. 0 means that none is played.
     pub fault_free_interval: u64,
     /// Maximum number of faults of all kinds together on one path. The limit of each kind in
     /// `faults` applies as well. 255 means no limit.

@@ -79,7 +79,7 @@ pub struct Ledger {
 pub struct LedgerPosition {
     /// Identity of the database.
     pub identity: u32,
-    /// Generation of the database, in which the process last worked with it.
+    /// Generation of the database when the process last worked with it.
     pub generation: u64,
     /// Decisions of the database up to the last one that was copied.
     pub copied_decisions: Vec<LedgerEntry>,

@@ -178,8 +178,8 @@ fn poll_and_act(
     Ok(system)
 }
 
-/// Lets the next deadline pass, once no step is possible otherwise. Deadlines stored by a clock
-/// that was ahead are skipped, because nobody should have to wait for them.
+/// Lets the next deadline pass; called when a round changed nothing. A deadline that the service
+/// stored while its clock was ahead never passes: the run must succeed without it.
 fn pass_next_deadline(
     from: &SystemState,
     config: &ExplorationConfig,

@@ -76,8 +76,8 @@ fn perform_output(
             Todo::Launch(_) => set_mode(system, at, AgentMode::LaunchingNode),
             Todo::RequestReplacement { .. } => set_mode(system, at, AgentMode::AwaitingReplacement),
             Todo::Stop { exit, .. } => set_mode(system, at, AgentMode::Stopped(exit)),
-            // The exploration has a separate `SystemAction` for each of these three, so nothing
-            // happens here.
+            // Nothing happens here: redeeming, sending the document and reporting are separate
+            // `SystemAction`s of the exploration.
             Todo::Redeem | Todo::SendDocument { .. } | Todo::Report => {}
         }
     }

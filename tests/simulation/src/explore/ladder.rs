@@ -5,7 +5,7 @@
 use crate::explore::config::{Environment, ExplorationConfig, FaultCounts};
 use crate::explore::processes::RestoreMethod;
 
-/// One fault-free run is played for this many states.
+/// A fault-free run is played from one in this many states.
 const FAULT_FREE_INTERVAL: u64 = 256;
 
 /// Returns the ladder's configurations, in the order in which they are explored.

@@ -20,7 +20,8 @@ pub enum Property {
     /// 3. No two lists of members both get a majority. Without ledgers, this is checked only for
     ///    lists that share a host.
     NoTwoMajorities,
-    /// 4. Each identity starts a node from empty at most once, and never after data was lost.
+    /// 4. With each incarnation, a node starts from empty at most once, and never after data was
+    /// lost.
     OneStartFromEmpty,
     /// 5. At most `size` seats are taken, and no key has two of them.
     SeatsBounded,
@@ -204,7 +205,7 @@ pub(super) fn check_executed_node(
     Ok(())
 }
 
-/// Checks property 4 when `host`'s node makes a log from nothing, as the identity of `key`.
+/// Checks property 4 when `host`'s node makes a log from nothing, with the incarnation of `key`.
 pub(super) fn check_new_log(
     system: &SystemState,
     host: &HostState,

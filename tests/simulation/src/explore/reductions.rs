@@ -385,10 +385,11 @@ impl<'a> Relevance<'a> {
     /// Returns whether some agent may still sign the list of members with hash `h`, or the service
     /// may still process a message about it.
     ///
-    /// An agent that has signed or released the list's epoch never signs another list of that epoch
-    /// (rule S5 of the formation, `agent/sign.rs`). At most it sends the same ack again. The list
-    /// may also show the agent its epoch, but that makes no difference. The service has shown that
-    /// epoch, so the agent may see it at any time.
+    /// An agent that has signed or released the list's epoch signs no other list of that epoch
+    /// (rule S5 of the formation, `agent/sign.rs`). At most, it sends its old ack again.
+    ///
+    /// From the list, an agent may also learn that its epoch has begun. That needs no list:
+    /// whatever epoch the service has shown may reach the agent at any time.
     fn is_proposal_alive(&self, system: &SystemState, h: Hash) -> bool {
         let epoch = epoch_of(h);
         if epoch >= self.lowest
@@ -412,8 +413,8 @@ impl<'a> Relevance<'a> {
         directory_of(self.config, host)
     }
 
-    /// Returns the frozen lists of members that can still be signed or frozen again, or refused at
-    /// the service.
+    /// Returns the frozen lists of members that can still make a difference. An agent can still
+    /// sign such a list, or the service can still freeze it again or refuse messages about it.
     #[must_use]
     pub(super) fn proposals(&self) -> &[Hash] {
         &self.proposals

@@ -29,7 +29,8 @@ pub(super) const NOW: UnixMicros = UnixMicros(1_000_000_000_000);
 /// How far the service's clock is off when it is ahead: much longer than every lease, list time-out
 /// and backoff.
 pub(super) const CLOCK_JUMP: Millis = Millis(30 * 60 * 1_000);
-/// Distance from `NOW` of those deadlines and grant ends that pass only by an action.
+/// Distance from `NOW` of the cluster's deadline and of the grant's end. Neither passes by itself,
+/// because `NOW` never moves.
 pub(super) const DAY: Millis = Millis(24 * 3600 * 1_000);
 /// Distance from `NOW` to which `normalise` moves each deadline that has not passed yet. This
 /// distance is shorter than every lease, list time-out and backoff.
@@ -107,15 +108,16 @@ pub enum AgentMode {
 /// Every message that anybody ever sent. The sets only grow.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct SentMessages {
-    /// Lists that the service has frozen.
+    /// Hashes of the lists of members that the service has frozen.
     pub proposals: BTreeSet<Hash>,
     /// Highest epoch that the service has shown while the cluster was forming.
     pub epoch: Epoch,
     /// Signed acks: the key of the agent, and the hash of the list of members.
     pub acks: BTreeSet<(AgentKey, Hash)>,
-    /// Highest epoch that each key has released; it includes every lower one.
+    /// Highest epoch that each agent has released, by the agent's key. A release covers all lower
+    /// epochs.
     pub releases: BTreeMap<AgentKey, Epoch>,
-    /// Lists that some database has committed.
+    /// Hashes of the lists of members that some database has committed.
     pub committed: BTreeSet<Hash>,
     /// Commit documents that a process has sent, by the hash of their lists.
     pub documents: BTreeSet<Hash>,
@@ -284,8 +286,8 @@ fn coarsen_deadline(until: UnixMicros) -> UnixMicros {
     }
 }
 
-/// Returns whether `stored` was stored by a clock that was ahead. Nobody should have to wait for
-/// such a time.
+/// Returns whether the service stored this time while its clock was ahead. The fault-free run must
+/// succeed without the passing of such a deadline.
 #[must_use]
 pub(super) fn is_from_clock_ahead(stored: UnixMicros) -> bool {
     stored >= NOW.after(CLOCK_JUMP)

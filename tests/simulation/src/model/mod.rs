@@ -176,7 +176,7 @@ impl ReferenceModel {
     }
 
     /// Returns the newest revision.
-    pub fn newest(&self) -> i64 {
+    pub fn newest_revision(&self) -> i64 {
         self.now.revision
     }
 

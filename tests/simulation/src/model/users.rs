@@ -350,7 +350,8 @@ impl ReferenceModel {
         }
     }
 
-    /// Checks the comparisons and the operations of both branches.
+    /// Checks whether `caller` may make all comparisons of a transaction, and all operations of
+    /// both branches.
     fn permit_txn(&self, caller: Option<&Caller>, txn: &TxnRequest) -> Result<(), AuthError> {
         self.users.user(caller)?;
         for compare in &txn.compare {

@@ -166,8 +166,8 @@ impl Simulation {
                         node.files.had_log && !node.files.tombstone && !node.has_lost_promises;
                     node.id != id && is_usable
                 });
-                // A member with a machine that has lost promises and may run doesn't count. That
-                // machine and machine `id` might be a quorum.
+                // A member doesn't count if one of its machines has lost promises and may still
+                // run: that machine and machine `id` together might be a quorum.
                 may_vote && !machines.any(|node| node.has_lost_promises && !node.has_ended_for_good)
             });
             available.count() > members.voters.len() / 2
@@ -212,8 +212,8 @@ impl Simulation {
         !knows_address(node, other) && !knows_address(other, node)
     }
 
-    /// Returns whether no learner is still to be promoted. A learner that waits to become a voter
-    /// counts only if some machine can still act for it. Otherwise it can't be promoted.
+    /// Returns whether every learner that waits to become a voter has been promoted. A learner is
+    /// ignored if no machine can act for it, because then it can't be promoted.
     pub(super) fn has_no_learner_to_promote(&self) -> bool {
         let learner = self.latest_table().learner_to_promote();
         learner.is_none_or(|id| !self.acting_machines().any(|node| MemberId(node.member) == id))

@@ -78,13 +78,13 @@ pub(super) struct ApiServer {
     retry: Option<(usize, Bytes, Option<KeyValue>)>,
     /// Lease for new keys, and the number of keys that may still be attached to it.
     lease: Option<(i64, u64)>,
-    /// Virtual time of the API server's next race to compact.
+    /// Virtual time of the API server's next race for the right to compact.
     next_race_at: u64,
-    /// Version that [`COMPACT_KEY`] had after the API server's last race.
+    /// Version that [`COMPACT_KEY`] had after the API server's last race for the right to compact.
     race_key_version: i64,
-    /// Revision of the store at the API server's last race.
+    /// Revision of the store at the API server's last race for the right to compact.
     last_race_revision: i64,
-    /// Revision to compact at, after the API server has won a race.
+    /// Revision to compact at; set after the API server has won a race for the right to compact.
     compact_at: Option<i64>,
 }
 

@@ -23,7 +23,7 @@ use super::users::RequestUser;
 pub(super) struct PendingCheckpoint {
     request: u64,
     checkpoint: LeaseCheckpoint,
-    /// Virtual time after which the member no longer waits for the entry.
+    /// Virtual time after which the member no longer waits for the checkpoint entry.
     until: u64,
 }
 
@@ -37,7 +37,7 @@ pub(super) struct PendingRenewal {
     pub term: u64,
     /// Virtual time at which the leader reset the lease's timer.
     pub at: u64,
-    /// The time of `at` on the leader's own clock.
+    /// Time on the leader's own clock at which it reset the lease's timer.
     pub at_local: Duration,
 }
 

@@ -35,7 +35,7 @@ use super::ports::{CorePorts, LogSummary, MachinePorts, MemoryBodies, RoundOutpu
 use super::watch_streams::HubFuture;
 use crate::rng::Rng;
 
-/// Duration of an election, in the time of leases.
+/// Duration of an election, as measured by the clock for leases.
 const ELECTION_TIME: Duration = Duration::from_secs(1);
 
 const MEMBER_DIR: &str = "/member";
@@ -96,7 +96,7 @@ pub(super) struct MemberProcess {
     pub witness: Witness,
     /// Version of `witness` (the remembered promises) that was last written to disk.
     pub witness_written: u64,
-    /// Member tables that its peers have reported.
+    /// Member tables that the member's peers have reported.
     pub censuses: Censuses,
     /// Peers that will never accept this process as the member that it claims to be.
     pub disowned_by: BTreeSet<u64>,
@@ -587,8 +587,8 @@ impl MemberProcess {
         true
     }
 
-    /// Lets the state machine take queued jobs for its next turn, unless it is busy. Returns the
-    /// number of jobs taken.
+    /// Lets the state machine take queued jobs for a turn, in which it works on them together. Does
+    /// nothing while a turn is under way. Returns the number of jobs taken.
     pub(super) fn begin_apply_turn(&mut self) -> usize {
         if self.turn.is_some() {
             return 0;
@@ -600,8 +600,8 @@ impl MemberProcess {
         before - self.apply_jobs.len()
     }
 
-    /// Lets the state machine work on the jobs of `turn`. If `idle`, the state machine then makes
-    /// the store durable. Returns its output, and whether it can continue.
+    /// Lets the state machine work on the jobs that it has taken for this turn. If `idle`, the
+    /// state machine then makes the store durable. Returns its output, and whether it can continue.
     pub(super) fn run_turn(
         &mut self,
         turn: ApplyBatch,

@@ -8,9 +8,9 @@ use crate::rng::Rng;
 #[derive(Clone, Debug)]
 pub(super) struct HistoryPlan {
     pub members: u64,
-    /// Chance that a message is lost, per mille. `duplication` is the chance that a message arrives
-    /// twice.
+    /// Chance that a message is lost, per mille.
     pub loss: u64,
+    /// Chance that a message arrives twice, per mille.
     pub duplication: u64,
     /// Chance that a message takes up to [`HistoryPlan::long_delay`], per mille.
     pub late_chance: u64,
@@ -133,7 +133,8 @@ impl HistoryPlan {
         let mail = MailBounds {
             proposals: small(some(300, 1, 6), bounds.proposals),
             proposal_bytes: small(some(300, 7_000, 20_000), bounds.proposal_bytes),
-            // The bound must leave room for the largest transaction.
+            // This bound must leave room for the largest transaction, so it is never drawn below
+            // 45,000 bytes.
             message_bytes: small(some(300, 45_000, 80_000), bounds.message_bytes),
             reads: small(some(300, 1, 4), bounds.reads),
         };

@@ -158,7 +158,8 @@ impl EffectSink for CorePorts<'_> {
     }
 
     fn send_snapshot(&mut self, message: Message) -> bool {
-        // If `drops_next_body` is set, one body is lost, even after the faults have ended.
+        // If `drops_next_body` is set, the body of one snapshot is lost, even after the faults have
+        // ended.
         let body =
             self.snapshots.body_of(&message).filter(|_| !std::mem::take(self.drops_next_body));
         let is_there = body.is_some();
@@ -224,7 +225,8 @@ impl EffectSink for CorePorts<'_> {
     }
 }
 
-/// Output of the state machine after it has worked on the jobs of one turn.
+/// Output of a member's state machine after a turn, in which it has worked on several jobs
+/// together.
 #[derive(Default)]
 pub(super) struct TurnOutput {
     pub notices: Vec<Notice>,

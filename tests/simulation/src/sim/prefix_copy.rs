@@ -19,7 +19,7 @@ use node_state::mvcc::watch::WatchSpec;
 use super::InvariantViolation;
 use crate::model::ReferenceModel;
 
-/// A list that isn't complete yet.
+/// A list of the prefix's keys, of which not all pages have arrived.
 #[derive(Debug, Default)]
 struct UnfinishedList {
     /// Revision of the first page; 0 before that page has arrived.
@@ -29,14 +29,16 @@ struct UnfinishedList {
     kvs: BTreeMap<Bytes, KeyValue>,
 }
 
-/// State of a prefix's copy after a list, events or progress.
+/// State of a copy of a prefix's keys, after it has taken a page of a list, events or a progress
+/// notice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum CopyState {
-    /// The copy needs more pages or events before it can be compared with the store.
+    /// The prefix copy needs more pages or events before it can be compared with the store.
     Unfinished,
-    /// The copy was compared with the store, and equals it.
+    /// The prefix copy was compared with the store, and equals it.
     Checked,
-    /// Something that the copy needs was compacted away, so the prefix is listed again.
+    /// A revision or a previous value that the prefix copy needs is gone, so the prefix is listed
+    /// again.
     Outdated,
 }
 
@@ -45,15 +47,14 @@ pub(super) enum CopyState {
 pub(super) struct PrefixCopy {
     prefix: &'static str,
     range: KeyRange,
-    /// Records of the copy, by key.
+    /// Records that the prefix copy has, by key.
     records: BTreeMap<Bytes, KeyValue>,
-    /// Revision that the copy has reached.
+    /// Revision of the store that the prefix copy has reached.
     revision: i64,
     listing: Option<UnfinishedList>,
-    /// Id of the watch that the copy follows, on the API server's stream.
+    /// Id of the watch that the prefix copy follows, on the API server's stream.
     pub watch: Option<i64>,
-    /// Newest revision that the API server has learned from the store, and that the copy has to
-    /// reach.
+    /// Newest revision of the store that the API server knows. The prefix copy has to reach it.
     pub wanted_revision: i64,
 }
 
@@ -83,7 +84,8 @@ impl PrefixCopy {
         format!("{}{number}", self.prefix).into()
     }
 
-    /// Returns the copy's record of a key; it may be old.
+    /// Returns the record that the prefix copy has of a key; it may be older than the store's
+    /// record.
     pub(super) fn get(&self, key: &Bytes) -> Option<&KeyValue> {
         self.records.get(key)
     }
@@ -92,7 +94,7 @@ impl PrefixCopy {
         self.listing.is_none()
     }
 
-    /// Returns whether the copy has reached this revision.
+    /// Returns whether the prefix copy has reached this revision.
     pub(super) fn is_at(&self, revision: i64) -> bool {
         self.is_listed() && self.revision >= revision
     }
@@ -111,7 +113,7 @@ impl PrefixCopy {
         }
     }
 
-    /// Handles a page of the copy's list, or the error that came instead of the page.
+    /// Handles a page of the prefix's keys, or the error that came instead of the page.
     pub(super) fn take_page(
         &mut self,
         model: &ReferenceModel,
@@ -141,7 +143,7 @@ impl PrefixCopy {
         self.check(model, "list")
     }
 
-    /// Returns the parameters of the watch that continues from the copy's revision.
+    /// Returns the parameters of a watch that begins right after the prefix copy's revision.
     pub(super) fn spec(&self) -> WatchSpec {
         WatchSpec {
             range: self.range.clone(),
@@ -204,7 +206,7 @@ impl PrefixCopy {
         self.check(model, "progress")
     }
 
-    /// Handles the end of the copy's watch, whose next event was compacted away.
+    /// Handles the end of the prefix copy's watch, whose next event was compacted away.
     pub(super) fn take_compaction(&mut self, from: i64) -> Result<CopyState, InvariantViolation> {
         if from <= self.revision + 1 {
             let at = self.revision;

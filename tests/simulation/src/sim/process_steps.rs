@@ -79,8 +79,8 @@ impl Simulation {
         self.wake(id)
     }
 
-    /// Called after rounds of a member's core. Schedules the sending of the member's commit index
-    /// if it is unsent, and otherwise clears the scheduled time.
+    /// Schedules the sending of the member's commit index if it is unsent, and otherwise clears the
+    /// scheduled time. Called each time that the member's core has run.
     fn schedule_commit_index(&mut self, id: u64, generation: u64) {
         let now = self.now;
         let delay = u64::try_from(COMMIT_INDEX_DELAY.as_micros()).unwrap_or(u64::MAX);

@@ -117,7 +117,8 @@ pub struct SimulationReport {
     pub refused_starts: u64,
     /// Machines that lost what their member had promised.
     pub amnesia: u64,
-    /// Processes that ended because their peers no longer accepted them as their member.
+    /// Processes that ended because their peers no longer accepted them as the member that they
+    /// claimed to be.
     pub disowned: u64,
     /// Machines that moved to another address.
     pub moves: u64,
@@ -161,26 +162,29 @@ pub struct SimulationReport {
     pub compared: u64,
     /// Pages of API servers' lists.
     pub pages: u64,
-    /// Lists of API servers that were completed.
+    /// Lists of a prefix's keys that API servers have completed.
     pub lists: u64,
-    /// Number of times that an API server's copy was compared with the model.
+    /// Number of times that an API server's copy of a prefix was compared with the model.
     pub copies_checked: u64,
-    /// Lists that an API server had to start again because something it needed was gone.
+    /// Lists of a prefix's keys that an API server had to start again, because a revision or a
+    /// previous value was gone.
     pub lists_restarted: u64,
-    /// Updates by API servers of keys that the store had as the server's copy showed them.
+    /// Changes of a key that succeeded, because the API server's copy had the key's newest record.
     pub updates: u64,
-    /// Updates of keys by API servers that came after another client's change.
+    /// Changes of a key that failed, because the store had another record of the key than the API
+    /// server's copy.
     pub updates_conflicted: u64,
     /// Won races for the right to compact.
     pub races_won: u64,
     /// Lost races for the right to compact.
     pub races_lost: u64,
-    /// Compactions by the winner of a race.
+    /// Compactions by API servers that had won the race for the right to compact.
     pub races_compacted: u64,
 }
 
 impl SimulationReport {
-    /// Counts the state of a prefix's copy after a list, events or progress.
+    /// Counts the state of an API server's copy of a prefix, after the copy has taken a list,
+    /// events or a progress notice.
     pub(super) fn count_copy_state(&mut self, state: CopyState) {
         self.copies_checked += u64::from(state == CopyState::Checked);
         self.lists_restarted += u64::from(state == CopyState::Outdated);
@@ -249,8 +253,8 @@ impl Simulation {
         let mut invariants = Invariants::default();
         invariants.stores.model.members.begin(&first_members(&plan));
         invariants.stores.model.refuses_outdated_expiry = options.guards.lease_clock_per_term();
-        // Reports of ended processes have a generator of their own, so that histories without them
-        // stay the same.
+        // A separate generator draws the reports of ended processes. So histories without such
+        // reports stay the same.
         let report_rng = Rng::new(seed ^ 0x7265_706f_7274);
         let mut draw = ClientRequestGenerator { rng: &mut rng, keys: plan.keys, known: 1 };
         let streams = (0..STREAM_COUNT).map(|_| SingleWatchStream::new(&mut draw)).collect();
@@ -495,8 +499,8 @@ impl Simulation {
         self.are_faults_over && agreed && self.now - self.leadership_since > STEADY_TIME
     }
 
-    /// Returns whether a request to `node` must be answered now. A follower's write need not be,
-    /// because the follower gets no answer if the leader can't take the proposal.
+    /// Returns whether a request to `node` must be answered now. A write to a follower need not be
+    /// answered, because the follower gets no answer if the leader can't take the proposal.
     pub(super) fn must_be_answered(&self, node: u64, is_write: bool) -> bool {
         let machine = &self.nodes[index_of(node)];
         let is_leader = self.leaders[index_of(node)].0 == machine.member;
@@ -535,7 +539,7 @@ impl Simulation {
         is_applied
             && positions.all(|position| position == first)
             && self.streams.iter().all(|stream| stream.watch.is_done(model))
-            && self.servers.iter().all(|server| server.is_at(model.newest()))
+            && self.servers.iter().all(|server| server.is_at(model.newest_revision()))
             && self.has_no_learner_to_promote()
             && model.leases.all.is_empty()
     }

@@ -19,12 +19,12 @@ pub(super) const STREAM_COUNT: usize = 3;
 /// Id of each stream's only watch.
 const WATCH_ID: i64 = 1;
 
-/// Maximum number of times that a stream which reads everything available polls its subscriber in
-/// one turn.
+/// Maximum number of polls of a stream's subscriber in one of the stream's turns, if the stream
+/// reads everything available.
 pub(super) const MAX_POLLS_PER_TURN: usize = 64;
 
-/// A stream ends its turn after this number of polls that returned no message from the hub. A poll
-/// that reads old changes may find no matching event, so one such poll isn't enough.
+/// A stream ends its turn after this number of polls of its subscriber that returned no message. A
+/// poll that reads old changes may find no matching event, so one such poll isn't enough.
 pub(super) const MAX_EMPTY_POLLS: usize = 4;
 
 /// Future of a member's watch hub, polled by the simulation.
@@ -36,7 +36,8 @@ pub(super) struct SingleWatchStream {
     subscriber: Option<Subscriber>,
     /// Machine that the stream is connected to.
     node: u64,
-    /// Maximum virtual microseconds between two turns, in which the stream polls its subscriber.
+    /// Maximum virtual microseconds between two turns of the stream. In a turn, the stream polls
+    /// its subscriber.
     pace: u64,
     /// Maximum number of times that the stream polls its subscriber in one turn.
     max_polls: usize,

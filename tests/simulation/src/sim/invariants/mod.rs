@@ -26,7 +26,7 @@ use super::InvariantViolation;
 pub struct Invariants {
     /// Each term has at most one leader, and each member votes once per term.
     pub elections: election_safety::ElectionSafety,
-    /// Equal (index, term) implies equal entries up to it.
+    /// If two logs have an entry with the same index and term, they are equal up to that entry.
     pub logs: log_matching::LogMatching,
     /// Committed entries are in every later leader's log.
     pub leaders: leader_completeness::LeaderCompleteness,

@@ -8,7 +8,8 @@ use crate::sim::InvariantViolation;
 /// Checks two consecutive configurations.
 pub fn check_overlap(before: &Members, after: &Members) -> Result<(), InvariantViolation> {
     let both = before.voters.iter().filter(|id| after.voters.contains(id)).count();
-    // Returns the minimum number of voters of both configurations in a quorum of `members`.
+    // Returns the smallest number of voters of both configurations that a quorum of `members` can
+    // have.
     let shared = |members: &Members| {
         let quorum = members.voters.len() / 2 + 1;
         quorum.saturating_sub(members.voters.len() - both)
