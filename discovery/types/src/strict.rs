@@ -307,7 +307,7 @@ mod tests {
             let object = format!(r#"{{"number":{number}}}"#);
             let array = json.replace(&object, &format!("[{number}]"));
             assert_ne!(array, json);
-            // Without [`Strict`], serde_json accepts each of these arrays.
+            // Without [`Strict`], serde_json accepts the array in place of the struct.
             assert_eq!(serde_json::from_str::<NestedStruct>(&array).unwrap(), outer(), "{array}");
             assert!(from_slice::<NestedStruct>(array.as_bytes()).is_err(), "{array}");
         }

@@ -248,7 +248,8 @@ fn a_newer_grant_needs_an_issuers_signature_and_a_newer_record_its_tokens() {
         }
         let newer = sign_newer_version(reader.typ, &stranger, &reader.payload);
         let refused = (reader.read)(&newer);
-        // The test's token endorses any record, so that only the record's own key is unknown.
+        // A stranger has signed the payload. For a grant that proves nothing. The record still has
+        // an endorsement by its token, as the reader for records endorses each payload.
         let is_newer = refused.is_err_and(|refused| newer_version(&*refused).is_some());
         assert_eq!(is_newer, reader.name == "a record", "{}", reader.name);
     }

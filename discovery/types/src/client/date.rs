@@ -12,8 +12,8 @@ pub(super) fn http_date_seconds(text: &str) -> Option<i64> {
     let year: i64 = words.next()?.parse().ok()?;
     let mut time = words.next()?.split(':').map(|part| part.parse::<i64>().ok());
     let (hour, minute, second) = (time.next()??, time.next()??, time.next()??);
-    // A number may have more digits than the format allows. These bounds exclude that, so the
-    // arithmetic below can't overflow.
+    // A number in the text may have more digits than the format allows. The bounds checked here
+    // exclude that, so the arithmetic below can't overflow.
     let fits = (0..=9999).contains(&year)
         && (1..=31).contains(&day)
         && [hour, minute, second].iter().all(|part| (0..=60).contains(part));

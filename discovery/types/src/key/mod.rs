@@ -86,7 +86,8 @@ impl PublicKey {
 
     /// Returns the key's id, its JWK thumbprint.
     pub fn key_id(&self) -> KeyId {
-        // RFC 7638: required members only, in lexicographic order, without white space.
+        // RFC 7638 hashes only the required fields of a JWK, in lexicographic order, without white
+        // space.
         let jwk = format!(r#"{{"crv":"Ed25519","kty":"OKP","x":"{}"}}"#, self.jwk_x());
         KeyId(Digest::of(jwk.as_bytes()).0)
     }
