@@ -118,8 +118,8 @@ fn check_url(url: &str, permissions: Permissions) -> Result<(), RecordFault> {
         return Err(malformed());
     }
     let bare = host.strip_prefix('[').and_then(|rest| rest.strip_suffix(']')).unwrap_or(host);
-    // An IPv4 address can also be written as IPv6 (`::ffff:127.0.0.1`). It reaches the same host,
-    // so it is checked as IPv4.
+    // An IPv4 address can also be written as IPv6 (`::ffff:127.0.0.1`). Both forms reach the same
+    // host, so both are checked as IPv4.
     let address = bare.parse::<IpAddr>().ok().map(|address| address.to_canonical());
     if address.is_some_and(|address| address.is_unspecified()) {
         return Err(RecordFault::Unspecified(url.to_owned()));

@@ -49,8 +49,8 @@ pub fn classify(rules: &Rules, listing: &DirectoryListing) -> DirectoryKind {
     if listing.has_log {
         return DirectoryKind::Log(listing.marker);
     }
-    // A directory with our marker counts as ours. Other entries in it come from a start of the node
-    // that didn't finish.
+    // A directory with a marker file belongs to this agent's node. Other entries in the directory
+    // come from a start of the node that didn't finish.
     if let Some(incarnation) = listing.marker {
         return DirectoryKind::Marked(incarnation);
     }

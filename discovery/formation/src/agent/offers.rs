@@ -192,7 +192,8 @@ fn probe_targets(journal: &Journal, offer: &ExaminedProposal) -> Vec<ProbeTarget
         };
         targets.insert(member.key, target);
     }
-    // The proposal's record of an agent replaces the entry from an earlier list.
+    // If an agent is in an earlier list and in the proposal, probe it as the proposal's record
+    // describes it.
     for record in &offer.proposal.records {
         let target = ProbeTarget {
             key: record.key,

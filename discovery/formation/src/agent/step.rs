@@ -215,12 +215,14 @@ impl Agent {
                 | RefusalCode::Abandoned
                 | RefusalCode::Retired,
             ) => stop(EXIT_FOR_GOOD, "the cluster has no place for this host"),
-            // Two hosts use this key, because one has a copy of the other's disk. End for good:
-            // with each restart, one host would take the key over from the other again.
+            // Two hosts use this key, because one has a copy of the other's disk. The agent must
+            // not be restarted: after each restart, one host would take the key over from the
+            // other.
             Some(RefusalCode::KeyElsewhere) => {
                 stop(EXIT_FOR_GOOD, "another session holds this agent's key: this host is a copy")
             }
-            // Only a person can resolve these refusals, with another bundle or another address.
+            // Refusals of the token, the record or the statement: only a person can resolve them,
+            // with another bundle or another address.
             Some(
                 RefusalCode::GrantUnknown
                 | RefusalCode::GrantExpired
@@ -230,7 +232,7 @@ impl Agent {
                 | RefusalCode::RecordRefused
                 | RefusalCode::StatementRefused,
             ) => stop(EXIT_FOR_GOOD, "the service has refused this host's token or record"),
-            // These refusals need no action: the next poll shows the cluster's current state.
+            // Refusals that need no action: the next poll shows the cluster's current state.
             Some(
                 RefusalCode::StaleEpoch
                 | RefusalCode::Split

@@ -558,7 +558,7 @@ fn a_newcomer_that_the_cluster_has_added_launches_without_a_document() {
     let output = agent.step(&RULES, AgentEvent::Admitted);
     assert!(output.journal.is_some_and(|journal| journal.is_admitted));
     assert_eq!(output.actions, [AgentAction::ExamineDirectory]);
-    // The same event again, after a crash, changes nothing.
+    // After a crash the agent gets the `Admitted` event again. The event then changes nothing.
     assert_eq!(agent.step(&RULES, AgentEvent::Admitted).journal, None);
     let output = agent.step(&RULES, AgentEvent::DirectoryExamined(DirectoryKind::Blank));
     assert_eq!(output.actions, [AgentAction::WriteMarker { incarnation: Incarnation(1) }]);

@@ -56,7 +56,7 @@ fn an_unchanged_database_is_recognised_and_its_new_decisions_are_copied() {
     let later = ObservedDatabase { wal: 200, newest: 9, ..database() };
     assert_eq!(compare(&ledger_summary(), &later), Ok(CopyScope::NewDecisions));
     // The process was killed between two writes: it had written its row, but not the position
-    // beside its ledger. So the row is one sweep ahead, which is no difference.
+    // beside its ledger. So the row is one sweep ahead, which doesn't count as a difference.
     let killed =
         ObservedDatabase { process_row: Some(ProcessRow { entries: 3, sweeps: 10 }), ..database() };
     assert_eq!(compare(&ledger_summary(), &killed), Ok(CopyScope::NewDecisions));

@@ -94,7 +94,7 @@ fn smallest_cover(seats: &[(AgentKey, u32)], pairs: &[[AgentKey; 2]]) -> Vec<Age
         let keys: BTreeSet<AgentKey> = chosen(*set).map(|(key, _)| key).collect();
         pairs.iter().all(|pair| pair.iter().any(|key| keys.contains(key)))
     };
-    // A list of members has nine seats at most, so there are at most 512 sets.
+    // A list of members has nine seats at most, so at most 512 sets of seats are tried.
     let sets = (0..1 << seats.len()).filter(touches_all);
     let best = sets.min_by_key(|&set| {
         let counted: u32 = chosen(set).map(|(_, counts)| counts).sum();
