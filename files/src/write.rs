@@ -164,7 +164,7 @@ fn write_temporary_by<B: AsRef<[u8]>>(
 }
 
 fn write_content(file: &mut File, bytes: &[u8], mode: u32, keep: bool) -> std::io::Result<()> {
-    // The umask has removed bits from the mode given to open(2).
+    // The kernel has applied the umask to the mode given to open(2), so set the mode again.
     file.set_permissions(std::fs::Permissions::from_mode(mode))?;
     file.write_all(bytes)?;
     if keep { file.sync_all() } else { Ok(()) }

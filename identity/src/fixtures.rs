@@ -28,7 +28,7 @@ pub fn jwks() -> String {
     let certificate = pem.parse_x509().expect("it is a certificate");
     let key = certificate.public_key().parsed().expect("it has a key");
     let x509_parser::public_key::PublicKey::RSA(key) = key else { panic!("the key is not RSA") };
-    // The modulus has a leading zero byte in DER.
+    // In DER, a zero byte comes before the modulus. It isn't a part of the number.
     let modulus = key.modulus.strip_prefix(&[0]).unwrap_or(key.modulus);
     let (n, e) = (BASE64URL_NOPAD.encode(modulus), BASE64URL_NOPAD.encode(key.exponent));
     json!({ "keys": [

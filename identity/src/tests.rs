@@ -98,7 +98,8 @@ fn a_message_with_a_changed_byte_never_gives_other_facts() {
             }
         }
     }
-    // Most of the message is content, signature and signed attributes, in which no byte may change.
+    // Most bytes belong to the content, the signature or the signed attributes. Each change of such
+    // a byte must be refused.
     assert!(refused > 3 * bytes.len() * 3 / 4, "{refused} of {}", 3 * bytes.len());
 }
 
