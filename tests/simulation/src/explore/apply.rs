@@ -31,8 +31,8 @@ pub fn apply(
     }
     if reductions::are_hosts_independent(system, config) {
         next.followed_host = action.host().and_then(|at| u8::try_from(at).ok());
-        // No fault of the kinds below can happen any more. Their numbers of faults left are set to
-        // 0, so that states which differ only in these numbers are merged.
+        // Faults of the kinds below can't happen any more in such a state. Their remaining numbers
+        // are set to 0, so that states which differ only in these numbers are merged.
         let left = &mut next.faults_left;
         (left.pauses, left.timeouts, left.cluster_ends, left.accepts) = (0, 0, 0, 0);
         (left.links, left.clock_jumps, next.is_ahead) = (0, 0, false);

@@ -208,8 +208,8 @@ fn probe(
         return Err(closed());
     }
     let peer = agent_at(system, at);
-    // If an agent takes all its steps in one action, the state before its launch is missing, in
-    // which it still listened. So the probe counts as having arrived in that state.
+    // An agent that takes all its steps in one action skips the state before its launch, in which
+    // it still listens for probes. So the probe counts as having arrived in that state.
     if !peer.is_listening() && !system.are_agent_steps_atomic() {
         return Err(closed());
     }

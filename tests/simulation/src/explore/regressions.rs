@@ -54,7 +54,7 @@ pub struct RegressionCase {
     pub description: &'static str,
     /// Rule or guarantee that prevents the disaster.
     pub safeguard: Safeguard,
-    /// The disaster violates one of these properties.
+    /// Properties of which the disaster violates at least one.
     pub violates: &'static [Property],
     /// Configuration in which the disaster can happen once the safeguard is switched off.
     pub config: ExplorationConfig,
@@ -604,8 +604,8 @@ fn other_rule_cases() -> Vec<RegressionCase> {
                 "hosts release an epoch, another list forms on that word, and they sign one of it",
                 Safeguard::Rule(Rule::OneListPerEpoch),
                 ExplorationConfig {
-                    // `HoldAboveReleased` is off, too. With it, the hosts would not hold the commit
-                    // document, so the missing rule would do no harm.
+                    // `HoldAboveReleased` is off, too. With this rule on, the hosts would not hold
+                    // the commit document, so the missing rule `OneListPerEpoch` would do no harm.
                     rules: Rules::ALL.without(Rule::HoldAboveReleased),
                     ..lying_service_config("one list per epoch", 2)
                 },
@@ -664,8 +664,8 @@ fn end_cases() -> Vec<RegressionCase> {
                 Safeguard::Rule(Rule::AbandonBeforeCommit),
                 ExplorationConfig {
                     epochs: 1,
-                    // Even without the rule, the ledger of the process that sent the commit
-                    // document would prevent the disaster. So ledgers are off too.
+                    // Even without the case's rule, the ledger of the process that sent the commit
+                    // document would prevent the disaster. So ledgers are off, too.
                     environment: Environment { ledger: false, ..Environment::SOUND },
                     faults: FaultCounts { cluster_ends: 1, ..FaultCounts::default() },
                     ..ExplorationConfig::sound("abandon before commit", 1, 1)

@@ -94,8 +94,8 @@ impl Simulation {
 
     fn start_copy_from_image(&mut self, id: u64, seed: u64) {
         let Some((disk, files)) = self.outdated_image(id, seed) else { return };
-        // A machine with the old image and the machines that lost promises earlier might together
-        // be a quorum.
+        // Start no copy if this machine with the old image and the machines that lost promises
+        // earlier might together be a quorum.
         if !self.has_quorum_without(id) {
             return;
         }

@@ -105,8 +105,8 @@ impl Simulation {
             }
             FaultKind::Disk => self.inject_disk_fault(),
             FaultKind::Pause => {
-                // Often pick the leader. Another member then takes over, while the paused leader
-                // still considers itself leader.
+                // Often the leader is paused. Another member then takes over, while the paused
+                // leader still considers itself leader.
                 let leader = if self.rng.chance(500) { self.find_leader(0) } else { None };
                 let id = leader.unwrap_or_else(|| self.random_machine());
                 let until = self.now + self.rng.range(20_000, 500_000);

@@ -208,8 +208,8 @@ impl Simulation {
         } else {
             process.mail.read(id).is_ok()
         };
-        // If the client no longer waits, no renewal is recorded. The quorum round or checkpoint
-        // entry for it continues.
+        // If the client no longer waits, no renewal is recorded for it. The renewal's quorum round
+        // or checkpoint entry continues all the same.
         let pending = self.clients[client].pending.as_mut();
         if let Some(pending) = pending.filter(|pending| pending.id == id) {
             pending.renewal = Some(renewal);

@@ -291,7 +291,8 @@ impl Simulation {
             );
             let proposal = ClientProposal { id: RequestId(request), kind: EntryKind::Normal, data };
             if let Some(process) = self.running_process(id, generation) {
-                // If the queue of proposals is full, a later call proposes the record again.
+                // If the queue of proposals is full, a later call of this function proposes the
+                // member's name again.
                 let _ = process.mail.propose(proposal);
             }
             self.wake(id)?;

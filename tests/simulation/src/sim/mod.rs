@@ -75,8 +75,8 @@ pub struct SimulationOptions {
     pub members: Option<u64>,
     /// Virtual microseconds during which faults happen.
     pub duration: u64,
-    /// Guards of the production code. Only tests that put a bug back use others than
-    /// [`Guards::ALL`].
+    /// Safety rules of the production code that are on. A test can switch one off to put a bug
+    /// back; other runs use [`Guards::ALL`].
     pub guards: Guards,
     /// Whether members send each other their member tables. Only one test switches this off.
     pub censuses: bool,

@@ -46,7 +46,7 @@ pub(super) const SEGMENT_BYTES: u64 = 64 * 1024;
 /// A member while its process runs.
 pub(super) struct MemberProcess {
     pub core: RoundRunner,
-    /// Queue of input for the core.
+    /// Queue of input for the member's core (its consensus).
     pub mail: Mail,
     pub tick_is_due: bool,
     /// Time at which the member sends its commit index to peers, if a peer lacks it.

@@ -70,7 +70,7 @@ impl Simulation {
         }
         let now = self.now;
         let Some(process) = self.running_process(id, generation) else { return Ok(()) };
-        // If the stored time is later or unset, this event was scheduled for an earlier commit
+        // If `commit_index_due` is later or unset, this event was scheduled for an earlier commit
         // index.
         if process.commit_index_due.take_if(|due| *due <= now).is_none() {
             return Ok(());

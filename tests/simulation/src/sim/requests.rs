@@ -127,7 +127,8 @@ impl Simulation {
         let known = self.invariants.clients.floor();
         let mut draw = ClientRequestGenerator { rng: &mut self.rng, keys: self.plan.keys, known };
         let kind = match self.clients[client].kept_lease {
-            // A client that keeps a lease alive tends to continue.
+            // A client that has kept a lease alive often renews the same lease with its next
+            // request.
             Some(lease) if draw.rng.chance(400) => ClientRequest::KeepAlive(lease),
             _ => draw.draw_request(id),
         };

@@ -14,7 +14,7 @@ use crate::sim::InvariantViolation;
 pub struct StateMachineSafety {
     /// Term and hash of each applied entry, by index.
     committed: BTreeMap<u64, (u64, u64)>,
-    /// Ids of all requests in these entries.
+    /// Ids of all requests in the applied entries.
     requests: BTreeSet<u64>,
 }
 
