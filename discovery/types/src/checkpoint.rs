@@ -86,7 +86,8 @@ impl VerifiedCheckpoint {
     }
 
     /// Checks that this checkpoint's chain continues the chain of the earlier checkpoint `known`.
-    /// The service must have been asked for the event with the number of `known`'s last event.
+    /// When the agent asked for this checkpoint, it must have named the number of the last event in
+    /// `known`.
     pub fn check_continues(&self, known: &Checkpoint) -> Result<(), HistoryFault> {
         let (then, now) = (known.last, self.checkpoint.last);
         if now.number < then.number {

@@ -343,11 +343,11 @@ impl VerifiedGrant {
         pasts.find_map(|past| Self::verify(jws, &past).ok()).map_or(newest, Ok)
     }
 
-    /// Returns the reason why no seat can be held by this grant at `now` (seconds since 1970), if
+    /// Returns the reason why this grant can't justify a seat at `now` (seconds since 1970), if
     /// there is one.
     ///
     /// The service checks a grant's end only at a redeem. A seat that was redeemed in time stays
-    /// valid after the grant's end. It lasts at most until the cluster's deadline,
+    /// valid after the grant's end. Such a seat lasts at most until the cluster's deadline,
     /// `deadline_seconds` after the cluster's creation.
     pub fn time_error(&self, now: u64, deadline_seconds: u64) -> Option<GrantTimeError> {
         let latest = self.expires_at.saturating_add(deadline_seconds);

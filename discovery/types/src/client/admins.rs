@@ -35,8 +35,8 @@ impl DiscoveryClient {
         self.send(Method::PUT, format!("/v1/clusters/{cluster}/statement"), &body).await
     }
 
-    /// Makes new CAs for a running cluster. They replace earlier new CAs that no statement names
-    /// yet.
+    /// Makes new CAs for a running cluster. If there are new CAs already that no statement names
+    /// yet, they are replaced.
     pub async fn make_cas(&self, cluster: Uuid) -> Result<CaPair, ClientError> {
         self.send(Method::POST, format!("/v1/clusters/{cluster}/cas"), &serde_json::json!({})).await
     }
@@ -238,8 +238,8 @@ impl DiscoveryClient {
     }
 
     /// Lists a cluster's live intents, unverified. With `all`, the list also holds the other
-    /// intents of the last day. With `after`, the service delays the answer until the revision
-    /// differs from `after`.
+    /// intents of the last day. With `after`, the service delays the answer until the change
+    /// counter of the intents (`rev`) differs from `after`.
     pub async fn intents(
         &self,
         cluster: Uuid,
@@ -251,8 +251,8 @@ impl DiscoveryClient {
         self.get_within(path, POLL_LIMIT).await
     }
 
-    /// Fetches one intent, unverified. With `after`, the service delays the answer until the
-    /// revision differs from `after`.
+    /// Fetches one intent, unverified. With `after`, the service delays the answer until the change
+    /// counter of the intents (`rev`) differs from `after`.
     pub async fn intent(
         &self,
         cluster: Uuid,

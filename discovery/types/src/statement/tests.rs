@@ -41,8 +41,8 @@ fn a_chain_of_another_owner_is_foreign() {
 fn the_first_signer_of_a_chain_is_checked_before_any_signature() {
     let world = ClusterFixture::new(3);
     let stranger = SigningKey::generate();
-    // Both statements have an invalid signature. So `ForeignRoot` shows that the first signer was
-    // checked before any signature.
+    // The signatures of both statements are invalid. So `ForeignRoot` shows that the first signer
+    // was checked before any signature.
     let chain = [world.statement.sign(&stranger), world.statement.sign(&stranger)];
     let refused = StatementChain::verify_from_owners(&chain, &[*world.owner.public()]);
     assert_eq!(refused.err(), Some(StatementError::ForeignRoot(stranger.key_id())));
