@@ -466,8 +466,8 @@ pub fn plan_restore(
     let forms = matches!(stands.phase, None | Some(Phase::Open | Phase::Preparing));
     match entry {
         // An expiry needs no restoring, because the database contains the cluster's deadline. If an
-        // owner has reopened the cluster, the deadline is a later one, until which the cluster may
-        // form.
+        // owner has reopened the cluster, the database has a later deadline, and the cluster may
+        // form until then.
         LedgerEntry::End(EndCause::Deadline) => RestoreAction::Nothing,
         LedgerEntry::End(cause) if forms => RestoreAction::End(cause),
         LedgerEntry::End(_) => RestoreAction::Nothing,

@@ -76,8 +76,8 @@ pub enum Rule {
     /// agent has released. Without the rule the agent breaks a promise to others.
     HoldAboveReleased,
     /// An agent holds a commit document only if its journal records that it signed the document's
-    /// list. Without the rule an agent with a restored old directory holds a document whose list it
-    /// may have released after that directory was saved.
+    /// list. Without the rule, an agent whose directory was set back to an older copy holds a
+    /// document that it may have released since that copy.
     ///
     /// Defence in depth: other rules back this one up, so no exploration fails if only this rule is
     /// off. An agent gets a document of a list that it did not sign only if its journal was set

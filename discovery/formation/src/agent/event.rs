@@ -16,8 +16,8 @@ use crate::values::{
 /// where a variant says otherwise.
 #[derive(Clone, Debug)]
 pub enum AgentEvent {
-    /// The agent's signed record for this start is ready. It is the record in the journal if that
-    /// one still describes the host, or a new one.
+    /// The agent's signed record for this start is ready: the journal's record if that still
+    /// describes the host, otherwise a new one.
     RecordReady(Arc<AgentRecord>),
     /// The service answered a request. The value is the cluster's state in that answer.
     StatusReceived(ClusterStatus),

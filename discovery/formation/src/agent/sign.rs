@@ -88,7 +88,7 @@ fn check_s4_clock_skew(offer: &ExaminedProposal) -> Result<(), ProposalObjection
     Ok(())
 }
 
-/// S5: the epoch is above each one of which the agent signed a list or a release, and at most
+/// S5: the epoch is above every epoch of which the agent signed a list or a release, and at most
 /// [`Journal::epoch_limit`]. A list that the agent has already signed passes again, unless the
 /// agent has released it.
 fn check_s5_epoch(
@@ -115,8 +115,8 @@ pub(super) fn is_signed(journal: &Journal, offer: &ExaminedProposal) -> bool {
 }
 
 /// S6: of each earlier list that the agent signed, enough members have released that list. Then no
-/// quorum of its members can ever hold its commit document. A running node at a member's address
-/// doesn't count as a release.
+/// quorum of that list's members can ever hold its commit document. A running node at a member's
+/// address doesn't count as a release.
 pub(super) fn check_s6_releases(
     rules: &Rules,
     journal: &Journal,

@@ -38,8 +38,8 @@ pub enum ClusterEvent {
     StatementAdded(Statement),
     /// An issuer approves an agent; `jws` is the approval as received.
     Approve { key: AgentKey, jws: Arc<str> },
-    /// A grant was revoked. If `frees_seats`, agents that came with it also lose their seats and
-    /// places in the queue, and get none again with it.
+    /// A grant was revoked. If `frees_seats`, the agents that redeemed it also lose their seats and
+    /// places in the queue. They can't get new ones with this grant.
     GrantRevoked { grant: GrantId, frees_seats: bool },
     /// A whole commit document that an agent sent or a ledger holds. Chain, records and acks are
     /// verified.

@@ -52,8 +52,8 @@ pub(super) fn find_broken_links(frozen: &FrozenList) -> Vec<BrokenLink<'_>> {
 
 /// Returns the members that a timed-out list of members is counted against: those that most others
 /// can't reach, and those that sent neither ack nor probes. If there are no such members, but pairs
-/// of members can't reach each other, it returns a smallest set without which all links work.
-/// Otherwise the same list would meet the same broken link for ever.
+/// of members can't reach each other, returns the fewest members that together touch every such
+/// pair. Otherwise the same list would meet the same broken link for ever.
 pub(super) fn find_members_at_fault(
     rules: &Rules,
     frozen: &FrozenList,

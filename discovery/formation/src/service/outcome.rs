@@ -7,7 +7,7 @@ use crate::values::{AgentKey, Epoch, Hash, Seat};
 /// Result of one step. The caller does the following, in this order:
 ///
 /// 1. Save the cluster if `changed`.
-/// 2. Append `changes` to the event chain, if there are any. The revision has then moved by one.
+/// 2. Append `changes` to the event chain, if there are any. Then `rev` was incremented by one.
 /// 3. INSERT into `commits` if `committed`.
 /// 4. COMMIT the transaction.
 /// 5. Raise `alarms`.

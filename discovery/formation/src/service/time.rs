@@ -38,9 +38,10 @@ pub fn next_deadline(
 }
 
 impl StepState<'_> {
-    /// Corrects times that a fast clock has stored. No lease ends later than one that is given now,
-    /// no backoff later than the longest one, and no list was frozen in the future. So once the
-    /// clock is set right, no wait takes longer than one lease, backoff or ack timeout.
+    /// Corrects times that a fast clock has stored. Afterwards no lease ends later than a lease
+    /// that begins now, and no backoff later than the longest backoff that begins now. No list was
+    /// frozen in the future. So once the clock is set right, no wait takes longer than one lease,
+    /// backoff or ack timeout.
     pub(super) fn clamp_stored_times(&mut self) {
         let (now, settings) = (self.now, self.context.settings);
         let (lease, hold) = (now.after(settings.lease), now.after(settings.max_backoff));
