@@ -30,8 +30,9 @@ const MAX_LINKS: u32 = 40;
 /// # Errors
 /// Fails if the folder belongs to another user, or if group or others may write to it.
 ///
-/// Fails also if another user could swap the folder. A parent, or a link on the path, may belong
-/// neither to root nor to us. Or everybody may write to a parent that has no sticky bit.
+/// Fails also if another user could swap the folder. That is possible in two cases. A parent, or a
+/// link on the path, belongs to a user other than root and us. Or everybody may write to a parent
+/// that has no sticky bit.
 pub fn open_own_folder(path: &Path) -> Result<File, Error> {
     let own_user = effective_user_id();
     let walked = PathWalker::creating_missing(ParentRule::Protected, own_user).walk(path)?;
