@@ -51,9 +51,9 @@ pub fn apply(
     Ok(next)
 }
 
-/// Takes all pending steps of each agent towards starting its node, without a state in between. No
-/// fault is left that could happen between two of these steps, and no other host can observe such a
-/// state.
+/// Takes all pending steps of each agent towards starting its node, in one action. The states
+/// between these steps make no difference: no fault is left that could happen in them, and no other
+/// host can observe them.
 fn take_pending_steps(
     system: &mut SystemState,
     config: &ExplorationConfig,

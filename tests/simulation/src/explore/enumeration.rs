@@ -401,9 +401,9 @@ fn add_database_actions(
                 actions.push(SystemAction::Backup);
             }
         } else {
-            // A restore needs every running process to have examined its database, also after its
-            // ledger was replaced. Otherwise database and ledger would be set back together, which
-            // no process can notice (`formation_explored::memory`).
+            // Every running process must have examined the database before a restore, and again
+            // after its ledger was replaced. Otherwise database and ledger would be set back
+            // together, which no process can notice (`formation_explored::memory`).
             let compared =
                 system.processes.iter().all(|process| process.connected || process.is_lost);
             let may = |setback: &&RestoreMethod| match setback {

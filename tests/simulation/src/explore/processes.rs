@@ -233,8 +233,8 @@ fn close(system: &mut SystemState, config: &ExplorationConfig, cause: EndCause) 
 }
 
 /// Returns whether the serving process may make this decision: to freeze a list of members, to
-/// commit one, or to end the cluster. It may not if it must first compare its ledger with the
-/// database or copy decisions, or if its ledger contradicts the decision.
+/// commit one, or to end the cluster. It may not make the decision if its ledger contradicts the
+/// decision, or if it must first compare its ledger with the database or copy decisions.
 #[must_use]
 pub(super) fn may_decide(
     system: &SystemState,

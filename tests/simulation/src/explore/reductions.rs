@@ -117,8 +117,8 @@ pub(super) fn are_processes_stateless(config: &ExplorationConfig) -> bool {
 ///
 /// Two guarantees are needed:
 /// - Leases are judged before the ack (`Rule::LapseFirst`). Otherwise the first ack of the step
-///   would make expired leases lapse. The last ack could then never commit the list in spite of
-///   them.
+///   would make expired leases lapse. So the case would be lost in which the last ack commits
+///   the list although leases have expired.
 /// - Transactions lock the row. Without the lock, each ack may be applied separately to a row that
 ///   was read long ago.
 #[must_use]
@@ -277,8 +277,8 @@ pub(super) fn are_hosts_independent(system: &SystemState, config: &ExplorationCo
         && system.hosts.iter().all(host_agrees)
 }
 
-/// Returns whether the cluster has ended and nothing can follow: no commit document was ever sent
-/// and nobody holds one. So nobody will start a node or sign.
+/// Returns whether the cluster has ended for good. That is so if no commit document was ever sent
+/// and nobody holds one: then nobody will start a node or sign.
 #[must_use]
 pub(super) fn is_terminal(system: &SystemState, config: &ExplorationConfig) -> bool {
     let holds = |host: &Arc<HostState>| {
@@ -298,10 +298,12 @@ pub(super) fn is_terminal(system: &SystemState, config: &ExplorationConfig) -> b
 /// checks only property 3.
 ///
 /// No restore is left, so the present database decides at most one list from now on. No list that
-/// an earlier database decided may still be able to reach a majority. A list's possible supporters
-/// are the members that have started with it, or still can. A member still can if it holds the
-/// list's commit document, or if it signed the list and has not released it. The set of supporters
-/// never grows: journals lose nothing, and members that die or are re-imaged leave it.
+/// an earlier database decided may still be able to reach a majority.
+///
+/// A list's possible supporters are the members that have started with the list, or can still do
+/// so. A member can still start if it holds the list's commit document, or if it signed the list
+/// and has not released it. The set of supporters never grows: journals lose nothing, and members
+/// that die or are re-imaged leave the set.
 #[must_use]
 pub(super) fn has_one_majority_at_most(system: &SystemState, config: &ExplorationConfig) -> bool {
     let applies = config.reduced

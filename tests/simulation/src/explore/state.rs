@@ -4,8 +4,8 @@
 //! **Time** is only a set of deadlines, each of which may have passed. The clock never moves;
 //! instead, one action makes one lease, list or backoff expire. That allows every real order of
 //! events and more, so a property that holds here holds for every clock. The service's clock may be
-//! ahead once. Nobody should have to wait for a deadline that was stored while it was ahead. So the
-//! fault-free run (property 7) doesn't wait for such deadlines.
+//! ahead once. A cluster must be able to form without waiting for a deadline that was stored
+//! meanwhile. So the fault-free run (property 7) doesn't wait for such deadlines.
 //!
 //! **Messages** are a growing set: acks and releases may arrive late, twice or never. Anything that
 //! the service has ever shown (epochs, lists, documents) may reach an agent at any later time, in

@@ -48,10 +48,10 @@ enum Task {
     #[default]
     Nothing,
     /// Request for the next page of a list. The value is the index in [`ApiServer::copies`] of the
-    /// prefix's copy that needs the page.
+    /// copy of a prefix that needs the page.
     Page(usize),
     /// Request for the store's newest revision. The value is the index in [`ApiServer::copies`] of
-    /// the prefix's copy whose reader needs the revision.
+    /// the copy of a prefix that must reach this revision.
     Newest(usize),
     Grant(i64),
     Change {

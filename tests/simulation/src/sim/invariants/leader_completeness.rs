@@ -22,7 +22,8 @@ pub struct LeaderCompleteness {
 }
 
 impl LeaderCompleteness {
-    /// Checks a member's state after a step; `term_at` reads its log.
+    /// Checks a member's state after a step. `term_at` returns the term of an entry in the member's
+    /// log.
     pub fn observe(
         &mut self,
         member: u64,

@@ -19,8 +19,8 @@ pub struct RemovedMembers {
     machines_with_tombstone: BTreeSet<u64>,
     /// Highest index that each member has applied.
     applied: BTreeMap<u64, u64>,
-    /// Index that each member had applied when it voted, by member and term. A vote may be counted
-    /// much later.
+    /// Index that each member had applied when it voted, by member and term. It is kept because a
+    /// vote may be counted much later, when the member has applied more.
     voted: BTreeMap<(u64, u64), u64>,
     /// Last term in which each member has led.
     led: BTreeMap<u64, u64>,
