@@ -281,13 +281,15 @@ impl Statement {
         if self.also_trusted.is_some() { 2 } else { 1 }
     }
 
-    /// Returns the CAs whose peer certificates are trusted, PEM. The first one issues them.
+    /// Returns the CAs whose peer certificates are trusted, in PEM. The first CA issues new peer
+    /// certificates.
     pub fn peer_cas(&self) -> impl Iterator<Item = &str> {
         let other = self.also_trusted.as_ref().map(|other| other.peer.as_str());
         std::iter::once(self.peer_ca.as_str()).chain(other)
     }
 
-    /// Returns the CAs whose client certificates are trusted, PEM. The first one issues them.
+    /// Returns the CAs whose client certificates are trusted, in PEM. The first CA issues new
+    /// client certificates.
     pub fn client_cas(&self) -> impl Iterator<Item = &str> {
         let other = self.also_trusted.as_ref().map(|other| other.client.as_str());
         std::iter::once(self.client_ca.as_str()).chain(other)

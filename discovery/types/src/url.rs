@@ -227,7 +227,8 @@ fn read_host(text: &str) -> Result<UrlHost, UrlError> {
             && label.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-')
     };
     // A last label that begins with a digit is no top-level domain. It is part of an unusual
-    // spelling of an address (`127.1`, `0x7f.0.0.1`), and resolvers read those differently.
+    // spelling of an address (`127.1`, `0x7f.0.0.1`), and resolvers read such spellings
+    // differently.
     let last = name.rsplit('.').next().unwrap_or_default();
     let named = last.starts_with(|c: char| c.is_ascii_lowercase());
     if name.len() > 253 || !named || !name.split('.').all(label) {
