@@ -28,8 +28,8 @@ pub struct Journal {
     /// Every list of members that the agent signed, by epoch. Never pruned, since the lists are
     /// few.
     pub signed_lists: BTreeMap<Epoch, SignedList>,
-    /// Highest epoch of which the agent has signed a release; 0 for none. It has promised never to
-    /// be in a list of members of this epoch or a lower one.
+    /// Highest epoch of which the agent has signed a release; 0 for none. The agent has promised
+    /// never to be in a list of members of this epoch or a lower one.
     pub released_epoch: Epoch,
     /// Commit document that the agent holds: it makes the agent a member.
     pub held_document: Option<Arc<CommitDocument>>,

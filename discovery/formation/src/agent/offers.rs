@@ -180,7 +180,7 @@ fn has_answer(considered: &Option<PendingProposal>) -> bool {
 }
 
 /// Agents to probe: every other member of the list, and members of earlier signed lists that are
-/// not in it. The latter are asked for their releases only.
+/// not in it. Members of earlier lists are asked for their releases only.
 fn probe_targets(journal: &Journal, offer: &ExaminedProposal) -> Vec<ProbeTarget> {
     let mut targets: BTreeMap<AgentKey, ProbeTarget> = BTreeMap::new();
     for member in journal.signed_lists.values().flat_map(|bound| &bound.members) {

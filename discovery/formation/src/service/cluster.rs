@@ -122,7 +122,8 @@ pub struct Applicant {
     pub lease_until: UnixMicros,
     /// Session that holds the key; `None` after an adoption, until the agent's next request.
     pub session: Option<AgentSession>,
-    /// Highest epoch of which the agent says it has signed a list or a release.
+    /// Highest epoch of which the agent has signed a list or a release, as the agent has reported
+    /// it.
     pub highest_epoch: Epoch,
     /// Number of failed lists of members that were counted against the agent.
     pub failed_lists: u32,

@@ -15,8 +15,8 @@ pub struct FormationSettings {
     pub first_backoff: Millis,
     /// Upper limit of a backoff.
     pub max_backoff: Millis,
-    /// Time after a retirement in which an owner may take it back, and after an expiry in which an
-    /// owner may reopen the cluster.
+    /// Time after a retirement in which an owner may undo it, and after an expiry in which an owner
+    /// may reopen the cluster.
     pub undo_window: Millis,
     /// Number of keys that one grant admits, per seat of the cluster.
     pub keys_per_seat: u32,

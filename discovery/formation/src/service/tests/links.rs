@@ -9,8 +9,8 @@ fn probe_and_sign(service: &mut Service, broken: &[(u8, u8)]) {
     probe_one_way_and_sign(service, &broken.iter().flat_map(both).collect::<Vec<_>>());
 }
 
-/// Does the same as [`probe_and_sign`], but each broken link fails only from its first host to its
-/// second.
+/// Lets the members probe and sign as [`probe_and_sign`] does, but each broken link works in one
+/// direction. Only probes from its first host to its second fail.
 fn probe_one_way_and_sign(service: &mut Service, broken: &[(u8, u8)]) {
     let list: Vec<u8> = service.cluster.seats().values().map(|key| key.0[0]).collect();
     let epoch = service.cluster.epoch;
