@@ -27,7 +27,7 @@ struct Frame {
     state: FingerprintedState,
     actions: Vec<SystemAction>,
     /// Index of the action with which to begin. Frames begin with different actions, so that an
-    /// interrupted search has not explored only one corner of the states.
+    /// interrupted search has covered more than one corner of the states.
     first: usize,
     /// Number of actions taken so far.
     taken: usize,

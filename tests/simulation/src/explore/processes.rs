@@ -25,8 +25,8 @@ pub enum RestoreMethod {
     /// identity. Point-in-time recovery, which begins a new timeline, looks the same.
     Dump,
     /// The rows are set back while the processes run. Connections survive, and only the contents of
-    /// the rows change. To a process that reconnects, a restored copy of the database's files looks
-    /// the same.
+    /// the rows change. A restored copy of the database's files looks the same to a process that
+    /// connects to it again.
     InPlace,
 }
 

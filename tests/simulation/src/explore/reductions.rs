@@ -68,8 +68,8 @@ pub(super) fn clear_unread_fields(cluster: &mut Cluster, config: &ExplorationCon
 
 /// Returns a backup in the form that a restore will give it.
 ///
-/// After a restore, the first step of any process tells the row that its database has changed, and
-/// that discards a frozen list. So acks and probes for that list make no difference between two
+/// After a restore, the first step of any process tells the row that its database has changed. This
+/// step discards a frozen list. So acks and probes for that list make no difference between two
 /// backups.
 ///
 /// This needs `Environment::has_database_identity`: without a database's identity nobody may notice
@@ -213,7 +213,7 @@ pub(super) fn is_serving_process_relevant(
     config.environment.ledger && can_be_set_back && matters && !are_processes_alike(system)
 }
 
-/// Returns whether both processes are in the same state. Also their two rows must be equal in the
+/// Returns whether both processes are in the same state. Their rows must be equal as well, in the
 /// database and in the backup.
 #[must_use]
 pub(super) fn are_processes_alike(system: &SystemState) -> bool {

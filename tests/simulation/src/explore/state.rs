@@ -45,7 +45,8 @@ pub struct SystemState {
     pub backup: Option<Arc<DatabaseState>>,
     /// The discovery processes; all of them serve requests.
     pub processes: [ProcessState; PROCESSES],
-    /// Index of the process that serves the next action: 0, unless the action names the other one.
+    /// Index of the process that serves the next action: 0, unless the action names the other
+    /// process.
     pub serving: usize,
     /// The hosts. The array may be longer than the configured number of hosts; the rest never do
     /// anything.
@@ -287,7 +288,7 @@ fn coarsen_deadline(until: UnixMicros) -> UnixMicros {
 }
 
 /// Returns whether the service stored this time while its clock was ahead. The fault-free run must
-/// succeed without the passing of such a deadline.
+/// succeed without waiting for such a deadline.
 #[must_use]
 pub(super) fn is_from_clock_ahead(stored: UnixMicros) -> bool {
     stored >= NOW.after(CLOCK_JUMP)

@@ -54,8 +54,8 @@ impl VisitedSet {
 impl Table {
     fn put(&mut self, word: u64) -> bool {
         let length = self.slots.len();
-        // The high 64 bits of the product are the slot's index. They are spread evenly over the
-        // table, whatever its length.
+        // The slot's index is the high 64 bits of the product. So fingerprints are spread evenly
+        // over the table, whatever its length.
         let mut slot = ((u128::from(word) * length as u128) >> 64) as usize;
         loop {
             match self.slots[slot] {

@@ -22,7 +22,7 @@ pub(super) const CLIENT_TIMEOUT: u64 = 1_200_000;
 /// outcome.
 const REQUEST_ID_MODULUS: u64 = 64;
 
-/// Machine number in the id of a request for whose outcome no client waits.
+/// Machine number in the ids of those requests for whose outcome no client waits.
 pub(super) const NO_CLIENT: u64 = 0;
 
 /// A client's request to a member.

@@ -402,8 +402,8 @@ impl SimulatedNode {
         ProcessEnd::Broken(text)
     }
 
-    /// Starts the process. The first start creates log and store, and later starts use those on the
-    /// disk.
+    /// Starts the process. The first start creates log and store. Later starts use the log and
+    /// store that are on the disk.
     pub(super) fn boot(
         &mut self,
         plan: &HistoryPlan,

@@ -41,7 +41,7 @@ impl MemoryBodies {
     }
 }
 
-/// A body that is being written to [`MemoryBodies`].
+/// A snapshot body that is being written to [`MemoryBodies`].
 pub(super) struct BodyWriter {
     memory: MemoryBodies,
     path: PathBuf,

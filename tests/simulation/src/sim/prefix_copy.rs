@@ -24,7 +24,7 @@ use crate::model::ReferenceModel;
 struct UnfinishedList {
     /// Revision of the first page; 0 before that page has arrived.
     revision: i64,
-    /// Number of keys that have not arrived yet, of those that the first page announced.
+    /// Number of keys that the first page has announced and that have not arrived yet.
     left: i64,
     kvs: BTreeMap<Bytes, KeyValue>,
 }

@@ -93,7 +93,8 @@ pub struct SimulationReport {
     pub refused: u64,
     /// Reads answered after a barrier.
     pub reads: u64,
-    /// Proposals to an ended leader whose clients were told that the outcome is unknown.
+    /// Proposals that were lost with an ended leader. Their clients were told that the outcome is
+    /// unknown.
     pub lost_outcomes: u64,
     /// Ends of processes that were reported to peers.
     pub process_ends: u64,

@@ -17,7 +17,7 @@ pub struct ExpectedWatch {
     range: KeyRange,
     no_put: bool,
     no_delete: bool,
-    /// Point up to which all selected changes have been received.
+    /// Point up to which all changes that the watch selects have been received.
     received_up_to: Revision,
     /// Revision of the last progress notice.
     progress_revision: i64,
