@@ -112,7 +112,7 @@ impl MembershipView {
         let (count, started) = (voters().count(), count_started(voters()));
         let needed = quorum(count + 1);
         let mut objections = Vec::new();
-        // As in etcd, a single started voter may add a second one. The new voter has not started
+        // As in etcd, a single started voter may add a second voter. The new voter has not started
         // yet, so the rule below would refuse it.
         let is_second = started == 1 && count == 1;
         if !is_learner && !is_second && started < needed {

@@ -6,8 +6,8 @@
 //! | [`admission`] | slots of connections that have not identified themselves | evicts |
 //! | [`memory`] | bytes, an equal part for each network | refuses |
 //!
-//! This crate only shares. The code that uses it sets the limits, and answers clients that reach
-//! one. The rate of requests is not shared here, and is limited elsewhere.
+//! This crate only divides the resources. The code that uses it sets the limits, and answers
+//! clients that reach a limit. The rate of requests is limited elsewhere.
 
 pub mod admission;
 pub mod memory;

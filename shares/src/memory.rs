@@ -13,12 +13,12 @@ use std::sync::{Arc, Mutex, PoisonError};
 /// Bounds on held memory, in bytes.
 #[derive(Clone, Copy, Debug)]
 pub struct MemoryBounds {
-    /// Maximum for one connection.
+    /// Maximum for one connection, in bytes.
     pub per_connection: usize,
-    /// Maximum for all connections together; each network has an equal share of it.
+    /// Maximum for all connections together, in bytes. Each network has an equal share of it.
     pub total: usize,
-    /// Minimum that every connection and network may hold, however much the others hold. A network
-    /// that holds no more than this is not counted as a sharer.
+    /// Minimum in bytes that every connection and network may hold, however much the others hold. A
+    /// network that holds no more than this is not counted among the networks that share the total.
     pub guaranteed: usize,
 }
 
@@ -52,7 +52,7 @@ struct Networks {
 
 impl Networks {
     /// Sets the number of bytes that `network` holds. A network that holds more than `least` bytes
-    /// is counted as a sharer of the total.
+    /// is counted among the networks that share the total.
     fn set(&mut self, network: IpAddr, bytes: usize, least: usize) {
         let before = match bytes {
             0 => self.held.remove(&network),

@@ -68,8 +68,8 @@ impl<K: Ord + Clone> SlotPool<K> {
         lock(&self.state).taken
     }
 
-    /// Takes a slot for `key`. If all slots are taken, calls `make_room` with the number of slots
-    /// of `key`, to free one.
+    /// Takes a slot for `key`. If all slots are taken, calls `make_room`, which may free a slot.
+    /// Its argument is the number of slots that `key` holds.
     fn take_if(
         &self,
         key: K,
