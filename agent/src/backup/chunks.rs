@@ -12,7 +12,7 @@ use tokio::task::JoinHandle;
 use super::encryption::{BackupRecipient, copy_encrypted};
 use super::progress::BackupProgress;
 
-/// Size in bytes of a chunk, apart from the last one.
+/// Size in bytes of each chunk except the last one.
 const CHUNK_BYTES: usize = 256 << 10;
 /// Maximum number of chunks that wait for the store. The reading thread blocks at this number.
 const MAX_WAITING_CHUNKS: usize = 4;

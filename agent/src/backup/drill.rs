@@ -36,7 +36,7 @@ const ASK_INTERVAL: Duration = Duration::from_millis(250);
 /// Number of lines of a program's output in an error.
 const SHOWN_LINES: usize = 5;
 
-/// Why a trial failed.
+/// Why the trial restore of a backup failed.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum DrillError {
     /// The programs can't be used.
@@ -69,7 +69,7 @@ pub(crate) enum DrillError {
     },
 }
 
-/// Result of a successful trial.
+/// Result of a successful trial restore.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub(crate) struct DrillResult {
     /// Kind of the program that was started.
@@ -107,7 +107,7 @@ impl Drop for TrialFolder {
     }
 }
 
-/// The programs of a trial.
+/// The programs that a trial restore runs.
 pub(crate) struct DrillPrograms {
     node: PathBuf,
     kind: NodeKind,
@@ -199,7 +199,7 @@ impl DrillPrograms {
             .args(["--name", "drill", "--initial-cluster", &format!("drill={url}")])
             .args(["--initial-advertise-peer-urls", &url, "--data-dir"])
             .arg(trial.join("data"))
-            // Only etcdctl before 3.5 reads this variable.
+            // Only etcdctl before 3.5 reads this variable, which selects its v3 API.
             .env("ETCDCTL_API", "3");
         let failed = |status: String, output: String| DrillError::Restore { status, output };
         let output = tokio::time::timeout(RESTORE_LIMIT, command.output()).await;
@@ -270,7 +270,8 @@ async fn ask(
         let why = match cluster.status().await {
             Ok(status) if status.leader.is_some() => match cluster.count_keys().await {
                 Ok(counted) => return Ok((counted.revision, Some(counted))),
-                // The snapshot's cluster has users, and the trial knows no password.
+                // The refusal means that the snapshot's cluster has users. The trial has no
+                // password, so it can't count the keys.
                 Err(error) if error.refusal().is_some() => return Ok((status.revision, None)),
                 Err(error) => error_chain(&error),
             },

@@ -21,7 +21,8 @@ const HASH_BYTES: u64 = 32;
 const SECTOR_BYTES: u64 = 512;
 /// Bytes that are hashed at once.
 const BUFFER_BYTES: usize = 256 << 10;
-/// Number of records for each pass of the key count, which limits the memory of a pass.
+/// Number of records (revisions of keys) for each pass over the snapshot that counts keys. It
+/// limits the memory of a pass.
 const MAX_COUNTED_KEYS: u64 = 1 << 20;
 /// Maximum number of buckets. etcd has about a dozen.
 const MAX_BUCKETS: usize = 1000;
@@ -259,7 +260,7 @@ mod tests {
             assert_eq!(facts.bytes, file.len() as u64);
             (facts.revision, facts.records, facts.keys, facts.hash)
         });
-        // Hash and keys are those that `etcdutl snapshot status` shows.
+        // The hash and the number of keys are those that `etcdutl snapshot status` shows.
         assert_eq!(
             all,
             [
@@ -284,7 +285,8 @@ mod tests {
         }
     }
 
-    /// Appends the right hash to a database, as a node with a damaged database would.
+    /// Appends the matching hash to a database. A node also sends a matching hash if its database
+    /// is damaged.
     fn with_hash(mut database: Vec<u8>) -> Vec<u8> {
         let hash = digest::digest(&digest::SHA256, &database);
         database.extend_from_slice(hash.as_ref());

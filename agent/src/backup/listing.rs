@@ -6,7 +6,7 @@ use jiff::Timestamp;
 
 use super::name::{BackupFile, BackupName};
 
-/// A file that an interrupted round has left, and when that round began.
+/// A file that an interrupted backup has left, and when that backup began.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Leftover {
     pub file: String,

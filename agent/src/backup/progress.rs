@@ -1,11 +1,11 @@
-//! How far a round or a check has come, for status, metrics and terminals.
+//! How far the saving or the verification of a backup has come, for status, metrics and terminals.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 
 use serde::{Deserialize, Serialize};
 
-/// Step of a round or a check.
+/// Step in saving or verifying a backup.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum BackupStep {
@@ -78,7 +78,8 @@ impl BackupProgress {
         self.0.bytes.fetch_add(bytes as u64, Ordering::Relaxed);
     }
 
-    /// Returns the current step and its count so far, for people.
+    /// Returns a text for people: the current step, and how many bytes (or manifests) it has
+    /// processed.
     pub(crate) fn to_text(&self) -> String {
         let (step, count) = self.now();
         let count = match step {
@@ -88,7 +89,8 @@ impl BackupProgress {
         format!("{}: {count}", step.as_str())
     }
 
-    /// Returns the current step and the number of its bytes so far.
+    /// Returns the current step, and how many bytes (or manifests, while it is `Listing`) it has
+    /// processed.
     pub(crate) fn now(&self) -> (BackupStep, u64) {
         let number = usize::from(self.0.step.load(Ordering::Relaxed));
         let step = BackupStep::ALL.get(number).copied().unwrap_or_default();

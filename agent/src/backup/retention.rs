@@ -8,11 +8,11 @@ use super::listing::BackupListing;
 use super::name::BackupName;
 use super::schedule::is_in_future;
 
-/// Maximum number of backups, and of leftover files, that one round deletes. The rest follows in
-/// later rounds.
+/// Maximum number of backups, and of leftover files, that are deleted after one new backup. The
+/// rest follows after later backups.
 const MAX_DELETIONS: usize = 16;
-/// Age above which a leftover file is deleted. A round takes less time, so no round is still
-/// writing such an old file.
+/// Age above which a leftover file is deleted. Saving a backup takes less time, so no agent is
+/// still writing such an old file.
 pub(super) const LEFTOVER_AGE: SignedDuration = SignedDuration::from_hours(24);
 
 /// How many backups are kept, and how long.
@@ -24,7 +24,7 @@ pub(crate) struct RetentionPolicy {
     pub max_age: Option<Duration>,
 }
 
-/// Files and backups that a round deletes.
+/// Files and backups to delete after a new backup.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct DeletionPlan {
     /// Published backups, oldest first.

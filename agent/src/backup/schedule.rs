@@ -7,10 +7,10 @@ use jiff::{SignedDuration, Timestamp};
 use super::listing::BackupListing;
 use super::name::BackupName;
 
-/// How far in the future a backup may be dated. Later ones are ignored: otherwise one host with a
-/// wrong clock would stop the schedule of all hosts.
+/// How far in the future a backup may be dated. Backups with a later date are ignored: otherwise
+/// one host with a wrong clock would stop the schedule of all hosts.
 const MAX_CLOCK_SKEW: SignedDuration = SignedDuration::from_mins(10);
-/// Pause after a first failure.
+/// Pause after the first of several failed attempts to save a backup.
 const FIRST_RETRY_PAUSE: Duration = Duration::from_secs(30);
 /// The longest pause between two attempts.
 const LONGEST_RETRY_PAUSE: Duration = Duration::from_mins(30);
@@ -40,13 +40,14 @@ pub(super) fn is_verification_due(
     now: Timestamp,
 ) -> bool {
     let every = SignedDuration::try_from(every).unwrap_or(SignedDuration::MAX);
-    // If the last one is in the future, the clock was set back since.
+    // If the last verification is in the future, the clock was set back since. A verification is
+    // then due at once.
     last.is_none_or(|last| last > now || now.duration_since(last) >= every)
 }
 
 /// Returns the backups that one verification examines: the newest one, and an older one if there is
-/// one. The older one is the first of `damaged` that is stored. If none of them is stored, `random`
-/// chooses the older one.
+/// one. If some of `damaged` are still stored, the older one is the first of them: the alert about
+/// it ends once it is whole. Otherwise `random` chooses the older one.
 pub(super) fn choose_for_verification<'a>(
     listing: &'a BackupListing,
     damaged: &[BackupName],
@@ -63,8 +64,8 @@ pub(super) fn choose_for_verification<'a>(
     newest.into_iter().chain(damaged.or(chosen)).collect()
 }
 
-/// Returns how long to wait after this many failures in a row. The pause is never longer than the
-/// interval of backups.
+/// Returns how long to wait for the next attempt after this many failed attempts in a row. The
+/// pause is never longer than the interval of backups.
 pub(super) fn retry_pause(failures: u32, every: Duration) -> Duration {
     let doublings = failures.saturating_sub(1).min(16);
     (FIRST_RETRY_PAUSE * (1 << doublings)).min(LONGEST_RETRY_PAUSE).min(every)

@@ -33,11 +33,14 @@ pub(crate) struct S3Settings {
     pub bucket: String,
     /// Prefix of all names, without a slash at either end; may be empty.
     pub prefix: String,
-    /// URL of the service; `None` for Amazon's, or that of the environment.
+    /// URL of the S3-compatible service. `None` for the URL in the environment variables, or else
+    /// Amazon's.
     pub endpoint: Option<String>,
-    /// File with the CA certificates of the service; `None` for those of the system.
+    /// File with the CA certificates by which the S3-compatible service is verified. `None` for the
+    /// system's CAs.
     pub ca: Option<PathBuf>,
-    /// File with an access key; `None` for the environment or the role of the machine.
+    /// File with an access key. `None` if the key is in the environment variables, or comes with
+    /// the machine's role in its cloud.
     pub credentials: Option<PathBuf>,
 }
 
@@ -129,7 +132,7 @@ pub(crate) struct BackupSettings {
     /// Interval between two verifications of stored backups; `None` for no verification.
     pub verify_every: Option<Duration>,
     pub retention: RetentionPolicy,
-    /// The member whose agent saves.
+    /// The member whose agent saves the backups.
     pub by: BackupBy,
     /// Public keys for which backups are encrypted.
     pub recipients: Vec<BackupRecipient>,

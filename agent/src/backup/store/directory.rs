@@ -74,7 +74,7 @@ impl DirectoryStore {
         let part = folder.join(BackupFile::unfinished(file));
         let written = self.write(&part, &folder.join(file), source).await;
         if written.is_err() {
-            // If this fails, a later round removes the file.
+            // If this removal fails, the agent removes the file after a later backup.
             let _ = tokio::fs::remove_file(&part).await;
         }
         written

@@ -113,7 +113,7 @@ impl BackupStore {
         opened.await.map_err(failed)?
     }
 
-    /// Returns the clusters that have a folder here.
+    /// Returns the clusters that have a folder in this store.
     pub(crate) async fn clusters(&self) -> Result<Vec<ClusterFolder>, BackupStoreError> {
         let folders = within("list its clusters", OPERATION_LIMIT, async {
             match self {

@@ -72,8 +72,8 @@ impl S3Store {
                 builder = builder.with_token(token.as_str());
             }
         }
-        // Only a URL in `settings` may be without TLS: a variable may have been set for another
-        // purpose.
+        // Only a URL in `settings` may be without TLS. A URL in an environment variable may have
+        // been set for another purpose.
         let is_plain = settings.endpoint.as_ref().is_some_and(|url| url.starts_with("http://"));
         let retry = RetryConfig {
             backoff: BackoffConfig::default(),
@@ -172,8 +172,8 @@ impl S3Store {
                 .await
             }
             Err(error) => {
-                // If this fails, a lifecycle rule of the bucket removes the parts:
-                // docs/cluster-backups.md.
+                // If the upload can't be aborted, a lifecycle rule of the bucket removes its parts
+                // (docs/cluster-backups.md).
                 let aborted = tokio::time::timeout(STALL_LIMIT, upload.abort()).await;
                 if !matches!(aborted, Ok(Ok(()))) {
                     tracing::warn!("an upload to {} can't be ended: its parts stay", self.place);
