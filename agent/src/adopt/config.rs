@@ -14,8 +14,8 @@ use crate::state::adopted::{AdoptedNode, AdoptionStage, CertificateFiles, WAL_FO
 
 /// Prefix of etcd's environment variables.
 const VARIABLE_PREFIX: &str = "ETCD_";
-/// Name of the flag for a configuration file. If it is given, etcd ignores all other flags and
-/// variables.
+/// Name of the flag for a configuration file. If it is given, etcd ignores all other flags and its
+/// environment variables.
 pub(crate) const CONFIG_FILE: &str = "config-file";
 
 /// Flags of an adopted etcd that the agent doesn't pass on when it starts the etcd. It doesn't pass
@@ -24,10 +24,11 @@ const OMITTED_FLAGS: &[&str] = &[
     // etcd has to log to standard error, which goes to the file that the agent reads.
     "log-output",
     "log-outputs",
-    // The log isn't a file any more, so etcd would refuse to rotate it.
+    // The agent lets etcd log to standard error only, and etcd refuses to rotate a log that isn't a
+    // file.
     "enable-log-rotation",
     "log-rotation-config-json",
-    // These two are names of one flag. The agent itself adds the name that the etcd's version
+    // Two names of one flag. The agent itself adds this flag, by the name that the etcd's version
     // knows.
     "experimental-peer-skip-client-san-verification",
     "peer-skip-client-san-verification",
@@ -107,8 +108,8 @@ pub(crate) struct EtcdConfig {
 
 impl EtcdConfig {
     /// Makes the settings from the command line (`arguments`, without the program's name) and the
-    /// environment. `known` lists the program's flags: etcd ignores a variable unless the program
-    /// has its flag.
+    /// environment. `known` lists the flags of the etcd program. etcd ignores an environment
+    /// variable for a flag that its program doesn't have.
     pub(crate) fn new(
         arguments: &[String],
         environment: impl IntoIterator<Item = (String, String)>,
@@ -140,7 +141,8 @@ impl EtcdConfig {
             };
             flags.insert(name.to_owned(), value);
         }
-        // If the flag `--config-file` is given without a value, etcd uses the path in its variable.
+        // If the flag `--config-file` is given without a value, etcd uses the path in the
+        // environment variable `ETCD_CONFIG_FILE`.
         if let Some(path) = named_by_variable
             && flags.get(CONFIG_FILE).is_some_and(String::is_empty)
         {

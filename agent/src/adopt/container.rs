@@ -15,7 +15,8 @@ const POD_GROUP: &str = "kubepods";
 pub(crate) enum ContainerKind {
     /// A kubelet runs the process in a pod.
     Pod,
-    /// Another container runs the process, or a systemd unit with `RootDirectory=`.
+    /// The process runs in a container that no kubelet started, or in a systemd unit with
+    /// `RootDirectory=`.
     Other,
 }
 

@@ -30,7 +30,7 @@ pub(crate) struct EtcdProcess {
     /// The program that the process executes.
     pub program: PathBuf,
     pub config: EtcdConfig,
-    /// Keys of the configuration file that no flag of this program replaces. The agent starts the
+    /// Keys of the configuration file for which the etcd program has no flag. The agent starts the
     /// etcd with flags, so it can't keep these settings.
     pub keys_without_flag: Vec<String>,
 }
@@ -100,9 +100,9 @@ fn read_config_file(path: &Path) -> Result<FileSettings, ExitError> {
     Ok(settings)
 }
 
-/// Divides the settings of a configuration file: returns those that this program has as flags, and
-/// the names of the others. etcd's help doesn't list all flags, so the program itself is asked
-/// about a name that is missing there.
+/// Divides the settings of a configuration file: returns those for which the etcd `program` has
+/// flags, and the names of the others. etcd's help doesn't list all flags. So the program is run
+/// with each flag that the help lacks, to see whether it accepts the flag.
 async fn choose_flags(
     program: &Path,
     known: &[String],

@@ -17,11 +17,12 @@ use serde::{Deserialize, Serialize};
 use crate::cluster::{ClusterApiClient, ClusterError, MemberId, MemberList, StoredValue};
 use crate::exit::{ExitError, error_chain};
 
-/// Key of the record.
+/// Key of the record of take-overs in the cluster's own store.
 pub(crate) const KEY: &str = "muster/v1/take-over";
 /// Version of the record's format.
 const VERSION: u32 = 1;
-/// Maximum number of attempts to change the record, if other hosts change it at the same time.
+/// Maximum number of attempts to change the record of take-overs, if other hosts change it at the
+/// same time.
 const TRIES: usize = 5;
 
 /// Value of the key [`KEY`]: the member that is being restarted, and the members that agents run.
