@@ -113,7 +113,7 @@ impl ReplacementFacts<'_> {
     }
 
     /// Returns whether the old member is removed first if the cluster refuses to add the new one.
-    pub(crate) fn is_early_removal_next_if_refused(&self) -> bool {
+    pub(crate) fn is_old_removed_first_if_addition_refused(&self) -> bool {
         let refused = Self { is_addition_refused: true, ..*self };
         refused.next_step() != ReplacementStep::Add
     }

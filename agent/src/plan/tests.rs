@@ -312,8 +312,8 @@ fn a_silent_member_is_removed_first_only_if_the_cluster_refuses_the_new_one() {
         assert_eq!(next(members, 3, refused), expected, "{members}, refused: {refused}");
     }
     let observed = observed_cluster("VVv");
-    assert!(facts(&observed, 3, &urls).is_early_removal_next_if_refused());
-    assert!(!facts(&observed, 2, &urls).is_early_removal_next_if_refused());
+    assert!(facts(&observed, 3, &urls).is_old_removed_first_if_addition_refused());
+    assert!(!facts(&observed, 2, &urls).is_old_removed_first_if_addition_refused());
 }
 
 /// The leader's agent used to add the new member first, which the cluster refuses as a second

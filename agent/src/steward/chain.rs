@@ -88,8 +88,9 @@ impl Statements {
         }
         let found = fetch_texts(client, cluster).await?;
         let adopted = self.adopt_if_longer(&found);
-        // A chain that lacks the pinned statement is invalid here. Discovery's chain may lack it
-        // because the chain branches off before it.
+        // Discovery's chain may branch off before the pinned statement. It then lacks that
+        // statement, and counts as invalid. So this agent shows discovery the known chain in this
+        // case, too.
         if matches!(adopted, Err(ChainError::Branch | ChainError::Invalid(_))) {
             self.show_branch_if_due(client, cluster).await;
         }

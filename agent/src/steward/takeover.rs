@@ -100,7 +100,8 @@ impl LeaderWatch {
         self.takeovers.get(operation).is_none_or(|tries| *tries < MAX_TAKEOVERS)
     }
 
-    /// Counts an attempt for each of `operations`, and restarts the measurement of silence.
+    /// Counts an attempt for each of `operations`. From now on, the time without a heartbeat is
+    /// measured anew.
     fn count_attempts(&mut self, operations: &[OperationId]) {
         self.last = None;
         for operation in operations {
@@ -175,8 +176,8 @@ impl Steward {
         if !due {
             return Ok(());
         }
-        // Read the store's statement chain first. It may be newer than this agent's, or this agent
-        // may be unable to read it.
+        // Read the store's statement chain first, which may be newer than this agent's. An agent
+        // that can't read that chain doesn't take over.
         self.statements.sync_store(&self.node).await?;
         let movable = self.actionable_intents(intents, &members, own.id);
         if movable.is_empty() {
@@ -226,8 +227,8 @@ impl Steward {
             let acts = matches!(
                 act,
                 StewardAction::Change(..)
-                    // Waiting for a newcomer counts as an action, too: only the leader's agent can
-                    // remove a newcomer that makes no progress.
+                    // A wait for a newcomer is a reason to take over, too: only the leader's agent
+                    // can remove a newcomer that makes no progress.
                     | StewardAction::AwaitNewcomer(_)
                     | StewardAction::FindRemover(_)
                     | StewardAction::Report(_)

@@ -94,7 +94,7 @@ impl Replacement<'_> {
                 return Err(foreign_removal_error(survey, typed, old));
             }
             ReplacementStep::Add => {
-                self.add(survey, facts.is_early_removal_next_if_refused(), answers).await?;
+                self.add(survey, facts.is_old_removed_first_if_addition_refused(), answers).await?;
             }
             ReplacementStep::AwaitStart(id) => self.await_start(survey, id, answers).await?,
             ReplacementStep::AwaitSync(id, _) => {
@@ -181,7 +181,8 @@ impl Replacement<'_> {
 }
 
 /// Returns the operation id of the removal that a replacement makes. A later run of the same
-/// command gets the same id. Another replacement of the same member gets another id.
+/// command gets the same id. A replacement of the same member by one with other peer URLs gets
+/// another id.
 fn removal_operation_id(cluster_id: u64, old: MemberId, peer_urls: &[String]) -> [u8; 16] {
     let urls = peer_urls.iter().cloned().collect::<BTreeSet<_>>();
     let urls = urls.into_iter().collect::<Vec<_>>().join(",");

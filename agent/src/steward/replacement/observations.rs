@@ -38,9 +38,10 @@ pub(crate) struct VoterObserver {
     pub key: Arc<SigningKey>,
     /// Proof that the agent belongs to this host's member.
     pub proof: MemberProof,
-    /// Document with which the cluster was founded.
+    /// The commit document, with which the cluster was founded.
     pub document: VerifiedDocument,
-    /// Whether the cluster was recovered. Its founders then have other ids than the document says.
+    /// Whether the cluster was recovered. Its founders then have other member ids than those in the
+    /// commit document.
     pub is_recovered: bool,
 }
 
@@ -65,10 +66,10 @@ impl VoterObserver {
 struct LatestObservation {
     /// Revision that wrote the observation.
     revision: u64,
-    /// When this agent looked last.
+    /// When this agent last read the observation from the cluster's store.
     looked: Instant,
-    /// When this agent saw a newer observation. `None` for the first observation that it saw after
-    /// a break: that one may be old.
+    /// When this agent last saw that the observation was new. `None` for the first observation
+    /// after a break in the reads: it may be old.
     renewed: Option<Instant>,
 }
 
@@ -120,8 +121,9 @@ impl Observations {
             cluster: observer.cluster,
             agent: *observer.key.public(),
             observer: digest::MemberId::new(own.0),
-            // The revision of the last write serves as the number: it grows, also across restarts
-            // of the agent, and shows that the observation is newer than that write.
+            // The number is the revision of the observation that this one replaces. It grows, also
+            // across restarts of the agent, and shows that this observation is newer than the
+            // replaced one.
             number: stored.revision().unsigned_abs(),
             unreachable: listed.collect(),
         };
@@ -183,10 +185,12 @@ impl Observations {
         agreeing
     }
 
-    /// Notes an observation's number and the revision that wrote it. Returns whether it counts now.
+    /// Notes an observation: its number, and the revision that wrote it. Returns whether the
+    /// observation counts now.
     ///
-    /// An observation is new if its agent has signed it after the write that this agent saw last.
-    /// So a copy of an older one doesn't count, although somebody has just written it.
+    /// The number is the revision of the observation that this one replaced. The observation is new
+    /// if that revision is at least the last one that this agent has seen. So an old observation
+    /// that somebody writes again isn't new.
     pub(super) fn is_fresh(
         &mut self,
         of: MemberId,
@@ -195,7 +199,8 @@ impl Observations {
     ) -> bool {
         let first = LatestObservation { revision, looked: now, renewed: None };
         let seen = self.seen.entry(of).or_insert(first);
-        // After a break, it isn't known when the observation was written.
+        // After a break in the reads, it isn't known when the observation was written. So it
+        // doesn't count until a newer one is seen.
         if now.duration_since(seen.looked) >= OBSERVATION_LIFETIME {
             *seen = LatestObservation { revision, looked: now, renewed: None };
         }

@@ -23,7 +23,7 @@ pub(crate) const POLICIES: &str = "muster/v1/policies";
 const VERSION: u32 = 1;
 /// Maximum number of policies in the store.
 const MAX_POLICIES: usize = 64;
-/// Time after its expiry for which a policy is kept, in seconds: an hour. A clock may be wrong.
+/// How long a policy is kept after its expiry, in seconds: an hour, because a clock may be wrong.
 const KEPT_AFTER_EXPIRY_SECONDS: u64 = 3_600;
 
 /// A policy in the store.

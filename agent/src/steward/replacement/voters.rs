@@ -117,8 +117,9 @@ fn ids(seen: &Reachability) -> Vec<MemberId> {
     seen.voters.iter().filter(|(_, since)| since.is_some()).map(|(id, _)| *id).collect()
 }
 
-/// Checks all other voters once, at their ports and in the node's own connections. `traffic` is the
-/// traffic at the last check, and at this one afterwards.
+/// Checks all other voters once: at their ports, and by the connections that this host's node has.
+/// Compares those connections with `traffic`, which the previous check has stored, and stores the
+/// present traffic there.
 async fn look(
     node: &ClusterApiClient,
     own: &ClientEndpoint,
@@ -174,7 +175,7 @@ async fn accepts_peers(member: &ClusterMember) -> bool {
 enum PeerConnection {
     /// The node has no connection.
     Missing,
-    /// The node has a connection, which may be one to a host that has vanished.
+    /// The node has a connection, but nothing shows that the peer's host still exists.
     Unconfirmed,
     /// The node has a connection to a peer that lives.
     Confirmed,

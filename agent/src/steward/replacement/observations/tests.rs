@@ -49,7 +49,8 @@ impl Scene {
         observation.sign(&self.world.agents[1], self.world.member_proof(1))
     }
 
-    /// Lets the agent look at these values, and returns the members that count.
+    /// Lets the first founder's agent read these observations, and returns the members whose
+    /// observations count.
     fn look(
         &self,
         seen: &mut Observations,
@@ -63,7 +64,8 @@ impl Scene {
         seen.count(&self.observer, chain.newest(), &written, dead, Instant::now())
     }
 
-    /// Whether the second founder counts once two such observations were written for it.
+    /// Whether the second founder's observation counts once its key has had two observations, each
+    /// made by `make`.
     fn counts(&self, make: impl Fn(Observation) -> SignedObservation) -> bool {
         let (mut seen, member) = (Observations::default(), self.ids[1]);
         let [first, second] = [1, 2].map(|number| make(self.observation(number)));
