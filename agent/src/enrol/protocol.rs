@@ -1,4 +1,5 @@
-//! The only owner of the protocol's state machine and of its journal.
+//! The only owner of the state machine that forms a cluster (crate `discovery-formation`), and of
+//! its journal.
 //!
 //! This module makes the journal durable before anything is done: a step returns its actions only
 //! after the journal was written. If a write fails, the process ends, and a restart continues from
@@ -17,7 +18,7 @@ use crate::exit::ExitError;
 use crate::state::journal::{self, JournalExtras};
 use crate::state::{Layout, state_exit_error};
 
-/// The agent's state machine with its journal on disk.
+/// The state machine of the formation protocol, with its journal on disk.
 pub(crate) struct Protocol {
     /// Paths in the data directory.
     pub layout: Layout,

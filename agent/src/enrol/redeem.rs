@@ -11,9 +11,9 @@
 //! - A host that redeems a boot token takes part in forming the cluster. Its state machine judges
 //!   each refusal, and retries while the service is broken. A redeemed ticket is only carried to
 //!   the cluster's agents, so a final refusal or a bad answer ends the agent.
-//! - The document of a cluster that has just formed must be signed by one of the service's present
-//!   keys. The document that a newcomer gets may be older than these keys; statements, records and
-//!   acks prove it.
+//! - The commit document of a cluster that has just formed must be signed by one of the service's
+//!   present keys. The commit document that a newcomer gets may be older than these keys;
+//!   statements, records and acks prove it.
 
 use std::sync::Arc;
 
@@ -52,7 +52,8 @@ pub(super) struct UnsignedRedeem {
 }
 
 impl UnsignedRedeem {
-    /// Makes the requests of this run of the agent.
+    /// Makes one redeem request for each pinned service key, with the boot counter and the nonce of
+    /// this run of the agent.
     pub(super) fn new(protocol: &Protocol, join: &Join) -> Result<Self, ExitError> {
         let journal = &protocol.agent.journal;
         let record = journal.record.as_deref().ok_or_else(|| {
@@ -74,7 +75,8 @@ impl UnsignedRedeem {
         Ok(Self { requests, key: Arc::clone(&protocol.key) })
     }
 
-    /// Signs the requests. With a `source`, they contain a new identity document of this host.
+    /// Signs the redeem requests. With a `source`, they contain a new identity document of this
+    /// host.
     pub(super) async fn sign(
         mut self,
         source: Option<&IdentitySource>,
@@ -89,7 +91,7 @@ impl UnsignedRedeem {
         Ok(self.signed())
     }
 
-    /// Signs the requests without an identity document.
+    /// Signs the redeem requests as they are, and fetches no identity document.
     fn signed(&self) -> Vec<Jws> {
         self.requests.iter().map(|request| request.sign(&self.key)).collect()
     }

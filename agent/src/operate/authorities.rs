@@ -38,7 +38,7 @@ pub(crate) struct OwnCas {
     facts: watch::Sender<CaFacts>,
 }
 
-/// Facts about this member's CAs. The numbers are positions in the statement chain.
+/// Facts about this member's CAs. A statement's number is its position in the statement chain.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct CaFacts {
     /// Number of the earliest statement from which on the CAs in this member's files have been
@@ -47,7 +47,8 @@ struct CaFacts {
     /// Number of the earliest statement from which on the present issuing CAs have issued
     /// certificates.
     issuing: u64,
-    /// The value of `written` when the node's process was started; `None` if that isn't known.
+    /// Number of the earliest statement from which on the CAs that the node's process read at its
+    /// start have been trusted. `None` if that isn't known.
     at_start: Option<u64>,
     /// Whether the CAs that issue now signed the certificates that the member serves.
     are_certificates_new: bool,
@@ -63,8 +64,8 @@ struct StartFile {
 }
 
 impl OwnCas {
-    /// Begins with the statements and certificates with which the node is started. The caller has
-    /// written the files of certificates already.
+    /// Derives the facts from the statements and certificates with which the node is started. The
+    /// caller has written the certificate files already.
     pub(crate) fn new(
         layout: &Layout,
         kind: NodeKind,
@@ -83,13 +84,15 @@ impl OwnCas {
         Self { layout: layout.clone(), kind, board: board.clone(), facts }
     }
 
-    /// Whether the CA files and the reports correspond to the newest statement of `chain`.
+    /// Whether the CA files, and the report to discovery, correspond to the newest statement of
+    /// `chain`.
     pub(crate) fn is_following(&self, chain: &StatementChain) -> bool {
         let facts = self.facts.borrow();
         (facts.written, facts.issuing) == (chain.trusted_since(), chain.issuing_since())
     }
 
-    /// Writes the CAs of a longer chain. `leaves` are the member's present certificates.
+    /// Writes the CAs that the newest statement of a longer chain names. `leaves` are the member's
+    /// present certificates.
     pub(crate) fn follow(&self, chain: &StatementChain, leaves: &Leaves) -> Result<(), ExitError> {
         write_certificates(&self.layout, leaves, chain.newest())?;
         tracing::info!("the cluster's owners have changed its CAs: the new files are written");
@@ -124,7 +127,8 @@ impl OwnCas {
             let text = serde_json::to_vec(&file).expect("plain structs always serialise");
             let path = self.layout.node_start();
             if let Err(error) = muster_files::data::replace_volatile(&path, &text) {
-                // Without the file, the next agent assumes that the node has to be restarted.
+                // Without this file, a later agent doesn't know which CAs the node's process
+                // trusts. It then asks for a restart of the node.
                 tracing::warn!(
                     "the start of the node can't be written down: {}",
                     error_chain(&error)
@@ -152,7 +156,7 @@ impl OwnCas {
         })
     }
 
-    /// Waits until the report differs from `reported`.
+    /// Waits until [`OwnCas::report`] returns another value than `reported`.
     pub(crate) async fn wait_for_change(&self, reported: Option<MemberCas>) {
         let mut facts = self.facts.subscribe();
         while self.report() == reported {
@@ -329,7 +333,7 @@ mod tests {
         fixture.follow(&cas);
         assert_eq!(cas.report(), reported(0, Some(0)));
         assert!(fixture.is_restart_wanted());
-        // Another agent finds the process, and then restarts it.
+        // A later agent finds the node's process running, and then restarts it.
         let cas = fixture.cas(ETCD);
         cas.note_adopted(&process(7));
         assert_eq!(cas.report(), reported(0, Some(0)));

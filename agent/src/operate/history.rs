@@ -49,8 +49,8 @@ pub(crate) struct HistoryWatch {
 }
 
 impl HistoryWatch {
-    /// Makes a watch that checks the history when it is first asked to. Shows a contradiction that
-    /// an earlier run of the agent has found.
+    /// Makes a watch whose first check is due at once. If an earlier run of the agent has found a
+    /// contradiction between two checkpoints, shows it in the status.
     pub(crate) fn new(
         client: Arc<DiscoveryClient>,
         cluster: Uuid,
@@ -125,8 +125,8 @@ impl HistoryWatch {
         self.layout.contradiction()
     }
 
-    /// Shows in the status the contradiction that the evidence file holds. Clears it in the status
-    /// if there is no such file.
+    /// Shows in the status the contradiction between two checkpoints that is in the evidence file.
+    /// Without that file, the status shows none.
     fn show_contradiction(&self) {
         let bytes = state::read(&self.evidence()).ok().flatten();
         let found = bytes.and_then(|bytes| serde_json::from_slice::<Contradiction>(&bytes).ok());

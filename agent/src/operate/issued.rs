@@ -26,8 +26,8 @@ const STATEMENTS: &str = "statements.json";
 ///
 /// # Errors
 /// If usable statements can't be journalled. The agent then has to end, and its next start takes
-/// them. If it started the node now, it would replace the certificates that came with them: the
-/// older statements don't name the CAs of those certificates.
+/// them. If it started the node now, it would do so by the older statements. These don't name the
+/// CAs of the new certificates, so it would overwrite the new certificates in the `tls` directory.
 pub(super) fn take_statements(protocol: &mut Protocol) -> Result<(), ExitError> {
     let path = protocol.layout.tls().join(STATEMENTS);
     let chain = match read_longer_chain(protocol, &path) {

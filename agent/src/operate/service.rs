@@ -109,7 +109,7 @@ pub(crate) struct FinderStart {
     pub node: ClusterApiClient,
     /// Paths of the data directory.
     pub layout: Layout,
-    /// The cluster, and the bundle's URLs.
+    /// The cluster, and the URLs and pins of the join bundle.
     pub join: Join,
     /// The longest statement chain that this agent knows.
     pub statements: watch::Receiver<Vec<Jws>>,
@@ -222,8 +222,8 @@ impl ServiceFinder {
 
     fn follow(&mut self, found: VerifiedService, source: ServiceSource) {
         if let Err(error) = service::write_known(&self.layout, &found) {
-            // The agent follows the statement all the same. After a restart, it gets the statement
-            // again from discovery or from the cluster's store.
+            // The agent follows the statement although it can't be written to its file. After a
+            // restart, the agent gets it again from discovery or from the cluster's store.
             self.warn_once(format!(
                 "where discovery is can't be written down: {}",
                 error_chain(&error)
@@ -264,8 +264,9 @@ impl ServiceFinder {
         let is_replaced = match order {
             Some(ServiceOrder::Older) => true,
             Some(ServiceOrder::Same | ServiceOrder::Newer | ServiceOrder::Conflict) => false,
-            // The signer of the stored statement may be an owner whom only a longer statement chain
-            // names. An agent that knows such a chain keeps the chain in the store.
+            // This agent refuses the stored statement. Its signer may be an owner whom only a
+            // longer statement chain names. If the store has such a chain, leave the stored
+            // statement there.
             None => {
                 let statements = self.node.read_key(STATEMENTS).await?;
                 chain_length(&statements) <= self.chain.jws().len()

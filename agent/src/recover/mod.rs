@@ -69,7 +69,7 @@ pub(crate) struct ForcedCluster {
     pub last_index: u64,
     /// Term of the last log entry that was kept.
     pub last_term: u64,
-    /// Whether the new cluster's member was started since.
+    /// Whether the new cluster's member has been started since the recovery.
     pub rearmed: bool,
 }
 
@@ -115,8 +115,8 @@ pub(crate) struct Survivor {
     pub host: String,
     /// The data directory of the host's agent.
     pub data_dir: String,
-    /// State of the node's directory, as muster-node reports it. The field keeps its first name in
-    /// JSON, because other versions of the agent read it.
+    /// State of the node's directory, as muster-node reports it. In JSON the field is called
+    /// `sight`, its name in earlier versions, because other versions of the agent read it.
     #[serde(rename = "sight")]
     pub observed: DirectoryReport,
 }
@@ -125,8 +125,8 @@ pub(crate) struct Survivor {
 pub(crate) struct RecoveryPrograms {
     /// muster-node, which reads etcd's directories too.
     muster_node: PathBuf,
-    /// For an etcd's directory: the etcd, and its tool for restoring (`etcdutl`, or `etcdctl`
-    /// before 3.5).
+    /// Two programs for an etcd's directory: the etcd itself, and its tool for restoring
+    /// (`etcdutl`, or `etcdctl` before 3.5).
     etcd: Option<(PathBuf, PathBuf)>,
 }
 
@@ -226,7 +226,8 @@ pub(crate) struct RecoveryResult {
 }
 
 impl MemberIdentity {
-    /// Returns whether an identity in a recovery statement is that of this member.
+    /// Returns whether `other`, an identity in a recovery statement, is the identity of this
+    /// member.
     pub(crate) fn matches(&self, other: &NodeIdentity) -> bool {
         let number = |text: &str| u64::from_str_radix(text, 16).ok();
         other.raft_cluster() == number(&self.cluster_id)

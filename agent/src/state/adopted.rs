@@ -49,7 +49,7 @@ pub struct CertificateFiles {
     pub peer_trusted_ca: PathBuf,
     /// Client certificate for the agent's requests, until the members accept the agent's own.
     pub client_cert: PathBuf,
-    /// The private key of that certificate.
+    /// The private key of the certificate `client_cert`.
     pub client_key: PathBuf,
 }
 
@@ -160,8 +160,9 @@ impl ServedFiles {
         Ok(())
     }
 
-    /// Writes the certificates of the cluster's own CAs. etcd reads these files at each handshake.
-    /// A handshake between two of the writes fails, and the peer or client tries again.
+    /// Writes the host's certificates from the cluster's own CAs, and the node's key. etcd reads
+    /// these files at each handshake. Only the first call changes the keys. A handshake between its
+    /// writes can fail, and the peer or client then tries again.
     pub(crate) fn write_own(&self, layout: &Layout, leaves: &Leaves) -> Result<(), StateError> {
         let path = layout.node_key();
         let damaged = || StateError::Damaged { path: path.clone(), what: "it is missing".into() };

@@ -367,9 +367,9 @@ impl<'a> Bootstrap<'a> {
     /// Repeats the redeem or poll after a pause. Shows in the status what the agent waits for
     /// (`awaited`), and why the request failed (`text`).
     fn retry_later(&mut self, awaited: &str, text: String) {
-        // Poll without a revision next, so that the service answers with the cluster's full state.
-        // The status shows this failure until a state arrives. A poll with a revision may get an
-        // empty answer, if nothing has changed.
+        // The next poll doesn't name the state (`PollResponse::rev`) that this agent has seen. So
+        // the service answers at once with the cluster's full state, and the status shows the
+        // failure no longer than that.
         self.contact.revision = None;
         let pause = self.contact.retry.next_pause();
         self.contact.pause = pause;
@@ -455,7 +455,7 @@ impl<'a> Bootstrap<'a> {
         let _ = tokio::time::timeout(FINAL_NACK_TIMEOUT, sent).await;
     }
 
-    /// Sends a message. An older one of its kind that is still being sent is aborted.
+    /// Sends a message. If an older message of the same kind is still being sent, aborts that.
     fn send(&mut self, outgoing: OutgoingMessage) {
         let kind = outgoing.kind();
         let board = self.context.board.clone();

@@ -108,7 +108,7 @@ pub(crate) fn choose_record(
 /// Returns the host's name and four hex digits of its key, so that two hosts with equal names
 /// differ.
 pub(crate) fn default_name(host_name: &str, key: &PublicKey) -> Name {
-    /// A name has at most 63 characters; the hyphen and the digits take five.
+    /// A name has at most 63 characters; the hyphen and the four hex digits take five.
     const MAX_STEM_LENGTH: usize = 58;
     let first_label = host_name.split('.').next().unwrap_or_default().to_ascii_lowercase();
     let mapped: String = first_label

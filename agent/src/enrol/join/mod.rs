@@ -4,8 +4,9 @@
 //! The ticket is only a request. A person signed it; the cluster's own agents verify that, and one
 //! of them adds this host through the cluster's API. Discovery carries the messages, so nothing
 //! that it says makes this host a member. Before anything is journalled, the cluster itself is
-//! asked over mutual TLS. It has to be the one founded with the document, and has to list this
-//! host. A cluster that was recovered counts as the founded one if recovery statements lead to it.
+//! asked over mutual TLS. It has to be the cluster that was founded with the commit document, and
+//! has to list this host. A cluster that was recovered counts as the founded one if recovery
+//! statements lead to it.
 //!
 //! Two steps are made durable:
 //! - the record, before the ticket is redeemed, because the redeem sends the record;
