@@ -1,7 +1,7 @@
 //! Failpoints at which a test kills this process, to show that a restart continues correctly.
 //!
-//! Debug builds only: a release build contains neither the environment variable's name nor the
-//! call.
+//! Only debug builds have them: a release build contains neither the kill nor the name of the
+//! environment variable that asks for it.
 
 /// Failpoints, named by the step after which the process dies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -32,15 +32,16 @@ pub(crate) enum Failpoint {
     BackupStored,
     /// A new cluster was made from this host's data; no recovery statement records it yet.
     Made,
-    /// The marker in the node's directory is durable, `launching` is not yet in the journal.
+    /// The marker in the node's directory is durable. The launch state in the journal isn't
+    /// `Launching` yet.
     Marker,
-    /// `launching` is durable in the journal, the launcher not yet started.
+    /// The launch state `Launching` is durable in the journal. The launcher isn't started yet.
     Launching,
     /// The launcher wrote its pid file and has not executed the node.
     Launcher,
-    /// The node runs, `ran` is not yet durable in the journal.
+    /// The node runs. The launch state `Ran` isn't durable in the journal yet.
     Exec,
-    /// `ran` is durable in the journal.
+    /// The launch state `Ran` (the node has created its log) is durable in the journal.
     Ran,
     /// An etcd that comes under management has stopped; the journal doesn't say so yet.
     EtcdStopped,

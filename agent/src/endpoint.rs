@@ -142,8 +142,8 @@ impl ClientEndpoint {
         Self::serving(&certificate, listen, ClientTlsIdentity::load_own(tls)?)
     }
 
-    /// Returns the client port of a node of this host that listens on `listen` and serves the
-    /// certificate in this file.
+    /// Returns the client port of a node on this host. The node listens on `listen`, and serves the
+    /// certificate in the file `certificate`.
     pub(crate) fn serving(
         certificate: &Path,
         listen: SocketAddr,

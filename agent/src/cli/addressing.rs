@@ -22,13 +22,13 @@ const CLIENT_PORT: u16 = 2379;
 pub(crate) struct AddressFlags {
     /// Host or address for both URLs. If absent, it is the source address of packets to discovery.
     pub advertise: Option<String>,
-    /// Port on which the other members are served.
+    /// Port on which this host's node serves the other members.
     pub peer_port: Option<u16>,
-    /// Port on which clients are served.
+    /// Port on which this host's node serves clients.
     pub client_port: Option<u16>,
-    /// Complete URL for the other members.
+    /// Complete URL at which the other members reach this host's node.
     pub peer_url: Option<NodeUrl>,
-    /// Complete URL for clients.
+    /// Complete URL at which clients reach this host's node.
     pub client_url: Option<NodeUrl>,
     /// Address to listen on; derived from the advertised address if absent.
     pub listen: Option<IpAddr>,

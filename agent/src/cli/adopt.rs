@@ -83,7 +83,8 @@ pub(crate) struct EnrolArguments {
     /// File with an id of this machine, in place of the system's own ids, as for run.
     #[arg(long, value_name = "FILE")]
     pub machine_id_file: Option<PathBuf>,
-    /// Only show what the agent would keep, and check that it can. Nothing is written or redeemed.
+    /// Only show which settings of the etcd the agent would keep, and check that it can keep them.
+    /// Nothing is written or redeemed.
     #[arg(long)]
     pub check: bool,
     /// Print JSON for programs to read.

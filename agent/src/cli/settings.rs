@@ -89,7 +89,7 @@ impl RunSettings {
             identity: identity_source(&typed)?,
             metadata_url: typed.metadata_url.clone(),
             node_binary: node_binary(
-                // Without the flag, an adopted etcd keeps the program that it ran before.
+                // Without `--node-binary`, an adopted etcd runs with its earlier program.
                 typed.node_binary.as_deref().or(layout.adopted().map(|node| &*node.program)),
                 own_program,
                 search_path,

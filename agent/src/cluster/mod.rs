@@ -49,7 +49,7 @@ const STATUS_DEADLINE: Duration = Duration::from_secs(3);
 /// The longest that a change may take; longer than the server's own time limit.
 const CHANGE_DEADLINE: Duration = Duration::from_secs(15);
 
-/// gRPC metadata key of the configuration in answers.
+/// gRPC metadata key of the configuration index in answers.
 const CONFIGURATION: &str = "muster-configuration";
 
 /// A client of a cluster, which knows the client ports of its members.
@@ -289,7 +289,7 @@ async fn catch_up_old_member(channel: Channel) -> Result<(), Status> {
     Ok(())
 }
 
-/// An answer and the configuration in its metadata.
+/// An answer, and the configuration index in its metadata.
 struct Answer<T> {
     configuration: Option<u64>,
     message: T,

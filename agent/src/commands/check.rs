@@ -273,7 +273,8 @@ impl SetupChecker<'_> {
         Some(state)
     }
 
-    /// Reads the bundle, if a start does. Returns the cluster that this host joins, or has joined.
+    /// Reads the bundle, unless the node starts from its data and needs none. Returns the cluster
+    /// that this host joins, or has joined.
     async fn check_bundle(&mut self, state: &DiskState) -> Option<Join> {
         let extras = state.loaded.as_ref().map(|loaded| loaded.extras.clone());
         let extras: JournalExtras = extras.unwrap_or_default();

@@ -22,7 +22,8 @@ use crate::exit::error_chain;
 
 /// Link-local address of the metadata service. All three clouds use this address.
 pub(crate) const METADATA_URL: &str = "http://169.254.169.254";
-/// Time limit of one request. The service is on the host's own machine.
+/// Time limit of one request. It is short, because the cloud's metadata service is on the host's
+/// own machine.
 const REQUEST_LIMIT: Duration = Duration::from_secs(2);
 /// Number of tries: right after the boot, the network may not be up yet.
 const TRIES: u32 = 5;

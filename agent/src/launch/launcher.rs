@@ -103,8 +103,8 @@ fn try_inherited_lock(path: &Path) -> Result<bool, StateError> {
         .map_err(|error| StateError::io("keep open", path)(error.into()))?;
     match flock(&file, FlockOperation::NonBlockingLockExclusive) {
         Ok(()) => {
-            // Left open on purpose, for the life of this process and of the program that it
-            // executes.
+            // Leave the file open on purpose, so that this process, and the program that it
+            // executes, hold the lock as long as they live.
             std::mem::forget(file);
             Ok(true)
         }

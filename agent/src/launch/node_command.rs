@@ -57,8 +57,8 @@ const RESERVED_FLAGS: &[&str] = &[
     "muster-document",
     "config-file",
 ];
-/// Prefix of etcd's flags about discovery, which say how a cluster begins. etcd refuses them beside
-/// the agent's list of members.
+/// Prefix of the flags for etcd's own discovery services, which Muster doesn't use. etcd refuses
+/// them together with `--initial-cluster`, which the agent sets.
 const DISCOVERY_FLAGS: &str = "discovery";
 
 /// Whether the agent sets this flag of the node itself. The name is without dashes.
@@ -331,7 +331,8 @@ pub(crate) fn write_certificates(
 /// Whether an adopted etcd serves certificates of the cluster's own CAs. `None` if the node began
 /// under an agent.
 pub(crate) fn serves_own_certificates(layout: &Layout) -> Option<bool> {
-    // Read anew: `muster-agent adopt certificates` changes the file while the agent runs.
+    // Read the file about the etcd again, because `muster-agent adopt certificates` changes it
+    // while the agent runs.
     let adopted = layout.adopted()?;
     let newest = adopted::read_adopted(layout).ok().flatten();
     Some(newest.as_ref().unwrap_or(adopted).has_new_certificates)

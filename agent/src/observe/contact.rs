@@ -10,7 +10,7 @@ use tokio::sync::watch;
 
 use super::status::{DiscoveryOutage, StatusHandle};
 
-/// Shows each change of the contact in the status, until the future is dropped.
+/// Shows in the status whether the agent reaches discovery, until the future is dropped.
 pub(crate) async fn show(
     mut contact: watch::Receiver<ServiceContact>,
     board: StatusHandle,
@@ -24,7 +24,8 @@ pub(crate) async fn show(
     }
 }
 
-/// Shows the contact as [`show`] does, and logs when it is lost and when it is back.
+/// Shows in the status whether the agent reaches discovery, as [`show`] does. Also logs when
+/// discovery becomes unreachable, and when the agent reaches it again.
 pub(crate) async fn show_and_log(
     contact: watch::Receiver<ServiceContact>,
     board: StatusHandle,

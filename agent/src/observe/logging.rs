@@ -92,7 +92,8 @@ fn node_object(line: &Map<String, Value>, level: Level) -> Value {
     object.insert("target".into(), "node".into());
     for (name, value) in line {
         if ![LEVEL_FIELD, TIME_FIELD, MESSAGE_FIELD].contains(&name.as_str()) {
-            // Keep a value that was set above, even if the line has a field of that name.
+            // A field of the node's line doesn't replace a value that was inserted above under that
+            // name.
             object.entry(name).or_insert_with(|| value.clone());
         }
     }

@@ -220,8 +220,8 @@ async fn refuse_new_certificates_of_others(host: &EnrolledHost) -> Result<(), Ex
             members = client.list_members_serializable().await.ok();
         }
     }
-    // If no member answers, no exchanged certificate is found. Then the etcd is given back although
-    // other members may serve new certificates.
+    // If no member answers, no such member is found, and the etcd is given back. Other members may
+    // serve new certificates nevertheless.
     let mut exchanged = Vec::new();
     for member in members.unwrap_or_default().list {
         if member.id == host.member || before.status_of(&member).await.is_ok() {
