@@ -76,14 +76,14 @@ impl BenchAgent {
         Ok(self.client.redeem(std::slice::from_ref(&self.envelope)).await?.poll)
     }
 
-    /// Asks for the state of the cluster. With `after`, the service waits until the revision
-    /// differs from `after`, or until its limit for polls.
+    /// Asks for the state of the cluster. With `after`, the service waits until the number of the
+    /// state (`PollResponse::rev`) isn't `after` any more, or until its limit for polls.
     pub(super) async fn poll(&self, after: Option<u64>) -> Result<PollResponse> {
         Ok(self.client.poll(self.cluster, &self.poll_request(after)).await?)
     }
 
-    /// Waits for a revision after `rev`, as a waiting agent does. Returns `None` if nothing has
-    /// changed until the service's limit for polls.
+    /// Waits for a newer state of the cluster than the one with the number `rev`, as a waiting
+    /// agent does. Returns `None` if nothing has changed until the service's limit for polls.
     pub(super) async fn wait_for_change(&self, rev: u64) -> Result<Option<PollResponse>> {
         let request = self.poll_request(Some(rev));
         Ok(self.client.poll_for_changes(self.cluster, &request).await?)
@@ -98,8 +98,8 @@ impl BenchAgent {
         Session { boot: 1, nonce: self.nonce }
     }
 
-    /// Does its part in forming the cluster, once it has a seat. It polls until all seats are
-    /// taken, reports that it reaches the others, and signs the list.
+    /// Does a seated agent's part in forming the cluster. Polls until all seats are taken, reports
+    /// that it reaches the other agents, and signs the list of members.
     pub(super) async fn sign(&mut self) -> Result<PollResponse> {
         let mut seen = self.poll(None).await?;
         while seen.proposal.is_none() {

@@ -18,7 +18,7 @@ use tokio_rustls::client::TlsStream;
 use super::service::BenchService;
 
 /// Last numbers of the attackers' addresses, in 127.66.0.0/24.
-const ATTACKERS: [u8; 4] = [1, 2, 3, 4];
+const ATTACKER_ADDRESS_ENDS: [u8; 4] = [1, 2, 3, 4];
 /// Connections that each attacker tries to keep at a time.
 const CONNECTIONS: usize = 64;
 /// Number of sockets that each attacker opens and sends nothing on. It exceeds the service's limit
@@ -96,7 +96,7 @@ impl Attack {
 pub struct AttackFigures {
     /// Description of the attack.
     pub name: &'static str,
-    /// Connections that the attackers opened, each with a request or more.
+    /// Number of connections that the attackers opened or tried to open.
     pub attacks: u64,
     /// Number of honest requests: lists of clusters, and new connections, in turn.
     pub honest: usize,
@@ -131,7 +131,7 @@ pub(super) async fn measure_attacks(
                 Attack::SilentSockets => SILENT_SOCKETS,
                 _ => CONNECTIONS,
             };
-            for address in ATTACKERS {
+            for address in ATTACKER_ADDRESS_ENDS {
                 let connector =
                     TlsConnector::from(Arc::new(client_tls_config(&service.context.pins, None)));
                 for _ in 0..connections {
@@ -203,7 +203,7 @@ struct Attacker {
 }
 
 impl Attacker {
-    /// Attacks until `end`. Returns how many connections it opened.
+    /// Attacks until `end`. Returns how many connections it opened or tried to open.
     async fn attack(self, attack: Attack, end: Instant) -> u64 {
         let mut opened = 0;
         while Instant::now() < end {

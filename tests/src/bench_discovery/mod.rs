@@ -50,7 +50,7 @@ const LIMITS: [&str; 10] = [
     "--max-parked-polls",
     "60000",
 ];
-/// Time limit for polls. It is short, so that polls which wait end soon.
+/// Time limit for polls. It is short, so that a waiting poll ends soon.
 const SHORT_POLL: &str = "2s";
 /// Time between the starts of two long polls. Each poll begins with a write.
 const BETWEEN_POLLS: Duration = Duration::from_millis(2);
@@ -62,8 +62,9 @@ const PARKED_POLL: Duration = Duration::from_secs(50);
 const PARKED_LEASE: &str = "1200s";
 /// Number of clusters that change while polls are parked, one after the other.
 const CHANGED_CLUSTERS: usize = 100;
-/// Time between two changes, and time for which the polls of one cluster may take to end.
+/// Pause between two changes.
 const BETWEEN_CHANGES: Duration = Duration::from_millis(50);
+/// Time in which all polls of a changed cluster have to end.
 const MAX_WAKE_TIME: Duration = Duration::from_secs(10);
 /// Time after the last poll's end until the service's memory is measured again.
 const SETTLE_TIME: Duration = Duration::from_secs(15);
@@ -77,7 +78,8 @@ pub struct BenchDiscoveryPlan {
     pub program: PathBuf,
     /// Directory for keys, ledger, Postgres and log, on a real disk.
     pub work: PathBuf,
-    /// Numbers of clusters in the database. The requests are measured with each in turn.
+    /// Numbers of clusters in the database, ascending. The requests are measured once with each
+    /// number.
     pub clusters: Vec<u64>,
     /// Number of registrations to measure.
     pub registrations: usize,
@@ -96,9 +98,9 @@ pub struct BenchDiscoveryPlan {
 pub struct DatabaseSizeFigures {
     /// Number of clusters in the database during these measurements.
     pub clusters: u64,
-    /// Time from the start until a new ledger held all decisions.
+    /// Time from a start with an empty ledger until the ledger held all decisions.
     pub ledger_fill: Duration,
-    /// Time from a later start until the service answered.
+    /// Time from a start with a complete ledger until the service answered.
     pub start: Duration,
     /// Resident memory of the idle service in bytes.
     pub idle_bytes: u64,
@@ -146,8 +148,8 @@ pub struct BenchDiscoveryReport {
     pub attacks: Vec<AttackFigures>,
 }
 
-/// Runs the measurements. Calls `progress` before each of them, and with the figures of each number
-/// of clusters.
+/// Runs the measurements. Passes a line to `progress` before each of them. Also passes the figures
+/// for each number of clusters, once they are measured.
 pub async fn run(
     plan: &BenchDiscoveryPlan,
     progress: impl Fn(&str),
@@ -357,8 +359,9 @@ async fn seated_agents(
 }
 
 /// Fills the last seat of some clusters, one after the other. In each cluster the other agents wait
-/// in polls, which end when the last seat is filled. Returns the time from the request that fills
-/// the seat to the end of each such poll. The tasks that poll add the ends of polls to `woken`.
+/// in polls, which end when the last seat is filled. Returns one time for each poll: from the
+/// request that fills the seat to the end of the poll. The polling tasks, which run elsewhere, add
+/// the times at which polls end to `woken`.
 async fn fill_last_seats(
     last_agents: &[BenchAgent],
     woken: &RefCell<Vec<Instant>>,

@@ -62,7 +62,7 @@ pub(super) struct CpuTimes {
 }
 
 impl CpuTimes {
-    /// Returns the time since `before`.
+    /// Returns the CPU time used since `before`.
     pub(super) fn since(self, before: CpuTimes) -> CpuTimes {
         CpuTimes {
             service: self.service.saturating_sub(before.service),

@@ -123,7 +123,7 @@ impl Browser {
         self.resize(1280, 860)
     }
 
-    /// Sends a command of the protocol, and returns its result.
+    /// Sends a command of the Chrome DevTools Protocol, and returns its result.
     pub fn command(&mut self, method: &str, parameters: Value) -> Result<Value> {
         self.next_id += 1;
         let mut message = json!({ "id": self.next_id, "method": method, "params": parameters });
@@ -184,8 +184,8 @@ impl Browser {
         self.wait_for("a complete page", "document.readyState === 'complete'")
     }
 
-    /// Waits until a JavaScript condition holds. An expression that fails, as while a page is being
-    /// replaced, doesn't hold.
+    /// Waits until a JavaScript condition holds. If its evaluation fails, for example while the
+    /// page is being replaced, the condition counts as false.
     pub fn wait_for(&mut self, what: &str, condition: &str) -> Result<()> {
         let waited = wait_for(what, PAGE_LIMIT, || {
             let value = self.evaluate(&format!("Boolean({condition})")).ok()?;

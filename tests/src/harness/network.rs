@@ -152,8 +152,8 @@ impl Network {
         run_in(hub, &["link", "set", &format!("p{}", host + 1), if up { "up" } else { "down" }])
     }
 
-    /// Gives a host another address instead of the one that it has, as a new DHCP lease does, and
-    /// returns the host. Works in namespaces only.
+    /// Replaces a host's address, as a new DHCP lease does, and returns the host. `last` is the
+    /// last number of the new address. Works in namespaces only.
     pub fn change_address(&mut self, host: usize, last: u8) -> Result<TestHost> {
         let host = &mut self.hosts[host];
         let namespace = host.namespace.as_deref().context("loopback hosts keep their address")?;

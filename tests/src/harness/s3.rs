@@ -18,7 +18,7 @@ use crate::go_program::GoProgram;
 pub const BUCKET: &str = "backups";
 /// Access key id of the gateway's owner.
 pub const ACCESS_KEY: &str = "tests-access-key";
-/// Secret of that access key.
+/// Secret of the access key [`ACCESS_KEY`].
 pub const SECRET_KEY: &str = "tests-secret-key";
 /// Maximum time that the gateway may take to start.
 const START_LIMIT: Duration = Duration::from_secs(30);
@@ -127,7 +127,8 @@ impl S3Gateway {
     }
 }
 
-/// Writes a file with the gateway's access key and this secret, as the `aws` tool has it (0600).
+/// Writes a credentials file in the format of the `aws` tool, with mode 0600. It has the gateway's
+/// access key id and this secret.
 ///
 /// # Errors
 /// Fails if the file can't be written.

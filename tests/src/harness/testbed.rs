@@ -35,8 +35,8 @@ pub struct TestbedOptions {
 impl Default for TestbedOptions {
     fn default() -> Self {
         let times = ["--lease", "6s", "--prepare", "6s", "--sweep", "1s", "--poll", "2s"];
-        // On loopback the admin and all hosts have one address. So the service's limit for one
-        // address counts all their requests.
+        // On loopback the admin and all hosts have one address, so all their requests count towards
+        // the service's limit for one address. Raise that limit.
         let limits = ["--rate", "1000"];
         Self {
             serve_args: times.iter().chain(&limits).map(|arg| (*arg).to_owned()).collect(),
