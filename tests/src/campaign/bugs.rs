@@ -40,11 +40,11 @@ struct RuleTests {
     /// Prefix of the tests' names.
     filter: &'static str,
     searched_by: &'static str,
-    /// Tests of the binary that switch no rule off, and so are no result.
+    /// Tests of the binary that switch no rule off. Their results say nothing about a bug.
     without_rule: &'static [&'static str],
 }
 
-/// Result of a bug put back.
+/// Whether the tests found a bug that was put back on purpose.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum BugVerdict {
@@ -55,7 +55,7 @@ pub enum BugVerdict {
     NoResult(String),
 }
 
-/// A bug that was put back, or should have been.
+/// A bug that was put back on purpose, or that could not be put back, with the result.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct PutBackBug {
     /// Number of the mutant, or the search whose rule was switched off.
@@ -67,7 +67,8 @@ pub struct PutBackBug {
     pub verdict: BugVerdict,
 }
 
-/// Puts all bugs back, one after another, until `deadline`.
+/// Puts each bug back on purpose, one after another, and lets the tests look for it. Stops at
+/// `deadline`.
 ///
 /// # Errors
 /// If a program can't be started, or the lists can't be read.

@@ -19,7 +19,8 @@ pub struct TestedCommit {
 }
 
 impl TestedCommit {
-    /// Reads the description from git and `/proc`. A part that can't be read says so.
+    /// Reads the description from git and `/proc`. An unknown commit is called "unknown"; an
+    /// unknown number is 0.
     #[must_use]
     pub fn read(root: &Path) -> Self {
         let release = fs_err::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();

@@ -5,11 +5,12 @@ use std::time::Duration;
 use anyhow::{Context as _, Result, ensure};
 use serde::Serialize;
 
-/// Divisor of a campaign's time. The quotient is the time that is kept for bugs put back.
+/// Divisor of a campaign's time. The quotient is the time in which bugs are put back on purpose.
 const BUGS_DIVISOR: u32 = 3;
-/// Maximum time for bugs put back.
+/// Maximum time for putting bugs back.
 const MAX_BUGS_TIME: Duration = Duration::from_secs(90 * 60);
-/// Minimum time for bugs put back. In less time their programs could not even be built.
+/// Minimum time for putting bugs back. In less time, the programs with those bugs could not even be
+/// built.
 const MIN_BUGS_TIME: Duration = Duration::from_secs(30 * 60);
 /// Time of one round, in which each search has one turn.
 const ROUND_TIME: Duration = Duration::from_secs(40 * 60);
@@ -32,7 +33,7 @@ pub enum SearchKind {
     Durability,
     /// Random requests, the same ones to stock etcd and to `muster-node`.
     Requests,
-    /// Decoders of untrusted bytes, guided by coverage.
+    /// Fuzzing of the decoders of untrusted bytes, guided by coverage.
     Decoders,
 }
 
@@ -72,12 +73,12 @@ pub struct CampaignPlan {
     pub searching: Duration,
     /// Turns of the searches, in order. They are repeated if runs end earlier than planned.
     pub turns: Vec<SearchTurn>,
-    /// Time for bugs put back, or `None` if none is put back.
+    /// Time for putting bugs back on purpose. `None` if no bug is put back.
     pub bugs: Option<Duration>,
 }
 
-/// Divides `budget` among `searches`, and keeps a part of it for bugs put back. If that part is too
-/// short, or `puts_bugs_back` is false, the searches get all of it.
+/// Divides the time `budget` among `searches`, and keeps a part of it for putting bugs back. If
+/// that part would be too short, or `puts_bugs_back` is false, the searches get the whole time.
 #[must_use]
 pub fn plan(budget: Duration, searches: &[SearchKind], puts_bugs_back: bool) -> CampaignPlan {
     let part = (budget / BUGS_DIVISOR).min(MAX_BUGS_TIME);

@@ -43,7 +43,8 @@ fn parents() -> BTreeMap<u32, u32> {
             continue;
         };
         let stat = fs_err::read_to_string(entry.path().join("stat")).unwrap_or_default();
-        // The name in parentheses may contain anything, so only the text behind it is read.
+        // The program's name in parentheses may contain any characters, so only the text behind it
+        // is read.
         let fields = stat.rsplit(')').next().unwrap_or_default();
         let parent = fields.split_whitespace().nth(1).and_then(|parent| parent.parse().ok());
         if let Some(parent) = parent {
@@ -74,7 +75,8 @@ pub(super) fn end_orphans() {
         }
         for process in left {
             send_signal(process, Signal::KILL);
-            // Only a direct child can be reaped; the others become direct children.
+            // Only a direct child can be reaped. Another descendant becomes a direct child once its
+            // parent has ended, and is reaped then.
             if let Some(id) = i32::try_from(process).ok().and_then(Pid::from_raw) {
                 let _ = waitpid(Some(id), WaitOptions::NOHANG);
             }

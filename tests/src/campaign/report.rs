@@ -41,7 +41,7 @@ pub struct CampaignReport {
     pub seeds: (u64, u64),
     pub searches: Vec<SearchEntry>,
     pub findings: Vec<CampaignFinding>,
-    /// Bugs put back. The list is empty if none was to be put back.
+    /// Bugs that were put back on purpose, with the results. Empty if no bug was to be put back.
     pub bugs: Vec<PutBackBug>,
 }
 

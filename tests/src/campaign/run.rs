@@ -73,8 +73,8 @@ pub fn run(
     options: &CampaignOptions,
 ) -> CampaignReport {
     let date = jiff::Timestamp::now().strftime("%Y-%m-%d %H:%M UTC").to_string();
-    // Read the commit at the beginning. Somebody may commit something during the campaign, whose
-    // programs are built already.
+    // Read the commit at the beginning. The campaign's programs are built already, and somebody may
+    // commit something while it runs.
     let tested = TestedCommit::read(&programs.root);
     let began = Instant::now();
     let states: BTreeMap<SearchKind, SearchState> = options
@@ -118,7 +118,8 @@ fn describe(plan: &CampaignPlan) -> String {
     format!("{} turns in {} s, {bugs}", plan.turns.len(), plan.searching.as_secs())
 }
 
-/// Puts bugs back. If that fails, its error is the only result.
+/// Puts bugs back on purpose, and returns which ones the tests found. If a program can't be run,
+/// its error is the only result.
 fn bugs_until(
     runner: &ChildRunner<'_>,
     programs: &CampaignPrograms,
@@ -208,7 +209,7 @@ impl RunningCampaign<'_> {
         Ok(())
     }
 
-    /// Keeps a finding, without the path of the workspace.
+    /// Keeps a finding. Replaces the path of the workspace in its description by a dot.
     fn add_finding(&mut self, finding: CampaignFinding) {
         let root = self.programs.root.to_string_lossy().into_owned();
         let what = finding.what.replace(&root, ".");
