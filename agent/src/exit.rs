@@ -17,8 +17,8 @@ pub enum ExitError {
     /// file lists in `RestartPreventExitStatus=`.
     #[error("{0}")]
     DoNotRestart(String),
-    /// The cluster has its members, and this host is not one of them: it needs a join ticket. Or
-    /// the file of the ticket can't be read yet. Exit code 3.
+    /// The cluster has its members, and this host is not one of them and needs a join ticket; or
+    /// the bundle file with the ticket can't be read yet. Exit code 3.
     #[error("{0}")]
     NeedsTicket(String),
     /// The cluster didn't do what the command asked for. Exit code 1.

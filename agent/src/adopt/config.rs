@@ -18,8 +18,8 @@ const VARIABLE_PREFIX: &str = "ETCD_";
 /// environment variables.
 pub(crate) const CONFIG_FILE: &str = "config-file";
 
-/// Flags of an adopted etcd that the agent doesn't pass on when it starts the etcd. It doesn't pass
-/// on the flags either that it sets itself ([`is_set_by_agent`]).
+/// Flags of an adopted etcd that the agent omits when it starts the etcd. The agent also omits the
+/// flags for which it sets values itself ([`is_set_by_agent`]).
 const OMITTED_FLAGS: &[&str] = &[
     // etcd has to log to standard error, which goes to the file that the agent reads.
     "log-output",
@@ -70,8 +70,8 @@ const UNSUPPORTED_FLAGS: &[(&str, &str)] = &[
 
 /// Values of a Go flag that mean false.
 const FALSE_WORDS: &[&str] = &["0", "f", "F", "false", "FALSE", "False"];
-/// Value of etcd's flag `--proxy` with which an etcd is a member and no proxy. It is the default;
-/// etcd has had this flag up to 3.5.
+/// Value of etcd's flag `--proxy` for a member, which is no proxy. It is the default. etcd has the
+/// flag up to 3.5.
 const PROXY_OFF: &str = "off";
 
 /// Why an etcd's settings can't be kept. The text says what to do.

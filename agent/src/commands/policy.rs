@@ -25,7 +25,7 @@ struct ListedPolicy {
     id: GrantId,
     /// Whether the policy was revoked.
     revoked: bool,
-    /// End and limits of the policy; `None` if the store has only its revocation.
+    /// End and limits of the policy. `None` if the store has only the policy's revocation.
     #[serde(flatten)]
     terms: Option<PolicyTerms>,
 }

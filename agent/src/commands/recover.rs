@@ -142,7 +142,7 @@ async fn make_cluster(typed: &MakeArguments, printer: &mut Printer<'_>) -> Resul
     }
     confirm_data_loss(typed, &host.confirmation_sentence())?;
     // The new cluster is made before its statement is signed. After a crash in between, a repeated
-    // run finds this cluster.
+    // run finds the new cluster, and only signs the statement.
     let made = match host.unsigned_recovery(&survivors[0].observed) {
         Some(made) => made,
         None => programs.make(&layout.node())?,
@@ -202,8 +202,9 @@ impl HostState {
         self.loaded.recoveries.raft_cluster().or(founded)
     }
 
-    /// Returns why no recovery statement about this data may be signed. The new statement has to
-    /// continue where the last one ended.
+    /// Returns why no recovery statement about this data may be signed. The data must belong to the
+    /// cluster that this host's last recovery statement has made. Without such a statement, it must
+    /// belong to the founded cluster.
     fn objection(&self, observed: &DirectoryReport) -> Option<String> {
         let signed = self.loaded.recoveries.newest();
         let made = observed.forced.as_ref().filter(|_| observed.is_recovery_unfinished());

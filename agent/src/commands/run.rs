@@ -180,8 +180,8 @@ struct LoadedState {
 }
 
 impl Daemon<'_> {
-    /// Decides what to do only by the journal and the node's directory, without a network request.
-    /// Then does it.
+    /// Decides what to do by the journal and the node's directory alone, and makes no network
+    /// request for that. Then does it.
     async fn run(&self) -> Result<(), ExitError> {
         loop {
             let loaded = journal::read(&self.settings.layout).map_err(state_exit_error)?;

@@ -41,8 +41,8 @@ use crate::state::{self, Layout, StateError, journal, state_exit_error};
 const UNIT_FOLDER: &str = "/etc/systemd/system";
 /// Name of the unit file, if no unit was named.
 const DEFAULT_UNIT: &str = "etcd.service";
-/// Name of the plan's file in the `--out` folder. A repeated run reads the last plan from it, and
-/// so recognises a unit file of its own.
+/// Name of the plan's file in the `--out` folder. A repeated run reads the last plan from it. So it
+/// knows whether the unit file that it finds was written by the last run.
 const PLAN_FILE: &str = "release.json";
 /// Mode of the `--out` folder if this command makes it: other users may only pass through. The node
 /// may run as another user than this command.
@@ -246,8 +246,8 @@ impl NodeRelease<'_> {
     }
 
     /// Gives a copied file to the node's user and group, unless that user owns the file. The folder
-    /// keeps its owner, because others may use the folder. So the node's user has to be able to
-    /// pass through it.
+    /// keeps its owner, because others may use the folder. Fails if the node's user can't pass
+    /// through it.
     fn chown_to_node_user(&self, path: &Path, (user, group): (u32, u32)) -> Result<(), ExitError> {
         let file = muster_files::data::open(path, OpenMode::Read).map_err(failed)?;
         if file.metadata().map_err(failed)?.uid() == user {

@@ -207,9 +207,9 @@ impl TakeOver<'_> {
     }
 }
 
-/// Refuses to give the etcd back if another member serves certificates of the cluster's own CAs.
-/// After that, this etcd would trust only the CA from before the adoption. So it and that member
-/// would refuse each other.
+/// Refuses to give the etcd back if another member serves certificates of the cluster's own CAs. An
+/// etcd that was given back trusts only the CA from before the adoption. So this etcd and that
+/// member would refuse each other.
 async fn refuse_new_certificates_of_others(host: &EnrolledHost) -> Result<(), ExitError> {
     let before = host.cluster_as_before()?;
     let clients: Vec<ClusterApiClient> =
@@ -220,8 +220,8 @@ async fn refuse_new_certificates_of_others(host: &EnrolledHost) -> Result<(), Ex
             members = client.list_members_serializable().await.ok();
         }
     }
-    // If no member answers, no such member is found, and the etcd is given back. Other members may
-    // serve new certificates nevertheless.
+    // If no member answers, no member with new certificates is found, and the etcd is given back.
+    // Other members may serve new certificates nevertheless.
     let mut exchanged = Vec::new();
     for member in members.unwrap_or_default().list {
         if member.id == host.member || before.status_of(&member).await.is_ok() {
