@@ -37,8 +37,8 @@ fn inherited_variables(
     all: impl Iterator<Item = (OsString, OsString)>,
 ) -> Vec<(OsString, OsString)> {
     all.filter(|(name, _)| {
-        // The launcher has test failpoints too, so debug builds pass this variable on. Release
-        // builds have no failpoints.
+        // The launcher has test failpoints too, so debug builds pass on the variable
+        // `MUSTER_CRASH_AT`. Release builds have no failpoints.
         let failpoint = cfg!(debug_assertions) && name == "MUSTER_CRASH_AT";
         failpoint || INHERITED_VARIABLES.iter().any(|passed| name == passed)
     })

@@ -68,7 +68,8 @@ pub(crate) struct VerificationStatus {
     pub at: Option<Timestamp>,
     /// Names of the backups that the last verification found whole.
     pub whole: Vec<String>,
-    /// Names of the stored backups that this agent has found damaged. They are examined again.
+    /// Names of the stored backups that this agent has found damaged. Later verifications examine
+    /// them again.
     pub damaged: Vec<String>,
     /// Why the last attempt failed; `None` if it did not.
     pub failure: Option<BackupFailure>,

@@ -91,7 +91,7 @@ fn parse(answer: &[u8]) -> Option<(u16, String)> {
     Some((code, body.trim().to_owned()))
 }
 
-/// Joins the chunks of a chunked body. The last one may be missing.
+/// Joins the chunks of a chunked body. The last chunk may be missing.
 fn join_chunks(mut body: &str) -> Option<String> {
     let mut joined = String::new();
     while let Some((length, rest)) = body.split_once("\r\n") {

@@ -37,7 +37,7 @@ pub(crate) fn start(filter: &str, format: AgentLogFormat) -> Result<(), ExitErro
         }
         AgentLogFormat::Json => builder.json().flatten_event(true).try_init(),
     };
-    // This fails only in a process that already has a logger.
+    // Starting the logger fails only in a process that already has a logger.
     drop(started);
     let _ = FORMAT.set(format);
     Ok(())

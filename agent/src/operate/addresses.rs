@@ -155,8 +155,8 @@ pub(crate) struct HostAddressWatch {
     pub urls: Vec<ServiceUrl>,
     /// The member's addresses in the journal when the node was started.
     pub journalled: Addresses,
-    /// Paths of the node's files. A node without a log has never run: its cluster expects it at the
-    /// agreed addresses, so it can't follow its host.
+    /// Paths of the node's files. A node without a log has never run. Its cluster expects it at the
+    /// agreed addresses, so it can't move to its host's new addresses.
     pub layout: Layout,
 }
 
@@ -216,8 +216,8 @@ impl HostAddressWatch {
     }
 
     /// Waits at a start for the member's addresses, because a booted host gets its addresses only
-    /// after some time. Returns `None` once the host has them. Returns the host's other addresses
-    /// once it has had those for [`SETTLE_TIME`].
+    /// after some time. Returns `None` once the host has the member's addresses. If the host has
+    /// had other addresses for [`SETTLE_TIME`], returns the addresses to move to.
     pub(crate) async fn wait_for_addresses(&self, board: &StatusHandle) -> Option<Addresses> {
         let text = self.waits_for()?;
         tracing::warn!("{text}");
@@ -292,9 +292,9 @@ pub(crate) fn note_host_move(extras: &mut JournalExtras, before: &Addresses, now
     extras.note_move(before, now, unix_seconds());
 }
 
-/// Journals that the cluster has recorded the address with the number `recorded`. Until the member
-/// moves again, the agent then leaves the recorded address alone, even if an operator sets a former
-/// one. Does nothing if the member has moved again meanwhile.
+/// Journals that the cluster has recorded the address with the number `recorded`. The agent then
+/// forgets the member's former peer URLs. So if an operator sets a former URL in the cluster, the
+/// agent doesn't replace it. Does nothing if the member has moved again meanwhile.
 pub(crate) fn journal_recorded_address(protocol: &mut Protocol, recorded: &watch::Receiver<u64>) {
     if !protocol.extras.forget_former_addresses(*recorded.borrow()) {
         return;

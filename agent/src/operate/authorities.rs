@@ -3,7 +3,7 @@
 //!
 //! The newest statement names the CAs. The agent writes their certificates where the node reads
 //! them, and reports to discovery which step this member has taken. An owner takes the next step of
-//! the replacement only after all members have taken the last one.
+//! the replacement only after all members have taken the step before.
 //!
 //! muster-node reads changed CA files by itself. Stock etcd reads them only when it starts. So this
 //! module keeps a file with the statement that was the newest when the running process was started.

@@ -139,7 +139,8 @@ pub(super) struct NodeStart {
 }
 
 impl NodeStart {
-    /// Gathers everything from the journal, and writes the files that the node reads.
+    /// Gathers what the start of the node requires from the journal, and writes the files that the
+    /// node reads.
     pub(super) fn of(
         protocol: &Protocol,
         settings: &RunSettings,

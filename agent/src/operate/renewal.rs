@@ -183,7 +183,8 @@ async fn wait_and_renew<T>(
 }
 
 /// Returns the certificates for a start: the journal's, or those that a person has put into the
-/// `tls` directory. The latter must be this member's. They are used in three cases:
+/// `tls` directory. Certificates in that directory must be this member's, and are used in three
+/// cases:
 /// - Only they are from the issuing CAs.
 /// - Both or neither are from the issuing CAs, and they end later.
 /// - The CAs of the journal's certificates are no longer trusted.

@@ -130,7 +130,7 @@ impl ReplacementFacts<'_> {
         let Self { observed, peer_urls, .. } = self;
         let seen = observed.of_id(old)?;
         if observed.find_by_peer_urls(peer_urls, Some(old)).is_some() {
-            // The new member is added already, so the order is decided.
+            // The new member has been added already, so the old member isn't removed before that.
             return None;
         }
         if seen.member.peer_urls.iter().any(|url| peer_urls.contains(url)) {

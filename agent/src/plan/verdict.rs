@@ -81,7 +81,8 @@ fn plain_url_warning(observed: &ObservedCluster, wanted: &RequestedChange) -> Op
     known.any(|url| url.starts_with("https:")).then(|| Warning::WithoutTls(url.clone()))
 }
 
-/// Returns the risks of `wanted`, which leads to `after`, apart from the reasons to refuse it.
+/// Returns the risks of the change `wanted`, without the reasons to refuse it. `after` are the
+/// numbers of voters and learners after the change.
 pub(super) fn warnings(
     observed: &ObservedCluster,
     wanted: &RequestedChange,

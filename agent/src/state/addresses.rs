@@ -8,9 +8,9 @@ use serde::{Deserialize, Serialize};
 /// Addresses on which the node listens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ListenAddresses {
-    /// Address on which the other members are served.
+    /// Address on which the node listens for the other members.
     pub peer: SocketAddr,
-    /// Address on which clients are served.
+    /// Address on which the node listens for clients.
     pub client: SocketAddr,
 }
 

@@ -79,7 +79,7 @@ pub struct AdoptedNode {
     /// The other flags, as the agent passes them to the etcd.
     pub flags: Vec<String>,
     pub certificates: CertificateFiles,
-    /// The systemd unit that ran the etcd; `None` if it ran otherwise.
+    /// The systemd unit that ran the etcd; `None` if no unit ran it.
     pub unit: Option<String>,
     /// Whether the etcd serves certificates of the cluster's own CAs instead of its earlier ones.
     pub has_new_certificates: bool,

@@ -110,8 +110,8 @@ impl JournalExtras {
         self.moved = Some(now);
     }
 
-    /// Forgets the former peer URLs, since the cluster has recorded the address with this number.
-    /// Returns false, and changes nothing, if the member has moved since.
+    /// Forgets the former peer URLs, since the cluster has recorded the address with the number
+    /// `recorded`. Returns false, and changes nothing, if the member has moved again since then.
     pub(crate) fn forget_former_addresses(&mut self, recorded: u64) -> bool {
         let is_newest = recorded == self.address_number;
         if is_newest {

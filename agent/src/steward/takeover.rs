@@ -43,7 +43,8 @@ struct Heartbeat {
     version: u32,
     /// The member's id in hexadecimal digits.
     member: String,
-    /// Time of writing by that host's clock. For people only; no decision depends on it.
+    /// Time of writing, by the clock of the host that wrote the heartbeat. For people only; no
+    /// decision depends on it.
     at: String,
 }
 

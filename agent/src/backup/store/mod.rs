@@ -239,7 +239,8 @@ impl BackupStore {
         .await
     }
 
-    /// Checks that a file can be written here, and deletes it. A missing directory is not made.
+    /// Checks that a file can be written to this store, and deletes the file. A missing directory
+    /// is not made.
     pub(crate) async fn probe(&self) -> Result<(), BackupStoreError> {
         let folder = ClusterFolder::for_check();
         match self {

@@ -330,8 +330,8 @@ impl Bootstrap<'_> {
         let leaves = shown.leaves.as_ref().ok_or(AnswerError::NoLeaves)?;
         let own = verified.records().iter().find(|r| r.agent_key == *self.protocol.key.public());
         if let Some(own) = own {
-            // The CAs at the time of the commit issued the certificates. If they were replaced
-            // since, the agent renews the certificates.
+            // The certificates are from the CAs that the cluster had at the commit. If the CAs have
+            // been replaced since, the agent renews the certificates.
             if !chain.statements().any(|then| leaves.verify(own.node_key(), then).is_ok()) {
                 leaves.verify(own.node_key(), chain.newest())?;
             }

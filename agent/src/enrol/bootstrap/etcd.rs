@@ -104,8 +104,8 @@ impl RunningEtcd {
 }
 
 impl EtcdTarget {
-    /// Asks the etcd for its ids. If they are right, returns an answer like the one that the
-    /// member's agent would give to a probe. This answer contains no release.
+    /// Asks the member's etcd for its ids. If these are the ids that the owner signed, returns an
+    /// answer like the one that the member's agent would give to a probe. It contains no release.
     pub(super) async fn probe(
         &self,
         target: &ProbeTarget,

@@ -33,8 +33,8 @@ const MAX_BREAK: Duration = Duration::from_secs(30);
 /// The other voters: which of them this host can reach, and since when it can't reach the rest.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Reachability {
-    /// Other voters at the last check. For a voter that can't be reached, the value is the
-    /// beginning of that state.
+    /// Other voters at the last check. For a voter that can't be reached, the value is when that
+    /// began.
     voters: BTreeMap<MemberId, Option<Instant>>,
     last_look: Option<Instant>,
 }
@@ -203,7 +203,8 @@ impl PeerTraffic {
     }
 
     /// Returns the state of the connection to the member `id`. `before` is the traffic at the last
-    /// check. `muster-node` itself closes connections to peers that have vanished.
+    /// check. Only a connection of stock etcd can be unconfirmed: `muster-node` itself closes
+    /// connections to peers that have vanished.
     fn connection(&self, id: MemberId, before: &Self, is_stock_etcd: bool) -> PeerConnection {
         if !self.connected.contains(&id) {
             return PeerConnection::Missing;
