@@ -72,7 +72,7 @@ impl CpuTimes {
 }
 
 impl BenchService {
-    /// Makes the service's keys in `folder`, without starting it.
+    /// Makes the service's keys in `folder`, without starting the service.
     pub(super) fn new(program: &Path, folder: &Path) -> Result<Self> {
         let owner = Arc::new(SigningKey::generate());
         let port = TcpListener::bind("127.0.0.1:0")?.local_addr()?.port();

@@ -157,7 +157,7 @@ impl ChildRunner<'_> {
     }
 }
 
-/// Returns the last line of a log that is not empty.
+/// Returns the last non-empty line of a log.
 fn last_line(log: &Path) -> Option<String> {
     let mut file = fs_err::File::open(log).ok()?;
     let length = file.metadata().ok()?.len();

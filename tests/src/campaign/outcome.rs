@@ -72,7 +72,7 @@ impl RunFigures {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct CampaignFinding {
     pub search: SearchKind,
-    /// Description of the fault by the program that found it.
+    /// Description of the fault, as printed by the program that found the fault.
     pub what: String,
     /// Command that repeats the run with this finding.
     pub replay: String,

@@ -1,4 +1,4 @@
-//! Runs the searches in turns until the time is over, then puts bugs back.
+//! Runs the searches in turns until the time is over, then puts known bugs back on purpose.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::Ordering;

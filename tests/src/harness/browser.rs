@@ -20,8 +20,8 @@ use serde_json::{Value, json};
 use super::process::ChildProcess;
 use super::wait::wait_for;
 
-/// Names of the program in Debian's and others' packages. The environment variable `CHROMIUM` names
-/// another one.
+/// Names of Chromium's program in the packages of Debian and other distributions. The environment
+/// variable `CHROMIUM` can name another program.
 const PROGRAMS: [&str; 4] = ["chromium", "chromium-browser", "google-chrome", "chrome"];
 
 /// Time limit for an answer of the browser.

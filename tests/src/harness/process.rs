@@ -81,7 +81,7 @@ impl ChildProcess {
         matches!(self.child.try_wait(), Ok(None))
     }
 
-    /// Waits until the output contains `text`. Fails at once if the process ends before.
+    /// Waits until the output contains `text`. Fails at once if the process ends before that.
     pub fn wait_for_output(&mut self, text: &str, limit: Duration) -> Result<()> {
         let name = self.name.clone();
         let ended = wait_for(&format!("{name} to print {text:?}"), limit, || {
