@@ -38,8 +38,7 @@ impl BackupName {
     /// Makes a new name. Fractions of the second are cut off.
     pub(crate) fn new(begun_at: Timestamp, revision: u64) -> Self {
         let mut random = [0; 4];
-        // Ignore an error: the random digits matter only if two agents begin a backup within one
-        // second.
+        // An error is ignored: the digits matter only if two agents begin within one second.
         let _ = getrandom(&mut random, GetRandomFlags::empty());
         Self {
             begun_at: Timestamp::from_second(begun_at.as_second()).unwrap_or(begun_at),
