@@ -16,7 +16,7 @@ pub struct CommittedEntry {
     /// Index and term of the entry.
     pub position: Position,
     pub kind: EntryKind,
-    /// The proposer's bytes, opaque to the driver.
+    /// Bytes of the entry, as its proposer encoded them. The driver doesn't interpret them.
     pub data: Bytes,
 }
 
@@ -57,7 +57,7 @@ pub trait Snapshot: Send + 'static {
     /// Returns the position of the last entry that the snapshot includes.
     fn position(&self) -> Position;
 
-    /// Returns the voters and learners at that position.
+    /// Returns the voters and learners at the snapshot's position.
     fn members(&self) -> Members;
 
     /// Writes the snapshot, to be sent to a member that is too far behind the log.

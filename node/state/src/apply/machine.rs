@@ -46,9 +46,10 @@ impl KvStateMachine {
         Ok(Self { writer, events, is_answered: Box::new(|_| true) })
     }
 
-    /// Limits reads that only serve an answer (ranges of a transaction, previous values) to the
-    /// requests for which `own` returns true. `own` must return true for each request whose caller
-    /// waits on this member. All other requests get an outcome without these reads.
+    /// Sets which requests get a complete answer: those for which `own` returns true. It must
+    /// return true for each request whose caller waits on this member. For all other requests,
+    /// nothing is read that only their answer needs: the ranges of a transaction, and previous
+    /// values.
     ///
     /// An answer can be many times as large as the store. Without this limit, every member would
     /// read each answer, and read it again when it replays the log after a restart.
@@ -68,8 +69,8 @@ impl KvStateMachine {
     ) -> Result<(), StoreError> {
         let id = founder.id;
         self.writer.batch(at, |batch| {
-            // Keep only alarms about the data in this store: the whole cluster's, and this member's
-            // under its new id.
+            // Of the alarms, keep only those about the data in this store. These are the alarms of
+            // the whole cluster, and those of the founder, which get its new id.
             let alarms = batch.alarms().to_vec();
             for alarm in &alarms {
                 batch.disarm_alarm(alarm);
@@ -326,8 +327,8 @@ fn alarm_error(alarms: &[AlarmMember], operation: &Operation) -> Option<ApplyErr
         return None;
     }
     let raised = |alarm: AlarmType| alarms.iter().any(|a| a.alarm() == alarm);
-    // Changes of members, users or roles stay allowed, because they may be needed for a repair. A
-    // lease checkpoint does not touch the data.
+    // The CORRUPT alarm doesn't forbid changes of members, users or roles, because a repair may
+    // need them. Nor does it forbid a lease checkpoint, which does not touch the data.
     let writes = !matches!(
         operation,
         Operation::Alarm(_)

@@ -14,9 +14,9 @@ use node_proto::etcdserverpb::{Compare, RequestOp, ResponseOp, TxnRequest, TxnRe
 use super::txn::{Comparison, branch_operations, check_revision, response_header};
 use crate::mvcc::{AnswerBudget, RangeRead, RangeStep, ReadError, Scan, Store, View};
 
-/// Maximum number of operations and comparisons in a step.
+/// Maximum number of operations and comparisons in one step of a read-only transaction.
 const ITEMS_PER_STEP: usize = 16;
-/// Number of bytes of answers after which a step ends early.
+/// Number of bytes of answers after which a step of a read-only transaction ends early.
 const BYTES_PER_STEP: usize = 1 << 20;
 
 /// Read-only transaction ([`is_read_only`](super::is_read_only)) and the state of its read.
@@ -154,10 +154,10 @@ impl<'t> TxnLevel<'t> {
 /// Result of working on one comparison or operation.
 enum ItemProgress<'t> {
     Done,
-    /// The item is wide and is not finished: the step ends here.
+    /// The comparison or operation is wide and is not finished: the step ends here.
     Unfinished,
     Nested(&'t TxnRequest),
-    /// All operations of this level are done. The value is the level's answer.
+    /// All operations of the innermost transaction are done. The value is its answer.
     LevelDone(TxnResponse),
 }
 

@@ -109,7 +109,7 @@ impl<'c> Comparison<'c> {
 }
 
 fn compare_key_value(compare: &Compare, kv: &KeyValue) -> bool {
-    // As in etcd, anything compared with an unknown target is equal to it.
+    // As in etcd, a comparison with an unknown target counts as a comparison of equal values.
     let Ok(target) = CompareTarget::try_from(compare.target) else {
         return !matches!(
             CompareResult::try_from(compare.result),

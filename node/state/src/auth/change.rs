@@ -36,8 +36,8 @@ impl AuthState {
             AuthOperation::RoleGrantPermission(grant) => {
                 grant.perm.as_ref().map_or(0, |perm| perm.key.len() + perm.range_end.len())
             }
-            // These changes add no bytes: they remove something, set a flag, or replace a hash by
-            // another.
+            // Changes of these kinds add no bytes: they remove something, set a flag, or replace a
+            // hash by another.
             AuthOperation::Enable(_)
             | AuthOperation::Disable(_)
             | AuthOperation::UserDelete(_)

@@ -34,7 +34,7 @@ const UNBIASED_LIMIT: u8 = 208;
 pub struct TokenSecret(Zeroizing<String>);
 
 impl TokenSecret {
-    /// Draws new random letters.
+    /// Draws the random letters of a new token.
     #[must_use]
     pub fn random() -> Self {
         let random = SystemRandom::new();

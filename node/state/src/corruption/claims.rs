@@ -57,12 +57,12 @@ pub enum ClaimSubject {
         compacted: i64,
     },
     /// The data up to a compaction's revision, before the compaction deleted anything. The hash of
-    /// this subject includes changes that the compaction deletes afterwards; the hash of `Data`
-    /// doesn't.
+    /// this subject includes changes that the compaction deletes afterwards. The hash of
+    /// [`Self::Data`] doesn't include them.
     Compaction {
         /// Revision of the compaction.
         revision: i64,
-        /// Revision of the compaction before this one; -1 for none.
+        /// Revision of the compaction before the one at `revision`; -1 for none.
         previous: i64,
     },
     /// Newest revision and last compaction of a store that has applied the entry with this index,

@@ -237,7 +237,8 @@ mod tests {
         // Member 3 can be compared only at the old revision, where it agrees with member 1.
         let said: [(u64, &[Claim]); 3] = [(1, &[then, now]), (2, &[other, now]), (3, &[then])];
         assert!(corrupt(&[1, 2, 3], &said).is_empty());
-        // Without a quorum, the old difference between members 1 and 2 leaves nothing undecided.
+        // The old claims of members 1 and 2 differ, and have no quorum. Their newer claims are
+        // equal, so the old difference doesn't make the result undecided.
         assert!(corrupt(&[1, 2, 3, 4, 5], &said).is_empty());
         // Members 1 and 2 are equal now, but nothing shows that their old difference is gone.
         let said: [(u64, &[Claim]); 5] =

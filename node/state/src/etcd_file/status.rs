@@ -16,11 +16,11 @@ use crate::mvcc::EtcdKey;
 /// Status of a snapshot file.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct FileStatus {
-    /// CRC-32C over the names of all buckets and all their rows.
+    /// CRC-32C over the names of all buckets, and the keys and values of all their rows.
     pub hash: u32,
     /// Newest revision in the file.
     pub revision: i64,
-    /// Number of keys that exist at that revision.
+    /// Number of keys that exist at the newest revision.
     #[serde(rename = "totalKey")]
     pub total_keys: u64,
     /// Size of the database in bytes.

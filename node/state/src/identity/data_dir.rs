@@ -421,7 +421,8 @@ impl DataDir {
         self.replace(FORCED, &json(made))
     }
 
-    /// Deletes the plan durably, after it was carried out or abandoned.
+    /// Deletes the plan of a forced single-member cluster, durably, after the plan was carried out
+    /// or abandoned.
     ///
     /// # Errors
     /// Fails if the file can't be deleted.
@@ -458,7 +459,7 @@ impl DataDir {
     }
 
     /// Deletes the file that [`Self::mark_force_without_data`] wrote, durably, because the member
-    /// has started without the flag.
+    /// has started without `--force-new-cluster`.
     ///
     /// # Errors
     /// Fails if the file can't be deleted.

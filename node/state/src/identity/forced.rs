@@ -42,7 +42,7 @@ pub struct ForcedCluster {
     pub was: MemberIdentity,
     /// Identity of the directory in the new cluster.
     pub is: MemberIdentity,
-    /// Incarnations of the directory before `was`, from earlier forced clusters.
+    /// Incarnations that the directory had before the one in `was`, from earlier forced clusters.
     #[serde(with = "as_hex_list")]
     pub earlier: Vec<Incarnation>,
     /// Index of the last entry that the old member knew to be committed.
@@ -53,9 +53,9 @@ pub struct ForcedCluster {
     pub last_index: u64,
     /// Term of the last entry that was kept; 0 if an etcd's log does not show it.
     pub last_term: u64,
-    /// Index of the position after which the new log begins.
+    /// Index after which the new cluster's log begins.
     pub base_index: u64,
-    /// Term of the position after which the new log begins.
+    /// Term of the position with the index [`Self::base_index`].
     pub base_term: u64,
     /// The old cluster's other members.
     pub dropped: Vec<DroppedMember>,
@@ -91,7 +91,7 @@ impl ForcedCluster {
         }
     }
 
-    /// Returns the record with `rearmed` set, so that the flag takes effect again.
+    /// Returns the record with `rearmed` set, so that `--force-new-cluster` takes effect again.
     #[must_use]
     pub fn rearm(self) -> Self {
         Self { rearmed: true, ..self }

@@ -64,7 +64,9 @@ impl MemberId {
 }
 
 impl MemberId {
-    /// Computes the id of a member that is added now, with the time in place of the cluster token.
+    /// Computes the id of a member that is added to a running cluster. It is the hash of
+    /// [`Self::at_bootstrap`], with the present time in place of the cluster token.
+    ///
     /// etcd uses the time in seconds. Here it is in nanoseconds, so that two members that are added
     /// with the same URL within a second have different ids.
     #[must_use]

@@ -41,7 +41,7 @@ const MAX_CENSUSES: usize = 128;
 pub struct Census {
     /// Configuration of the table, as in [`MemberTable::configuration_index`].
     pub configuration_index: u64,
-    /// All members in that configuration.
+    /// All members in the configuration `configuration_index`.
     pub members: Vec<Member>,
     /// Peer URLs of the sender itself, according to its flags.
     pub own_urls: Vec<String>,

@@ -98,7 +98,7 @@ pub enum ChangeError {
     /// The operation was carried out before.
     #[error("this operation was carried out at {at}")]
     CarriedOut {
-        /// Index of the entry that carried it out.
+        /// Index of the entry that carried out the operation.
         at: u64,
     },
     /// The member has no id or no URL, or a malformed incarnation or key.

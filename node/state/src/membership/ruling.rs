@@ -87,7 +87,7 @@ pub enum ChangeRefusal {
     /// The change could cost the quorum.
     #[error(transparent)]
     Objection(#[from] ChangeObjection),
-    /// The current members do not allow the change.
+    /// The member table, or an operation recorded in it, forbids the change.
     #[error(transparent)]
     Change(#[from] ChangeError),
 }

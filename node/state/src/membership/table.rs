@@ -39,7 +39,7 @@ pub struct Member {
 pub struct CompletedOperation {
     /// Id under which the operation was requested.
     pub id: OperationId,
-    /// Index of the entry that carried it out.
+    /// Index of the entry that carried out the operation.
     pub index: u64,
 }
 
@@ -95,7 +95,8 @@ impl MemberTable {
         Self::from_parts(members, [])
     }
 
-    /// Creates a table from what [`Self::members`] and [`Self::removed`] returned.
+    /// Creates a table from its members and the removed members, as [`Self::members`] and
+    /// [`Self::removed`] return them.
     pub(crate) fn from_parts(
         members: impl IntoIterator<Item = Member>,
         removed: impl IntoIterator<Item = (MemberId, RemovedMember)>,

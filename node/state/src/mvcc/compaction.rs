@@ -24,8 +24,8 @@ use super::tables::{META, RECORDS, write_finished_compaction};
 
 type Rows<'txn> = Table<'txn, u128, &'static [u8]>;
 
-/// Approximate number of tombstones in one row that holds several. A step that may handle a number
-/// of keys may handle that number divided by this one of such rows.
+/// Approximate number of tombstones in a row that holds several. The maximum number of such rows
+/// per step is the maximum number of keys per step, divided by this number.
 const TOMBSTONES_PER_ROW: usize = 64;
 
 /// Next part of a compaction's work.
@@ -42,9 +42,9 @@ enum CompactionStage {
 pub(crate) struct CompactionCursor {
     revision: i64,
     stage: CompactionStage,
-    /// Revision of the previous compaction. It is set only if that compaction was finished, and
-    /// until this one begins. If set, the first step keeps the checksum of the store at this
-    /// compaction's revision before it deletes anything.
+    /// Revision of the previous compaction, if it had finished when this compaction was requested.
+    /// Only the first step of this compaction has it. Before that step deletes anything, it keeps
+    /// the checksum of the store at this compaction's revision.
     previous: Option<i64>,
 }
 

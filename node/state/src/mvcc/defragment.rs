@@ -141,7 +141,7 @@ impl Store {
 /// New file with a copy of the records of one view.
 pub(super) struct StoreCopy {
     file: StoreDatabase,
-    /// Revision of the view.
+    /// Revision of the view whose records were copied.
     revision: i64,
     /// Value of the counter `StoreState::replacement_count` before the copy began.
     replaced: u64,
@@ -212,7 +212,8 @@ fn tables(file: &StoreDatabase) -> Result<BTreeSet<String>, StoreError> {
 fn begin(file: &StoreDatabase) -> Result<WriteTransaction, StoreError> {
     let mut txn = file.db.begin_write()?;
     txn.set_durability(Durability::Immediate)?;
-    // Without this, redb would read the whole file at the next start after a crash.
+    // After a crash, redb reads the whole file at the next start, unless the last durable commit
+    // had quick repair enabled.
     txn.set_quick_repair(true);
     Ok(txn)
 }

@@ -79,8 +79,8 @@ pub enum StoreError {
 
 fn storage(error: redb::Error) -> StoreError {
     match error {
-        // redb reports these two kinds for a bad header and for a file that ends too early, and
-        // both mean damage. No disk error has these kinds.
+        // For a bad header, and for a file that ends too early, redb reports these two kinds of I/O
+        // error. Both mean damage, and no disk error has these kinds.
         redb::Error::Io(source) if matches!(source.kind(), InvalidData | UnexpectedEof) => {
             StoreError::Corrupt(source.to_string())
         }

@@ -26,11 +26,12 @@ use super::store::{Store, View};
 /// Hash of the key space, as `HashKV` reports it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct KeyValueHash {
-    /// CRC-32C of the records.
+    /// CRC-32C of the keys and values of the records, as etcd stores them.
     pub hash: u32,
-    /// Compaction revision that the checksum takes into account; -1 if there was no compaction.
+    /// Compaction revision of the store. Of the changes up to this revision, only those still in
+    /// force are hashed; -1 if there was no compaction.
     pub compact_revision: i64,
-    /// Highest revision whose records count.
+    /// Highest revision whose records are hashed.
     pub revision: i64,
 }
 

@@ -121,8 +121,8 @@ impl KeyHistory {
         Self { newest_change: NewestChange::of(at, created, version), older: None }
     }
 
-    /// Returns all changes except the newest one and, if that is a tombstone, the put that it
-    /// ended.
+    /// Returns all changes before the newest one, oldest first. If the newest change is a
+    /// tombstone, the put that it ended is left out, too.
     fn older(&self) -> &[ChangeStamp] {
         self.older.as_ref().map_or(&[], |older| older.all())
     }

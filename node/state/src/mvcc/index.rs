@@ -281,7 +281,8 @@ mod tests {
         let name = |number: u32| format!("{number:05}").into_bytes();
         let all: Vec<_> = (0..1_000).map(name).collect();
         all.iter().for_each(|key| assert_eq!(index.put(key, at(2)), (2, 1)));
-        // Gaps of all widths up to more than `MAX_SKIPPED_KEYS`, and two keys that don't exist.
+        // Between the keys to delete there are gaps of all widths up to more than
+        // `MAX_SKIPPED_KEYS`. Two of the keys to delete don't exist.
         let mut wanted: Vec<_> =
             (0..40).map(|gap| gap * (gap + 1) / 2).chain([997, 998]).map(name).collect();
         wanted.splice(3..3, [b"00003x".to_vec()]);

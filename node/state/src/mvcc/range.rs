@@ -19,7 +19,7 @@ use super::revision::{KeyRange, Revision};
 const KEYS_PER_STEP: usize = 256;
 /// Maximum number of keys examined under one hold of the index lock when keys are only counted.
 const MAX_COUNTED_KEYS_PER_STEP: usize = 8 * 1024;
-/// Bytes of records after which a step ends early.
+/// Bytes of records after which a step of a read ends, before it has examined all its keys.
 const BYTES_PER_STEP: usize = 1 << 20;
 /// Minimum number of gathered pairs at which a sorted read drops those that can't be in its answer.
 const MIN_PAIRS_TO_PRUNE: usize = 64;
@@ -359,8 +359,8 @@ impl RangeRead {
             // The key is a slice of the whole record. A copy lets the record's memory be freed.
             kv.key = Bytes::copy_from_slice(&kv.key);
             kv.value.clear();
-            // etcd 3.7 answers keys-only requests from its index, which has no leases
-            // (kvstore_txn.go).
+            // The answer has no lease id, because etcd 3.7 answers keys-only requests from its
+            // index, which contains no leases (kvstore_txn.go).
             kv.lease = 0;
         }
         self.bytes += weight(&kv);
@@ -383,7 +383,8 @@ impl RangeRead {
             return;
         }
         if self.request.sort_target() == SortTarget::Key {
-            // Keys were read in ascending order. A descending answer needs the last ones.
+            // The pairs are in ascending order of their keys, so a descending answer keeps the last
+            // ones.
             match self.request.sort_order() {
                 SortOrder::Descend => drop(self.kvs.drain(..self.kvs.len() - best)),
                 _ => self.kvs.truncate(best),

@@ -40,7 +40,8 @@ impl TombstoneRow {
         self.count > 0 && self.bytes.len() + length + 11 > MAX_TOMBSTONE_ROW_BYTES
     }
 
-    /// Appends a tombstone of the same request. Its revision must be higher than the earlier ones.
+    /// Appends a tombstone of the request whose tombstones the row collects. Its revision must be
+    /// higher than those of the earlier tombstones.
     pub(crate) fn push(&mut self, at: Revision, key: &[u8]) {
         let first = *self.first.get_or_insert(at);
         debug_assert!(first.main == at.main && first.sub <= at.sub, "{at:?} comes after {first:?}");
@@ -66,7 +67,7 @@ impl TombstoneRow {
         self.weight
     }
 
-    /// Removes all tombstones, to begin the next row.
+    /// Empties the row, so that it can collect other tombstones.
     pub(crate) fn clear(&mut self) {
         self.first = None;
         self.count = 0;

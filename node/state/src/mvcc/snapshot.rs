@@ -42,13 +42,13 @@ enum SnapshotFrameKind {
     Progress = 1,
     Member = 2,
     Alarm = 3,
-    /// Records, each with row (16 bytes), length (4 bytes) and contents.
+    /// Records. Each has the number of its row (16 bytes), its length (4 bytes) and its contents.
     Records = 4,
-    /// Number of records (8 bytes).
+    /// Last frame: the number of records in the snapshot (8 bytes).
     End = 5,
     Removed = 6,
     Lease = 7,
-    /// Whether authentication is enabled (1 byte), and the auth revision (8 bytes).
+    /// Whether authentication is enabled (1 byte), and the revision of users and roles (8 bytes).
     Auth = 8,
     User = 9,
     Role = 10,

@@ -155,12 +155,12 @@ pub(crate) struct StoreState {
     pub(crate) cache_bytes: usize,
     pub(crate) index: RwLock<Index>,
     pub(crate) leases: RwLock<LeaseTable>,
-    /// Rows that hold several tombstones.
+    /// Row numbers of all rows that hold several tombstones.
     pub(crate) tombstones: Mutex<BTreeSet<u128>>,
     pub(crate) tokens: Mutex<SimpleTokens>,
     pub(super) view: RwLock<Arc<View>>,
-    /// Whether authentication is enabled in the view. The atomic is a copy, so that requests
-    /// needn't lock the view.
+    /// Whether authentication is enabled in the newest view. It is copied from the view, so that
+    /// requests needn't lock the view.
     pub(super) auth_enabled: AtomicBool,
     /// Revision of the last compaction whose deletions are finished. Requests for a physical
     /// compaction wait for this value.

@@ -60,8 +60,8 @@ const PROGRESS: &str = "progress";
 const FINISHED_COMPACTION_ROW: &str = "compacted";
 /// Name of the row with the file's format version.
 const VERSION: &str = "format";
-/// Name of the row with the switch for authentication (1 byte) and the auth revision (8 bytes). The
-/// row is missing before the first change.
+/// Name of the row with the switch for authentication (1 byte) and the revision of users and roles
+/// (8 bytes). The row is missing before the first change of users or roles.
 const AUTH: &str = "auth";
 
 /// Log position, newest revision and compaction revision of the file. They share one row, so that
@@ -225,7 +225,7 @@ fn read_auth(txn: &redb::ReadTransaction) -> Result<AuthState, StoreError> {
     AuthState::from_rows(enabled, revision, users, roles).map_err(StoreError::Corrupt)
 }
 
-/// Encodes the switch for authentication and the auth revision.
+/// Encodes the switch for authentication, and the revision of users and roles.
 pub(crate) fn encode_auth(auth: &AuthState) -> [u8; 9] {
     let mut row = [0; 9];
     row[0] = u8::from(auth.is_enabled());

@@ -22,12 +22,14 @@ use super::watch::WatchOptions;
 use crate::membership::Member;
 use crate::state_machine::Position;
 
-/// Selects where a compaction deletes the records that it makes unreachable.
+/// Selects when a compaction deletes the records that it makes unreachable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CompactionMode {
-    /// In a separate task that calls [`Store::compact_step`]. Writes continue meanwhile.
+    /// The records are deleted in steps by another task, which calls [`Store::compact_step`].
+    /// Writes continue meanwhile.
     Background,
-    /// In the batch that contains the compaction. This is for a simulation, which has one thread.
+    /// The batch that contains the compaction deletes the records. This mode is for the simulation,
+    /// which has one thread.
     Inline,
 }
 
@@ -36,7 +38,7 @@ pub enum CompactionMode {
 pub struct StoreOptions {
     /// Bytes of file pages that may be kept in RAM.
     pub cache_bytes: usize,
-    /// Selects where compactions delete records.
+    /// Selects when compactions delete records.
     pub compaction: CompactionMode,
     /// Maximum number of keys per step of a compaction.
     pub compacted_keys_per_step: usize,
@@ -85,8 +87,8 @@ impl StoreWriter {
         let loaded = match loaded {
             Ok(loaded) => loaded,
             Err(error) => {
-                // Dropping redb's handle would write to the file, which may be damaged or of
-                // another format.
+                // The handle is leaked, because dropping it would write to the file. The file may
+                // be damaged or of another format, and must not be changed.
                 std::mem::forget(file);
                 return Err(error);
             }
@@ -191,9 +193,9 @@ impl StoreWriter {
         }
         if self.progress.compact_revision > before {
             let cursor = CompactionCursor::new(self.progress.compact_revision);
-            // The checksum is kept only if the previous compaction has finished. Otherwise the
-            // checksum would include records that the previous compaction has yet to delete, as in
-            // etcd.
+            // As in etcd, the checksum is kept only if the previous compaction has finished.
+            // Otherwise the checksum would include records that the previous compaction has yet to
+            // delete.
             let is_whole = *shared.finished_compaction.borrow() == before;
             shared.request_compaction(if is_whole {
                 cursor.after_finished(before)
@@ -214,7 +216,8 @@ impl StoreWriter {
             let file = self.shared.file();
             let mut txn = file.db.begin_write()?;
             txn.set_durability(Durability::Immediate)?;
-            // Without this, redb would read the whole file at the next start after a crash.
+            // After a crash, redb reads the whole file at the next start, unless the last durable
+            // commit had quick repair enabled.
             txn.set_quick_repair(true);
             txn.commit()?;
             self.durable = self.progress.applied;

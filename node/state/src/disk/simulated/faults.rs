@@ -65,9 +65,9 @@ pub struct Counts {
 /// show with this type that the code depends on these syncs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct IgnoredSyncs {
-    /// Whether syncs of files do nothing.
+    /// Whether syncs of files do nothing, although they succeed.
     pub files: bool,
-    /// Whether syncs of directories do nothing.
+    /// Whether syncs of directories do nothing, although they succeed.
     pub directories: bool,
 }
 

@@ -1,4 +1,4 @@
-//! Reading of past events from the store, in bounded pieces.
+//! Reading of past events from the store in bounded pieces, for watches that catch up.
 
 use std::sync::Arc;
 
@@ -12,14 +12,14 @@ use crate::mvcc::revision::Revision;
 use crate::mvcc::rows;
 use crate::mvcc::store::{Store, View};
 
-/// Maximum number of keys of a range that is looked up in the index. A wider range is read by
-/// revision.
+/// Maximum number of keys of a range whose past changes are looked up in the key index. For a wider
+/// range, all records are read in the order of their revisions.
 const NARROW_KEYS: usize = 512;
-/// Maximum number of revisions per piece in a narrow range. It can be large, since index lookups
-/// are cheap.
+/// Maximum number of revisions that one piece of past events covers, if its range has at most
+/// [`NARROW_KEYS`] keys. The number can be large, since index lookups are cheap.
 const NARROW_REVISIONS: i64 = 64 * 1024;
 
-/// Result of reading a piece.
+/// Result of reading one piece of the past events for a watch.
 pub(super) enum CatchUpPiece {
     /// All matching events before revision `next`.
     Read { events: Option<Arc<EventSelection>>, next: i64 },
@@ -29,14 +29,15 @@ pub(super) enum CatchUpPiece {
     Compacted { compacted: i64 },
 }
 
-/// Size limits of a piece. When a piece reaches one of them, it ends with the current revision.
+/// Size limits of a piece of past events. A piece that reaches one of them still gets all events of
+/// its last revision.
 #[derive(Clone, Copy)]
 pub(super) struct PieceSize {
     pub(super) records: usize,
     pub(super) bytes: usize,
 }
 
-/// Events collected for a piece.
+/// Events collected so far for a piece of past events.
 #[derive(Default)]
 struct CollectedEvents {
     events: Vec<Event>,
@@ -60,8 +61,8 @@ impl CollectedEvents {
     }
 }
 
-/// Reads events that `spec` matches, from the revision `next` on. The piece ends with the revision
-/// in which it reaches `size`.
+/// Reads one piece of the past events that `spec` matches, from the revision `next` on. The piece
+/// ends with the revision in which it reaches `size`.
 pub(super) fn read_piece(
     store: &Store,
     view: &View,

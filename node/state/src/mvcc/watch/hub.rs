@@ -23,9 +23,9 @@ pub(super) const MAX_QUEUED_DEPARTURES: usize = 1_024;
 
 /// Request of a subscriber to the hub.
 pub(super) enum HubCommand {
-    /// Attach `token`: send it every matching event from revision `next` on.
+    /// Attach the watcher `token`: send it every matching event from revision `next` on.
     Attach { token: WatcherId, spec: WatchSpec, next: i64, link: SubscriberLink },
-    /// Detach `token`: send it nothing more.
+    /// Detach the watcher `token`: send it nothing more.
     Detach { token: WatcherId },
     /// Report the revision up to which all watchers attached through `link` have got their events.
     Progress { link: SubscriberLink, round: u64 },
@@ -133,7 +133,7 @@ pub(super) struct HubReceiver {
     pub(super) commands: QueueReceiver<HubCommand>,
     /// Attached watches of each stream that has ended.
     pub(super) departures: QueueReceiver<Vec<WatcherId>>,
-    /// Woken if `departures` was full, so that the watches of an ended stream were not queued.
+    /// Wakes the hub if the watches of an ended stream didn't fit into the queue `departures`.
     pub(super) missed_departure: Arc<Wake>,
 }
 
@@ -160,8 +160,8 @@ impl HubSender {
     }
 }
 
-/// Overhead of a batch in the ring besides its events, in bytes: four allocations with headers and
-/// rounding, and its slot in the ring.
+/// Bytes that a batch takes in the ring of recent events besides its events. These are four
+/// allocations with headers and rounding, and its slot in the ring.
 const RING_ENTRY_OVERHEAD_BYTES: usize = 192;
 
 fn ring_entry_bytes(batch: &EventBatch) -> usize {
@@ -179,7 +179,7 @@ pub(super) struct Hub {
     ring: VecDeque<Arc<EventBatch>>,
     ring_bytes: usize,
     max_ring_bytes: usize,
-    /// The ring contains every event after this revision.
+    /// Revision after which the ring of recent events contains every event.
     ring_since: i64,
 }
 

@@ -41,21 +41,23 @@ use muster_shares::memory::MemoryAccount;
 pub use picked::EventSelection;
 pub use subscriber::{Notice, Subscriber};
 
-/// Limits on the memory of watches and on the size of their work steps.
+/// Limits on the memory of watches, and on the work that they do at a time.
 #[derive(Clone, Copy, Debug)]
 pub struct WatchOptions {
-    /// Maximum number of deliveries in a stream's queue. A watcher that finds it full catches up
-    /// from the store later. etcd's value by default.
+    /// Maximum number of messages from the hub in a stream's queue. A watcher that finds the queue
+    /// full catches up from the store later. etcd's value by default.
     pub queued_deliveries: usize,
-    /// Bytes of recent events kept for watchers that are about to be attached.
+    /// Maximum bytes of recent events that the hub keeps, for watchers that are about to be
+    /// attached.
     pub ring_bytes: usize,
     /// Maximum number of bytes of events that wait for the hub. If there are more, they are
     /// dropped, and watchers read the store.
     pub feed_bytes: usize,
-    /// Number of records that a watcher reads at a time while it catches up. A revision is never
-    /// split.
+    /// Number of records that a watcher reads at a time while it catches up. All records of one
+    /// revision are read together.
     pub records_per_piece: usize,
-    /// Bytes of records at which a piece ends early.
+    /// Bytes of records after which a watcher that catches up stops reading, even before it has
+    /// read [`Self::records_per_piece`] records.
     pub bytes_per_piece: usize,
 }
 

@@ -19,7 +19,7 @@ use muster_shares::memory::{MemoryAccount, MemoryCharge};
 
 static NEXT_WATCHER_ID: AtomicU64 = AtomicU64::new(1);
 
-/// Message for a stream's client.
+/// Message for the client of a watch stream.
 #[derive(Debug)]
 pub enum Notice {
     /// Events of one watch, in order.
@@ -81,8 +81,8 @@ impl ClientWatch {
         matches!(self.state, State::Attached { round: before } if before < round)
     }
 
-    /// Whether the watch's start revision has been reached. If not, it gets no progress (etcd
-    /// #20221).
+    /// Whether the watch's start revision has been reached. Before that, the watch gets no progress
+    /// notifications (etcd #20221).
     fn has_begun(&self, revision: i64) -> bool {
         self.spec.start_revision <= revision
     }
@@ -108,14 +108,15 @@ struct ProgressRequest {
 pub struct Subscriber {
     store: Store,
     piece: PieceSize,
-    /// Whether the previous step read a piece from the store.
+    /// Whether past events were read since `next` last let other tasks run.
     has_read: bool,
     hub: HubSender,
     queue: QueueReceiver<Delivery>,
     link: SubscriberLink,
     watches: BTreeMap<WatcherId, ClientWatch>,
     by_id: BTreeMap<i64, WatcherId>,
-    /// Watches that catch up. In turn, each reads one piece from the store.
+    /// Watches that catch up. They take turns: each reads one piece of its past events from the
+    /// store, then the next watch does.
     behind: VecDeque<WatcherId>,
     progress_request: ProgressRequest,
     last_round: u64,
@@ -184,9 +185,9 @@ impl Subscriber {
     /// Ends a watch. Returns `false` if the stream has none with this ID.
     pub async fn remove(&mut self, watch_id: i64) -> bool {
         let Some(token) = self.by_id.get(&watch_id).copied() else { return false };
-        // A slot in the hub's queue is reserved before anything is changed. If this future is
-        // dropped while it waits, the watch still belongs to the stream. If the hub has ended, no
-        // event can arrive any more.
+        // A slot in the hub's command queue is reserved before anything is changed. If this future
+        // is dropped while it waits, the watch still belongs to the stream. If the hub has ended,
+        // no event can arrive any more.
         let permit = self.hub.commands.reserve().await;
         self.by_id.remove(&watch_id);
         self.watches.remove(&token);
@@ -217,8 +218,8 @@ impl Subscriber {
     }
 
     async fn send_progress_request(&mut self) {
-        // A slot is reserved before anything is changed, so this future may be dropped while it
-        // waits.
+        // A slot in the hub's command queue is reserved before anything is changed, so this future
+        // may be dropped while it waits for the slot.
         let Ok(permit) = self.hub.commands.reserve().await else { return };
         self.last_round += 1;
         self.progress_request.round = self.last_round;
@@ -240,8 +241,9 @@ impl Subscriber {
                 continue;
             }
             if let Some(token) = self.behind.front().copied() {
-                // Yields between pieces, so that a long catch-up doesn't block other tasks on this
-                // thread. The pieces read before were returned already, so none is delayed here.
+                // After each piece of past events, other tasks on this thread may run, even during
+                // a long catch-up. The client has already got the earlier pieces, so it waits for
+                // none of them here.
                 if std::mem::take(&mut self.has_read) {
                     tokio::task::yield_now().await;
                 }
@@ -281,7 +283,8 @@ impl Subscriber {
                 }
             }
             Delivery::Progress { revision, round } if round == self.progress_request.round => {
-                // This also finds the watchers that the hub detached before it sent this answer.
+                // The hub may have detached watchers before it sent this answer. They must be known
+                // before the answer is handled.
                 self.take_missed();
                 self.handle_progress(revision, round);
             }
@@ -333,8 +336,8 @@ impl Subscriber {
         }
     }
 
-    /// Reads one piece for the watch at the front of the queue `behind`. Nothing changes before the
-    /// last await, so the future may be dropped.
+    /// Reads one piece of past events for the watch at the front of the queue `behind`. Nothing
+    /// changes before the last await, so the future may be dropped.
     async fn catch_up(&mut self, token: WatcherId) -> Result<(), StoreError> {
         let Some(watch) = self.watches.get_mut(&token) else {
             self.behind.pop_front();
@@ -380,13 +383,14 @@ impl Subscriber {
 
 #[cfg(test)]
 impl Subscriber {
-    /// Whether the hub has handled all commands, and gives every watch its events.
+    /// Whether the hub has handled all commands of streams, and every watch of this stream is
+    /// attached.
     pub(super) fn is_settled(&self) -> bool {
         let obeyed = self.hub.commands.capacity() == self.hub.commands.max_capacity();
         obeyed && self.watches.values().all(ClientWatch::is_attached)
     }
 
-    /// Whether some watch reads the store.
+    /// Whether some watch of this stream catches up from the store.
     pub(super) fn is_detached(&self) -> bool {
         !self.behind.is_empty()
     }
