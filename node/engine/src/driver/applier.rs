@@ -39,9 +39,8 @@ pub enum ApplyJob {
     Build,
 }
 
-/// Work of one turn, that is, of one run of the applier. A turn first applies `entries` as one
-/// batch. Then it runs `final_job`, if there is one: a job that can't share the batch's
-/// transaction.
+/// Work of one call of [`Applier::run`]. First, `entries` are applied as one batch. Then
+/// `final_job` is run, if there is one: a job that can't share the batch's transaction.
 #[derive(Debug)]
 pub struct ApplyBatch {
     entries: Vec<CommittedEntry>,
@@ -49,8 +48,8 @@ pub struct ApplyBatch {
 }
 
 impl ApplyBatch {
-    /// Collects the work of a turn from the first job and the queued ones. The first job that isn't
-    /// `Apply` becomes the turn's final job. Later jobs stay in `more`.
+    /// Collects the work of one call of [`Applier::run`] from the first job and the queued ones.
+    /// The first job that isn't `Apply` becomes the final job. Later jobs stay in `more`.
     pub fn gather(first: ApplyJob, more: impl Iterator<Item = ApplyJob>) -> Self {
         let mut turn = match first {
             ApplyJob::Apply(entries) => Self { entries, final_job: None },
@@ -68,7 +67,7 @@ impl ApplyBatch {
         turn
     }
 
-    /// Returns the entries that the turn will apply.
+    /// Returns the committed entries that will be applied as one batch.
     pub fn entries(&self) -> &[CommittedEntry] {
         &self.entries
     }
@@ -76,14 +75,14 @@ impl ApplyBatch {
 
 /// Destinations of the applier's results.
 pub trait ApplySink<M: StateMachine> {
-    /// Sends a notice to the core.
+    /// Sends a notice to the core thread.
     fn notice(&mut self, notice: Notice);
     /// Sends the outcomes to the requests that wait for them.
     fn answer(&mut self, outcomes: Vec<(RequestId, M::Outcome)>);
     /// Starts to write a snapshot; [`Notice::Built`] reports the end. Returns false if another
     /// snapshot already waits to be written.
     fn build(&mut self, snapshot: M::Snapshot) -> bool;
-    /// Opens a received snapshot body for reading.
+    /// Opens the body of a received snapshot for reading.
     fn open(&mut self, body: &Path) -> io::Result<impl Read>;
     /// Reports that the store has durably installed the received snapshot `body`. The file is no
     /// longer needed.
@@ -121,8 +120,8 @@ impl<M: StateMachine> Applier<M> {
         &self.machine
     }
 
-    /// Runs one turn. It answers the waiting requests before a checkpoint, because a checkpoint may
-    /// take long.
+    /// Applies the entries of `turn`, and runs its final job. Waiting requests are answered before
+    /// a checkpoint, because a checkpoint may take long.
     pub fn run(
         &mut self,
         turn: ApplyBatch,

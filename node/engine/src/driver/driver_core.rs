@@ -107,8 +107,8 @@ pub struct Effects {
     /// Last index that the log may drop. [`Notice::Compacted`] reports the position after which the
     /// log then begins.
     pub compact: Option<u64>,
-    /// Requests of this member's clients whose proposals were refused. These proposals will never
-    /// have an effect.
+    /// Requests of this member's clients whose proposals were refused, and so will never have an
+    /// effect.
     pub refused_proposals: Vec<RequestId>,
     /// Requests of this member's clients that were proposed to a leader whose process has ended. A
     /// few of them may already have an outcome. The others probably never take effect.
@@ -262,7 +262,7 @@ impl DriverCore {
         }
     }
 
-    /// Queues reads that wait for a barrier, or refuses those that exceed the queue's limit.
+    /// Queues reads that wait for a read barrier. Refuses those that exceed the queue's limit.
     pub fn read(&mut self, tokens: impl IntoIterator<Item = ReadToken>) {
         for token in tokens {
             if !self.reads.push(token, self.now) {
@@ -271,7 +271,8 @@ impl DriverCore {
         }
     }
 
-    /// Handles a message from a peer.
+    /// Handles a message from a peer. Forwarded proposals are queued, messages that can't be used
+    /// now are dropped, and all others are passed to consensus.
     pub fn message(&mut self, message: Message) {
         match message.kind {
             MessageKind::Propose => {

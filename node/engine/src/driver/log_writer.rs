@@ -35,7 +35,7 @@ impl LogJob {
     }
 }
 
-/// Collects the jobs of one turn: `first`, and the jobs queued behind it.
+/// Collects the jobs for one call of [`LogWriter::run`]: `first`, and the jobs queued behind it.
 pub fn collect_log_jobs(first: LogJob, more: impl Iterator<Item = LogJob>) -> Vec<LogJob> {
     let mut group = vec![first];
     group.extend(more.take(QUEUED_JOBS));
@@ -60,8 +60,8 @@ impl LogWriter {
         Self { log, metrics, is_short, idle_work: true }
     }
 
-    /// Runs all jobs of one turn. The writes come first, as one group; then the compaction with the
-    /// highest index. After an error the log must not be used again.
+    /// Runs jobs that [`collect_log_jobs`] collected. The writes come first, as one group; then the
+    /// compaction with the highest index. After an error the log must not be used again.
     pub fn run(&mut self, group: Vec<LogJob>) -> Result<Vec<Notice>, LogError> {
         let (started, bytes) = (Instant::now(), self.log.written_bytes());
         let mut notices = Vec::new();

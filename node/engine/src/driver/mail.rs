@@ -13,16 +13,17 @@ use node_state::state_machine::{AppliedChange, RequestId};
 
 use super::peers::IncomingSnapshot;
 
-/// Maximum bytes of proposals that wait for the core. Further proposals fail with "too many
+/// Maximum bytes of proposals that wait for the core thread. Further proposals fail with "too many
 /// requests".
 pub const MAX_QUEUED_PROPOSAL_BYTES: usize = 32 * 1024 * 1024;
-/// Maximum number of proposals that wait for the core. Further proposals fail with "too many
+/// Maximum number of proposals that wait for the core thread. Further proposals fail with "too many
 /// requests".
 pub const MAX_QUEUED_PROPOSALS: usize = 16 * 1024;
-/// Maximum bytes of peer messages that wait for the core. Further messages are dropped, which Raft
-/// tolerates.
+/// Maximum bytes of peer messages that wait for the core thread. Further messages are dropped,
+/// which Raft tolerates.
 pub const MAX_QUEUED_MESSAGE_BYTES: usize = 64 * 1024 * 1024;
-/// Maximum number of reads that wait for a barrier. Further reads fail with "too many requests".
+/// Maximum number of reads that wait for a read barrier. Further reads fail with "too many
+/// requests".
 pub const MAX_QUEUED_READS: usize = 64 * 1024;
 
 /// One proposal of this member's clients.
@@ -38,10 +39,10 @@ pub struct ClientProposal {
 /// Number of a request that waits for a read barrier.
 pub type ReadToken = u64;
 
-/// Event that another thread or the transport reports.
+/// Event that another thread or the transport reports to the core thread.
 #[derive(Debug)]
 pub enum Notice {
-    /// The log is durable up to and including this batch.
+    /// The log is durable up to and including the batch with this number.
     Persisted(u64),
     /// The state machine has applied entries.
     Applied {
@@ -58,25 +59,25 @@ pub enum Notice {
     Installed {
         /// Position of the snapshot.
         at: Position,
-        /// Voters and learners at that position, as the store has them.
+        /// Voters and learners at the snapshot's position, as the store has them.
         members: Members,
     },
     /// Position and members of the snapshot body that was built; `None` if the build failed.
     Built(Option<(Position, Members)>),
-    /// The entries of a fetch were read.
+    /// The log entries that a fetch request of consensus asked for were read.
     Fetched {
-        /// Number of the fetch.
+        /// Number of the fetch request.
         id: u64,
         /// Entries in order; empty if the log no longer has them.
         entries: Vec<Entry>,
     },
-    /// A snapshot was received completely.
+    /// A snapshot from a peer was received completely.
     Snapshot(IncomingSnapshot),
     /// The transfer of a snapshot to a peer ended.
     SnapshotSent {
         /// Peer that was sent the snapshot.
         peer: u64,
-        /// Whether the peer received all of it.
+        /// Whether the peer received the whole snapshot.
         arrived: bool,
     },
     /// A message to this peer was lost.
@@ -92,21 +93,22 @@ pub enum Notice {
     SendCommitIndex,
     /// This member should campaign now.
     Campaign,
-    /// This leader should transfer leadership to the given member, or without one to the best
-    /// successor.
+    /// This leader should transfer leadership: to the given member, or to the best successor if
+    /// none is given.
     Transfer(Option<u64>),
 }
 
-/// Reason why a request was not queued.
+/// Reason why an input for the core thread was not queued.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum QueueError {
     /// The queue has reached its limit.
     Full,
-    /// The core has stopped, and takes no more requests.
+    /// The core thread has stopped, and takes no more requests.
     Stopped,
 }
 
-/// Limits on the inputs that wait for the core. The default values are those used in production.
+/// Limits on the inputs that wait for the core thread. The default values are those used in
+/// production.
 #[derive(Clone, Copy, Debug)]
 pub struct MailBounds {
     /// Maximum bytes of waiting proposals: see [`MAX_QUEUED_PROPOSAL_BYTES`].
@@ -130,7 +132,7 @@ impl Default for MailBounds {
     }
 }
 
-/// All inputs that wait for the core.
+/// All inputs that wait for the core thread.
 #[derive(Debug, Default)]
 pub struct Mail {
     pub(super) proposals: Vec<ClientProposal>,
@@ -144,7 +146,7 @@ pub struct Mail {
 }
 
 impl Mail {
-    /// Returns an empty mail with these limits.
+    /// Returns an empty `Mail` whose inputs are limited by `bounds`.
     pub fn new(bounds: MailBounds) -> Self {
         Self { bounds, ..Self::default() }
     }
@@ -163,7 +165,7 @@ impl Mail {
         Ok(())
     }
 
-    /// Queues a read that waits for a barrier.
+    /// Queues a read that waits for a read barrier.
     pub fn read(&mut self, token: ReadToken) -> Result<(), QueueError> {
         if self.stop {
             return Err(QueueError::Stopped);
@@ -192,7 +194,7 @@ impl Mail {
         self.notices.push(notice);
     }
 
-    /// Returns whether the core has nothing to do.
+    /// Returns whether no input waits for the core thread.
     pub fn is_empty(&self) -> bool {
         self.proposals.is_empty()
             && self.reads.is_empty()
@@ -201,7 +203,8 @@ impl Mail {
             && !self.stop
     }
 
-    /// Takes all queued inputs. The flag `stop` is copied and stays set.
+    /// Takes all queued inputs, and leaves none. The flag `stop` stays set, so the inputs that are
+    /// taken later have it, too.
     pub fn take(&mut self) -> Self {
         let (bounds, stop) = (self.bounds, self.stop);
         mem::replace(self, Self { bounds, stop, ..Self::default() })

@@ -1,4 +1,4 @@
-//! The core's inbox: [`Mail`] behind a lock, with a way to wait for it.
+//! The core thread's inbox: [`Mail`] behind a lock, with a way to wait for it.
 
 use std::collections::BTreeMap;
 use std::fmt::Debug;
@@ -19,12 +19,12 @@ pub(super) trait CoreInbox: Debug + Send + Sync {
     fn snapshot(&self, snapshot: IncomingSnapshot) -> Receiver<bool>;
 }
 
-/// Queued inputs, and whether the core waits for one.
+/// Queued inputs, and whether the core thread waits for one.
 #[derive(Debug, Default)]
 struct Inputs {
     mail: Mail,
-    /// Whether the core waits and nobody has woken it yet. A wake-up costs a system call even if
-    /// nobody waits, so only the first input after the wait began makes one.
+    /// Whether the core thread waits and nobody has woken it yet. A wake-up costs a system call
+    /// even if nobody waits, so only the first input after the wait began makes one.
     is_core_waiting: bool,
 }
 
@@ -44,12 +44,12 @@ impl Mailbox {
         self.inputs.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Adds inputs, and wakes the core if it waits for them.
+    /// Adds inputs, and wakes the core thread if it waits for them.
     fn add<T>(&self, add: impl FnOnce(&mut Mail) -> T) -> T {
         let mut inputs = self.lock();
         let result = add(&mut inputs.mail);
         let wakes_core = std::mem::take(&mut inputs.is_core_waiting);
-        // The core needs the lock to take the inputs, so it is free before the core wakes up.
+        // Unlock before waking the core thread, because it needs the lock to take the inputs.
         drop(inputs);
         if wakes_core {
             self.arrived.notify_one();

@@ -28,7 +28,7 @@ pub struct DriverMetrics {
     pub late_heartbeats: AtomicU64,
     /// Whether a snapshot of the whole state is being installed.
     pub installing: AtomicBool,
-    /// Number of state machine turns that took longer than [`SLOW_APPLY`].
+    /// Number of batches of entries whose application took longer than [`SLOW_APPLY`].
     pub slow_applies: AtomicU64,
     /// Number of reads answered.
     pub reads: AtomicU64,

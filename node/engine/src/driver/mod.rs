@@ -76,9 +76,9 @@ pub use snapshot_store::{SnapshotFiles, SnapshotStorage, SnapshotStore};
 /// to this time, unless the write was made through the same member.
 pub const COMMIT_INDEX_DELAY: Duration = Duration::from_millis(1);
 
-/// Capacity of the queues to the log and to the state machine, and also the maximum number of jobs
-/// in one turn. Normally the driver's limit on unapplied bytes is reached first. If a queue is
-/// full, the core thread blocks.
+/// Capacity of the queue to the log thread, and of that to the apply thread. It is also the maximum
+/// number of jobs that such a thread takes from its queue at once. Normally the driver's limit on
+/// unapplied bytes is reached first. If a queue is full, the core thread blocks.
 const QUEUED_JOBS: usize = 4096;
 
 /// Maximum size of one proposal in bytes. etcd's default request limit is 1.5 MiB; this hard limit

@@ -53,10 +53,10 @@ pub struct NodeStatus {
 
 /// Returns whether a member that was removed may end when the peer `by` reports the removal.
 ///
-/// If the member may be the only one that knows of its removal, a learner's report isn't enough. A
-/// voter that doesn't know of the removal may still need the removed member's vote, because
-/// candidates don't ask learners for votes. A voter's report is enough, because that voter knows of
-/// the removal.
+/// `may_alone_know` is whether possibly no other voter knows of the removal. If so, a learner's
+/// report isn't enough. A voter that doesn't know of the removal may then still need the removed
+/// member's vote. The learner can't give a vote instead, because candidates don't ask learners. A
+/// voter's report is enough, because it shows that another voter knows of the removal.
 #[must_use]
 pub fn accepts_removal_report(by: u64, members: &Members, may_alone_know: bool) -> bool {
     !(may_alone_know && members.learners.contains(&by))

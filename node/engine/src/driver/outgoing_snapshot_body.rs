@@ -14,7 +14,8 @@ pub(super) struct OutgoingSnapshotBody {
 }
 
 impl OutgoingSnapshotBody {
-    /// Starts with a body that holds the store's state at `index`.
+    /// Creates the state of a snapshot body that has just been built from the store's state at
+    /// `index`.
     pub(super) fn new(index: u64) -> Self {
         Self { index, sending: BTreeSet::new(), served: false }
     }
@@ -36,7 +37,7 @@ impl OutgoingSnapshotBody {
         self.served |= self.index < base;
     }
 
-    /// Returns whether the body is no longer needed.
+    /// Returns whether the snapshot body may be removed. `leads` is whether this member leads.
     pub(super) fn is_unneeded(&self, leads: bool) -> bool {
         self.sending.is_empty() && (self.served || !leads)
     }

@@ -39,21 +39,22 @@ pub enum SendError {
 /// A snapshot to be sent.
 #[derive(Debug)]
 pub struct OutgoingSnapshot {
-    /// Message that is sent before the body. Its field `to` names the receiver.
+    /// Message that announces the snapshot, and is sent before the body. Its field `to` names the
+    /// receiver.
     pub message: Message,
-    /// File of the body, open at its beginning. The driver removes it when all transfers of it have
-    /// ended.
+    /// File of the snapshot's body, open at its beginning. The driver removes the file when all
+    /// transfers of it have ended.
     pub body: File,
-    /// Length of the body in bytes.
+    /// Length of the snapshot's body in bytes.
     pub bytes: u64,
 }
 
 /// A snapshot that was received completely.
 #[derive(Debug)]
 pub struct IncomingSnapshot {
-    /// Message that was received before the body.
+    /// Message that announced the snapshot, received before the body.
     pub message: Message,
-    /// File that holds only this body, in the directory
+    /// File that holds only this snapshot's body, in the directory
     /// [`MemberOptions::snapshot_dir`](super::MemberOptions::snapshot_dir). The driver removes the
     /// file.
     pub body: PathBuf,

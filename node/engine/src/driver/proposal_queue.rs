@@ -10,9 +10,11 @@ use node_state::state_machine::RequestId;
 use super::MAX_PROPOSAL_BYTES;
 use super::mail::{ClientProposal, MAX_QUEUED_PROPOSAL_BYTES, MAX_QUEUED_PROPOSALS};
 
-/// Maximum bytes of proposals that one round takes. Further proposals wait for the next round.
+/// Maximum bytes of proposals that one round of the core thread takes. Further proposals wait for
+/// the next round.
 const ROUND_BYTES: usize = 4 * 1024 * 1024;
-/// Maximum number of proposals that one round takes. Further proposals wait for the next round.
+/// Maximum number of proposals that one round of the core thread takes. Further proposals wait for
+/// the next round.
 const ROUND_PROPOSALS: usize = 4096;
 
 /// Number of message numbers remembered for each peer that forwards proposals. A message that is
@@ -35,14 +37,14 @@ struct PendingProposal {
     since: u64,
 }
 
-/// Proposals that one round takes, all of one kind. A change of members always forms a group of its
-/// own.
+/// Proposals that one round of the core thread takes, all of one kind. A change of members always
+/// forms a group of its own.
 #[derive(Debug, Default)]
 pub(super) struct ProposalGroup {
     pub kind: EntryKind,
     pub data: Vec<Bytes>,
     pub own: Vec<RequestId>,
-    /// Members that forwarded some of the proposals.
+    /// Members that forwarded proposals of this group.
     pub forwarders: BTreeSet<u64>,
     pub hops: u64,
 }
@@ -108,7 +110,7 @@ impl ProposalQueue {
         true
     }
 
-    /// Drops proposals queued before tick `before`. Their requests have timed out.
+    /// Drops proposals queued before tick `before`, because their requests have timed out.
     pub(super) fn expire(&mut self, before: u64) {
         for queue in [&mut self.pending, &mut self.changes] {
             while let Some(late) = queue.pop_front_if(|pending| pending.since < before) {

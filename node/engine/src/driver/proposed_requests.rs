@@ -19,7 +19,8 @@ const MAX_REMEMBERED: usize = 4096;
 pub(super) struct ProposedRequests {
     /// Requests proposed since a leader's process was last reported to have ended, oldest first.
     recent: VecDeque<RequestId>,
-    /// Requests proposed before that report, and the term of the leader whose process ended.
+    /// Requests that were proposed before a leader's process was last reported to have ended, and
+    /// that leader's term.
     doubtful: Option<(u64, Vec<RequestId>)>,
 }
 

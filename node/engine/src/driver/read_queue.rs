@@ -1,6 +1,6 @@
-//! Queue of reads that wait for a barrier. One ReadIndex round confirms an index for all waiting
-//! reads. This module repeats a round that gets no answer. After the round it waits until the
-//! confirmed index is applied.
+//! Queue of reads that wait for a read barrier. One ReadIndex round confirms an index for all
+//! waiting reads. This module repeats a round that gets no answer. After the round it waits until
+//! the confirmed index is applied.
 //!
 //! A linearizable read is answered only after a round that a quorum confirmed and that began after
 //! the read. No clock is involved.
@@ -12,8 +12,8 @@ use node_consensus::{Consensus, Position, ReadContext, ReadState};
 use super::mail::{MAX_QUEUED_READS, ReadToken};
 
 /// Maximum number of ReadIndex rounds at a time. Later reads wait until the round ends, and then
-/// share the next one. Each round costs messages to all peers and their answers, whatever the number
-/// of its reads. So a second round at a time would make more messages for the same reads.
+/// share the next one. Each round costs a message to each peer and an answer, whatever the number
+/// of its reads. So a second round at a time would cost more messages for the same reads.
 const MAX_ROUNDS: usize = 1;
 
 /// A waiting read, with the tick at which it was queued.
@@ -74,8 +74,8 @@ impl ReadQueue {
     }
 
     /// Starts a ReadIndex round for all waiting reads, including those of rounds that got no
-    /// answer. A repeated round needs a new context, because an answer to the old context may still
-    /// arrive. Returns whether a round was started.
+    /// answer. A repeated round needs a new ReadIndex context, so that a late answer to the earlier
+    /// attempt isn't taken for an answer to this one. Returns whether a round was started.
     ///
     /// Call this again after a round was confirmed. Otherwise the reads that arrived during that
     /// round would wait for the next input.
@@ -110,7 +110,7 @@ impl ReadQueue {
         }
     }
 
-    /// Moves the reads whose confirmed index is applied to `out`.
+    /// Moves each read whose confirmed index is now applied from the queue to `out`.
     pub(super) fn release(&mut self, applied: Position, out: &mut Vec<(ReadToken, Position)>) {
         while let Some(first) = self.confirmed_reads.first_entry() {
             if *first.key() > applied.index {

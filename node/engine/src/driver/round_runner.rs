@@ -19,7 +19,7 @@ use super::{ApplyJob, DriverMetrics, LogJob, SendError};
 /// Destinations of a round's effects. No method waits for a result. A [`Notice`] reports the result
 /// later.
 pub trait EffectSink {
-    /// Queues a message for `message.to`.
+    /// Queues a message for the peer `message.to`.
     fn send(&mut self, message: Message) -> Result<(), SendError>;
     /// Starts to send the snapshot that `message` announces; [`Notice::SnapshotSent`] reports the
     /// end. Returns false if the snapshot's body doesn't exist. In that case no notice follows.
@@ -148,8 +148,9 @@ impl RoundRunner {
         metrics.read_rounds.store(self.driver.read_rounds(), Relaxed);
     }
 
-    /// Sends messages. Reports to consensus, once per peer, whose messages were dropped. Consensus
-    /// then sends that peer only probes until it answers.
+    /// Sends messages. If messages to a peer were dropped, reports that peer to consensus, once.
+    /// Consensus then sends the peer only one append at a time until it answers (Raft's probe
+    /// state).
     fn send(&self, messages: Vec<Message>, out: &mut impl EffectSink) {
         let (mut sent, mut dropped) = (0, 0);
         let mut lost = Vec::new();

@@ -23,11 +23,11 @@ pub trait SnapshotStorage {
     type New: Write;
     /// A snapshot body that is being read.
     type Body: Read;
-    /// Creates a body at `path`, and replaces an existing one.
+    /// Creates the file of a snapshot body at `path`, and replaces an existing one.
     fn create(&self, path: &Path) -> io::Result<Self::New>;
-    /// Opens a body at its beginning.
+    /// Opens the snapshot body at `path` for reading from its beginning.
     fn open(&self, path: &Path) -> io::Result<Self::Body>;
-    /// Removes the body at `path`.
+    /// Removes the snapshot body at `path`.
     fn remove(&self, path: &Path) -> io::Result<()>;
 }
 
@@ -57,18 +57,18 @@ impl SnapshotStorage for SnapshotFiles {
 pub struct SnapshotStore<B> {
     dir: PathBuf,
     bodies: B,
-    /// Position and file of the body built last.
+    /// Position and file of the snapshot body that was built last.
     built: Mutex<Option<(Position, PathBuf)>>,
 }
 
 impl<B: SnapshotStorage> SnapshotStore<B> {
-    /// Starts with the directory `dir`; no body has been built yet.
+    /// Creates a store for bodies in the directory `dir`, in which no body has been built yet.
     pub fn new(dir: PathBuf, bodies: B) -> Self {
         Self { dir, bodies, built: Mutex::default() }
     }
 
-    /// Writes the body of `snapshot`, which then replaces the body built last. Returns the notice
-    /// that tells the driver how the build ended.
+    /// Writes the body of `snapshot`, which then replaces the body that was built last. Returns the
+    /// notice that tells the core thread how the build ended.
     pub fn build<S: Snapshot>(&self, snapshot: S) -> Notice {
         let (at, members) = (snapshot.position(), snapshot.members());
         let path = self.dir.join(format!("outgoing-{:016x}", at.index));
@@ -79,7 +79,7 @@ impl<B: SnapshotStorage> SnapshotStore<B> {
         if let Err(error) = &written {
             let error = &**error;
             tracing::error!(error, index = at.index, "a snapshot couldn't be made");
-            // A partly written body is useless and takes up space, so it is removed.
+            // A partly written snapshot body is useless and takes up space, so it is removed.
             self.remove(&path);
             return Notice::Built(None);
         }
@@ -98,8 +98,8 @@ impl<B: SnapshotStorage> SnapshotStore<B> {
         Ok(out.flush()?)
     }
 
-    /// Opens the body that `message` announces. Returns `None` if that isn't the body built last,
-    /// or if it can't be opened.
+    /// Opens the snapshot body that `message` announces. Returns `None` if that isn't the body that
+    /// was built last, or if it can't be opened.
     pub fn body_of(&self, message: &Message) -> Option<B::Body> {
         // The lock is held while the body is opened, so that no other thread removes the file
         // first.
@@ -108,18 +108,18 @@ impl<B: SnapshotStorage> SnapshotStore<B> {
         self.bodies.open(path).ok()
     }
 
-    /// Removes the body built last.
+    /// Removes the snapshot body that was built last.
     pub fn drop_built(&self) {
         let built = self.lock().take();
         built.into_iter().for_each(|(_, path)| self.remove(&path));
     }
 
-    /// Opens a body that was received.
+    /// Opens the body of a received snapshot, whose file is `path`.
     pub fn open(&self, path: &Path) -> io::Result<B::Body> {
         self.bodies.open(path)
     }
 
-    /// Removes a body. If that fails, the file only takes up space until the next start.
+    /// Removes a snapshot body. If that fails, the file only takes up space until the next start.
     pub fn remove(&self, path: &Path) {
         if let Err(error) = self.bodies.remove(path) {
             tracing::warn!(path = %path.display(), %error, "a snapshot's file couldn't be removed");

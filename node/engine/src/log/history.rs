@@ -77,7 +77,7 @@ impl LogState {
         if index == self.base.index { Some(self.base.term) } else { self.terms.get(index) }
     }
 
-    /// Returns the run that holds entry `index`.
+    /// Returns the run of entries that contains entry `index`.
     pub(super) fn run_containing(&self, index: u64) -> Option<EntryRun> {
         if index <= self.base.index {
             return None;
@@ -92,7 +92,7 @@ impl LogState {
         needed.map(|piece| piece.location.segment).min()
     }
 
-    /// Returns whether every entry after the base is in some record.
+    /// Returns whether the records read so far contain every entry after the base.
     pub(super) fn is_whole(&self) -> bool {
         self.last().index <= self.base.index || self.run_containing(self.base.index + 1).is_some()
     }
@@ -163,8 +163,8 @@ impl LogState {
             self.runs.pop_front();
         }
         // If the log had entries, the new base replaces the floor. Otherwise the floor is the last
-        // entry of removed segments, which is the log's end. A base below this floor doesn't
-        // replace it, because the log's end must not go back.
+        // entry of removed segments, and so the end of the log. The end must not go back, so a base
+        // below the floor doesn't replace it.
         if had_terms || base.index >= self.floor.index {
             self.floor = base;
         }

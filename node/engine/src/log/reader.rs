@@ -84,17 +84,17 @@ impl LogReader {
         Ok(entries)
     }
 
-    /// Returns the term of entry `index`, or of the base.
+    /// Returns the term of entry `index`. The index of [`Self::base`] has a term, too.
     pub fn term(&self, index: u64) -> Option<u64> {
         self.shared().history.term(index)
     }
 
-    /// Returns the position just before the first entry.
+    /// Returns the base: the position just before the first entry.
     pub fn base(&self) -> Position {
         self.shared().history.base
     }
 
-    /// Returns the position of the last durable entry, or the base if there is none.
+    /// Returns the position of the last durable entry. Returns [`Self::base`] if there is none.
     pub fn last(&self) -> Position {
         self.shared().history.last()
     }
@@ -126,7 +126,8 @@ fn read_record(segment: &Segment, offset: u64, verify: bool) -> Result<Vec<Item>
     }
 }
 
-/// Returns those entries of a run whose index is at least `from`.
+/// Returns the entries of the run `piece` whose index is at least `from`. `items` are the items of
+/// the record that holds the run.
 fn entries_of<'a>(items: &'a [Item], piece: &EntryRun, from: u64) -> Option<&'a [Entry]> {
     let Some(Item::Entries(entries)) = items.get(piece.item) else { return None };
     let first = entries.first()?.index;

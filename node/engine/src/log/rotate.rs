@@ -1,5 +1,5 @@
-//! Management of segment files: writing zeros ahead, spares, starting the next segment, and
-//! recycling old ones.
+//! Management of segment files: writing zeros ahead, making spare segments, starting the next
+//! segment, and recycling old ones.
 
 use std::path::Path;
 
@@ -90,7 +90,7 @@ impl Log {
         match make_file(&self.disk, &path, self.options.segment_bytes) {
             Ok(file) => Ok(SpareSegment { path, file, filled: 0 }),
             Err(error) => {
-                // An incomplete spare is useless and takes up space, so it is removed.
+                // An incomplete spare segment is useless and takes up space, so it is removed.
                 let _ = self.disk.remove(&path);
                 Err(error)
             }
@@ -109,8 +109,8 @@ impl Log {
             let len = file.len().map_err(LogError::io("measure", &path))?;
             if len == self.options.segment_bytes && self.spares.len() < self.options.spare_segments
             {
-                // The process that created the spare may have been killed before its length was
-                // durable. So the file is synced before it is used.
+                // The process that created the spare segment may have been killed before its length
+                // was durable. So the file is synced before it is used.
                 file.sync_data().map_err(LogError::io("sync", &path))?;
                 self.spares.push(SpareSegment { path, file: file.into(), filled: 0 });
             } else {

@@ -51,7 +51,8 @@ pub(super) fn spare_path(directory: &Path, number: u64) -> PathBuf {
     directory.join(format!("{number:016x}.spare"))
 }
 
-/// Returns the number in the name of a segment (`wal`) or of a spare (`spare`).
+/// Returns the number in the name of a segment (extension `wal`) or of a spare segment (extension
+/// `spare`).
 pub(super) fn parse_segment_number(name: &str, extension: &str) -> Option<u64> {
     let number = name.strip_suffix(extension)?.strip_suffix('.')?;
     let plain = number.len() == 16 && number.bytes().all(|byte| byte.is_ascii_hexdigit());

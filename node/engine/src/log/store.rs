@@ -40,7 +40,8 @@ impl Log {
     pub fn finish_install(&mut self, at: Position) -> Result<(), LogError> {
         let mut state = self.hard_state();
         if at.term > state.term {
-            // The log has no vote of this newer term, so this member can't have voted in that term.
+            // The snapshot's term is later than the log's. The log has no vote of that term, so
+            // this member can't have voted in it.
             state.term = at.term;
             state.vote = 0;
         }

@@ -30,8 +30,8 @@ pub struct LogOptions {
     /// Size of one segment in bytes: a multiple of 4 KiB, at least 32 KiB. The largest entry must
     /// fit, with 16 KiB to spare.
     pub segment_bytes: u64,
-    /// Number of spare segments. With spares, a full disk is noticed before the log needs the
-    /// space.
+    /// Number of spare segments that are kept ready. They reveal a full disk before the log needs
+    /// the space.
     pub spare_segments: usize,
     /// Number of zero bytes written ahead in one step of [`Log::prepare`](super::Log::prepare).
     pub fill_bytes: u64,
@@ -89,7 +89,7 @@ pub struct RecoveredState {
 }
 
 impl RecoveredState {
-    /// Returns the position of the last entry, or the base if there is none.
+    /// Returns the position of the last entry. Returns `base` if there is none.
     pub fn last(&self) -> Position {
         self.terms.last().unwrap_or(self.base)
     }

@@ -14,7 +14,8 @@ use super::reader::LogReader;
 use super::segment::{Segment, SpareSegment};
 use super::{Batch, LogError, LogIdentity, LogOptions};
 
-/// Number of steps of `fill_bytes` by which the zeros are kept ahead of the last record.
+/// Distance that the zeros are kept ahead of the last record, as a number of steps of
+/// [`LogOptions::fill_bytes`].
 const FILL_STEPS: u64 = 8;
 
 /// Blocks of a segment that entries can't use. The segment's first record takes up to two, and its
@@ -45,7 +46,7 @@ pub struct Log {
     /// Whether the last record is an empty one, which seals the record before it.
     pub(super) sealed: bool,
     pub(super) poisoned: bool,
-    /// Whether the last attempt to make a spare found the disk full.
+    /// Whether the last attempt to make a spare segment found the disk full.
     pub(super) disk_full: bool,
     pub(super) short_of_space: bool,
     pub(super) written_bytes: u64,
@@ -116,8 +117,8 @@ impl Log {
     }
 
     /// Does one step of preparation, and returns whether more steps remain. The caller runs this
-    /// when no other work waits. First, zeros are written ahead; then spares are made; last, the
-    /// final record is sealed. A full disk is no error here, but see
+    /// when no other work waits. First, zeros are written ahead of the records; then spare segments
+    /// are made; last, the final record is sealed. A full disk is no error here, but see
     /// [`is_short_of_space`](Self::is_short_of_space).
     pub fn prepare(&mut self) -> Result<bool, LogError> {
         self.run_unless_poisoned(|log| {
@@ -172,8 +173,8 @@ impl Log {
     }
 
     /// Returns whether requests that make the data grow should be refused. That is so if the last
-    /// attempt to make a spare found the disk full. It is also so if the disk has less free space
-    /// than one segment.
+    /// attempt to make a spare segment found the disk full. It is also so if the disk has less free
+    /// space than one segment.
     ///
     /// The log itself can still write [`bytes_before_new_segment`](Self::bytes_before_new_segment).
     /// After a shortage, the disk must have room for one and a half segments before this returns
@@ -188,8 +189,8 @@ impl Log {
         self.short_of_space
     }
 
-    /// Returns how many bytes can be written before a new segment file must be created. Spares
-    /// count as room.
+    /// Returns how many bytes can be written before a new segment file must be created. Spare
+    /// segments count as room.
     pub fn bytes_before_new_segment(&self) -> u64 {
         let spare = self.options.segment_bytes - RESERVED_BLOCKS * BLOCK_BYTES;
         self.active.bytes.saturating_sub(self.offset + BLOCK_BYTES)
@@ -206,12 +207,12 @@ impl Log {
         self.reader.clone()
     }
 
-    /// Returns the position just before the first entry.
+    /// Returns the base: the position just before the first entry.
     pub fn base(&self) -> Position {
         self.reader.base()
     }
 
-    /// Returns the position of the last entry, or the base if there is none.
+    /// Returns the position of the last entry. Returns [`Self::base`] if there is none.
     pub fn last(&self) -> Position {
         self.reader.last()
     }

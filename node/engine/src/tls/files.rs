@@ -106,8 +106,8 @@ pub(super) struct ReloadingValue<T> {
 struct LastCheck {
     at: Instant,
     stamps: Vec<Option<(SystemTime, u64)>>,
-    /// Whether the last read of these files failed because of the system, so that it must be
-    /// repeated even if the stamps stay the same.
+    /// Whether the system could not read the files at the last attempt. Then they must be read
+    /// again, even if their times and sizes stay the same.
     is_unread: bool,
 }
 
@@ -326,13 +326,13 @@ mod tests {
 
     use super::*;
 
-    /// Makes the next check of the value's file due.
+    /// Dates the last check of the value's files back, so that the next `get` checks them again.
     fn make_due(value: &ReloadingValue<String>) {
         let mut looked = value.last_check.lock().unwrap();
         looked.at = looked.at.checked_sub(CHECK_INTERVAL).unwrap();
     }
 
-    /// Returns the value as of the next check of its file.
+    /// Checks the value's files again, and returns the value that is current then.
     fn checked(value: &ReloadingValue<String>) -> String {
         make_due(value);
         value.get().to_string()

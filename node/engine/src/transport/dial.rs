@@ -51,8 +51,8 @@ impl DialError {
     }
 }
 
-/// Returns whether all `urls` except `refused` refuse connections. A URL that doesn't answer in
-/// time may have a process.
+/// Returns whether all `urls` except `refused` refuse connections. If a URL doesn't answer in time,
+/// a process may still listen there, so the result is false.
 async fn others_refuse(urls: &[PeerUrl], refused: &PeerUrl) -> bool {
     for url in urls.iter().filter(|url| *url != refused) {
         let connecting = TcpStream::connect((url.host(), url.port()));

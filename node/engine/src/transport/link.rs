@@ -185,7 +185,8 @@ impl<'a> Carrier<'a> {
     }
 }
 
-/// Waits for the next queued frames. If `carrier` is `None`, never returns.
+/// Waits for the next queued frames, which `carrier` may send. Never returns if `carrier` is
+/// `None`.
 async fn next_batch(carrier: &mut Option<Carrier<'_>>) {
     match carrier {
         Some(carrier) => {
@@ -250,8 +251,8 @@ impl LinkTask<'_> {
         }
     }
 
-    /// Appends a ping. If this stream is the carrier, also appends the promises and the list of
-    /// members, if they have changed.
+    /// Appends a ping to `buffer`. If this stream sends the peer's queued frames (`carrier`), also
+    /// appends the promises and the list of members, if they have changed.
     fn put_ping(&self, buffer: &mut BytesMut, carrier: Option<&mut Carrier<'_>>) {
         frame::put(buffer, FrameKind::Ping, &[]);
         self.peer.with_liveness(self.number, |liveness| liveness.record_ping(Instant::now()));

@@ -110,7 +110,7 @@ impl Links {
         self.update_reachability(false, now)
     }
 
-    /// Marks a stream as two-way, once both ends know that it is.
+    /// Records that both ends may send messages on a stream, because both know that it is two-way.
     pub(super) fn make_two_way(&mut self, number: u64, now: Instant) -> ReachabilityChanges {
         if let Some(link) = self.links.get_mut(&number) {
             link.is_two_way = true;
@@ -217,8 +217,9 @@ impl Links {
         self.links.get_mut(&number).map(|link| &mut link.liveness)
     }
 
-    /// Returns why the process `run` can't be accepted now. This can only be so while this member
-    /// sends messages, and therefore pings, on a stream of another process of the peer.
+    /// Returns why the process `run` of the peer can't be accepted now. There is a reason only
+    /// while this member sends messages, and therefore pings, on a stream of another process of the
+    /// peer.
     pub(super) fn objection_to(&mut self, run: u64, now: Instant) -> Option<StreamRefusal> {
         let pinged = self.links.values_mut().filter(|link| link.sends_messages());
         let objections: Vec<StreamRefusal> =

@@ -52,7 +52,8 @@ pub(super) struct PeerHandle {
     /// Permits for opening streams on invitation of the peer.
     pub invited: Arc<Semaphore>,
     queue: mpsc::Sender<QueuedFrame>,
-    /// Receiving end of the queue. The stream whose task holds this lock is the carrier.
+    /// Receiving end of the queue. The stream whose task holds this lock is the carrier: it sends
+    /// everything that is queued for the peer.
     outgoing: tokio::sync::Mutex<mpsc::Receiver<QueuedFrame>>,
     queued_bytes: Arc<AtomicUsize>,
     queue_bytes_max: usize,
@@ -114,15 +115,15 @@ impl PeerHandle {
         self.queue.try_send(queued).map_err(|_| SendError::Full)
     }
 
-    /// Waits until no other stream is the carrier, and makes the caller's stream the carrier. The
-    /// stream stops being the carrier when the guard is dropped.
+    /// Waits until no other stream sends the queued frames, and makes the caller's stream the one
+    /// that does: the carrier. The stream stops being the carrier when the guard is dropped.
     pub(super) async fn take_queue(
         &self,
     ) -> tokio::sync::MutexGuard<'_, mpsc::Receiver<QueuedFrame>> {
         self.outgoing.lock().await
     }
 
-    /// Locks the queue, or returns `None` if a stream is the carrier.
+    /// Locks the queue of frames for the peer. Returns `None` if a stream is sending them.
     pub(super) fn try_take_queue(
         &self,
     ) -> Option<tokio::sync::MutexGuard<'_, mpsc::Receiver<QueuedFrame>>> {
@@ -143,12 +144,13 @@ impl PeerHandle {
         LinkGuard { peer: self, number, events }
     }
 
-    /// Marks the stream `number` as two-way.
+    /// Records that both ends may send messages on the stream `number`.
     pub(super) fn make_two_way(&self, number: u64, events: &dyn PeerEvents) {
         self.change(events, |links| links.make_two_way(number, Instant::now()));
     }
 
-    /// Records that the stream `number` is the carrier.
+    /// Records that the stream `number` is the carrier, which sends everything that is queued for
+    /// the peer.
     pub(super) fn make_carrier(&self, number: u64) {
         self.lock().make_carrier(number);
     }
@@ -188,8 +190,9 @@ impl PeerHandle {
         self.lock().is_two_way()
     }
 
-    /// Returns why the process `run` can't be accepted now. This can only be so while this member
-    /// sends messages, and therefore pings, on a stream of another process of the peer.
+    /// Returns why the process `run` of the peer can't be accepted now. There is a reason only
+    /// while this member sends messages, and therefore pings, on a stream of another process of the
+    /// peer.
     pub(super) fn objection_to(&self, run: u64) -> Option<StreamRefusal> {
         self.lock().objection_to(run, Instant::now())
     }

@@ -44,8 +44,8 @@ impl ProcessLiveness {
         asked.map(|asked| now.saturating_duration_since(asked))
     }
 
-    /// Returns why the process `run` can't be accepted now, or `None` if it is the process of this
-    /// stream.
+    /// Returns the reason to refuse the process `run`, which also claims to be the member at the
+    /// other end of this stream. Returns `None` if it is the process of this stream.
     pub(super) fn refusal_of(&mut self, run: u64, now: Instant) -> Option<StreamRefusal> {
         if run == self.run {
             return None;

@@ -54,8 +54,8 @@ pub(super) struct TransportState {
     listeners: Mutex<Vec<(std::net::TcpListener, SocketAddr, bool)>>,
     witness_file: Arc<WitnessFile>,
     pub address_hints: AddressHints,
-    /// Wakes `wait_until_refused`, because new information may show that an accepted process isn't
-    /// the member.
+    /// Notified when the witness has changed, so that each stream checks whether its process is
+    /// still accepted as the member.
     witness_changed: Notify,
     refusals: LogLimit<{ StreamRefusal::ALL.len() + 1 }>,
     runtime: runtime::Handle,
@@ -291,8 +291,8 @@ impl TransportState {
             peer.ok_or(StreamRefusal::Sender)?
         };
         let (from, shown) = (hello.from, hello.process_claim());
-        // Another running process is checked for first, because a process that is refused must not
-        // be recorded.
+        // A process that is refused must not be recorded. So whether another process of the member
+        // may still run is checked before the record is written.
         let is_new =
             self.witness_file.witness().is_new(from, &shown).map_err(StreamRefusal::from)?;
         let objection = peer.objection_to(shown.run);
@@ -302,7 +302,7 @@ impl TransportState {
         let marks = Arc::clone(&self.witness_file);
         match tokio::task::spawn_blocking(move || marks.admit(from, &shown)).await {
             Ok(Ok(())) => {
-                // This wakes the tasks of the peer's streams, so that streams of an older process
+                // The tasks of the peer's streams are woken, so that streams of an older process
                 // end now.
                 self.witness_changed.notify_waiters();
                 Ok(peer)
@@ -320,7 +320,8 @@ impl TransportState {
     }
 
     /// Checks a peer that only other members' lists contain. The peer is refused if the stream
-    /// can't bring this member up to date, or if the witness has no room for the peer.
+    /// can't bring this member up to date. It is also refused if this member's memory of its peers
+    /// (`Witness`) has no room for the peer.
     fn check_reported_peer(&self, hello: &Hello, opener: Opener) -> Result<(), StreamRefusal> {
         let is_invited = opener == Opener::Local && hello.purpose == StreamPurpose::TakeSnapshot;
         if !is_invited
@@ -339,7 +340,8 @@ impl TransportState {
         self.witness_file.witness().report(self.local.member, &self.local.process_claim(), promised)
     }
 
-    /// Merges the promises that a peer has reported into this member's witness.
+    /// Merges the promises that a peer has reported into this member's memory of promises
+    /// (`Witness`).
     pub(super) fn merge_report(&self, report: &[u8]) -> io::Result<()> {
         let members = self.members.read().unwrap_or_else(PoisonError::into_inner);
         let mut witness = self.witness_file.witness();

@@ -337,7 +337,8 @@ async fn receive_body<T: Send + 'static>(
     installed
 }
 
-/// Progress of a transfer. It determines the deadline of the next step.
+/// Progress of a snapshot transfer. It determines the deadline for the other end's next frame or
+/// ping.
 struct TransferProgress {
     began: Instant,
     bytes: u64,
@@ -348,7 +349,8 @@ impl TransferProgress {
         Self { began: Instant::now(), bytes }
     }
 
-    /// Returns the deadline of a step that begins now, and the error text for a missed deadline.
+    /// Returns the deadline for the other end's next frame or ping, and the error text for a missed
+    /// deadline.
     fn limit(&self, now: Instant) -> (Instant, &'static str) {
         let in_all =
             self.began + STEP_TIMEOUT + Duration::from_secs(self.bytes / MIN_BYTES_PER_SECOND);

@@ -188,8 +188,8 @@ pub enum ClaimRejection {
     Amnesia,
 }
 
-/// A member that this member's own table doesn't list is recorded only while fewer members than
-/// this are known.
+/// Number of known members from which on no member is recorded that this member's own table doesn't
+/// list.
 const MAX_KNOWN_MEMBERS: usize = 256;
 
 /// Memory that this member has of its peers: their processes and promises.
@@ -346,13 +346,13 @@ impl Witness {
         self.version += u64::from(self.known.len() != before);
     }
 
-    /// Returns the version of this witness. It rises with every change.
+    /// Returns the version of this memory of promises, which rises with every change.
     pub fn version(&self) -> u64 {
         self.version
     }
 
-    /// Returns the version of the last change that must be durable before anything that depends on
-    /// it is done.
+    /// Returns the version of the last urgent change. Such a change must be durable before anything
+    /// that depends on it is done.
     pub fn urgent(&self) -> u64 {
         self.urgent
     }

@@ -15,9 +15,9 @@ use node_consensus::{Message, MessageKind};
 pub struct Promise {
     /// Highest term in which the member is known to have voted or acknowledged entries.
     pub term: u64,
-    /// Member that received the vote in that term; 0 if no vote is known.
+    /// Member that received the vote in the term [`Self::term`]; 0 if no vote is known.
     pub vote: u64,
-    /// Highest index that the member acknowledged in that term.
+    /// Highest index that the member acknowledged in the term [`Self::term`].
     pub matched: u64,
     /// Highest index, acknowledged in any term, whose entry was known to be committed.
     pub floor: u64,
@@ -73,7 +73,7 @@ impl Promise {
 pub struct DiskState {
     /// Current term on the disk.
     pub term: u64,
-    /// Member that received the vote in that term; 0 if none did.
+    /// Member that received the vote in the term [`Self::term`]; 0 if none did.
     pub vote: u64,
     /// Index of the last entry in the log.
     pub last: u64,

@@ -18,8 +18,8 @@ impl DriverCore {
         member == self.member || self.connected.contains(&member)
     }
 
-    /// Returns this member's turn to campaign among the voters that `may_campaign` accepts, in the
-    /// order of their ids.
+    /// Returns this member's place in the order in which voters campaign one after another: those
+    /// that `may_campaign` accepts, by their ids.
     fn turn_among(&self, may_campaign: impl Fn(&u64) -> bool) -> Turn {
         let voters = self.members().voters.iter().filter(|voter| may_campaign(voter));
         let (before, places) = voters.fold((0, 0), |(before, places), voter| {
@@ -28,8 +28,9 @@ impl DriverCore {
         Turn { place: before, places }
     }
 
-    /// Handles the report that the process of `peer` has ended. If it led, this member campaigns at
-    /// its turn among the connected voters.
+    /// Handles the report that the process of `peer` has ended. If `peer` led, the connected voters
+    /// campaign one after another, in the order of their ids. This member campaigns when its turn
+    /// comes.
     pub(super) fn succeed(&mut self, peer: u64) {
         let turn = self.turn_among(|voter| *voter != peer && self.is_reached(*voter));
         let (_, _, term) = self.consensus.leadership();
@@ -74,7 +75,7 @@ impl DriverCore {
     /// A successor must be a voter that is connected and has answered within an election time-out.
     /// Candidates are ranked by:
     /// 1. replication: a voter that receives a stream of entries ranks above one that must first be
-    ///    probed or sent a snapshot;
+    ///    sent a snapshot, or whose log the leader doesn't know yet (Raft's probe state);
     /// 2. promptness: a voter that answers promptly ranks above one that has missed heartbeats;
     /// 3. the length of the voter's log. A successor with a shorter log must first be sent the
     ///    rest, while the cluster takes no proposals.

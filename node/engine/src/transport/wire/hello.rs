@@ -89,8 +89,8 @@ impl StreamPurpose {
         if self == Self::Messages { Self::TWO_WAY } else { self }
     }
 
-    /// Returns the purpose with which the peer can open the stream instead, on an invitation.
-    /// `None` if that isn't possible.
+    /// Returns the purpose of the stream that the peer opens instead, if this member invites it to.
+    /// `None` if a stream for this purpose can't be opened by the peer.
     pub(in crate::transport) fn reversed(self) -> Option<Self> {
         match self {
             Self::Snapshot => Some(Self::TakeSnapshot),
