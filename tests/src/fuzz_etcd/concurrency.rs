@@ -35,8 +35,8 @@ const MAX_QUEUE_ENTRIES: usize = 4;
 /// Reason of an intended difference: etcd may grant a lock to a caller whose key is gone.
 pub(super) const GRANTED_TOO_LATE: &str = "etcd grants a lock or an election to a caller whose queue key is gone, so perhaps to several \
      callers at once";
-/// Two answers to a caller whose queue key is gone: the beginning of etcd's, which grants the
-/// request, and this node's, which refuses it.
+/// For each kind of call whose caller's queue key is gone: the beginning of etcd's answer, which
+/// grants the request, and this node's answer, which refuses it.
 const LATE_ANSWERS: [(&str, &str); 2] = [
     ("CampaignResponse ", "Unknown: election: not leader"),
     ("LockResponse ", "Unknown: mutex: session is expired"),

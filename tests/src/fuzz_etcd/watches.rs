@@ -21,11 +21,13 @@ use super::server::TokenChannel;
 
 /// Maximum number of queued requests on the stream.
 const MAX_QUEUED_REQUESTS: usize = 16;
-/// Watch id in responses that concern no single watch. A client may also choose it for a watch.
+/// Watch id of responses that concern no single watch. A client may also choose this id for a
+/// watch.
 const NO_WATCH_ID: i64 = -1;
-/// Key under which progress of the whole stream is recorded.
+/// Key of [`EventsByWatch`] under which the progress notifications of the whole stream are
+/// recorded.
 const PROGRESS: i64 = -2;
-/// Key under which refused watches are recorded.
+/// Key of [`EventsByWatch`] under which refused create requests are recorded.
 const REFUSED: i64 = -3;
 
 /// Events and notices that each watch has received, by its id.
@@ -34,7 +36,7 @@ pub(super) type EventsByWatch = BTreeMap<i64, Vec<String>>;
 #[derive(Default)]
 struct ReceivedEvents {
     events: EventsByWatch,
-    /// Watches that asked for previous values.
+    /// Ids of the watches whose create requests asked for previous values.
     previous: BTreeSet<i64>,
     /// Create requests without an answer yet, in order. The value tells whether the request asked
     /// for previous values. It is `None` for a request whose answer only shows that the server has

@@ -79,7 +79,7 @@ impl List {
     }
 }
 
-/// Content of a list's file.
+/// Snapshot of a [`List`]: its position, the members, and the content of the list's file.
 struct ListSnapshot(Position, Members, Vec<u8>);
 
 impl Snapshot for ListSnapshot {

@@ -105,7 +105,8 @@ struct TransportNode {
 
 impl TransportNode {
     fn start(member: u64) -> Self {
-        // The limit is so long that no stream breaks on a slow machine.
+        // The time after which a silent stream counts as dead is so long that no stream breaks on a
+        // slow machine.
         let limits = TransportLimits { dead_after: PATIENCE, ..TransportLimits::default() };
         Self::start_as(local(member), TransportEventRecorder::default(), limits)
     }

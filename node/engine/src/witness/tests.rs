@@ -1,5 +1,5 @@
-//! Tests of each rule, kept and broken. Random histories of a correct member are tested as well,
-//! with its promises arriving in any order.
+//! Tests of each rule: cases that keep the rule, and cases that break it. Random histories of a
+//! correct member are tested as well. In these, its promises arrive in any order.
 
 use proptest::prelude::*;
 
@@ -158,8 +158,8 @@ fn a_process_on_an_older_image_does_not_displace_the_member_elsewhere() {
         assert!(!knows.is_refused_now(B, 2), "boot {boot}");
         tell(&knows, &mut less);
         assert!(less.is_refused_now(B, 3), "boot {boot}");
-        // The refused process ran on a copy. The member must still keep the promises that this
-        // process made.
+        // The refused process ran on a copy of the data directory. The member must still keep the
+        // promises that this process made.
         less.record_promise(B, Promise { term: 4, vote: 9, ..Promise::default() });
         tell(&less, &mut knows);
         assert_eq!(knows.admit(B, &shown(7, 4, disk(3, 0, 10))), Err(ClaimRejection::Amnesia));

@@ -26,7 +26,8 @@ pub(super) const LIMITED_PREFIX: &str = "p/";
 pub(super) const LEASED_PREFIX: &str = "l/";
 /// Number of keys of each prefix.
 const KEYS: u64 = 10;
-/// TTL in seconds of a lease that expires during the recording. A lease with `LONG_TTL` doesn't.
+/// TTL in seconds of a lease that expires during the recording. A lease with `LONG_TTL` doesn't
+/// expire before the end.
 const SHORT_TTL: i64 = 2;
 const LONG_TTL: i64 = 600;
 /// Size of each client's range of lease ids.

@@ -19,7 +19,7 @@ use crate::client::channel;
 const ROOT: &str = "root";
 const LIMITED_USER: &str = "part";
 const PASSWORD: &str = "p";
-/// Number of clients that run as `part`.
+/// Number of clients that run as the limited user `part`.
 const LIMITED_CLIENTS: usize = 2;
 
 pub(super) fn root() -> String {

@@ -19,8 +19,8 @@ fn followers_elect_another_leader_without_a_tick() {
     for voters in [3, 5] {
         let members: Vec<u64> = (2..=voters).collect();
         for order in [members.clone(), members.iter().rev().copied().collect::<Vec<_>>()] {
-            // In each run, the followers learn of the end with a different number of deliveries in
-            // between.
+            // In each run, a different number of messages is delivered between the moments at which
+            // the followers learn of the leader's end.
             for between in 0..12 {
                 let mut cluster = DriverCluster::led(voters);
                 for member in &order {
@@ -137,13 +137,14 @@ fn campaigns(cluster: &mut DriverCluster, n: usize, ticks: usize) -> usize {
         .count()
 }
 
-/// If turns never ended, a member that reaches no other member would campaign at each of its turns
-/// for ever.
+/// If these turns to campaign never ended, a member that reaches no other member would campaign
+/// again and again for ever.
 #[test]
 fn turns_end_after_an_election_time_out() {
     let mut cluster = DriverCluster::led(3);
     report_end(&mut cluster, 1);
-    // The member's turns come at the ticks 4 and 8. An election time-out takes 10 to 19 ticks.
+    // The member's turns to campaign come at the ticks 4 and 8. An election time-out takes 10 to 19
+    // ticks.
     assert_eq!(campaigns(&mut cluster, 1, 9), 2);
     let later = campaigns(&mut cluster, 1, 40);
     assert!((2..=5).contains(&later), "{later}");

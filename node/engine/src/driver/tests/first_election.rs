@@ -11,7 +11,7 @@ fn started(member: u64, seed: u64, hasten_first_election: bool) -> DriverCore {
 }
 
 /// Returns the number of ticks until the member requests votes, or `None` if that takes over three
-/// election time-outs. Before each tick, `mail` may pass inputs to the driver.
+/// election time-outs. Before each tick, `mail` is called, which may pass inputs to the driver.
 fn ticks_until_campaign(
     driver: &mut DriverCore,
     mail: impl Fn(&mut DriverCore, u64),

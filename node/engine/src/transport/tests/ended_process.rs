@@ -9,11 +9,12 @@ fn ended(node: &TransportNode) -> Vec<MemberId> {
 #[test]
 fn the_end_of_a_process_is_reported_once() {
     let (a, b) = connected_pair();
-    // The stream was open for long enough, so the peer is dialled again at once.
+    // The stream has now been open for so long that the peer is dialled again as soon as the stream
+    // ends.
     std::thread::sleep(Duration::from_millis(1_100));
     drop(b);
     eventually("a learns of the end", || !ended(&a).is_empty());
-    // During this time the peer is dialled several times more.
+    // Within these 500 ms, the peer is dialled several times more.
     std::thread::sleep(Duration::from_millis(500));
     assert_eq!(ended(&a), [MemberId(2)]);
     assert_eq!(a.events.reachable.lock().unwrap().last(), Some(&false));

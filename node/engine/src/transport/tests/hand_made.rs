@@ -232,7 +232,7 @@ fn messages_take_the_other_stream_when_the_carrier_breaks() {
     eventually("the loss is told", || a.events.reachable.lock().unwrap().ends_with(&[false, true]));
     a.transport.send(MemberId(2), Bytes::from_static(b"2")).unwrap();
     assert_eq!(read(&mut stands_by, wire::frame::FrameKind::Message), b"2");
-    // The transport dials the peer again, but keeps the present carrier.
+    // The transport dials the peer again, but still sends its messages on the present stream.
     let _again = accept_stream(&listener, &a, local(2));
     a.transport.send(MemberId(2), Bytes::from_static(b"3")).unwrap();
     assert_eq!(read(&mut stands_by, wire::frame::FrameKind::Message), b"3");

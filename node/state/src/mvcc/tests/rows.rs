@@ -82,7 +82,7 @@ fn hashes(writer: &StoreWriter, revisions: &[i64]) -> Vec<KeyValueHash> {
 fn compact(writer: &mut StoreWriter, index: u64, revision: i64) {
     write(writer, index, |batch| batch.compact(revision).unwrap());
     writer.store().compact_all().unwrap();
-    // Publishes a view that includes the compaction.
+    // This write publishes a view that includes the compaction.
     put(writer, index + 1, "z", "");
 }
 

@@ -456,8 +456,8 @@ fn checksums_are_etcds() {
     }
 }
 
-/// Commits that aren't durable copy pages. These must be reused before the next checkpoint, or many
-/// small batches would make the file grow.
+/// A commit that isn't durable copies the pages that it changes. The old pages must be reused
+/// before the next checkpoint, or many small batches would make the file grow.
 #[test]
 fn small_batches_between_checkpoints_do_not_grow_the_file() {
     let (_, mut writer) = fresh();

@@ -224,8 +224,8 @@ async fn a_replay_that_does_not_fit_the_queue_continues_from_the_store() {
 
 #[tokio::test]
 async fn events_that_the_ring_has_dropped_are_read_from_the_store() {
-    // One of these numbers of puts is the borderline case: the newest event that the ring has
-    // dropped is the first one that the watch wants.
+    // One of these numbers of puts is the borderline case: the newest event that the hub's ring of
+    // recent events has dropped is the first one that the watch wants.
     for puts in 1..=10 {
         let mut world =
             WatchFixture::with(WatchOptions { ring_bytes: 300, ..WatchOptions::default() });

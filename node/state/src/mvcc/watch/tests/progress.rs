@@ -10,7 +10,7 @@ async fn progress_does_not_overtake_lost_events_that_are_read_from_the_store() {
     wait_until_attached(&mut subscriber).await;
     let last = world.put_all(2);
     world.publisher.publish_replacement(last);
-    // The hub handles the lost events and this request in the same step.
+    // The hub learns of the lost events and of this progress request at the same time.
     subscriber.request_progress().await;
     assert_eq!(event_revisions_until(&mut subscriber, 1, last).await, [2, 3]);
 }
