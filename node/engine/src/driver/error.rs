@@ -22,7 +22,7 @@ pub enum ProposeError {
     #[error("request timed out")]
     Timeout,
     /// A leader was lost before the outcome was known. Either the request time-out has ended, or
-    /// the leader's process has, and this member has applied the next leader's first entry.
+    /// the leader's process has ended and this member has applied the next leader's first entry.
     #[error("request timed out, possibly due to previous leader failure")]
     TimeoutLeaderFailed,
     /// The request time-out ended without an outcome, and this member can't reach a quorum.

@@ -115,19 +115,20 @@ impl<O: Send + 'static> Handle<O> {
         }
     }
 
-    /// Returns a watch of the current leader (0 while there is none). This watch wakes its receiver
-    /// only when the leader changes. The watch of the full status changes with every round.
+    /// Returns a watch channel with the current leader (0 while there is none). This channel wakes
+    /// its receiver only when the leader changes. That of [`Self::status`] changes with every
+    /// round.
     pub fn leader(&self) -> watch::Receiver<u64> {
         self.leader.clone()
     }
 
-    /// Returns the status, as a watch of its changes.
+    /// Returns a watch channel with this member's status.
     pub fn status(&self) -> watch::Receiver<Arc<NodeStatus>> {
         self.status.clone()
     }
 
-    /// Returns a watch of whether this member's disk is nearly full. While its value is true,
-    /// requests that make the data grow must be refused.
+    /// Returns a watch channel that says whether this member's disk is nearly full. While its value
+    /// is true, requests that make the data grow must be refused.
     pub fn short_of_space(&self) -> watch::Receiver<bool> {
         self.space.clone()
     }

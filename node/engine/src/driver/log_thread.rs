@@ -21,7 +21,8 @@ pub(super) struct WalThread {
 }
 
 impl WalThread {
-    /// Returns the state of the log thread, and a watch of whether the disk is short of space.
+    /// Returns the state of the log thread, and a watch channel that says whether the disk is short
+    /// of space.
     pub(super) fn new(
         writer: LogWriter,
         jobs: Receiver<LogJob>,

@@ -133,8 +133,8 @@ pub struct PeerRecord {
 pub struct PeerMembership {
     /// All other members of the cluster, including those in `reported_by_others`.
     pub peers: Vec<PeerRecord>,
-    /// Ids of those `peers` that this member's own table lacks, and that other members have
-    /// reported.
+    /// Ids of those `peers` that are not in this member's own member table, but that other members
+    /// have reported.
     pub reported_by_others: BTreeSet<MemberId>,
     /// Members that were removed. Their ids are never accepted again.
     pub removed: BTreeSet<MemberId>,

@@ -77,7 +77,8 @@ impl PeerTable {
         self.removed.contains(&from) || key.is_some_and(|key| self.removed_keys.contains(&key))
     }
 
-    /// Returns those peers that this member's own table lists.
+    /// Returns those peers that are in this member's own member table, not only in the tables of
+    /// others.
     fn own_peers(&self) -> impl Iterator<Item = &Arc<PeerHandle>> {
         let own = self.peers.iter().filter(|(id, _)| !self.reported_by_others.contains(id));
         own.map(|(_, peer)| peer)
@@ -156,7 +157,8 @@ fn spawn_thread(
 impl TransportState {
     pub(super) fn set_membership(self: &Arc<Self>, membership: PeerMembership) {
         if let Some(tls) = &self.tls {
-            // An expired certificate is accepted only if this member's own table binds its key.
+            // An expired certificate is accepted only if this member's own member table binds its
+            // key.
             let own = membership
                 .peers
                 .iter()
@@ -382,8 +384,8 @@ impl TransportState {
         }
     }
 
-    /// Handles the report of `peer` that this member was removed. Reports of peers that this
-    /// member's own table lacks are ignored.
+    /// Handles the report of `peer` that this member was removed. The report is ignored if `peer`
+    /// isn't in this member's own member table.
     pub(super) fn handle_removal_report(&self, peer: &PeerHandle) {
         let members = self.members.read().unwrap_or_else(PoisonError::into_inner);
         if !members.reported_by_others.contains(&peer.id) {

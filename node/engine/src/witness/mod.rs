@@ -188,8 +188,8 @@ pub enum ClaimRejection {
     Amnesia,
 }
 
-/// Number of known members from which on no member is recorded that this member's own table doesn't
-/// list.
+/// Once this many members are known, no member is recorded that isn't in this member's own member
+/// table.
 const MAX_KNOWN_MEMBERS: usize = 256;
 
 /// Memory that this member has of its peers: their processes and promises.
@@ -277,7 +277,8 @@ impl Witness {
         }
     }
 
-    /// Returns whether `member` may be recorded although this member's own table doesn't list it.
+    /// Returns whether `member` may be recorded although it isn't in this member's own member
+    /// table.
     pub fn has_room(&self, member: MemberId) -> bool {
         self.known.contains_key(&member) || self.known.len() < MAX_KNOWN_MEMBERS
     }

@@ -50,9 +50,9 @@ impl PermittedRanges {
 
     /// Whether the set contains all keys of the request with this `key` and `range_end`.
     ///
-    /// If the end does not come after the key, the range is empty, but the key alone must still be
-    /// allowed, as in etcd (server/auth/range_perm_cache.go). Unlike etcd, this never overlooks one
-    /// of several disjoint ranges.
+    /// If the end does not come after the key, the range contains no key. As in etcd, `key` itself
+    /// must be in the set even then (server/auth/range_perm_cache.go). Unlike etcd, this never
+    /// overlooks one of several disjoint ranges.
     pub(super) fn covers(&self, key: &[u8], range_end: &[u8]) -> bool {
         let found = self.last_range_from(key);
         if range_end == UNBOUNDED_RANGE_END {

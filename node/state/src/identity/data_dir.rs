@@ -102,7 +102,7 @@ pub enum DataDirError {
     OtherIncarnation {
         /// Path of the data directory.
         path: PathBuf,
-        /// Incarnation in the directory's marker.
+        /// Incarnation in the directory's incarnation marker.
         found: Incarnation,
         /// Incarnation that the member document or the log requires.
         expected: Incarnation,
@@ -338,7 +338,8 @@ impl DataDir {
         Ok(path.try_exists().map_err(muster_files::Error::io("look for", &path))?)
     }
 
-    /// Returns the incarnation in the directory's marker, or `None` if there is no marker.
+    /// Returns the incarnation in the directory's incarnation marker, or `None` if there is no
+    /// marker.
     ///
     /// # Errors
     /// Fails if the marker can't be read or parsed.
@@ -354,10 +355,10 @@ impl DataDir {
             .ok_or(DataDirError::Damaged { path, problem: "it is not 32 lower-case hex digits" })
     }
 
-    /// Returns the incarnation of this directory. If there are both a marker and `expected`, they
-    /// must be equal. A marker that descends from `expected` by a forced new cluster is accepted
-    /// too. If there is no marker, `expected` or a new incarnation is written durably as the
-    /// marker.
+    /// Returns the incarnation of this directory. If there are both an incarnation marker and
+    /// `expected`, they must be equal. A marker that descends from `expected` by a forced new
+    /// cluster is accepted too. If there is no marker, `expected` or a new incarnation is written
+    /// durably as the marker.
     ///
     /// # Errors
     /// Fails with `OtherIncarnation` if marker and `expected` differ.
@@ -380,7 +381,7 @@ impl DataDir {
         }
     }
 
-    /// Durably writes another incarnation to the marker.
+    /// Durably writes another incarnation to the incarnation marker.
     ///
     /// # Errors
     /// Fails if the marker can't be written.

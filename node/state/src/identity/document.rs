@@ -10,8 +10,8 @@ use serde::Deserialize;
 
 use super::{Incarnation, NodeKey};
 
-/// Maximum size of a document in bytes. A document of nine members needs less, and a file of this
-/// size can be read into memory.
+/// Maximum size of a member document in bytes. A document of nine members needs less, and a file of
+/// this size can be read into memory.
 const MAX_DOCUMENT_BYTES: u64 = 1 << 20;
 const VERSION: u64 = 1;
 
@@ -50,7 +50,7 @@ pub enum DocumentError {
     /// The file can't be read.
     #[error("cannot read the member document {}", path.display())]
     Read {
-        /// Path of the document.
+        /// Path of the member document.
         path: PathBuf,
         #[source]
         source: std::io::Error,
@@ -58,7 +58,7 @@ pub enum DocumentError {
     /// The file is not valid JSON, or its JSON is not a member document.
     #[error("the member document is not valid JSON of version {VERSION}")]
     Syntax(#[source] serde_json::Error),
-    /// The document has another version, for example because a later program wrote it.
+    /// The member document has another version, for example because a later program wrote it.
     #[error("the member document has version {0}, this program reads version {VERSION}")]
     Version(u64),
     /// A field has an invalid value.
@@ -93,7 +93,7 @@ struct RawMember {
 }
 
 impl MemberDocument {
-    /// Reads and checks the document at `path`.
+    /// Reads and checks the member document at `path`.
     ///
     /// # Errors
     /// Fails if the file can't be read or its contents are invalid.
@@ -103,7 +103,7 @@ impl MemberDocument {
         Self::parse(&bytes)
     }
 
-    /// Parses and checks a document.
+    /// Parses and checks a member document.
     ///
     /// # Errors
     /// Fails if the contents are invalid.
@@ -134,7 +134,7 @@ impl MemberDocument {
         Ok(document)
     }
 
-    /// Returns the member called `name`, if the document has one.
+    /// Returns the member called `name`, if the member document has one.
     #[must_use]
     pub fn member(&self, name: &str) -> Option<&DocumentMember> {
         self.members.iter().find(|member| member.name == name)

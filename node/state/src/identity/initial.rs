@@ -12,7 +12,7 @@ pub struct InitialMember {
     /// URLs under which peers reach the member, sorted.
     pub peer_urls: Vec<String>,
     /// URLs under which clients reach the member. They are empty until the member publishes them,
-    /// unless the document contains them.
+    /// unless the member document contains them.
     pub client_urls: Vec<String>,
     /// Incarnation to which the member document binds the member, if any.
     pub incarnation: Option<Incarnation>,
@@ -50,8 +50,8 @@ impl InitialMember {
 
 impl InitialCluster {
     /// Computes the ids from `members` (name and peer URLs, in seat order) and `token`. Each
-    /// member's incarnation, key and client URLs come from the document's member of the same name.
-    /// The caller must have checked that `members` and the document agree.
+    /// member's incarnation, key and client URLs come from the member document's member of the same
+    /// name. The caller must have checked that `members` and the member document agree.
     #[must_use]
     pub fn new(
         members: &[(String, Vec<String>)],

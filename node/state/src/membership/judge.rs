@@ -6,10 +6,10 @@ use member_rules::QuorumObjection;
 /// Why a change of members is not allowed now. The API has its own texts for clients.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ChangeObjection {
-    /// Too few members have started to form a quorum.
+    /// The members that have started are too few for a quorum.
     #[error("not enough started members")]
     NotEnoughStarted,
-    /// Too few members have been healthy for long enough to form a quorum.
+    /// The members that have been healthy for long enough are too few for a quorum.
     #[error("unhealthy cluster")]
     Unhealthy,
     /// The learner lacks too many entries, or is not connected.

@@ -5,7 +5,7 @@
 //!
 //! 1. All records of one view are copied. This may take long, and writes continue.
 //! 2. Once each running writer has published its view, a lock keeps writers out. The few records
-//!    that were added during step 1 are copied, and every other table.
+//!    that were added during step 1 are copied, and all tables other than that of the records.
 //! 3. The new file is made durable and renamed over the old one. All reads and writes use the new
 //!    file from then on.
 //!

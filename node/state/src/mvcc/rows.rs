@@ -29,7 +29,8 @@ pub(crate) struct TombstoneRow {
     bytes: Vec<u8>,
     /// Offset at which the last record begins.
     last: usize,
-    /// Sum of the weights that the tombstones would have in rows of their own.
+    /// Bytes that the tombstones add to the store's size, each counted as if it had a row of its
+    /// own.
     weight: i64,
 }
 
