@@ -68,7 +68,7 @@ pub struct DriverOptions {
     /// Age in ticks at which the driver drops a proposal that found no leader, or a read without an
     /// answer. This age must exceed the time for which the requester waits.
     pub proposal_ticks: u64,
-    /// Ticks after which an unanswered read is sent again.
+    /// Ticks after which a ReadIndex round without an answer is repeated.
     pub read_retry_ticks: u64,
     /// Limit on the bytes of log entries that are not yet applied. Above the limit a leader refuses
     /// proposals, and a follower drops appends, which the leader sends again.
@@ -148,7 +148,7 @@ struct SnapshotInstall {
 pub struct DriverCore {
     consensus: Consensus,
     options: DriverOptions,
-    /// Whether a quorum has been connected at any time since this member started.
+    /// Whether this member has been connected to a quorum at any time since its start.
     was_quorum_connected: bool,
     guards: Guards,
     member: u64,

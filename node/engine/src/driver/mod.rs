@@ -99,7 +99,8 @@ pub struct MemberOptions {
     /// Whether this member campaigns as soon as it has connected to a quorum. True only at the
     /// first start of the cluster's first member.
     pub campaign_when_connected: bool,
-    /// Whether to shorten the wait for the first election once a quorum is connected, at any start.
+    /// Whether to shorten the wait for the first election after each start of this member, once a
+    /// quorum is connected.
     pub hasten_first_election: bool,
     /// Directory of incoming and outgoing snapshots. The transport writes incoming ones here.
     pub snapshot_dir: PathBuf,

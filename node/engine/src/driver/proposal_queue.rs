@@ -61,7 +61,8 @@ pub(super) struct ProposalQueue {
 }
 
 impl ProposalQueue {
-    /// Returns whether no proposal other than changes of members waits.
+    /// Returns whether no proposals wait. Changes of members don't count, because they wait in a
+    /// queue of their own.
     pub(super) fn is_empty(&self) -> bool {
         self.pending.is_empty()
     }

@@ -370,8 +370,8 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("ca");
         std::fs::write(&path, "old").unwrap();
-        // The slow read meets the test at the barrier twice: when it has read the content, and when
-        // it may return that content.
+        // The thread with the slow read meets the test at the barrier twice: when it has read the
+        // content, and when it may return that content.
         let (is_slow, barrier) = (Arc::new(AtomicBool::new(false)), Arc::new(Barrier::new(2)));
         let (file, slow, step) = (path.clone(), Arc::clone(&is_slow), Arc::clone(&barrier));
         let load = move || {

@@ -181,8 +181,8 @@ impl Links {
         self.links.values().any(|link| link.is_two_way)
     }
 
-    /// Records that this member failed to open a stream. Returns whether that differs from the last
-    /// failure.
+    /// Records that this member failed to open a stream. Returns whether that is news: the error
+    /// differs from the last one, or the peer has become connected or disconnected since.
     pub(super) fn dial_failed(&mut self, why: &str) -> bool {
         let failure = Some((why.to_owned(), self.connected_since.is_some()));
         let is_news = self.dial_failure != failure;

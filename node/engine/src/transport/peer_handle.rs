@@ -160,8 +160,8 @@ impl PeerHandle {
         self.lock().receive_on(number);
     }
 
-    /// Records that this member failed to open a stream. Returns whether that differs from the last
-    /// failure.
+    /// Records that this member failed to open a stream. Returns whether that is news: the error
+    /// differs from the last one, or the peer has become connected or disconnected since.
     pub(super) fn dial_failed(&self, why: &str) -> bool {
         self.lock().dial_failed(why)
     }

@@ -36,8 +36,8 @@ const CHUNK_BYTES: usize = 256 * 1024;
 /// Maximum number of chunks between disk and network. At this number, reading from disk or network
 /// pauses.
 const CHUNKS_IN_FLIGHT: usize = 4;
-/// Time limit for one step of the other end: a frame, or a ping while it installs. The limit allows
-/// for a slow disk.
+/// Time limit for the other end's next frame, long enough for a slow disk. While the other end
+/// installs the snapshot, it sends pings, which count as frames.
 const STEP_TIMEOUT: Duration = Duration::from_secs(30);
 /// Minimum average speed of a transfer, and also of the installation after it. Below this speed the
 /// transfer fails. A link of 1 Mbit/s is too slow for a cluster.

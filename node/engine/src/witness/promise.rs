@@ -26,8 +26,9 @@ pub struct Promise {
 impl Promise {
     /// Returns the promise that the sender makes by `message`, if it makes one.
     ///
-    /// Only messages that wait for the disk make a promise. A pre-vote message names a term that no
-    /// member has entered yet. A leader may send entries before its own disk has them.
+    /// Only messages that wait for the disk make a promise. A pre-vote message makes none, because
+    /// it names a term that no member has entered yet. An append makes none, because a leader may
+    /// send entries before its own disk has them.
     pub fn of(message: &Message) -> Option<Self> {
         let promise = Self { term: message.term, ..Self::default() };
         match message.kind {

@@ -43,7 +43,7 @@ pub enum AuthError {
     /// The role does not exist.
     #[error("role name not found")]
     RoleNotFound,
-    /// The request to grant a permission contains none.
+    /// The request to grant a permission contains no permission.
     #[error("permission not given")]
     PermissionNotGiven,
     /// The role to be revoked is not granted to the user.

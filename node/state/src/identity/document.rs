@@ -47,7 +47,7 @@ pub struct DocumentMember {
 /// Why a member document can't be used.
 #[derive(Debug, thiserror::Error)]
 pub enum DocumentError {
-    /// The file can't be read.
+    /// The member document can't be read.
     #[error("cannot read the member document {}", path.display())]
     Read {
         /// Path of the member document.

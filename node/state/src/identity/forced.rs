@@ -31,8 +31,8 @@ pub struct DroppedMember {
     pub is_learner: bool,
 }
 
-/// A single-member cluster that was made from a member's data. This is its plan before it is made,
-/// and its record afterwards.
+/// A single-member cluster that was made from a member's data. The value is the plan of the cluster
+/// before it is made, and the record of the cluster afterwards.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ForcedCluster {
     version: u64,

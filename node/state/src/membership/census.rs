@@ -126,8 +126,8 @@ impl Censuses {
         neighbours
     }
 
-    /// Returns the latest census from a member of this table, if its configuration is later than
-    /// the table's.
+    /// Returns the latest census that a member of `table` has sent, if its configuration is later
+    /// than that of `table`.
     fn latest(&self, table: &MemberTable) -> Option<&Census> {
         let believed = self.by_peer.iter().filter(|(by, _)| table.member(**by).is_some());
         let latest =

@@ -7,7 +7,7 @@ use node_consensus::{ConfChange, Guards, Members};
 use super::change::{ChangeError, ChangeRequest, MemberChange};
 use crate::identity::{Incarnation, MemberId, NodeKey, OperationId};
 
-/// A member of the cluster, as the table has it.
+/// A member of the cluster, as the member table records it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Member {
     /// Member id, unique for ever.

@@ -373,7 +373,7 @@ impl<'txn> Batch<'txn> {
         self.shared.guards
     }
 
-    /// Returns the member table for changes, which are written with the batch.
+    /// Returns the member table, so that it can be changed. The changes are written with the batch.
     pub fn members_mut(&mut self) -> &mut MemberTable {
         Arc::make_mut(&mut self.cluster_mut().members)
     }

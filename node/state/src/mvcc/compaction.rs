@@ -219,8 +219,8 @@ impl Store {
         revision: i64,
         previous: i64,
     ) -> Result<(), StoreError> {
-        // This needs a new read transaction, because the newest published view may be older than
-        // this compaction.
+        // The records are read in a new transaction, because the newest published view may be older
+        // than this compaction.
         let records = file.db.begin_read()?.open_table(RECORDS)?;
         let nothing = lock_index(&self.shared.index).compacts_to_nothing(revision);
         match self.hash_upto(&records, revision, previous, nothing) {

@@ -80,7 +80,7 @@ impl Drop for PendingEventsGuard {
     }
 }
 
-/// Operations of one request.
+/// Numbers of operations of one request, by kind.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct OperationCounts {
     pub puts: u64,

@@ -24,8 +24,8 @@ const TOMBSTONE_ROW_TAG: u8 = 0;
 pub(crate) struct TombstoneRow {
     first: Option<Revision>,
     count: usize,
-    /// Contents of the row: [`TOMBSTONE_ROW_TAG`], then two values for each tombstone. They are the
-    /// difference between its `sub` and that of the first tombstone, and its record.
+    /// Contents of the row: [`TOMBSTONE_ROW_TAG`], then two values for each tombstone. The first is
+    /// its `sub`, minus that of the first tombstone. The second is its record.
     bytes: Vec<u8>,
     /// Offset at which the last record begins.
     last: usize,

@@ -42,7 +42,7 @@ pub struct StoreOptions {
     pub compaction: CompactionMode,
     /// Maximum number of keys per step of a compaction.
     pub compacted_keys_per_step: usize,
-    /// Limits on the memory and the steps of watches.
+    /// Limits on the memory of watches, and on the work that they do at a time.
     pub watch: WatchOptions,
     /// Initial members of a new store, the same on every member of the cluster. Ignored if the
     /// store exists, since its own member table may have changed since.

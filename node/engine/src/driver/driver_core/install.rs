@@ -19,7 +19,8 @@ impl DriverCore {
         self.incoming = Some(snapshot.body);
         self.step(snapshot.message);
         self.handle_all_ready();
-        // Consensus takes the body if it accepts the snapshot. A body that is left must be removed.
+        // If consensus has accepted the snapshot, its install has taken the body out of `incoming`.
+        // A body that is still there is not needed, so it must be removed.
         self.effects.discard.extend(self.incoming.take());
     }
 
