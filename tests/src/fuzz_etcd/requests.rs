@@ -318,8 +318,8 @@ impl CallGenerator<'_> {
         while self.known.delete_and_put_revisions.contains(&revision) {
             revision -= 1;
         }
-        // A physical compaction has finished when it is answered. Otherwise a later checksum might
-        // be computed before the compaction has finished.
+        // The compaction is physical, so it has finished when it is answered. With any other
+        // compaction, a later checksum might be computed before the compaction has finished.
         CompactionRequest { revision, physical: true }
     }
 

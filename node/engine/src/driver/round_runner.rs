@@ -290,8 +290,8 @@ mod tests {
         core
     }
 
-    /// The first answers may be lost. A peer sends its answer on a stream that the peer opens, and
-    /// this stream may be connected later than the one that carried the request.
+    /// The first answers may be lost. A peer sends its answer on a stream that the peer opens. This
+    /// stream may be connected later than the one that carried the request.
     #[test]
     fn the_first_member_requests_votes_again_after_lost_answers() {
         let asked = |out: &mut Recorder| {

@@ -25,10 +25,10 @@
 //! * **Checksums are seeded with cluster, member, incarnation and segment number.** So neither old
 //!   records in a recycled segment nor a segment copied from elsewhere ever validate.
 //! * **Segments get their space before their name.** A segment is allocated as a whole, and its
-//!   first record is written and synced under the name of a spare. Only then is the file renamed,
-//!   and the directory synced. So a named segment that is short or has no first record is damaged.
-//!   The log as a whole is created in the same way: `wal.tmp` is renamed to `wal` when everything
-//!   in it is durable. So if `member/wal` exists, it is a working log with an owner.
+//!   first record is written and synced under the name of a spare segment. Only then is the file
+//!   renamed, and the directory synced. So a named segment that is short or has no first record is
+//!   damaged. The log as a whole is created in the same way: `wal.tmp` is renamed to `wal` when
+//!   everything in it is durable. So if `member/wal` exists, it is a working log with an owner.
 //! * **A full segment ends in a mark**, written once the next segment has its name. So if the
 //!   newest file is lost, the end of the file before is not mistaken for a torn tail.
 //! * **Zeros are written ahead of the records** when a segment is used for the first time, in large

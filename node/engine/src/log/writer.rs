@@ -242,7 +242,7 @@ impl Log {
         self.written_bytes
     }
 
-    /// Returns the number of segments in use, without spares.
+    /// Returns the number of segments in use, without spare segments.
     pub fn segment_count(&self) -> usize {
         self.reader.shared().segments.len()
     }

@@ -77,8 +77,9 @@ pub(super) struct Links {
     refused_at: Option<Instant>,
 }
 
-/// Changes of the peer's reachability, in the order in which to report them. If another stream
-/// replaces a lost carrier, `[false, true]` is reported, because messages may be lost.
+/// Changes of the peer's reachability, in the order in which to report them. If the stream that
+/// carried this member's messages is lost and another one replaces it, `[false, true]` is reported,
+/// because messages may be lost.
 pub(super) type ReachabilityChanges = Vec<bool>;
 
 impl Links {

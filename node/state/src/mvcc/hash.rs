@@ -28,8 +28,8 @@ use super::store::{Store, View};
 pub struct KeyValueHash {
     /// CRC-32C of the keys and values of the records, as etcd stores them.
     pub hash: u32,
-    /// Compaction revision of the store. Of the changes up to this revision, only those still in
-    /// force are hashed; -1 if there was no compaction.
+    /// Compaction revision that the checksum takes into account; -1 if there was no compaction. Of
+    /// the changes up to this revision, only those still in force are hashed.
     pub compact_revision: i64,
     /// Highest revision whose records are hashed.
     pub revision: i64,

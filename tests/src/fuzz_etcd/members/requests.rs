@@ -61,7 +61,8 @@ pub(super) struct ExpectedMember {
 pub(super) struct ExpectedCluster {
     pub(super) members: Vec<ExpectedMember>,
     may_start: bool,
-    /// Whether stopped members may be started again. If not, updates may name other members' URLs.
+    /// Whether stopped members may be started again in this run. Only in runs without such starts
+    /// may an update name another member's URL (see the module's documentation).
     starts_again: bool,
 }
 
