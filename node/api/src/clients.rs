@@ -87,7 +87,7 @@ pub(crate) struct ClientConnection {
     pub user: Option<rpc::CertificateUser>,
 }
 
-/// Listening address and its router.
+/// A listening socket for clients, with its TLS settings and its router.
 pub struct ClientListener {
     pub socket: StdListener,
     /// TLS settings, if the URL's scheme is https.
@@ -108,7 +108,7 @@ pub struct ClientLimits {
     pub keepalive_interval: Duration,
     /// Time limit for the answer to a ping: `--grpc-keepalive-timeout`. Zero means no limit.
     pub keepalive_timeout: Duration,
-    /// Maximum size of a request with its envelope, in bytes.
+    /// Maximum size of a gRPC message in bytes: the largest request, and what gRPC adds to it.
     pub largest_request: usize,
 }
 
@@ -192,8 +192,8 @@ impl ServingThreads {
 /// Time limits for clients that do nothing.
 #[derive(Clone, Copy)]
 struct IdleTimeouts {
-    /// Limit for each step: a connection's first byte, its turn to do the handshake, and the
-    /// handshake.
+    /// Time limit for each step of a new connection: its first byte, its turn to do the handshake,
+    /// and the handshake.
     handshake_step: Duration,
     /// Maximum time without reading any byte while answers wait.
     unread: Duration,

@@ -23,8 +23,8 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 const MAX_COLLECTED_BYTES: usize = 16 << 10;
 /// Length from which a write isn't collected, because the copy would cost more than a system call.
 const LARGE_WRITE_BYTES: usize = 8 << 10;
-/// Capacity in bytes up to which the emptied buffer is kept for the next turn. A larger buffer is
-/// freed.
+/// Capacity in bytes up to which the buffer is kept after its bytes were written. A larger buffer
+/// is freed.
 const KEPT_CAPACITY: usize = 4 << 10;
 
 /// Number of turns (polls of the connection) for which collected bytes wait after bytes were

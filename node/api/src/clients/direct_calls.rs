@@ -109,9 +109,9 @@ impl<B> ReplayedBody<B>
 where
     B: Body<Data = Bytes, Error = BoxError> + Unpin,
 {
-    /// Reads the body up to its end. Returns its only message, with the header, if that is whole,
-    /// uncompressed and at most `max_bytes` long. Otherwise [`Body::poll_frame`] will return all
-    /// bytes of the body, including those read here.
+    /// Reads the body up to its end. Returns its only message with the header, if the message is
+    /// whole, uncompressed and at most `max_bytes` long. Otherwise [`Body::poll_frame`] will return
+    /// all bytes of the body, including those read here.
     async fn read_message(&mut self, max_bytes: usize) -> Option<Bytes> {
         let mut received = Received::default();
         loop {
@@ -146,7 +146,7 @@ where
 #[derive(Debug, Default)]
 struct Received {
     first: Bytes,
-    /// All bytes, if there was more than one frame.
+    /// All bytes so far, if more than one frame has arrived; otherwise empty.
     all: Vec<u8>,
 }
 

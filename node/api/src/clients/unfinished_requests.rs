@@ -35,7 +35,7 @@ const CONNECTION_BYTES: usize = 32 << 20;
 const ALL_BYTES: usize = 128 << 20;
 /// Bytes of a stream besides its message: headers, tonic's first buffer, its task.
 const STREAM_BYTES: usize = 16 << 10;
-/// Message length up to which a message stream costs nothing while it waits for its next message.
+/// Message length up to which a message stream isn't charged while it waits for its next message.
 /// If the stream has had a longer message, it stays charged for that length, because tonic's buffer
 /// keeps the size of the longest message.
 const SMALL_BYTES: usize = 4 << 10;
@@ -60,8 +60,7 @@ pub(super) struct RequestAccounting {
 impl RequestAccounting {
     pub(super) fn new(largest_request: usize) -> Self {
         let most = largest_request.max(TONIC_MAX_MESSAGE_BYTES);
-        // Each network is always granted this much memory: that of the largest request which isn't
-        // refused because of its length.
+        // Each network is always granted the memory for one request of the largest allowed length.
         let least = STREAM_BYTES + MESSAGE_HEADER_BYTES + most;
         let bounds =
             MemoryBounds { per_connection: CONNECTION_BYTES, total: ALL_BYTES, guaranteed: least };

@@ -60,7 +60,7 @@ pub(super) fn new_budget() -> Arc<MemoryBudget> {
 #[derive(Debug)]
 pub(super) struct AnswerAccounting {
     pub(super) account: Arc<MemoryAccount>,
-    /// Number of pieces that were written and are not sent yet.
+    /// Number of pieces of answers that were written and are not sent yet.
     pieces: AtomicUsize,
     unread: Mutex<UnreadAnswers>,
     bytes: Arc<ClientBytes>,

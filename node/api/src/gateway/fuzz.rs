@@ -7,7 +7,7 @@ use futures_util::FutureExt as _;
 use super::values::Values;
 use super::{json, methods};
 
-/// Maximum length of an object in bytes.
+/// Maximum length of one JSON object in bytes.
 const MAX_BYTES: usize = 1 << 20;
 
 /// Runs one input, which consists of a path, a zero byte, and a body. Checks that each readable

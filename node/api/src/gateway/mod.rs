@@ -55,7 +55,7 @@ struct Gateway {
     blocking_pool: BlockingPool,
 }
 
-/// Data of a call other than its messages.
+/// Data of one call through the gateway, apart from its messages.
 struct GatewayCall {
     method: &'static GatewayMethod,
     metadata: MetadataMap,

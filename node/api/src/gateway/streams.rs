@@ -138,7 +138,8 @@ impl JsonLines {
     }
 }
 
-/// Returns the next line. The first line was read before. No line follows an error.
+/// Returns the next line of a stream of answers. The first line was read before. No line follows an
+/// error.
 async fn next(
     state: Option<(Option<Vec<u8>>, JsonLines)>,
 ) -> Option<(Result<Bytes, std::convert::Infallible>, Option<(Option<Vec<u8>>, JsonLines)>)> {

@@ -10,13 +10,13 @@ use tonic::Status;
 
 pub(super) struct Values {
     body: Body,
-    /// Maximum length of one object in bytes.
+    /// Maximum length of one JSON object in bytes.
     max_bytes: usize,
     buffer: BytesMut,
     scan: ObjectScan,
 }
 
-/// State of the search for an object's end.
+/// State of the search for the end of a JSON object.
 #[derive(Default)]
 struct ObjectScan {
     position: usize,
@@ -51,7 +51,7 @@ impl Values {
         Self { body, max_bytes: most, buffer: BytesMut::new(), scan: ObjectScan::default() }
     }
 
-    /// Returns the next object; `None` after the last.
+    /// Returns the next JSON object, or `None` after the last one.
     pub(super) async fn next(&mut self) -> Result<Option<Bytes>, Status> {
         loop {
             if self.scan.position == 0 {

@@ -129,7 +129,7 @@ pub(crate) struct Authoriser {
 }
 
 impl Authoriser {
-    /// Creates the check for the tokens and users of `store`. A simple token expires when it was
+    /// Makes the authoriser for the tokens and users of `store`. A simple token expires when it was
     /// not used for `ttl`.
     pub(super) fn new(store: Store, ttl: Duration, signed_tokens: Option<Arc<Jwt>>) -> Self {
         Self { store, clock: TokenClock { began: Instant::now(), ttl }, signed_tokens }

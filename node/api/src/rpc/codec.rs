@@ -22,14 +22,15 @@ pub(super) struct Frame {
     pub(super) events: Option<FrameEvents>,
 }
 
-/// Consecutive events of a delivery, if it is split into several responses.
+/// Consecutive events for one watch response. Events that arrive together may be split into several
+/// responses.
 #[derive(Clone)]
 pub(super) struct FrameEvents {
     pub(super) selection: Arc<EventSelection>,
     pub(super) part: Range<usize>,
     /// Store from which previous values are read, if the client wants them.
     pub(super) previous: Option<Store>,
-    /// Charge to the client's account for the memory of the delivery.
+    /// Charge to the client's account for the memory of all events that arrived together.
     pub(super) _held: Arc<MemoryCharge>,
 }
 

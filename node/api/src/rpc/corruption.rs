@@ -53,7 +53,7 @@ struct ReadCost {
     cpu_time: Duration,
 }
 
-/// Data that determines when the next comparison is due.
+/// Data that determines when the next comparison of the members' data is due.
 struct Schedule {
     began: Instant,
     cost: ReadCost,

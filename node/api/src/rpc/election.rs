@@ -108,7 +108,7 @@ enum ObservedSubject {
     Unknown,
     /// There is no leader. The watch waits for the first candidate.
     FirstCandidate(Subscriber),
-    /// There is a leader. The watch follows its key until that is deleted.
+    /// There is a leader. The watch follows the leader's key until that key is deleted.
     Leader(Subscriber),
 }
 

@@ -39,8 +39,8 @@ macro_rules! table {
             pub(crate) fn code(self) -> Code {
                 match self {
                     $(Self::$name => Code::$code,)*
-                    // etcd uses neither of these codes for its own errors, so clients recognise
-                    // these two errors by the code.
+                    // etcd uses neither `AlreadyExists` nor `Aborted` for its own errors. So
+                    // clients recognise these two errors by the code.
                     Self::CarriedOut(_) => Code::AlreadyExists,
                     Self::Stale(_) => Code::Aborted,
                 }

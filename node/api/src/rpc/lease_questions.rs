@@ -30,8 +30,8 @@ struct LeaseReadings {
     term: u64,
     /// TTL or remaining seconds of each lease in the question.
     seconds: Vec<i64>,
-    /// Renewed leases that need a checkpoint entry before the answer. The entry records that the
-    /// whole TTL is left, counted from `at`.
+    /// Renewed leases that must be recorded in the log before the answer is sent. The checkpoint
+    /// entry says that each has its whole TTL left, counted from `at`.
     to_checkpoint: Vec<Lease>,
     at: Duration,
 }

@@ -82,11 +82,12 @@ pub(super) struct QueueEntry {
 /// Whether a queue entry has to wait.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum EntryState {
-    /// The key was created, and its predecessors aren't known yet.
+    /// The entry was created, and it isn't known yet whether it is the first of its queue.
     Unknown,
-    /// Another entry is before this one, so this entry has to wait.
+    /// Another entry of the queue is before this one, so this entry's client has to wait.
     Waiting,
-    /// The entry is the first, or existed already.
+    /// The entry is the first of its queue, or existed before this call. It isn't deleted when it
+    /// is dropped.
     Kept,
 }
 
@@ -237,8 +238,8 @@ impl LockQueues {
             failure: vec![op(Op::RequestRange(found))],
             ..put_if_created_at(key.clone(), 0, value, lease)
         };
-        // A separate task creates the entry. If the client leaves meanwhile, the entry possibly
-        // exists already and must be deleted. The entry's `drop` does that.
+        // A separate task creates the queue entry. If the client leaves meanwhile, the entry may
+        // exist already and must be deleted. `QueueEntry::drop` does that.
         let (told, hears) = oneshot::channel();
         let (line, name, mut call) = (self.clone(), name.clone(), call.another_of_same_call());
         self.tasks.spawn(async move {
@@ -289,7 +290,7 @@ impl LockQueues {
             };
             match notice {
                 // `Compacted` means that the deletion is possibly among the compacted revisions.
-                // After either notice, the caller reads the queue again.
+                // After an event or `Compacted`, the caller reads the queue again.
                 Notice::Events { .. } | Notice::Compacted { .. } => return Ok(()),
                 Notice::Progress { .. } | Notice::WatchProgress { .. } => {}
             }
@@ -327,7 +328,7 @@ impl QueueEntry {
         self.value.as_ref()
     }
 
-    /// Waits until no entry is before this one.
+    /// Waits until no entry of the queue is before this one.
     ///
     /// Reading this member's own store is enough, since it already has this entry's key. A key that
     /// is deleted and created again gets a higher create revision, so it comes after this entry.
@@ -343,8 +344,8 @@ impl QueueEntry {
         }
     }
 
-    /// Waits until this entry is the first, and returns the revision at which that was seen.
-    /// Returns `None` if the entry no longer exists.
+    /// Waits until this entry is the first of its queue, and returns the revision at which that was
+    /// seen. Returns `None` if the entry no longer exists.
     pub(super) async fn wait_for_turn(
         &mut self,
         call: &mut CallContext,
@@ -366,15 +367,15 @@ impl QueueEntry {
 
 impl Drop for QueueEntry {
     fn drop(&mut self) {
-        // When this member stops, the entry is kept. Its client may reconnect to another member,
-        // with the same lease, and still has its entry there.
+        // When this member stops, the entry stays in its queue. Its client may reconnect to another
+        // member with the same lease, and finds the entry there.
         if self.state == EntryState::Kept || self.queues.context.stop.is_cancelled() {
             return;
         }
         let (context, line) = (self.queues.context.clone(), self.queues.clone());
         let give_up = delete_if_created_at(self.key.clone(), self.created);
-        // If the entry is the first, it is kept: it holds the lock, and its client has possibly
-        // called again already.
+        // If the entry is the first of its queue, its key isn't deleted: the client holds the lock,
+        // and has possibly called again already.
         let unless_first = (self.state == EntryState::Unknown)
             .then(|| predecessor_request(&self.name, self.created));
         self.queues.tasks.spawn(async move {
@@ -408,7 +409,8 @@ fn predecessor_request(name: &[u8], created: i64) -> RangeRequest {
 }
 
 impl LockQueues {
-    /// Whether no entry matches `before`. Returns false if that can't be determined.
+    /// Whether an entry is the first of its queue: `before`, the request for its predecessor, finds
+    /// none. Returns false if that can't be determined.
     async fn is_first(&self, before: &RangeRequest) -> bool {
         let found = self.kv.range(before, &mut CallContext::for_member()).await;
         found.is_ok_and(|found| found.kvs.is_empty())

@@ -30,11 +30,11 @@ use super::error::Error;
 use super::metrics::Method;
 use super::required_access::CheckedRequest as _;
 
-/// A part is full at the maximum request size divided by this number. Even if one more read step
-/// follows, the part stays below the 4 MiB that clients accept by default.
+/// A part of a range is full at the maximum request size divided by this number. Even if one more
+/// read step follows, the part stays below the 4 MiB that clients accept by default.
 const PART_DIVISOR: usize = 2;
 
-/// Checks the request, and returns the stream of its parts.
+/// Checks the request, and returns the range as a stream of parts.
 pub(super) async fn answer(
     context: Arc<ApiContext>,
     request: Request<RangeRequest>,
@@ -95,8 +95,8 @@ async fn begin(
 }
 
 /// Refuses requests that explicitly ask for another order than key order, and requests with filters
-/// by revision. Parts are sent in key order while the range is read, but such a request would need
-/// the whole range first.
+/// by revision. The parts of a range are sent in key order, while the range is read. A request of
+/// either kind would need the whole range first.
 fn check(request: &RangeRequest) -> Result<(), Error> {
     let by_key =
         request.sort_order() == SortOrder::Ascend && request.sort_target() == SortTarget::Key;
@@ -118,10 +118,10 @@ struct RangeParts {
     request: RangeRequest,
     /// State of the read; `None` before it begins.
     range_read: Option<RangeRead>,
-    /// Unsent rest of an answer that was sorted as a whole.
+    /// Unsent rest of a range that was sorted as a whole.
     sorted: Option<RangeResponse>,
-    /// Whether a part was sent. The other parts must then be of the same revision; otherwise the
-    /// read is refused.
+    /// Whether a part of the range was sent. The other parts must then be of the same revision;
+    /// otherwise the read is refused.
     has_sent_part: bool,
     began: Instant,
     code: Code,
@@ -160,12 +160,13 @@ impl RangeParts {
         }
     }
 
-    /// Returns the size in bytes at which a part is full.
+    /// Returns the size in bytes at which a part of the range is full.
     fn full_part_bytes(&self) -> usize {
         self.context.limits.max_request_bytes / PART_DIVISOR
     }
 
-    /// Reads from `view` until a part is full. If the answer must be sorted, reads the whole range.
+    /// Reads from `view` until a part of the range is full. If the answer must be sorted, reads the
+    /// whole range.
     async fn read_part(
         &mut self,
         view: &View,

@@ -35,7 +35,7 @@ const PROMOTE_RETRY_INTERVAL: Duration = Duration::from_millis(200);
 /// Maximum time to wait until this member shows a change that the leader has made.
 const CATCH_UP_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// Has the leader make a change of members, whether this member leads or another one.
+/// Makes a change of members. If another member leads, asks that member to make the change.
 pub(super) async fn change_members(
     context: &ApiContext,
     asked: ChangeRequest,

@@ -31,7 +31,7 @@ pub(crate) trait CheckedRequest {
     /// Returns the permission that the request needs.
     fn access(&self) -> RequestedAccess<'_>;
 
-    /// Checks the contents of the request, which doesn't depend on its sender.
+    /// Checks the contents of the request. The result doesn't depend on the request's sender.
     fn check(&self, _: &ApiLimits) -> Result<(), Error> {
         Ok(())
     }
@@ -43,7 +43,7 @@ pub(crate) trait CheckedRequest {
     }
 
     /// Whether the request is about the data. A member whose data differs from the others' refuses
-    /// it.
+    /// such a request.
     fn is_about_data(&self) -> bool {
         true
     }

@@ -68,7 +68,8 @@ pub(super) fn send(
     Ok(answer(chunks, end).boxed())
 }
 
-/// Returns the stream for the client. A truncated file never ends with the status OK.
+/// Returns the client's stream of the snapshot's chunks. If the snapshot is truncated, the stream
+/// never ends with the status OK.
 fn answer(
     chunks: mpsc::Receiver<SnapshotResponse>,
     end: Arc<OnceLock<Result<(), Status>>>,
@@ -164,10 +165,10 @@ impl SnapshotClient {
     }
 }
 
-/// Writer that cuts the file into responses.
+/// Writer that cuts the snapshot file into responses.
 struct ChunkWriter {
     client: SnapshotClient,
-    /// Number of bytes of the file that are not written yet.
+    /// Number of bytes of the snapshot file that are not written yet.
     remaining_bytes: u64,
     version: &'static str,
     chunk: BytesMut,

@@ -80,7 +80,8 @@ fn start_fronts(routes: &crate::http::Routes) -> (ServingThreads, [SocketAddr; 2
 /// A member that is the only one of its cluster.
 struct ApiTestNode {
     address: SocketAddr,
-    /// Address of a listener without direct calls: its router answers every request.
+    /// Address of a second listener, whose router answers every request. The first listener answers
+    /// common KV calls without its router.
     routed_address: SocketAddr,
     channel: Channel,
     leader: tokio::sync::watch::Receiver<u64>,

@@ -120,8 +120,8 @@ fn many_connections_of_one_network_leave_room_for_other_networks() {
 #[test]
 fn no_network_gets_more_than_an_equal_share() {
     let all = RequestAccounting::new(REQUEST);
-    // Seven other networks have three requests each. These are smaller than the networks' shares,
-    // but the rest of a share isn't given to the first network.
+    // Seven other networks have three requests each, which take less than these networks' shares.
+    // But the rest of a share isn't given to the first network.
     let others = (2..=8).flat_map(|other| [other; 3]);
     let mut bodies: Vec<_> =
         others.map(|other| body(&all.open(ip(other)), BodyKind::Unary)).collect();

@@ -21,8 +21,8 @@ pub(super) fn hex(id: u64) -> String {
 const FEATURES: [(&str, &str, i64); 11] = [
     ("AllAlpha", "ALPHA", 0),
     ("AllBeta", "BETA", 0),
-    // This program always has the next two checks: members compare their data after compactions,
-    // and before they serve.
+    // `CompactHashCheck` and `InitialCorruptCheck` are always on: members compare their data after
+    // compactions, and before they serve.
     ("CompactHashCheck", "ALPHA", 1),
     ("FastLeaseKeepAlive", "BETA", 1),
     ("InitialCorruptCheck", "ALPHA", 1),

@@ -11,8 +11,8 @@ async fn send(node: &ApiTestNode, verb: &str, path: &str, headers: &str, body: &
     let mut stream = TcpStream::connect(node.address).await.unwrap();
     let length = body.len();
     let head = format!("{verb} {path} HTTP/1.0\r\n{headers}content-length: {length}\r\n\r\n");
-    // Written as a whole, since the server may close the connection before it has received the
-    // body.
+    // Send the request in one write, since the server may close the connection before it has
+    // received the body.
     let _ = stream.write_all(&[head.as_bytes(), body].concat()).await;
     stream
 }
