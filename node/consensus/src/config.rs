@@ -98,17 +98,17 @@ pub enum ConfigError {
     /// Log and store disagree about the term of one entry.
     #[error("entry {index} has term {log} in the log and {store} in the store")]
     TermMismatch {
-        /// Index of the entry on which they disagree.
+        /// Index of the entry on whose term log and store disagree.
         index: u64,
-        /// Term that the log has for this entry.
+        /// Term that the log has for the entry at `index`.
         log: u64,
-        /// Term that the store has for this entry.
+        /// Term that the store has for the entry at `index`.
         store: u64,
     },
     /// The given entries are not exactly those after `applied`.
     #[error("entries given start at {found}, not at {expected}, or end early")]
     Entries {
-        /// Index of the first entry given.
+        /// Index of the first of the given entries.
         found: u64,
         /// Index at which the entries should start.
         expected: u64,

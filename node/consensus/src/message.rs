@@ -73,7 +73,8 @@ pub enum MessageKind {
     Propose = 1,
     /// Log entries, on their way to a follower.
     Append = 2,
-    /// Last index durable on a follower, or where its log differs from the leader's.
+    /// Answer to an append: the last index durable on the follower, or where its log differs from
+    /// the leader's.
     AppendResponse = 3,
     /// A candidate requests a vote.
     RequestVote = 4,
@@ -256,9 +257,9 @@ pub enum MessageDecodeError {
     /// An entry of a kind that this build does not know.
     #[error("entry {index} is of kind {kind}, which this build does not know")]
     EntryKind {
-        /// Index of that entry.
+        /// Index of the entry whose kind is unknown.
         index: u64,
-        /// Unknown number of its kind.
+        /// Number of the entry's kind.
         kind: u32,
     },
     /// An entry has data although its kind has none, or lacks data that its kind needs.
@@ -270,7 +271,7 @@ pub enum MessageDecodeError {
     /// A number or the entry count exceeds its upper bound.
     #[error("{field} is too large")]
     TooLarge {
-        /// Name of that field.
+        /// Name of the field that exceeds its bound.
         field: &'static str,
     },
     /// The message has entries although its kind has none, lacks entries that its kind needs, or

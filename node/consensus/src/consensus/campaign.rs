@@ -28,7 +28,7 @@ const TURN_TICKS: usize = 2;
 /// alike. If they don't, two may campaign at once and split the votes; the next turn tries again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Turn {
-    /// This member's place; 0 is the first one.
+    /// This member's place in the order of turns; 0 is the first one.
     pub place: usize,
     /// Number of voters that campaign in turn.
     pub places: usize,
@@ -47,7 +47,7 @@ impl Turn {
 /// State of a member that takes turns in campaigning, and waits for its next turn.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Succession {
-    /// Term in which the wait began.
+    /// Term in which the wait for a turn began.
     term: u64,
     /// Ticks until this member's next turn.
     wait: usize,
@@ -62,8 +62,9 @@ impl Consensus {
     /// Campaigns at once, if this member may do so and knows no leader.
     pub fn campaign(&mut self) {
         if self.raw.raft.promotable() && self.raw.raft.leader_id == 0 && !self.must_not_campaign() {
-            // The library refuses while a change of members is committed and not applied, because
-            // that change could take this member's vote. The next election time-out tries again.
+            // The library refuses to campaign while a change of members is committed and not
+            // applied, because that change could take this member's vote. The next election
+            // time-out tries again.
             let _ = self.raw.campaign();
             self.after_input();
         }

@@ -65,8 +65,8 @@ impl Consensus {
             MessageKind::Unknown | MessageKind::Propose => {
                 return impossible("proposals are proposed, not stepped");
             }
-            // The library would forward the request in the requester's name, perhaps to the
-            // requester itself if that leads by now. The requester retries in any case.
+            // The library would forward the request in the requester's name. If the requester leads
+            // by now, it would get its own request back. It retries in any case.
             MessageKind::ReadIndex if self.raw.raft.state != StateRole::Leader => return Ok(None),
             // Drop the request. The leader that transfers its leadership gives up after a while,
             // and stays leader.

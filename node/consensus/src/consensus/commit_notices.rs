@@ -86,9 +86,9 @@ impl Consensus {
         !peers.is_empty()
     }
 
-    /// Returns the peers that lack this leader's commit index, and would take a notice of it. A
-    /// peer that lacks entries gets the index with them. A peer that is probed, or is sent a
-    /// snapshot, gets it when that has ended, or with a heartbeat.
+    /// Returns the peers that lack this leader's commit index, and accept a notice of it. A peer
+    /// that lacks entries gets the commit index with those entries. A peer that is probed, or is
+    /// sent a snapshot, gets it afterwards, or with a heartbeat.
     fn peers_without_commit(&self, only_awaited: bool) -> impl Iterator<Item = u64> {
         let raft = &self.raw.raft;
         let (commit, last) = (raft.raft_log.committed, raft.raft_log.last_index());

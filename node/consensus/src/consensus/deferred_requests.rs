@@ -1,5 +1,5 @@
-//! Requests that come too early, and are kept until they can be served. Without this, the senders
-//! of such requests would have to wait for a time-out.
+//! Requests that this member keeps because it can't serve them yet. Otherwise the senders of such
+//! requests would have to wait for a time-out.
 
 use std::collections::BTreeMap;
 use std::mem;
@@ -18,7 +18,8 @@ const MAX_READ_REQUESTS: usize = 64;
 /// member learns in that time that its leader's process has ended, it answers the request.
 const KEPT_PRE_VOTE_TICKS: usize = 2;
 
-/// Requests that came too early.
+/// Requests that this member keeps because it can't serve them yet: reads, the leader's request to
+/// take over, and pre-votes.
 #[derive(Default)]
 pub(super) struct DeferredRequests {
     /// Read index requests that reached a leader before it committed an entry in its term. Until
