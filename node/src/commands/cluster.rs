@@ -314,11 +314,13 @@ fn cancel_status(answer: &WatchResponse) -> Status {
 pub(super) struct LaterChanges {
     /// Ids of all leases that exist now.
     pub leases: BTreeSet<i64>,
-    /// Ids of the leases that had keys and have ended since that revision.
+    /// Ids of the leases that had keys, and have ended since the revision after which the changes
+    /// were read.
     pub ended_leases: BTreeSet<i64>,
     /// Number of deletions of keys whose leases have ended.
     pub expired_keys: u64,
-    /// Number of all other changes, which clients have made.
+    /// Number of the changes that clients have made: all except the deletions that `expired_keys`
+    /// counts.
     pub by_clients: u64,
     /// Key of the first change that a client has made.
     pub first_key: Option<Bytes>,
@@ -412,8 +414,9 @@ fn may_be_too_large(code: Code) -> bool {
     matches!(code, Code::OutOfRange | Code::ResourceExhausted)
 }
 
-/// Returns the limit for a page of about [`PAGE_BYTES`], after a page of `keys` keys with `bytes`
-/// bytes. It is at most four times the limit before.
+/// Returns the maximum number of keys for a page of about [`PAGE_BYTES`]. The page before had
+/// `keys` keys with `bytes` bytes, and the maximum `limit`. The result is at most four times
+/// `limit`.
 fn next_limit(limit: i64, keys: usize, bytes: usize) -> i64 {
     let average = (bytes / keys.max(1)).max(1);
     let wanted = i64::try_from(PAGE_BYTES / average).unwrap_or(MAX_PAGE_KEYS);

@@ -17,7 +17,7 @@ use super::{
 /// Addresses and TLS files of two clusters.
 #[derive(Debug, Args)]
 pub(super) struct ClusterPairArgs {
-    /// Client URLs of the cluster that has the data.
+    /// Client URLs of the cluster from which the data comes.
     #[arg(long, value_name = "URL,...")]
     source: String,
     /// The CA that must have signed the certificates of the source's members, PEM.
@@ -29,7 +29,7 @@ pub(super) struct ClusterPairArgs {
     /// The private key of --source-cert, PEM.
     #[arg(long, value_name = "FILE", requires = "source_cert")]
     source_key: Option<PathBuf>,
-    /// Client URLs of the cluster that should have the same data.
+    /// Client URLs of the cluster that should have the same data as the source.
     #[arg(long, value_name = "URL,...")]
     target: String,
     /// The CA that must have signed the certificates of the target's members, PEM.
@@ -121,13 +121,14 @@ pub(super) struct ComparedCluster {
     pub cluster_id: String,
     /// Revision that was compared.
     pub revision: i64,
-    /// Number of keys at that revision.
+    /// Number of keys at the compared revision.
     pub keys: u64,
-    /// Number of leases after the comparison.
+    /// Number of leases that existed when the comparison ended.
     pub leases: u64,
     /// Number of changes after the compared revision that clients have made.
     pub later_changes: u64,
-    /// Key of the first such change, in the form that [`KeyDifference::key`] has.
+    /// Key of the first change by a client after the compared revision, in the form that
+    /// [`KeyDifference::key`] has.
     pub first_changed_key: Option<String>,
     /// Number of keys that have expired with their leases after the compared revision.
     pub expired_keys: u64,

@@ -70,7 +70,7 @@ enum ToolCommand {
     Move(Box<moving::MoveArgs>),
 }
 
-/// Returns the description of these commands.
+/// Returns clap's description of the commands other than running a member.
 pub(crate) fn command() -> clap::Command {
     CommandLine::command()
 }

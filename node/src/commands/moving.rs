@@ -47,7 +47,7 @@ use super::{
 
 /// Interval between two attempts to reach the target.
 const TARGET_INTERVAL: Duration = Duration::from_millis(500);
-/// Interval between two lines that say why the target is not reached yet.
+/// Interval between two lines that say why the target can't serve reads yet.
 const REASON_INTERVAL: Duration = Duration::from_secs(30);
 
 /// Program that runs on the target's hosts.
@@ -73,16 +73,17 @@ pub(super) struct MoveArgs {
     /// The target's data directories, for the restore commands. Default: NAME.etcd
     #[arg(long, value_name = "DIR")]
     data_dir: Option<PathBuf>,
-    /// Stop the source's puts by its NOSPACE alarm. Without it, stop the writers yourself.
+    /// Stop the source's puts by its NOSPACE alarm. Without this flag, stop the writers yourself.
     #[arg(long)]
     freeze: bool,
     /// How long the source must be without writes before its snapshot is saved.
     #[arg(long, value_name = "SECONDS", default_value_t = 2, conflicts_with = "freeze")]
     quiet_seconds: u64,
-    /// How long to wait for the target.
+    /// How long to wait until the target serves reads.
     #[arg(long, value_name = "SECONDS", default_value_t = 3600)]
     wait_seconds: u64,
-    /// When the writes stopped. Default: seen in this run, or the snapshot file's time.
+    /// When the writes stopped. Default: when this run began to check or freeze the source; for a
+    /// snapshot of an earlier run, the file's time.
     #[arg(long, value_name = "TIME")]
     since: Option<Timestamp>,
     /// Print the result as one JSON document, and the steps on standard error.
@@ -300,8 +301,8 @@ async fn move_cluster(args: &MoveArgs, steps: &StepPrinter) -> Result<MoveReport
     if comparison.equal {
         let address = args.clusters.target();
         members_not_compared = compare_members(&address, &target, revision, steps).await?;
-        // Without --freeze the snapshot may have the alarm too: from an earlier run with the flag,
-        // or because the source was full. A target that is full raises the alarm again.
+        // Without --freeze the snapshot may contain a NOSPACE alarm too: from an earlier run with
+        // the flag, or because the source was full. A target that is full raises the alarm again.
         target.lower_nospace().await.map_err(CompareError::Target)?;
         steps.line("           the target takes writes");
     }
@@ -376,8 +377,9 @@ async fn connect_to_source(
     Ok(ClusterReader::connect(address).await.map_err(CompareError::Source)?)
 }
 
-/// Makes sure that no client puts keys at the source. Returns a time after which no client has put
-/// keys, or a time just before the freeze.
+/// Makes sure that no client puts keys at the source. Returns the time at which it began. With
+/// `--freeze`, that is just before the alarm was raised. Otherwise no client has changed a key
+/// since then.
 async fn stop_writes(
     args: &MoveArgs,
     source: &ClusterReader,
@@ -404,8 +406,8 @@ async fn stop_writes(
     Ok(since)
 }
 
-/// Returns the revision of the snapshot file that an earlier run has saved, if there is one. An
-/// outdated file is refused here, before the writes are stopped.
+/// Returns the revision of the snapshot file that an earlier run has saved, if there is one. Fails
+/// if a client has changed the source since then. That must be found before the writes are stopped.
 async fn find_snapshot(file: &Path, source: &ClusterReader) -> Result<Option<i64>, MoveError> {
     if !file.exists() {
         return Ok(None);

@@ -150,8 +150,8 @@ fn restore(args: &RestoreArgs) -> u8 {
         return USAGE;
     }
     if args.bump_revision < 0 || (args.bump_revision > 0) != args.mark_compacted {
-        // Each of the two flags needs the other. Otherwise clients could see revisions that differ
-        // from those they know.
+        // `--bump-revision` and `--mark-compacted` need each other. Otherwise clients could see
+        // revisions that differ from those they know.
         print_to_stderr("Error: --mark-compacted required if --bump-revision > 0");
         return USAGE;
     }

@@ -181,7 +181,7 @@ impl AuthComparison {
         }
     }
 
-    /// Returns the differences that are kept, as text.
+    /// Returns the first [`MAX_SHOWN`] differences as text.
     pub(super) fn first_differences(&self) -> &[String] {
         &self.first_differences
     }

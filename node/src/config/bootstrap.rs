@@ -114,7 +114,7 @@ fn format_cluster(list: &[NamedUrls]) -> String {
     parts.join(",")
 }
 
-/// Checks that the list gives this member the same URLs as this member advertises.
+/// Checks that the initial cluster `members` gives this member the URLs that it advertises.
 fn check_advertised_urls(
     name: &str,
     members: &[NamedUrls],

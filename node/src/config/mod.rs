@@ -89,7 +89,7 @@ pub enum Remark {
     LargeRequests {
         /// Value of `--max-request-bytes`, in bytes.
         given: u64,
-        /// Limit that applies instead, in bytes.
+        /// Limit that applies instead of `given`, in bytes.
         limit: u32,
     },
     /// Cipher suites that Go supports and this program does not. They are left out.
@@ -98,7 +98,7 @@ pub enum Remark {
     FilePartIgnored {
         /// Line number, counting from 1.
         line: usize,
-        /// Description of the ignored part.
+        /// Description of the ignored part of the file.
         text: String,
     },
     /// The bcrypt cost is out of range, so etcd's default is used.

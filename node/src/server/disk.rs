@@ -53,7 +53,8 @@ const JOIN_STATE_FILE: &str = "joining";
 pub(super) struct MemberStorage {
     pub dir: DataDir,
     pub local: LocalMember,
-    /// Whether this is the first start of this identity.
+    /// Whether this start has created the member's log. A first start that was interrupted before
+    /// that is repeated, and counts as first again.
     pub first_start: bool,
     pub machine: KvStateMachine,
     pub store_file: StoreFile,

@@ -147,8 +147,8 @@ impl Node {
             client_tls,
             permanent_refusal: verdict,
             members,
-            // These IDs differ from those of clients' requests, because no real boot counter is
-            // ever this high.
+            // IDs of the node's own requests. They differ from those of clients' requests, because
+            // no real boot counter is ever this high.
             ids: RequestIds::new(local.member.0, u64::MAX - boot),
             name: config.name.clone(),
             client_urls: config.advertised_clients(),

@@ -281,8 +281,8 @@ fn check_proposal(entry: &Entry) -> Result<(), String> {
     if entry_kind(&operation) != entry.kind {
         return Err(format!("a proposal of kind {:?} that carries another", entry.kind));
     }
-    // These are the checks that the API makes for clients. The maximum number of operations is a
-    // flag of each member, so it isn't checked.
+    // The API makes the same checks of clients' requests. The maximum number of operations isn't
+    // checked here, because it is a flag of each member.
     let checked = match &operation {
         Operation::Put(put) => check_put(put),
         Operation::DeleteRange(delete) => check_delete(delete),
@@ -292,8 +292,8 @@ fn check_proposal(entry: &Entry) -> Result<(), String> {
         | Operation::MarkCorrupt(_)
         | Operation::LeaseGrant(_)
         | Operation::LeaseRevoke(_)
-        // An expiry or a checkpoint from an earlier leader's term has no effect, so it needs no
-        // check.
+        // An expiry of leases, or a checkpoint, from an earlier leader's term has no effect. So it
+        // needs no check.
         | Operation::LeaseExpire(_)
         | Operation::LeaseCheckpoint(_)
         | Operation::ChangeAuth(_)

@@ -27,16 +27,17 @@ pub(super) async fn refuse_removed(
     }
 }
 
-/// Calls `refuse` with the keys of all removed members: at once, and after each removal's own delay
-/// of [`REMOVED_MEMBER_GRACE`]. Returns once the sender of `members` is dropped.
+/// Calls `refuse` with the keys of all removed members. The first call is made at once. After each
+/// later removal, the next call is made when [`REMOVED_MEMBER_GRACE`] has passed. Returns once the
+/// sender of `members` is dropped.
 async fn report_removed_keys(
     mut members: watch::Receiver<Arc<MemberTable>>,
     refuse: impl Fn(HashSet<NodeKey>),
 ) {
     let mut newest = members.borrow_and_update().removed_keys();
     refuse(newest.clone());
-    // Sets of removed keys that are not refused yet, with the time at which they will be. Members
-    // are removed rarely, so there are few such sets at a time.
+    // Keys of all removed members after each later removal, with the time at which `refuse` gets
+    // them. Members are removed rarely, so there are few such sets at a time.
     let mut pending: VecDeque<(Instant, HashSet<NodeKey>)> = VecDeque::new();
     loop {
         let due = pending.front().map_or_else(Instant::now, |(due, _)| *due);
@@ -85,7 +86,7 @@ mod tests {
         }
     }
 
-    /// Advances the paused clock, and lets the task refuse the keys that have become due.
+    /// Advances the paused clock by `time`, and lets the task refuse the keys whose time has come.
     async fn pass(time: Duration) {
         advance(time).await;
         for _ in 0..3 {

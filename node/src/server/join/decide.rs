@@ -52,7 +52,7 @@ pub enum JoinRefusal {
     Incompatible {
         /// Version of this build.
         own: Version,
-        /// Lowest version that a member runs.
+        /// Lowest version among the cluster's members.
         cluster: Version,
     },
     /// No member's answer contains a version.
@@ -64,7 +64,7 @@ pub enum JoinRefusal {
         shown_key(.own)
     )]
     Key {
-        /// Key in this member's record.
+        /// Key that the cluster has recorded for this member.
         bound: NodeKey,
         /// Key of this member's certificate, if it has one.
         own: Option<NodeKey>,
@@ -124,7 +124,7 @@ impl fmt::Display for Version {
 /// This member before it has joined the cluster.
 pub(super) struct Newcomer<'a> {
     pub config: &'a Config,
-    /// Public key of its certificate, if it has one.
+    /// Public key of this member's certificate, if it has one.
     pub key: Option<NodeKey>,
     /// Version of this build.
     pub version: &'a str,
@@ -381,7 +381,7 @@ mod tests {
     }
 
     /// Returns a census as if member `id` of cluster `cluster` had sent it.
-    fn said_by(id: u64, cluster: u64) -> (Census, PeerUrl) {
+    fn census_from(id: u64, cluster: u64) -> (Census, PeerUrl) {
         let (mut census, url) = census(7, &[A, D]);
         (census.member_id, census.cluster_id) = (id, cluster);
         (census, url)
@@ -394,15 +394,21 @@ mod tests {
             (census, url)
         };
         let joining =
-            joins(vec![ahead(said_by(3, 0xc2)), said_by(1, 0xc1), said_by(2, 0xc1)]).unwrap();
+            joins(vec![ahead(census_from(3, 0xc2)), census_from(1, 0xc1), census_from(2, 0xc1)])
+                .unwrap();
         assert_eq!(joining.cluster, ClusterId(0xc1));
         let asked: Vec<u64> = joining.sources.iter().map(|source| source.member.0).collect();
         assert_eq!(asked, [1, 2], "a stranger is not asked for the state");
         for tie in [
-            vec![said_by(1, 0xc1), said_by(3, 0xc2)],
+            vec![census_from(1, 0xc1), census_from(3, 0xc2)],
             // Member 1 has answered at two of its URLs, and counts once.
-            vec![said_by(1, 0xc1), said_by(1, 0xc1), said_by(3, 0xc2)],
-            vec![said_by(1, 0xc1), said_by(2, 0xc1), said_by(3, 0xc2), said_by(4, 0xc3)],
+            vec![census_from(1, 0xc1), census_from(1, 0xc1), census_from(3, 0xc2)],
+            vec![
+                census_from(1, 0xc1),
+                census_from(2, 0xc1),
+                census_from(3, 0xc2),
+                census_from(4, 0xc3),
+            ],
         ] {
             assert!(refusal(tie).contains("cluster ID mismatch: c1 and c2"));
         }
@@ -413,13 +419,13 @@ mod tests {
         let names = ["a", "b", "c", "d", "e"].map(str::to_owned);
         let members = names.map(|name| (name.clone(), vec![format!("http://{name}:1")]));
         let of = |n: usize| InitialCluster::new(&members[..n], "t", None);
-        let own = |id| said_by(id, of(3).id.0);
+        let own = |id| census_from(id, of(3).id.0);
         assert!(check_may_begin(&of(1), &[]).is_ok());
         assert!(check_may_begin(&of(3), &[own(1), own(2)]).is_ok());
-        assert!(check_may_begin(&of(3), &[own(1), said_by(2, 0xc2)]).is_ok(), "two are left");
-        let twice = [said_by(2, 0xc2), said_by(2, 0xc2)];
+        assert!(check_may_begin(&of(3), &[own(1), census_from(2, 0xc2)]).is_ok(), "two are left");
+        let twice = [census_from(2, 0xc2), census_from(2, 0xc2)];
         assert!(check_may_begin(&of(3), &twice).is_ok(), "a member at two URLs is one");
-        let elsewhere = [said_by(1, 0xc1), said_by(2, 0xc1), said_by(3, 0xc2)];
+        let elsewhere = [census_from(1, 0xc1), census_from(2, 0xc1), census_from(3, 0xc2)];
         for (members, answers) in [(2, 1), (3, 2), (4, 2), (5, 3)] {
             let refused =
                 check_may_begin(&of(members), &elsewhere[..answers]).unwrap_err().to_string();
