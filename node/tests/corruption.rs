@@ -140,7 +140,8 @@ async fn assert_hands_over_leadership(members: &[TestMember]) {
     let led = |member: &TestMember| metric(member, "etcd_server_is_leader") == 1;
     let leader = wait_settled(&as_refs(members)).await;
     let mut asked = MaintenanceClient::new(members[leader].channel());
-    // The member may already have handed over before the answer, so the result doesn't matter.
+    // The corrupt member hands leadership over at once, perhaps before the old leader sees it lead.
+    // So this call may fail, although the test goes well.
     let _ = asked.move_leader(MoveLeaderRequest { target_id }).await;
     eventually("another leads", || !led(&members[2]) && members[..2].iter().any(led));
     put_with_retries(&members[0], "m", "value").await;

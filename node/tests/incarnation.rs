@@ -98,8 +98,8 @@ async fn an_image_taken_while_the_member_ran_and_put_back_is_refused() {
     put_many(&members[0], "after").await;
     wait_until_more_is_remembered(&members, had).await;
     members[1].kill();
-    // The other two members must keep the record of what the second one has acknowledged, even
-    // across restarts. While both of them restart, no running member could remind them.
+    // Members 1 and 3 must keep the record of what member 2 has acknowledged, even if they restart.
+    // While both of them restart, no running member could remind them.
     restart(&mut members[0]);
     restart(&mut members[2]);
     std::fs::rename(&members[1].data_dir, &own).unwrap();

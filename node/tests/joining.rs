@@ -35,7 +35,7 @@ const RELAYED_BYTES_LIMIT: u64 = 4 << 20;
 struct Relay {
     passes: Arc<AtomicU64>,
     breaks: Arc<AtomicBool>,
-    /// Number of connections that have reached the limit.
+    /// Number of connections that have reached the limit on forwarded bytes.
     ended: Arc<AtomicU64>,
 }
 

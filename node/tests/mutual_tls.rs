@@ -167,8 +167,8 @@ fn refuses_another_key(cluster: &mut TlsCluster) {
     let dir = cluster.tls(2);
     std::fs::write(dir.join("node.key"), other.serialize_pem()).unwrap();
     std::fs::write(dir.join("peer.crt"), cluster.peer_ca.leaf(&other, false)).unwrap();
-    // The node doesn't start if its client certificate has another key. So replace that
-    // certificate, too.
+    // The node doesn't start if its client certificate and its peer certificate have different
+    // keys. So replace the client certificate, too.
     std::fs::write(dir.join("client.crt"), cluster.peer_ca.leaf(&other, false)).unwrap();
     let ready = cluster.members[2].log().matches("ready to serve").count();
     cluster.members[2].start();

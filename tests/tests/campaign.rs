@@ -1,4 +1,4 @@
-//! The command line of `make campaign`, and its end by a signal that it can't handle.
+//! The command line of `make campaign`, and the end of its processes when it is killed.
 
 use std::fs::Permissions;
 use std::os::unix::fs::PermissionsExt as _;

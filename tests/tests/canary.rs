@@ -81,7 +81,8 @@ fn is_named(path: &Path, names: &[&str]) -> bool {
 
 /// Searches bytes for parts of the secrets, in one pass.
 struct Searcher<'a> {
-    /// Parts, indexed by their first two bytes. Each comes with the name of its secret.
+    /// Parts of the secrets, indexed by their first two bytes. Each part comes with the name of its
+    /// secret.
     parts: Vec<Vec<(&'a [u8], &'a str)>>,
 }
 

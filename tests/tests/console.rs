@@ -20,9 +20,9 @@ use serde_json::Value;
 const FORMATION_LIMIT: Duration = Duration::from_secs(90);
 const PORT: u16 = 9443;
 
-/// Checks a page without any library.
+/// Script that returns the faults of a page, such as a missing title. It needs no library.
 const CHECK: &str = include_str!("console/check.js");
-/// Hides a page and shows it again, and counts the timers that are left.
+/// Script that hides a page and shows it again. It counts the timers that run each time.
 const HIDDEN: &str = include_str!("console/hidden.js");
 
 /// A service with a console, and a browser that trusts it.
@@ -218,7 +218,7 @@ fn an_admin_watches_a_cluster_form_in_a_browser() -> Result<()> {
     bed.ensure_text(&["This browser isn't signed in"])?;
     ensure!(bed.browser.page_errors().is_empty(), "{:?}", bed.browser.page_errors());
 
-    // The service's log must not contain the link's code.
+    // The service's log must not contain the secret code of the sign-in link.
     let code = link.rsplit('/').next().context("the link's code")?;
     let log = bed.testbed.discovery.as_ref().context("discovery runs")?.output();
     ensure!(log.contains("signed in to the console") && !log.contains(code), "{log}");

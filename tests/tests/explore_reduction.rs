@@ -25,7 +25,8 @@ fn violated(report: &ExplorationReport) -> Option<Property> {
     report.found.as_ref().map(|found| found.violation.property)
 }
 
-/// Compares both searches with every rule on, and with each single rule off.
+/// Explores with and without the reduction: with every rule on, then with each single rule off.
+/// Both explorations must break the same property, or none.
 fn check_same_violations(config: &ExplorationConfig) {
     let rules: Vec<(String, Rules)> = std::iter::once(("none".to_owned(), Rules::ALL))
         .chain(Rule::EACH.map(|rule| (format!("{rule:?}"), Rules::ALL.without(rule))))

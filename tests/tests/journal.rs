@@ -21,8 +21,8 @@ fn strace() -> bool {
     there
 }
 
-/// Returns the completed calls of a trace, in the order of their ends. If another thread's call
-/// interrupts a call, its two lines are joined.
+/// Returns the completed system calls in strace's output, in the order of their ends. If another
+/// thread's call interrupts a call, its two lines are joined.
 fn calls(trace: &str) -> Vec<(u32, String)> {
     let mut begun: BTreeMap<u32, String> = BTreeMap::new();
     let mut calls = Vec::new();

@@ -366,7 +366,7 @@ fn a_file_of_other_data_is_refused_before_the_writes_are_stopped() -> Result<()>
     refuse(&old, "outdated.db", "for example key later")?;
     refuse(&old, "text.db", "text.db exists and is no whole snapshot")?;
     // A new etcd with the same URLs gets the same cluster id, but begins at the first revision. So
-    // the file is ahead of it.
+    // the snapshot file has a higher revision than this etcd.
     old.nodes[0].kill();
     fs_err::remove_dir_all(folder.join("old1.etcd"))?;
     old.start()?;

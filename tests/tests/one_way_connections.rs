@@ -120,7 +120,8 @@ impl OneWayCluster {
         Ok(())
     }
 
-    /// Waits until log, metrics and status of host 0 name the direction that fails.
+    /// Waits until log, metrics and status of host 0 name the direction in which its connections
+    /// fail.
     async fn wait_direction_named(&self, blocked: BlockedDirection) -> Result<()> {
         let (fails, status) = match blocked {
             BlockedDirection::Inbound => ("inbound", "has not connected to this member"),

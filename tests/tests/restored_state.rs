@@ -200,8 +200,8 @@ const SECOND_PROCESS: &str = "discovery-2";
 fn restore_without_forming_process() -> Result<RestoredService> {
     let options = TestbedOptions { ports: vec![8443, 8444], ..TestbedOptions::default() };
     let mut testbed = Testbed::prepare(Network::loopback(4), options)?;
-    // The surviving process owns Postgres. Hosts prefer the first address in their bundle, which is
-    // the other process's. So this process delivers no commit document.
+    // This process survives, and owns Postgres. Hosts prefer the first address in their bundle,
+    // which is the other process's. So this process delivers no commit document.
     let mut survivor = testbed.spawn_discovery("discovery", 8444, None)?;
     survivor.wait_for_output("listening", LIMIT)?;
     testbed.discovery = Some(survivor);

@@ -142,7 +142,7 @@ mod bugs_put_back {
     #[test]
     fn a_read_context_used_twice_is_found() {
         // Two reads with one context violate linearizability, or one of them is never answered.
-        // About every thousandth history shows this; seed 1,730 is one.
+        // About every thousandth history shows this; the one with seed 1,730 does.
         let by = ["linearizable", "progress after the faults"];
         is_found_from(1_725, guarded(Guards::SHARED_READ_CONTEXT), 2_000, &by);
     }
@@ -210,7 +210,8 @@ mod bugs_put_back {
     /// alive.
     #[test]
     fn a_deposed_leader_that_ends_leases_is_found() {
-        // The first history that shows this bug has a seed above 2,000; 2,087 is one.
+        // No seed up to 2,000 shows this bug. Seed 2,087 does, so the search begins shortly before
+        // it.
         let options = guarded(Guards::DEPOSED_CLOCK_COUNTS);
         is_found_from(2_080, options, 2_000, &["leases don't end early"]);
     }

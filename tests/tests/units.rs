@@ -13,7 +13,8 @@ use muster_tests::harness::{Network, Testbed};
 /// Maximum exposure level that `systemd-analyze security` may report, in tenths.
 const THRESHOLD: &str = "15";
 
-/// Copies the units into a folder in which every program exists, and templates have an instance.
+/// Copies the systemd units into a folder, and makes an instance of each template. Every program
+/// that the copies name exists.
 fn units(folder: &Path) -> Result<Vec<PathBuf>> {
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("../packaging/systemd");
     let mut units = Vec::new();

@@ -46,7 +46,7 @@ pub const SECTIONS: &[(&str, &[(&str, &str)])] = &[
     ("discovery-config", &[("token", "discovery-token")]),
 ];
 
-/// Keys outside the sections whose flags have another name: key and flag (`Config` in
+/// Top-level keys whose flag has another name than the key: key and flag (`Config` in
 /// server/embed/config.go of etcd 3.5 and 3.6).
 pub const RENAMED_KEYS: &[(&str, &str)] =
     &[("experimental-snapshot-catch-up-entries", "experimental-snapshot-catchup-entries")];

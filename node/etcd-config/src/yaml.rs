@@ -152,8 +152,8 @@ impl<'a> YamlReader<'a> {
         self.ignored.push(YamlProblem::new(line, text));
     }
 
-    /// Reads the value that begins with the event `first`. Inside it, lists and mappings may be
-    /// nested up to `depth` levels.
+    /// Reads the value that begins with the parser's event `first`. Inside it, lists and mappings
+    /// may be nested up to `depth` levels.
     fn node(
         &mut self,
         first: Event<'a>,

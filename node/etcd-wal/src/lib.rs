@@ -559,8 +559,8 @@ mod tests {
         written.entry(2, 2, vec![2; 3000]);
         let whole = written.bytes.clone();
         for cut in end + 1..whole.len() {
-            // After the cut, the file either ends or continues with the zeros that etcd
-            // preallocates.
+            // After its first `cut` bytes, the file either ends or continues with the zeros that
+            // etcd preallocates.
             for room in [0, 8192] {
                 written.bytes = whole[..cut].to_vec();
                 let found = written.read_with(&vec![0; room]);

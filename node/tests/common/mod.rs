@@ -79,7 +79,7 @@ struct PortBlocks {
     guards: Vec<TcpListener>,
     /// Next port to hand out.
     next: u16,
-    /// End of the block.
+    /// First port after the block.
     end: u16,
 }
 
@@ -92,7 +92,7 @@ impl PortBlocks {
         self.next - 1
     }
 
-    /// Takes a block that no other test program has. The search begins at a random block.
+    /// Takes a block of ports that no other test program has. The search begins at a random block.
     fn take_block(&mut self) {
         let blocks = PORTS.len() / usize::from(BLOCK);
         let start = RandomState::new().hash_one(()) as usize % blocks;

@@ -13,10 +13,10 @@ use super::reconfigure::{CHANGE_TIME_LIMIT, wait_caught_up};
 use super::report::Replacement;
 
 const MIB: u64 = 1 << 20;
-/// Number of clients that fill the cluster with data at the same time, in puts of `FILL_BYTES`
-/// each.
+/// Number of clients that fill the cluster with data at the same time, in puts of
+/// `FILL_VALUE_BYTES` each.
 const FILL_CLIENTS: u64 = 16;
-const FILL_BYTES: u64 = 64 << 10;
+const FILL_VALUE_BYTES: u64 = 64 << 10;
 /// Interval at which the member list is polled. The new member is started as soon as it is listed.
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
@@ -74,8 +74,10 @@ async fn fill(cluster: &BenchCluster, leader: usize, data_mib: u64) -> Result<()
     for n in 0..FILL_CLIENTS {
         let mut client = cluster.client(leader)?;
         fillers.spawn(async move {
-            let value = vec![b'v'; usize::try_from(FILL_BYTES)?];
-            for part in (n..data_mib * MIB / FILL_BYTES).step_by(usize::try_from(FILL_CLIENTS)?) {
+            let value = vec![b'v'; usize::try_from(FILL_VALUE_BYTES)?];
+            for part in
+                (n..data_mib * MIB / FILL_VALUE_BYTES).step_by(usize::try_from(FILL_CLIENTS)?)
+            {
                 let key = format!("/bench/fill-{part:08}");
                 client.put(key.as_bytes(), &value, CHANGE_TIME_LIMIT).await?;
             }

@@ -40,8 +40,8 @@ const PROGRAMS: [&str; 4] = ["sim", "explore", "fuzz-etcd", "mutants"];
                   not begin."
 )]
 struct CampaignArguments {
-    /// Time of the campaign, without builds: 4h, 90m, 45s, 1h30m. A third of it is for bugs put
-    /// back, if that is at least 30 minutes.
+    /// Time of the campaign, without builds: 4h, 90m, 45s, 1h30m. If it is at least 30 minutes, a
+    /// third of it goes to bugs put back, known bugs that the tests must find.
     #[arg(long, default_value = "4h", value_parser = parse_time)]
     time: Duration,
     /// File for the report.
@@ -56,7 +56,7 @@ struct CampaignArguments {
     /// Run only these searches.
     #[arg(long, value_delimiter = ',')]
     search: Vec<SearchKind>,
-    /// Put no bugs back.
+    /// Leave out the bugs put back, known bugs that the tests must find.
     #[arg(long)]
     without_bugs: bool,
     /// Folder of built fuzz targets [default: none, which skips the decoders].
@@ -66,7 +66,7 @@ struct CampaignArguments {
     internal: Option<InternalCommand>,
 }
 
-/// Commands that a campaign runs itself.
+/// Hidden commands with which the campaign starts its programs.
 #[derive(Subcommand)]
 enum InternalCommand {
     /// Run a program, and end it when the process CAMPAIGN has ended.

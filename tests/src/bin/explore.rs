@@ -19,7 +19,8 @@ use serde_json::{Value, json};
 
 /// If the exploration is cut short, random walks get at most the total time divided by this number.
 const WALK_TIME_DIVISOR: u32 = 12;
-/// The ladder (see [`ExploreArguments::full`]) gets at most the total time divided by this number.
+/// The configurations of the ladder (see [`ExploreArguments::full`]) together get at most the total
+/// time divided by this number.
 const LADDER_TIME_DIVISOR: u32 = 2;
 
 /// Explores the production code of the bootstrap protocol: the service's and the agents' state
@@ -32,7 +33,7 @@ struct ExploreArguments {
     /// exhausted.
     #[arg(long)]
     full: bool,
-    /// Explore the ladder only.
+    /// Explore only the ladder, which --full describes.
     #[arg(long)]
     ladder: bool,
     /// Number of seats of the cluster.
@@ -102,7 +103,7 @@ struct ExploreArguments {
     /// Switch off the reductions that treat states or steps as equal, to compare.
     #[arg(long)]
     unreduced: bool,
-    /// Play a fault-free run from one in this many states; 0 for none.
+    /// Play a fault-free run from one state in this many; 0 for none.
     #[arg(long, default_value_t = 256)]
     roads: u64,
     /// Stop after this many minutes. If the exploration was cut short, the last twelfth of them is

@@ -11,9 +11,10 @@ use clap::Parser;
 use muster_tests::fuzz_etcd::{self, FuzzSubject};
 use muster_tests::stock_etcd;
 
-/// Requests of one run, after which both servers start again with empty data.
+/// Number of requests of one run, after which both servers start again with empty data.
 const REQUESTS_PER_RUN: u64 = 5_000;
-/// Requests of one run that changes members, where the maximum number of members is reached soon.
+/// Number of requests of one run that changes members. It is small, because the maximum number of
+/// members is reached soon.
 const CHANGES_PER_RUN: u64 = 100;
 
 /// Sends equal random requests to stock etcd and to muster-node; the first difference ends the run.

@@ -18,8 +18,8 @@ pub fn mutant(id: u32) -> bool {
 }
 "#;
 
-/// Replaces the text of each mutant of one file. Every text must occur exactly once, and no two may
-/// overlap.
+/// Returns `source` with each mutant's text replaced by its replacement. Every text must occur
+/// exactly once, and no two may overlap.
 fn mutate(source: &str, mutants: &[&Mutant]) -> Result<String> {
     let mut places = BTreeMap::new();
     for mutant in mutants {

@@ -64,9 +64,9 @@ fn move_settings_to_file(node: &mut NodeProcess, file: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Three etcds with certificates of their own CA, and a discovery service. The first one has flags
-/// and a variable, the second one a configuration file. The second and the third have their logs
-/// apart from their data.
+/// Three etcds with certificates of their own CA, and a discovery service. The first etcd has flags
+/// and a variable, the second has a configuration file. The second and the third etcd have their
+/// logs outside their data directories.
 struct AdoptionTestbed {
     testbed: Testbed,
     etcd: PathBuf,

@@ -29,8 +29,8 @@ struct Leadership {
 }
 
 impl PostgresCluster {
-    /// Waits for a leader and a streaming synchronous standby. After that, no acknowledged row is
-    /// lost with one of the servers.
+    /// Waits for a leader and a streaming synchronous standby. From then on, the loss of one server
+    /// loses no acknowledged row.
     fn wait_healthy(&self) -> Result<Leadership> {
         self.wait_listed("a leader and its synchronous standby", |list| {
             let led = self.leadership(list)?;

@@ -35,7 +35,7 @@ struct ComparedPrograms {
     etcd_before: PathBuf,
 }
 
-/// A configuration in one form, and its outcome in both programs.
+/// A configuration as flags, variables or a file, and its outcome in both programs.
 struct OutcomePair {
     case: Case,
     source: ConfigSource,

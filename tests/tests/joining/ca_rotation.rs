@@ -270,8 +270,9 @@ fn a_service_restored_from_before_a_replacement_gets_the_statements_back_and_rep
     check_each_serves(&running, &client)
 }
 
-/// After a restore, an owner signs a statement before any agent has shown the service the lost one.
-/// Each agent sends the service its own branch of the chain, so that a person can repair the split.
+/// A restored service has lost a statement. Before any agent shows it that statement, an owner
+/// signs another one. Each agent sends the service its own branch of the chain, so that a person
+/// can repair the split.
 #[test]
 fn agents_show_a_restored_service_the_statement_that_its_own_one_contradicts() -> Result<()> {
     let mut running = FormedCluster::start(Network::loopback(3), 3, None)?;

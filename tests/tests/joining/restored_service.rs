@@ -95,7 +95,8 @@ pub(crate) fn lose_and_restore(
     Ok(())
 }
 
-/// Waits until discovery shows `count` members, and has heard of each since its restore.
+/// Waits until discovery shows `count` members, and has heard of each of them since it was
+/// restored.
 fn wait_heard(running: &FormedCluster, count: usize, later: &AgentProcess) -> Result<()> {
     poll_slowly("discovery to hear of all members", REPORT_LIMIT, || {
         let shown = running.testbed.admin_json(&["cluster", "show", "demo"]).ok()?;

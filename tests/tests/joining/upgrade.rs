@@ -40,7 +40,7 @@ fn upgrade_all_members(node: &Path, next: Option<&Path>) -> Result<FormedCluster
         ensure!(agent.terminate(LIMIT)? == 0, "{}", agent.output());
         if number == 0 {
             // The first of three members is stopped. So the command must refuse to prepare a second
-            // one for a stop.
+            // member for a stop.
             let (second, third) = (&running.agents[1], &running.agents[2]);
             let output =
                 running.run_member(third, &["move-leader", "--from", &running.name(second)?])?;

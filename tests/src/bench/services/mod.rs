@@ -35,7 +35,7 @@ pub struct ServicesParameters {
     pub auth_rounds: usize,
     /// Number of watchers of one prefix.
     pub watchers: usize,
-    /// Number of puts that each of those watchers receives.
+    /// Number of puts that each of the `watchers` receives.
     pub events: usize,
     /// Number of watches, each of a key of its own.
     pub watches: usize,
