@@ -36,7 +36,7 @@ const READ_BYTES: usize = 4 * 1024;
 pub(crate) struct AuthorityRewriter<S> {
     stream: S,
     examiner: Option<AuthorityExaminer>,
-    /// Examined bytes. The reader has taken those before index `returned`.
+    /// Examined bytes. The reader has taken the bytes before index `returned`.
     examined: Vec<u8>,
     returned: usize,
 }

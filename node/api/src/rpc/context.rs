@@ -150,7 +150,7 @@ impl CallContext {
         }
     }
 
-    /// Creates a context. No bytes are charged to `account` yet.
+    /// Creates the context of a call. No bytes are charged to `account` yet.
     pub(crate) fn of(account: &Arc<MemoryAccount>, who: Credentials) -> Self {
         Self {
             charge: MemoryCharge::new(account),

@@ -142,7 +142,7 @@ async fn raise(context: &ApiContext, member_id: u64) -> bool {
     raised.is_ok()
 }
 
-/// Runs one comparison with all connected members.
+/// Compares this member's data once with that of all connected members.
 async fn compare(context: &ApiContext) -> Comparison {
     let Some(peers) = &context.peers else { return Comparison::default() };
     let (question, voters, others) = {

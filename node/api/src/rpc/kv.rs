@@ -173,7 +173,7 @@ pub(crate) enum DirectRequest {
 pub struct DirectKv(Arc<ApiContext>);
 
 impl DirectKv {
-    /// Makes the methods that use `context`.
+    /// Makes the KV methods, which use `context`.
     #[must_use]
     pub fn new(context: Arc<ApiContext>) -> Self {
         Self(context)

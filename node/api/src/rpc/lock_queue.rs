@@ -202,7 +202,7 @@ impl LockQueues {
         Ok(self.lease_service.grant(grant, call).await?.id)
     }
 
-    /// Reads the first entry, whose client holds the lock or leads.
+    /// Reads the first entry of a queue. Its client holds the lock or leads.
     pub(super) async fn read_first_entry(
         &self,
         name: &[u8],
@@ -355,8 +355,8 @@ impl QueueEntry {
             self.state = EntryState::Kept;
             return Ok(Some(self.entry_revision));
         }
-        // While the entry waited, its lease may have expired and deleted it. So its key is read
-        // again.
+        // While the queue entry waited, its lease may have expired, which deletes the entry. So the
+        // entry's key is read again.
         let own = RangeRequest { key: self.key.clone(), ..RangeRequest::default() };
         let found = self.queues.kv.range(&own, call).await?;
         let is_there = found.kvs.first().is_some_and(|kv| kv.create_revision == self.created);

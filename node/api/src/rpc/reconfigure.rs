@@ -171,9 +171,9 @@ async fn change_members_as_leader(
     }
 }
 
-/// Returns the leader's decision about a change. If the last change isn't known to a quorum yet,
-/// waits for that until `deadline`. If a learner hasn't answered the last heartbeats, waits for
-/// that up to one election timeout.
+/// Returns the leader's decision about a change. Waits until `deadline` if no quorum knows of the
+/// last change yet. Waits up to one election timeout if a learner hasn't answered the last
+/// heartbeats.
 async fn wait_for_ruling(
     context: &ApiContext,
     asked: &ChangeRequest,

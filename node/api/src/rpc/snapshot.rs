@@ -28,9 +28,10 @@ use super::metrics::Method;
 
 /// Maximum number of snapshots at a time. A further one is refused.
 const MAX_CONCURRENT_SNAPSHOTS: usize = 2;
-/// Bytes of the file in one response, as in etcd.
+/// Bytes of the snapshot file in one response, as in etcd.
 const CHUNK_BYTES: usize = 32 * 1024;
-/// Maximum number of responses that wait for the client. No more of the file is written meanwhile.
+/// Maximum number of responses that wait for the client. No more of the snapshot file is written
+/// meanwhile.
 const MAX_WAITING_CHUNKS: usize = 8;
 /// Maximum time for a whole snapshot.
 const SNAPSHOT_TIMEOUT: Duration = Duration::from_secs(60 * 60);
@@ -191,7 +192,7 @@ impl ChunkWriter {
 impl Write for ChunkWriter {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         let room = CHUNK_BYTES - self.chunk.len();
-        // The hash after the file is sent in a response of its own.
+        // The hash that follows the file is sent in a response of its own.
         let of_file = usize::try_from(self.remaining_bytes).unwrap_or(usize::MAX);
         let most = if of_file == 0 { room } else { room.min(of_file) };
         let taken = bytes.len().min(most);

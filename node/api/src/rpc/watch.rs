@@ -153,7 +153,7 @@ enum StreamEnd {
 }
 
 impl StreamEnd {
-    /// Returns the reason why the stream ends, for an error of the client's half of it.
+    /// Returns the reason why the stream ends, after receiving a request has failed with `status`.
     fn of(status: Status, max_request: usize) -> Self {
         match status_texts::reword_status(status, max_request) {
             told if matches!(told.code(), Code::ResourceExhausted | Code::Internal) => {

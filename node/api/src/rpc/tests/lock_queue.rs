@@ -38,7 +38,7 @@ pub(super) async fn lock(
     Ok(locks(node).lock(request).await?.into_inner())
 }
 
-/// Requests a lock in the background. Returns once its entry is in the queue.
+/// Requests a lock in the background. Returns once the request's entry is in the queue.
 pub(super) async fn waits(
     node: &ApiTestNode,
     name: &str,
@@ -80,7 +80,7 @@ async fn one_lease_at_a_time_holds_a_lock_in_the_order_of_arrival() {
     assert_eq!(lock(&node, "b", 0xfe).await.unwrap().key, "b/fe", "another lock");
     let second = waits(&node, "a", 0xfe).await;
     let third = waits(&node, "a", 7).await;
-    // These keys resemble the queue's keys, but don't belong to it.
+    // These keys resemble keys of the queue, but don't belong to the queue.
     for other in ["a", "a0", "a/", "/"] {
         node.put(other, "v").await;
         unlock(&node, other).await;

@@ -24,7 +24,7 @@ async fn filled() -> ApiTestNode {
 
 async fn snapshot(node: &ApiTestNode) -> Result<Streaming<SnapshotResponse>, Status> {
     let endpoint = Channel::from_shared(format!("http://{}", node.address)).unwrap();
-    // Each client has its own connection, so that one that doesn't read can't block another.
+    // Each client has its own connection, so that a client that doesn't read can't block another.
     let mut client = MaintenanceClient::new(endpoint.connect().await.unwrap());
     Ok(client.snapshot(SnapshotRequest {}).await?.into_inner())
 }
