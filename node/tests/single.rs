@@ -158,8 +158,8 @@ fn a_damaged_or_foreign_data_directory_ends_the_start_with_exit_code_3() {
             use std::os::unix::fs::FileExt;
             let path = dir.join("member/wal/0000000000000001.wal");
             let log = std::fs::File::options().write(true).open(path).unwrap();
-            // Write a wrong version of the log format. It is the byte after the header of the first
-            // record.
+            // Write a wrong version of the log format. The version is the byte after the header of
+            // the first record.
             log.write_all_at(&[200], 28).unwrap();
         }),
         ("there is a log", |dir| std::fs::remove_file(dir.join("muster-boot")).unwrap()),

@@ -86,7 +86,7 @@ pub struct Consensus {
     barrier_entry: (u64, Option<u64>),
     /// Number of the [`Ready`] that must be durable before [`Self::ready`] yields anything else.
     awaited_ready: Option<u64>,
-    /// Committed entries of the awaited [`Ready`], withheld until that one is durable.
+    /// Committed entries of the awaited [`Ready`], withheld until that `Ready` is durable.
     withheld_entries: Vec<Entry>,
     /// Members removed since this instance started. No removed member comes back.
     removed: BTreeSet<u64>,
@@ -371,7 +371,7 @@ impl Consensus {
         self.after_input();
     }
 
-    /// Replaces the current members, and records those that were removed.
+    /// Replaces the current members, and records which members were removed.
     fn replace_members(&mut self, members: Members) {
         let before = mem::replace(&mut self.members, Arc::new(members));
         self.last_message_ticks.retain(|member, _| self.members.contains(*member));

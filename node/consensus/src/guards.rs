@@ -142,7 +142,7 @@ impl Guards {
     pub const ACK_BEFORE_SYNC: Self = Self { persist_before_ack: false, ..Self::ALL };
     /// Fault: a leader counts its own unsynced log towards the quorum.
     pub const SELF_ACK_BEFORE_SYNC: Self = Self { persist_before_self_ack: false, ..Self::ALL };
-    /// Fault: all reads share one context.
+    /// Fault: all linearizable reads use the same read context.
     pub const SHARED_READ_CONTEXT: Self = Self { unique_read_context: false, ..Self::ALL };
     /// Fault: the last record of the log is accepted without a check of its checksum.
     pub const KEEP_TORN_TAIL: Self = Self { verify_tail: false, ..Self::ALL };

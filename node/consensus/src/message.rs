@@ -268,7 +268,7 @@ pub enum MessageDecodeError {
     /// Sender and receiver are the same member, or one of them is 0.
     #[error("a message from {from:016x} to {to:016x}")]
     Address { from: u64, to: u64 },
-    /// A number or the entry count exceeds its upper bound.
+    /// A number in the message, or its number of entries, exceeds the upper bound.
     #[error("{field} is too large")]
     TooLarge {
         /// Name of the field that exceeds its bound.

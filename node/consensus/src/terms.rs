@@ -13,7 +13,7 @@ pub struct Terms {
 }
 
 impl Terms {
-    /// Appends entry `index`. It replaces the entries from that index on.
+    /// Appends the term of entry `index`. It replaces the terms of all entries from that index on.
     pub fn push(&mut self, index: u64, term: u64) {
         while self.runs.last().is_some_and(|run| run.0 >= index) {
             self.runs.pop();

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, btree_map};
 
 use saphyr_parser::{Event, Parser, ScalarStyle, ScanError, Span, StrInput, Tag};
 
-/// A problem in a file, with its line.
+/// A problem in a YAML file, with its line.
 #[derive(Debug, PartialEq, Eq)]
 pub struct YamlProblem {
     /// Line number, counting from 1.
@@ -13,7 +13,7 @@ pub struct YamlProblem {
     pub text: String,
 }
 
-/// The first document of a file.
+/// The first YAML document of a file.
 #[derive(Debug, Default)]
 pub struct YamlDocument {
     pub entries: Vec<YamlEntry>,
@@ -50,7 +50,7 @@ pub struct Scalar {
 
 /// Maximum nesting depth of lists and mappings.
 const MAX_DEPTH: usize = 16;
-/// Maximum number of values in a document. An alias counts as many values as the value that it
+/// Maximum number of values in a YAML document. An alias counts as many values as the value that it
 /// refers to.
 const MAX_VALUES: usize = 100_000;
 /// Key `<<`, which adds the entries of another mapping to this one. Keys that already exist keep

@@ -129,9 +129,9 @@ pub enum WalError {
 /// End of the log in its files: the place at which the next record is written.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct LogTail {
-    /// Name of the last file.
+    /// Name of the log's last file.
     pub file: String,
-    /// Number of bytes written in the last file.
+    /// Number of bytes written in the log's last file.
     pub offset: u64,
     crc: u32,
     /// Whether an incompletely written record follows the last complete record.

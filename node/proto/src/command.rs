@@ -54,7 +54,7 @@ impl std::error::Error for CommandDecodeError {}
 pub struct DecodedCommand {
     /// Request id, unique for the life of the cluster.
     pub request_id: u64,
-    /// Caller of the request; `None` if the entry names none.
+    /// Caller of the request; `None` if the log entry names none.
     pub caller: Option<Caller>,
     pub operation: Operation,
 }

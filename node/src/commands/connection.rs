@@ -35,7 +35,8 @@ pub(super) enum ConnectError {
 }
 
 impl ConnectError {
-    /// Whether a wrong command line caused the error. The exit code is then that of wrong usage.
+    /// Whether a wrong command line caused the error. The command then exits with the code for
+    /// wrong usage.
     pub(super) fn is_usage(&self) -> bool {
         match self {
             Self::Url(_) | Self::NoCa(_) => true,

@@ -141,7 +141,8 @@ enum MoveError {
 }
 
 impl MoveError {
-    /// Whether a wrong command line caused the error. The exit code is then that of wrong usage.
+    /// Whether a wrong command line caused the error. The command then exits with the code for
+    /// wrong usage.
     fn is_usage(&self) -> bool {
         match self {
             Self::Save(error) => error.is_usage(),

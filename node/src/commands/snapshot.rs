@@ -76,7 +76,8 @@ pub(super) struct RestoreArgs {
     /// Mark the latest revision after restore as compacted; needs --bump-revision.
     #[arg(long, num_args = 0..=1, default_value_t = false, default_missing_value = "true", require_equals = true)]
     mark_compacted: bool,
-    /// Accept a file without a hash, such as an etcd's own member/snap/db, or with a wrong one.
+    /// Accept a snapshot file whose hash is wrong or missing. An etcd's own member/snap/db has no
+    /// hash.
     #[arg(long, num_args = 0..=1, default_value_t = false, default_missing_value = "true", require_equals = true)]
     skip_hash_check: bool,
     /// Has no effect: etcd's snapshots have the same format.

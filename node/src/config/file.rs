@@ -38,7 +38,7 @@ const OBSOLETE_KEYS: &[(&str, &str)] = &[
 /// no certificate.
 const CA_FILE: &str = "ca-file";
 
-/// Flags whose values a file may also give as a list.
+/// Flags whose values a configuration file may also give as a list.
 const LIST_FLAGS: &[&str] = &[
     "discovery-endpoints",
     "cipher-suites",

@@ -78,7 +78,8 @@ pub enum Remark {
     /// A configuration file was read, which replaces flags and variables.
     ConfigFile {
         path: PathBuf,
-        /// Flags and variables that were given, but are ignored because of the file.
+        /// Flags and variables that were given, but are ignored because a configuration file is
+        /// given.
         ignored_settings: Vec<String>,
     },
     /// The member's name was not set, so it is etcd's default name.

@@ -45,7 +45,7 @@ pub struct RestoreOptions {
     /// Number that is added to the newest revision; the raised revision is then marked as
     /// compacted. 0 changes nothing.
     pub bump_revision: i64,
-    /// Whether the hash at the end of the file is checked.
+    /// Whether the hash at the end of the snapshot file is checked.
     pub hash_check: HashCheck,
     /// Whether users and roles are left out. Every client of the new cluster may then do
     /// everything.

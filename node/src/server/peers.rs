@@ -141,7 +141,8 @@ pub(super) struct PeerMessageReceiver {
     snapshots: AtomicU64,
     undecodable: AtomicU64,
     reports: PeerReports,
-    /// Context that answers other members' requests; empty until the services have started.
+    /// API context with which other members' requests are answered; empty until the services have
+    /// started.
     context: OnceLock<Weak<ApiContext>>,
     marks: Arc<WitnessFile>,
     /// This member's peer URLs, from its own flags.
@@ -187,7 +188,7 @@ impl PeerMessageReceiver {
         })
     }
 
-    /// Sets the context that answers other members' requests from now on.
+    /// Sets the API context with which other members' requests are answered from now on.
     pub(super) fn set_context(&self, context: &Arc<ApiContext>) {
         // `set` can't fail: this is called once, by the code that made the receiver and the
         // context.

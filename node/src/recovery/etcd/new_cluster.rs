@@ -305,7 +305,7 @@ fn stop(child: &mut Child) -> io::Result<()> {
     Ok(())
 }
 
-/// Runs etcd's tool to make the new member's directory from the copy's store.
+/// Runs etcd's tool to make the new member's directory from the store in the copied directory.
 fn restore(
     work: &Path,
     etcdutl: &Path,

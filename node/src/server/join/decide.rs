@@ -272,7 +272,7 @@ fn own_record<'a>(
         }
     }
     // The cluster has as many members as `--initial-cluster`, each was found there, and no URL
-    // occurs twice. So one of the members is this one.
+    // occurs twice. So this member is one of the cluster's members.
     own.ok_or_else(|| JoinRefusal::MemberCountMismatch(format_cluster(cluster, members)))
 }
 
