@@ -69,7 +69,7 @@ impl ConsoleBed {
         Ok(self.testbed.admin_command(&arguments)?.trim().to_owned())
     }
 
-    /// Signs in with the keyboard alone, and waits for the page after it.
+    /// Signs in with the keyboard alone, and waits for the next page.
     fn sign_in(&mut self, extra: &[&str]) -> Result<String> {
         let link = self.link(extra)?;
         self.browser.open(&link)?;

@@ -386,8 +386,8 @@ fn check_lapse(release: Option<EtcdRelease>) -> Result<()> {
     second.process.kill();
     bed.wait_for_members(&id, 1)?;
     if !by_v2 {
-        // The first etcd has already seen the second one and can't forget it. So the service makes
-        // it end, and it is restarted.
+        // The first etcd has already seen the second etcd and can't forget it. So the service makes
+        // the first etcd end, and it is restarted.
         let reason = "a-member-stopped-waiting=start-this-etcd-again";
         expect_end(&mut first, &[reason])?;
         bed.restart("demo", &mut first)?;

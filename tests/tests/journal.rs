@@ -85,7 +85,7 @@ fn check_order(trace: &str) -> Result<usize> {
 }
 
 /// Runs an agent that dies at `step`, when a change is durable but not sent yet. Returns the agent
-/// and its trace.
+/// and strace's output.
 fn dies_at(
     testbed: &Testbed,
     bundle: &std::path::Path,

@@ -334,7 +334,7 @@ fn check_lost_majority(node: Option<&Path>) -> Result<()> {
         ensure!(own.run(&["get", "new", "--print-value-only"])?.trim() == "one");
         agents.push(joined);
     }
-    // The cluster has three members again. So it serves without the first one.
+    // The cluster has three members again. So it serves without the first member.
     first.terminate(LIMIT)?;
     let rest = etcdctl.with_endpoint(&agents[0].host);
     wait_for("a write without the first", LIMIT, || rest.run(&["put", "k", "last"]).ok())?;

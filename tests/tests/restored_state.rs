@@ -42,7 +42,7 @@ fn recover_as_a_new_timeline(data: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Replaces the database by the copy.
+/// Replaces the database by the copy that `back_up` made.
 fn restore(testbed: &mut Testbed) -> Result<()> {
     testbed.stop_discovery()?;
     fs_err::rename(testbed.postgres_dir(), testbed.path("postgres-of-today"))?;

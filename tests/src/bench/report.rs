@@ -86,7 +86,7 @@ impl LoadFigures {
 pub struct Outages {
     /// Name of the program.
     pub program: String,
-    /// Description of the event that interrupted the writes, for the table.
+    /// Description of the event that interrupted the writes, for the report's table.
     pub event: &'static str,
     /// Number of times that the event was caused.
     pub runs: usize,
@@ -114,7 +114,7 @@ impl Outages {
 pub struct ChangeFigures {
     /// Name of the program.
     pub program: String,
-    /// Description of the change, for the table.
+    /// Description of the change, for the report's table.
     pub change: &'static str,
     /// Number of times that the change was made.
     pub runs: usize,

@@ -64,8 +64,8 @@ fn bench() -> Result<()> {
         concurrency: args.concurrency,
         attack_time: Duration::from_secs(args.attack_seconds),
     };
-    // Each connection needs a file descriptor here and one in the service, which inherits the
-    // limit.
+    // Each connection needs a file descriptor in this process and one in the service, which
+    // inherits the limit.
     let most = getrlimit(Resource::Nofile).maximum;
     setrlimit(Resource::Nofile, Rlimit { current: most, maximum: most })
         .context("raising the limit of open files")?;

@@ -41,7 +41,8 @@ struct MutantsArguments {
     /// List the chosen mutants, and try none.
     #[arg(long)]
     list: bool,
-    /// Folder for the mutated copy and its build; kept, so that the next run builds less.
+    /// Folder for the mutated copy of the workspace and its build. It is kept, so that the next run
+    /// builds less.
     #[arg(long, default_value = "target/mutants")]
     scratch: PathBuf,
 }

@@ -33,7 +33,7 @@ struct SimArguments {
     /// Seed of the first history.
     #[arg(long, default_value_t = 1)]
     first: u64,
-    /// Replay this one history instead.
+    /// Replay only the history of this seed.
     #[arg(long)]
     seed: Option<u64>,
     /// Number of members [default: the seed chooses among 1, 3 and 5].

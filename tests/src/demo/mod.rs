@@ -158,7 +158,7 @@ fn form_cluster(
     for phase in cluster["timeline"].as_array().into_iter().flatten() {
         let event = phase["event"].as_str().unwrap_or_default();
         // Times are relative to the moment at which the list of members was full. Earlier events
-        // have none.
+        // have no time.
         if let Some(since) = phase["since_full_ms"].as_i64() {
             printer.print_step(&format!("{since:>8} ms  {event}"));
         }

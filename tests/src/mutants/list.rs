@@ -57,7 +57,7 @@ pub fn read_all(directory: &Path) -> Result<Vec<Mutant>> {
     Ok(mutants)
 }
 
-/// Parses the text of one list.
+/// Parses the text of one list of mutants.
 pub fn parse(list: &str, text: &str) -> Result<Vec<Mutant>> {
     let mut lines = text.lines().peekable();
     let mut mutants = Vec::new();

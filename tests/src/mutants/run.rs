@@ -30,7 +30,7 @@ pub enum FinderResult {
 
 /// Everything that is needed to run finders.
 pub struct MutantRunner<'a> {
-    /// Folder of the mutated copy.
+    /// Folder with the mutated copy of the workspace.
     pub scratch: &'a Path,
     /// Paths of the built test programs.
     pub programs: &'a BTreeMap<TestProgram, PathBuf>,

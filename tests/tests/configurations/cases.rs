@@ -292,8 +292,8 @@ impl Flag {
         self.value.as_deref().unwrap_or("true")
     }
 
-    /// Returns the value in a file's syntax: durations in nanoseconds, numbers and booleans without
-    /// quotes.
+    /// Returns the value in the syntax of a configuration file: durations in nanoseconds, numbers
+    /// and booleans without quotes.
     fn yaml(&self) -> String {
         let value = self.value_or_true();
         let quoted = |text: &str| format!("{text:?}");

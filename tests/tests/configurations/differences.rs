@@ -60,7 +60,7 @@ impl Differences {
         Ok(Self(rows))
     }
 
-    /// Returns the number of the row that describes this configuration.
+    /// Returns the number of the row in `docs/differences.md` that describes this configuration.
     pub(crate) fn row(&self, direction: Direction, case: &str) -> Option<usize> {
         self.0.iter().position(|row| {
             let fits = |part: &TextCondition| case.contains(&part.text) != part.is_missing;

@@ -35,7 +35,7 @@ pub(crate) fn masked(text: &str, address: &str) -> String {
 
 /// Returns a line without the client's own log, except for the server's error in it.
 fn without_log(line: &str) -> &str {
-    // A line of the oldest etcdctl's own log begins with a timestamp.
+    // A line of the oldest etcdctl's own log begins with a timestamp, which is cut off.
     if let Some(at) = line.find(" | pkg/") {
         return &line[at..];
     }

@@ -24,7 +24,7 @@
 //!
 //! A line `! why` means that the two programs print different results for the next line, and why.
 
-/// A command line of the script, with its signs.
+/// A command line of the script, with the signs before it.
 #[derive(Debug)]
 pub(crate) struct ScriptLine<'a> {
     pub(crate) text: &'a str,
