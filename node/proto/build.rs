@@ -25,7 +25,7 @@ fn main() -> Result<(), BoxError> {
     let files = ["rpc.proto", "lease.proto", "lock.proto", "election.proto", "command.proto"];
     let descriptors = protox::compile(files, ["proto/etcd", "proto/muster"])?;
     let out = PathBuf::from(std::env::var("OUT_DIR")?);
-    // The JSON gateway reads `descriptors.bin`. Tests compare field numbers with it.
+    // The JSON gateway reads `descriptors.bin`. Tests check field numbers by means of it.
     std::fs::write(out.join("descriptors.bin"), descriptors.encode_to_vec())?;
     // gRPC reflection serves `api.bin`. It lacks the messages that only members exchange.
     let mut told = descriptors.clone();

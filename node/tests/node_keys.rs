@@ -147,8 +147,9 @@ impl KeyedCluster {
         self.members[n].start();
     }
 
-    /// Restarts the last member with a key that differs from its bound one. Asserts that its log
-    /// names the bound key, and that the other members refuse it. Then restarts it with `key`.
+    /// Restarts the last member with another key than the one to which it is bound. Asserts that
+    /// its log names the bound key, and that the other members refuse it. Then restarts it with
+    /// `key`.
     async fn assert_last_member_is_refused_until_it_has_its_key(&mut self, key: &KeyPair) {
         let last = self.members.len() - 1;
         let ready = self.members[last].log().matches("ready to serve").count();

@@ -175,7 +175,8 @@ impl ServingThreads {
         Ok(Self { stopping, ended })
     }
 
-    /// Stops accepting and lets requests finish. After `deadline`, cuts off the remaining ones.
+    /// Stops accepting connections, and lets requests finish. After `deadline`, cuts off the
+    /// remaining ones.
     pub fn stop(&self, deadline: Duration) {
         self.stopping.cancel();
         let end = std::time::Instant::now() + deadline;

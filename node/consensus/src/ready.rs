@@ -101,8 +101,8 @@ pub struct PeerStatus {
     pub state: PeerState,
 }
 
-/// Largest number of ticks without a message from a peer that is still normal. A leader sends a
-/// heartbeat in each tick, the peer answers each of them, and an answer can be up to a tick late.
+/// Largest normal number of ticks without a message from a peer. A leader sends a heartbeat in each
+/// tick, the peer answers each of them, and an answer can be up to a tick late.
 const PROMPT_TICKS: u64 = 2;
 
 impl PeerStatus {

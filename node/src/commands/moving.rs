@@ -550,9 +550,9 @@ fn compare_member(
     }
 }
 
-/// Compares the target's members with each other. The comparison with the source read every key
-/// through one of them, but another host may have got another snapshot file. Returns the members
-/// that can't be compared.
+/// Compares the data of the target's members with each other. The source was compared with only one
+/// of them, but another host may have got another snapshot file. Returns the members that can't be
+/// compared.
 async fn compare_members(
     address: &ClusterAddress,
     target: &ClusterReader,

@@ -119,7 +119,8 @@ async fn is_enabled(
     }
 }
 
-/// Result of a comparison of users and roles, as they are when they are compared.
+/// Result of a comparison of two clusters' users and roles, as they are now. An earlier revision of
+/// them can't be read.
 #[derive(Debug, Default, PartialEq, Eq, Serialize)]
 pub(super) struct AuthComparison {
     /// Whether authentication is enabled at the source.

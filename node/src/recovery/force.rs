@@ -117,8 +117,8 @@ pub(crate) fn force_new_cluster(
         apply_entries(&mut machine, &entries)?;
         let table = machine.store().members().borrow().clone();
         // The entries may have changed this member's URLs, so its record in the member table is
-        // read after they are applied. If an uncommitted entry has removed this member, only the
-        // table before the entries contains its record.
+        // read after they are applied. If an uncommitted entry has removed this member, the record
+        // is taken from the table as it was before the entries.
         let own = table.member(was.member_id).cloned().or(known_before);
         let own = own.ok_or(ForceError::NoMember(was.member_id))?;
         let incarnation = Incarnation::random();

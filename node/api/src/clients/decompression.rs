@@ -50,7 +50,7 @@ impl DecompressedCharge {
     }
 
     /// Runs `decompress` and charges the result, if there is room for the largest message. Without
-    /// room, the message isn't decompressed, which saves the processor time too.
+    /// room, the message isn't decompressed, so that it costs no processor time.
     fn run_charged(
         &self,
         largest: usize,

@@ -26,7 +26,7 @@ struct ObjectScan {
 }
 
 impl ObjectScan {
-    /// Returns the end of the first object, if it has arrived. The object's contents aren't
+    /// Returns the end of the first JSON object, if it has arrived. The object's contents aren't
     /// checked.
     fn end(&mut self, came: &[u8]) -> Option<usize> {
         while let Some(byte) = came.get(self.position) {

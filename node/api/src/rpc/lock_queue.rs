@@ -86,8 +86,8 @@ enum EntryState {
     Unknown,
     /// Another entry of the queue is before this one, so this entry's client has to wait.
     Waiting,
-    /// The entry is the first of its queue, or existed before this call. It isn't deleted when it
-    /// is dropped.
+    /// The entry is the first of its queue, or existed before this call. Dropping the value doesn't
+    /// delete the entry's key.
     Kept,
 }
 

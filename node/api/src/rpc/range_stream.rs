@@ -128,7 +128,7 @@ struct RangeParts {
 }
 
 impl RangeParts {
-    /// Returns the next part, and whether it is the last.
+    /// Returns the next part of the range, and whether it is the last.
     async fn next(&mut self) -> Result<(RangeResponse, bool), Error> {
         loop {
             if self.context.stop.is_cancelled() {
