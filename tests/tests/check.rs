@@ -88,7 +88,7 @@ fn snapshot(folder: &Path) -> Result<BTreeMap<String, std::time::SystemTime>> {
     Ok(found)
 }
 
-/// Arguments of a service that was never started.
+/// Arguments with which `--check` examines a service.
 struct ServiceSetup {
     testbed: Testbed,
     listen: String,
@@ -297,7 +297,7 @@ fn the_service_names_a_broken_database() -> Result<()> {
     Ok(())
 }
 
-/// Arguments of an agent that was never started.
+/// Arguments with which `--check` examines an agent that was never started.
 struct AgentSetup {
     testbed: Testbed,
     address: String,

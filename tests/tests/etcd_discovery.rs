@@ -323,7 +323,8 @@ fn check_duplicates(release: Option<EtcdRelease>) -> Result<()> {
         expect_end(&mut same_url, &texts)?;
         expect_end(&mut same_name, &["the name n0 belongs to a member"])?;
     } else {
-        // An etcd that uses v3 retries for ever and logs the reason, so the test kills it.
+        // An etcd that uses v3 discovery retries for ever and logs the reason, so the test kills
+        // it.
         same_url
             .process
             .wait_for_output("a member with these peer URLs has registered", END_LIMIT)?;

@@ -415,9 +415,9 @@ fn a_newcomer_joins_at_the_cluster_address_that_an_operator_gives() -> Result<()
     check_hosts_serve(&testbed, &[&first.host, &newcomer.host])
 }
 
-/// A backup from before the recovery is restored after it, so discovery knows the lost cluster
-/// only. The survivor's agent must report the recovery to discovery again. Then a newcomer joins
-/// the recovered cluster.
+/// A backup from before a recovery is restored after the recovery, so discovery knows the lost
+/// cluster only. The survivor's agent must report the recovery to discovery again. Then a newcomer
+/// joins the recovered cluster.
 #[test]
 fn discovery_follows_a_recovery_again_after_a_restore_from_before_it() -> Result<()> {
     let mut testbed = Testbed::start(Network::loopback(4), TestbedOptions::default())?;

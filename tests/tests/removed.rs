@@ -79,8 +79,8 @@ fn check_removed_member_stays_out(node: Option<&Path>) -> Result<()> {
     ensure!(etcdctl.json(&["member", "list"])?["members"].as_array().map(Vec::len) == Some(2));
     ensure!(data.is_dir(), "the data is gone");
 
-    // Deleting the node's directory also deletes its tombstone. The agent's journal has another
-    // one.
+    // Deleting the node's directory also deletes its tombstone. The agent's journal records the
+    // removal, too.
     fs_err::remove_dir_all(removed.node_dir())?;
     removed.start()?;
     ensure!(removed.exit_code(LIMIT)? == 3, "{}", removed.output());

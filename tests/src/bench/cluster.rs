@@ -252,7 +252,7 @@ impl BenchCluster {
     }
 
     /// Restarts the newest member if it has exited, as a supervisor would. A new member that runs
-    /// stock etcd exits if the member that it asks has not yet applied its addition.
+    /// stock etcd asks another member, and exits if that one has not applied the addition yet.
     pub(super) fn restart_newest_if_ended(&mut self) -> Result<()> {
         let newest = self.len() - 1;
         if self.members[newest].exit_report()?.is_some() {

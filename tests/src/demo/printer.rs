@@ -23,7 +23,7 @@ impl DemoPrinter {
         print_line(&format!("\n{}. {title}", self.chapter));
     }
 
-    /// Prints something that was done.
+    /// Prints a step that was done.
     pub fn print_step(&self, text: &str) {
         for part in text.lines() {
             print_line(&format!("   {part}"));

@@ -164,7 +164,7 @@ fn members_find_each_other_by_files_without_discovery() -> Result<()> {
         fs_err::write(&file, run_address(agent, &["show"])?)?;
         files.push(path_text(&file)?.to_owned());
     }
-    // All address files may be copied to all hosts: each host ignores its own one.
+    // All address files may be copied to all hosts: each host ignores its own file.
     let add: Vec<&str> = ["add"].into_iter().chain(files.iter().map(String::as_str)).collect();
     for agent in &running.agents {
         let said = run_address(agent, &add)?;

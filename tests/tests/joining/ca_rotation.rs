@@ -180,7 +180,7 @@ fn a_replacement_of_the_cas_waits_for_a_member_that_is_away_and_is_taken_back() 
     let text = String::from_utf8_lossy(&refused.stderr).into_owned();
     ensure!(text.contains(away.as_str()) && text.contains("--force"), "{text}");
 
-    // The two other members go on without the third, which comes back after they have new
+    // The other two members go on without the third. It comes back after the others have new
     // certificates.
     let forced = rotate(&running, &["--step", "2", "--force"])?;
     ensure!(forced["step"] == "switch", "{forced}");

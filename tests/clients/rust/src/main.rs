@@ -10,7 +10,7 @@ use etcd_client::{
     ResignOptions, SortOrder, SortTarget, Txn, TxnOp, TxnOpResponse, WatchOptions, WatchStream,
 };
 
-/// Time limit of each wait for a state that must come.
+/// Time limit of each wait for a state that the test expects.
 const TIME_LIMIT: Duration = Duration::from_secs(60);
 
 fn main() -> Result<()> {
