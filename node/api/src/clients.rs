@@ -452,8 +452,8 @@ impl RequestServer {
         let request = match &self.direct {
             Some(direct) if direct_calls::is_direct(&request) => {
                 let request = request.map(|body| Counted::new(body, &self.sender, BodyKind::Unary));
-                // The call's future is boxed. Otherwise the task of every request, even of a
-                // long-lived watch, would hold the memory for a direct call.
+                // The future is boxed. Otherwise the task of every request, even of a long-lived
+                // watch, would hold the memory for a call without the router.
                 let answer = direct_calls::answer(direct, request, &self.who, &self.answers);
                 match Box::pin(answer).await {
                     Ok(response) => return Ok(response),

@@ -47,88 +47,88 @@ impl Guards {
         lease_clock_per_term: true,
     };
 
-    /// A vote is sent only once term and vote are durable.
+    /// Rule: a vote is sent only once term and vote are durable.
     pub fn persist_before_vote(self) -> bool {
         self.persist_before_vote
     }
 
-    /// A follower acknowledges entries only once they are durable.
+    /// Rule: a follower acknowledges entries only once they are durable.
     pub fn persist_before_ack(self) -> bool {
         self.persist_before_ack
     }
 
-    /// A leader counts its own log towards the quorum only once that log is durable.
+    /// Rule: a leader counts its own log towards the quorum only once that log is durable.
     pub fn persist_before_self_ack(self) -> bool {
         self.persist_before_self_ack
     }
 
-    /// A read's context is never reused.
+    /// Rule: a read's context is never reused.
     pub fn unique_read_context(self) -> bool {
         self.unique_read_context
     }
 
-    /// The last record of the log is accepted only if its checksum matches.
+    /// Rule: the last record of the log is accepted only if its checksum matches.
     pub fn verify_tail(self) -> bool {
         self.verify_tail
     }
 
-    /// A failed sync is never retried: the kernel may report success for the retry though the data
-    /// is lost.
+    /// Rule: a failed sync is never retried. The kernel may report success for the retry though the
+    /// data is lost.
     pub fn failed_sync_is_final(self) -> bool {
         self.failed_sync_is_final
     }
 
-    /// Messages that depend on a batch of the log are sent when that batch is durable, not one
-    /// batch earlier.
+    /// Rule: messages that depend on a batch of the log are sent when that batch is durable, not
+    /// one batch earlier.
     pub fn count_durable_batches(self) -> bool {
         self.count_durable_batches
     }
 
-    /// A change of members waits for the previous change, and names the configuration that it was
-    /// judged on.
+    /// Rule: a change of members waits for the previous change, and names the configuration that it
+    /// was judged on.
     pub fn one_change_at_a_time(self) -> bool {
         self.one_change_at_a_time
     }
 
-    /// A change of members also waits until a quorum durably knows that the previous change is
+    /// Rule: a change of members waits until a quorum durably knows that the previous change is
     /// committed.
     pub fn change_barrier(self) -> bool {
         self.change_barrier
     }
 
-    /// A learner becomes a voter only when few entries are missing from its log.
+    /// Rule: a learner becomes a voter only when few entries are missing from its log.
     pub fn promote_in_sync(self) -> bool {
         self.promote_in_sync
     }
 
-    /// A learner whose address changes stays a learner.
+    /// Rule: a learner whose address changes stays a learner.
     pub fn update_keeps_learner(self) -> bool {
         self.update_keeps_learner
     }
 
-    /// A removed member is remembered and can never be added again.
+    /// Rule: a removed member is remembered and can never be added again.
     pub fn removed_for_ever(self) -> bool {
         self.removed_for_ever
     }
 
-    /// A member is bound to the first incarnation that was seen. Another incarnation with the
+    /// Rule: a member is bound to the first incarnation that was seen. Another incarnation with the
     /// member's id is refused.
     pub fn same_incarnation(self) -> bool {
         self.same_incarnation
     }
 
-    /// A data directory that lost promises of its member (a restored disk image) is not accepted as
-    /// that member.
+    /// Rule: a data directory that lost promises of its member (a restored disk image) is not
+    /// accepted as that member.
     pub fn refuse_old_images(self) -> bool {
         self.refuse_old_images
     }
 
-    /// A node refuses to start in a directory that has a tombstone.
+    /// Rule: a node refuses to start in a directory that has a tombstone.
     pub fn respect_tombstones(self) -> bool {
         self.respect_tombstones
     }
 
-    /// Entries of a leader's lease clock are valid only in that leader's own term.
+    /// Rule: entries of a leader's lease clock are valid only in that leader's own term.
     pub fn lease_clock_per_term(self) -> bool {
         self.lease_clock_per_term
     }

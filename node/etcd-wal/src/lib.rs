@@ -155,7 +155,7 @@ pub struct EtcdLog {
     pub terms: Vec<Position>,
     /// Entries in the log that remove a member, as (index of the entry, id of the member).
     pub removals: Vec<(u64, u64)>,
-    /// End of the log in its files.
+    /// Place in the log's files at which the next record is written.
     pub tail: LogTail,
 }
 

@@ -75,7 +75,7 @@ pub enum Remark {
     },
     /// The variable begins with `ETCD_`, but no flag has that name.
     UnknownVariable { variable: String },
-    /// A configuration file was read, which replaces flags and variables.
+    /// A configuration file was read, so all flags and variables are ignored.
     ConfigFile {
         path: PathBuf,
         /// Flags and variables that were given, but are ignored because a configuration file is

@@ -25,7 +25,7 @@ use crate::rpc::{Deadline, DirectKv, DirectRequest, MESSAGE_HEADER_BYTES};
 /// Media type of an answer.
 const GRPC: HeaderValue = HeaderValue::from_static("application/grpc");
 
-/// Whether the head of a request is that of an ordinary call to a method of [`DirectKv`].
+/// Whether a request's head is that of a call to a method of [`DirectKv`] that needs no router.
 pub(super) fn is_direct<B>(request: &Request<B>) -> bool {
     let headers = request.headers();
     request.version() == Version::HTTP_2
@@ -35,7 +35,7 @@ pub(super) fn is_direct<B>(request: &Request<B>) -> bool {
         && headers.get("grpc-encoding").is_none_or(|encoding| encoding == "identity")
 }
 
-/// Answers an ordinary call. Returns the request for the router if the call isn't an ordinary one.
+/// Answers a call without the router. Returns the request if only the router can answer it.
 pub(super) async fn answer<B>(
     kv: &DirectKv,
     request: Request<B>,
@@ -69,9 +69,9 @@ where
     }
 }
 
-/// Reads and decodes the request of an ordinary call, and drops its body. The charge for an
-/// unfinished request ends with the body, so it doesn't last until the answer. Returns `None` and
-/// keeps the body if the call isn't an ordinary one.
+/// Reads and decodes the request of a call that needs no router, and drops its body. The charge for
+/// an unfinished request ends with the body, so it doesn't last until the answer. Returns `None`
+/// and keeps the body if the call needs the router.
 async fn take_request<B>(
     unread: &mut Option<ReplayedBody<B>>,
     path: &str,

@@ -147,7 +147,7 @@ impl AnswerAccounting {
 pub(super) enum AnswerBody {
     /// Body of an answer that the router has made.
     Any(ChargedAnswerBody<axum::body::Body>),
-    /// Body of an answer to a direct call.
+    /// Body of an answer to a KV call that was made without the router.
     Message(ChargedAnswerBody<MessageBody>),
 }
 

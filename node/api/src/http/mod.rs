@@ -60,8 +60,8 @@ impl Routes {
         self.calls.clone().fallback(not_found)
     }
 
-    /// Returns the methods whose ordinary calls need no router. Only a port that serves gRPC may
-    /// use them.
+    /// Returns the KV methods that can be called without the router. Only a port that serves gRPC
+    /// may use them.
     pub fn direct_calls(&self) -> DirectKv {
         self.direct.clone()
     }

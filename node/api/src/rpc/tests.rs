@@ -61,7 +61,8 @@ impl PeerSender for UnconnectedSender {
     fn send_snapshot(&self, _: OutgoingSnapshot) {}
 }
 
-/// Starts two listeners for clients, of which only the first has direct calls.
+/// Starts two listeners for clients. The first one answers common KV calls without its router, the
+/// second one answers all calls with it.
 fn start_fronts(routes: &crate::http::Routes) -> (ServingThreads, [SocketAddr; 2]) {
     let limits = ClientLimits {
         max_concurrent_streams: 1_000,

@@ -1,4 +1,5 @@
-//! Compares the direct calls with the router: each request gets the same answer from both.
+//! Compares KV calls without the router to calls through it: each request gets the same answer from
+//! both.
 
 use std::collections::BTreeMap;
 use std::pin::Pin;
