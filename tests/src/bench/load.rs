@@ -21,7 +21,7 @@ const RANGE_KEYS: u64 = 1_000;
 /// Duration of an unmeasured load, which opens connections and fills caches.
 const WARM_UP: Duration = Duration::from_millis(500);
 
-/// Request that the clients of a load repeat.
+/// Kind of request that the clients of a load send again and again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Work {
     /// A put of one key.

@@ -26,7 +26,7 @@ use rustix::process::{getpid, set_child_subreaper};
 use tokio::runtime::Runtime;
 use tokio::signal::unix::{SignalKind, signal};
 
-/// Release programs that a campaign runs.
+/// Programs that a campaign runs, in release builds.
 const PROGRAMS: [&str; 4] = ["sim", "explore", "fuzz-etcd", "mutants"];
 
 /// Looks for faults with all searches in turns, puts known bugs back, and writes a report.

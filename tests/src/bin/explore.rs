@@ -81,7 +81,7 @@ struct ExploreArguments {
     /// Number of processes that an owner says won't come back.
     #[arg(long, default_value_t = 0)]
     forgets: u8,
-    /// Also let a restore replace the rows while the processes run.
+    /// Also let a restore replace the database's rows while the service's processes run.
     #[arg(long)]
     in_place: bool,
     /// Number of links between two hosts that go down.

@@ -456,8 +456,8 @@ fn check_release(adoption: &mut AdoptionTestbed) -> Result<()> {
     let tls = tls_from(&adoption.testbed.path("demo-new"))?;
     let writer = RetryingWriter::start_with_tls(urls, Some(tls));
     let mut plain = Vec::new();
-    // A release that gives up must hinder neither the releases of other hosts nor a later release
-    // of this host.
+    // An agent that gives up releasing its member must hinder neither the release of the other
+    // members nor a later release of its own.
     let out = adoption.testbed.path("released-3");
     let words = ["release", "--out", path_text(&out)?, "--patience", "0"];
     let (code, text) = adoption.run(3, &words)?;

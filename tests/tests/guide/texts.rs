@@ -1,7 +1,8 @@
 //! Normalization of program outputs for transcripts, and transcripts that combine several programs.
 
-/// Error of the server for a request that timed out, and the client's error.
+/// The server's error for a request that timed out.
 const TIMED_OUT: &str = "etcdserver: request timed out";
+/// The client's error for a request that timed out.
 const TOO_LATE: &str = "context deadline exceeded";
 
 /// Normalizes the output of a command, and appends its exit code unless that is 0:
