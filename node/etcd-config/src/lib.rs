@@ -8,8 +8,8 @@
 pub mod integers;
 pub mod yaml;
 
-/// Sections of the file. For each section: its keys, and the flag that each key sets (`configYAML`
-/// in server/embed/config.go).
+/// Sections of the configuration file. For each section: its keys, and the flag that each key sets
+/// (`configYAML` in server/embed/config.go).
 pub const SECTIONS: &[(&str, &[(&str, &str)])] = &[
     (
         "client-transport-security",

@@ -11,8 +11,8 @@ use node_proto::v3lockpb::{LockRequest, UnlockRequest};
 
 use super::*;
 
-/// Makes a node on which `some` may read and write below `e`, read below `f`, write below `g`, and
-/// use a single key below `h`.
+/// Makes a node on which the user `some` may read and write keys below `e`, read keys below `f`,
+/// and write keys below `g`. Below `h`, that user may use a single key.
 async fn with_queue_users() -> (ApiTestNode, [String; 3]) {
     let (node, tokens) = ApiTestNode::with_users().await;
     let root = Some(tokens[0].as_str());
