@@ -258,8 +258,8 @@ fn the_service_names_a_broken_database() -> Result<()> {
     let foreign = ["--managed-postgres", path_text(&foreign)?];
     check(&setup, foreign)?.expect_broken("database", "isn't empty")?;
 
-    // Start the service. A check for another service finds the address in use. A check with this
-    // service's own ledger only warns.
+    // Start the service. `--check` for another service finds the address in use. `--check` with the
+    // running service's own ledger only warns.
     setup.testbed.start_discovery()?;
     let url = setup.testbed.database_url()?;
     let database = ["--database-url", url.as_str()];

@@ -63,7 +63,8 @@ fn run(mut command: Command) -> Result<String> {
     Ok(out.into_owned())
 }
 
-/// Returns a command `muster-agent` on this agent's host, with the agent's data directory.
+/// Returns a command that runs `muster-agent` on this agent's host, with the agent's data
+/// directory.
 fn on_host(agent: &AgentProcess, words: &[&str]) -> Result<Command> {
     let mut command = agent.host.command(program_path("muster-agent")?);
     command.args(words).args(["--data-dir", path_text(&agent.data_dir)?]);
