@@ -31,10 +31,10 @@ pub(crate) async fn other_authorities(
     Ok(pair.map(|[peer, client]| Authorities { peer, client }))
 }
 
-/// Updates the CA tables for a statement that was just added to the chain. If the other CAs are the
-/// statement's issuing CAs, they swap places with those in `authorities`. If the statement trusts
-/// only one pair, the other CAs are deleted. If neither table has the issuing CAs, the service
-/// issues nothing until the CAs are replaced again.
+/// Updates the CA tables for a statement that was just added to the chain. If the statement's
+/// issuing CAs are in `other_authorities`, the rows of the two tables are swapped. If the statement
+/// trusts only one pair of CAs, the rows of `other_authorities` are deleted. If neither table has
+/// the issuing CAs, the service issues nothing until the CAs are replaced again.
 pub(super) async fn follow_statement(
     connection: &mut PgConnection,
     statement: &Statement,
@@ -46,7 +46,8 @@ pub(super) async fn follow_statement(
     let Some(other) = other_authorities(connection, cluster).await? else { return Ok(()) };
     let issuing = authorities(connection, cluster).await?;
     if !issuing.are_issuing(statement) && other.are_issuing(statement) {
-        // The two UPDATEs exchange the rows: each reads the rows as they were before the statement.
+        // The two UPDATEs swap the rows: each reads the rows as they were before this SQL
+        // statement.
         sqlx::query(
             "WITH promoted AS (
                  UPDATE authorities a SET certificate = o.certificate, wrapped_key = o.wrapped_key

@@ -23,7 +23,7 @@ pub(crate) struct StoredIntent {
     pub intent: Intent,
     /// Last reported state of the intent.
     pub state: IntentState,
-    /// Revision of the cluster at the intent's last change.
+    /// Value of the cluster's change counter (column `clusters.rev`) at the intent's last change.
     pub rev: u64,
     /// Name of the newcomer. For a removal or an update: id of the member.
     pub subject: String,

@@ -122,7 +122,7 @@ pub(crate) struct Draft {
 pub(crate) enum OpenResult {
     /// The draft has become an open cluster.
     Open,
-    /// There is no draft with that id. The draft has expired, or its cluster is open already.
+    /// There is no draft with this id: it has expired, or its cluster is open already.
     NoDraft,
     /// Another live cluster has the same name.
     NameTaken,

@@ -167,7 +167,8 @@ async fn newest_applied(connection: &mut PgConnection) -> Result<i64, StoreError
     Ok(newest.unwrap_or_default())
 }
 
-/// Converts the error of a database whose newest migration is `newest`.
+/// Converts an error of the migrations. `newest` is the version of the newest migration that the
+/// database has.
 fn schema_error(error: MigrateError, newest: i64) -> ConnectError {
     let known = MIGRATOR.iter().map(|known| known.version).max().unwrap_or_default();
     match error {

@@ -38,7 +38,7 @@ pub(crate) struct SilentMembersCount {
     /// Creation time and id of the last cluster in the previous batch, after which the next batch
     /// starts. `None` before the first batch of each state in [`SILENT_STATES`].
     after: Option<(UnixMicros, Uuid)>,
-    /// Number of silent members so far.
+    /// Number of silent members in the batches that are counted already.
     silent: i64,
 }
 

@@ -218,7 +218,8 @@ impl Store {
         change: impl FnOnce(&mut StoredEtcdToken) -> Result<Vec<ServiceEvent>, E>,
     ) -> Result<Option<Result<StoredEtcdToken, E>>, StoreError> {
         let mut transaction = self.begin("BEGIN").await?;
-        // The next statement sees the changes that others committed before this lock was granted.
+        // Lock the row first. The SQL statement that follows then sees all changes by earlier
+        // holders of the lock.
         sqlx::query("SELECT 1 FROM etcd_tokens WHERE id = $1 FOR UPDATE")
             .bind(id.to_string())
             .execute(&mut *transaction)

@@ -134,7 +134,8 @@ impl Store {
             super::cluster::append_event(&mut transaction, grant.cluster, now, "granted", &body)
                 .await?;
             if grant.kind == TokenKind::Heal {
-                // The cluster's agents wait for a new revision, and then fetch the policy.
+                // The cluster's agents wait until its change counter differs, and then fetch the
+                // policy.
                 super::intents::increment_revision(&mut transaction, grant.cluster).await?;
             }
         }

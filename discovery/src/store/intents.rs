@@ -125,7 +125,7 @@ async fn insert_recovery(
     Ok(inserted.rows_affected() > 0)
 }
 
-/// Increments the cluster's revision and notifies other processes.
+/// Increments the cluster's change counter, and notifies other processes.
 pub(super) async fn increment_revision(
     connection: &mut PgConnection,
     cluster: Uuid,
@@ -143,9 +143,9 @@ pub(super) async fn increment_revision(
 }
 
 /// SQL for one change of a cluster, for which agents wait in long polls. It increments the
-/// cluster's revision, appends an event, notifies other processes, and runs `$write`. `$write` can
-/// read the new revision from `next`. [`query_change`] binds `$1` to `$5`: cluster, channel, and
-/// the event's time, kind and body.
+/// cluster's change counter, appends an event, notifies other processes, and runs `$write`.
+/// `$write` can read the counter's new value from `next`. [`query_change`] binds `$1` to `$5`:
+/// cluster, channel, and the event's time, kind and body.
 macro_rules! change {
     ($write:literal) => {
         concat!(
@@ -159,7 +159,8 @@ macro_rules! change {
     };
 }
 
-/// Makes a query of a [`change!`], which returns the cluster's new revision.
+/// Makes the query for an SQL text of [`change!`]. The query returns the new value of the cluster's
+/// change counter.
 fn query_change<'q>(
     sql: &'static str,
     cluster: Uuid,
@@ -261,8 +262,8 @@ pub(crate) async fn delete_gone_standbys(
     Ok(())
 }
 
-/// Notes that a standby was heard of at `now`. If it `was_gone`, increments the cluster's revision,
-/// so that agents learn that it waits again.
+/// Notes that a standby was heard of at `now`. If it `was_gone`, increments the cluster's change
+/// counter, so that agents learn that it waits again.
 pub(crate) async fn note_standby(
     connection: &mut PgConnection,
     now: UnixMicros,
@@ -373,8 +374,8 @@ pub(crate) async fn store_result(
     })
 }
 
-/// Stores the reason why an intent isn't carried out yet. Increments the revision only if the
-/// reason differs from the stored one. Returns the intent as stored.
+/// Stores the reason why an intent isn't carried out yet. Increments the cluster's change counter
+/// only if the reason differs from the stored one. Returns the intent as stored.
 pub(crate) async fn note_wait(
     connection: &mut PgConnection,
     now: formation::UnixMicros,

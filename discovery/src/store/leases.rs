@@ -23,13 +23,13 @@ pub(crate) struct LeaseRenewal {
     pub nonce: Vec<u8>,
     /// Highest epoch that the agent has signed or released.
     pub highest_epoch: i64,
-    /// Revision of the cluster that the agent has seen.
+    /// Value of the cluster's change counter (column `clusters.rev`) that the agent has seen.
     pub rev: i64,
 }
 
 impl LeaseRenewal {
-    /// Returns the renewal for an agent's poll. Returns `None` if the agent has seen no revision,
-    /// or if the database can't hold a number of the poll.
+    /// Returns the renewal for an agent's poll. Returns `None` if the agent has seen no value of
+    /// the cluster's change counter, or if the database can't hold a number of the poll.
     pub(crate) fn of_poll(cluster: Uuid, key: &PublicKey, poll: &PollRequest) -> Option<Self> {
         Some(LeaseRenewal {
             cluster,

@@ -1,4 +1,5 @@
-//! Queries on members in trouble, and on hosts that asked for a seat after the cluster had formed.
+//! Queries on members whose nodes have no leader, and on hosts that asked for a seat after the
+//! cluster had formed.
 
 use discovery_types::digest::MemberId;
 use discovery_types::key::PublicKey;
@@ -17,7 +18,7 @@ pub(crate) struct Trouble {
     pub member: MemberId,
     /// When the agent reported the reason.
     pub at_us: UnixMicros,
-    /// The reason, in the agent's words.
+    /// Text of the reason, as the agent sent it.
     pub text: String,
 }
 
@@ -30,15 +31,15 @@ pub(crate) struct AskingHostRow {
     pub name: String,
     /// The last source address of the host.
     pub address: String,
-    /// When the host asked first.
+    /// When the host first asked for a seat.
     pub first_us: UnixMicros,
-    /// When the host asked last.
+    /// When the host last asked for a seat.
     pub last_us: UnixMicros,
-    /// Number of requests so far.
+    /// How often the host has asked for a seat.
     pub times: i64,
 }
 
-/// Returns the last reported trouble of each member that has reported one.
+/// Returns, for each member that has reported it, the last reason why its node has no leader.
 pub(crate) async fn troubles(
     connection: &mut PgConnection,
     cluster: Uuid,
@@ -56,12 +57,12 @@ pub(crate) async fn troubles(
 }
 
 impl Store {
-    /// Returns the last reported trouble of each member that has reported one.
+    /// Returns, for each member that has reported it, the last reason why its node has no leader.
     pub(crate) async fn troubles(&self, cluster: Uuid) -> Result<Vec<Trouble>, StoreError> {
         troubles(&mut *self.acquire().await?, cluster).await
     }
 
-    /// Stores a member's trouble, which replaces the member's previous one.
+    /// Stores the reason why a member's node has no leader, in place of the member's previous one.
     pub(crate) async fn note_trouble(
         &self,
         cluster: Uuid,

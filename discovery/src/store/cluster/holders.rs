@@ -18,18 +18,19 @@ const MAX_ROWS_OF_KEY: i64 = 16;
 pub(crate) struct AgentCluster {
     /// The newest cluster that the key belongs to.
     pub cluster: Option<Uuid>,
-    /// Clusters of newer rows in which a signature isn't valid.
+    /// Clusters of newer rows that were ignored because a signature in them isn't valid.
     pub forged: Vec<Uuid>,
 }
 
-/// A seat's row, or the row of a redeemed ticket.
+/// A row that names an agent's key: the row of a seat, or of a redeemed ticket.
 #[derive(Debug, sqlx::FromRow)]
 struct HolderRow {
     cluster_id: Uuid,
-    /// The agent's record and the token's endorsement of it, in a seat's row.
+    /// The agent's record. `None` in a ticket's row.
     record: Option<String>,
+    /// The token's endorsement of the record. `None` in a ticket's row.
     endorsement: Option<String>,
-    /// The redeem envelope, which contains record and endorsement, in a ticket's row.
+    /// Redeem envelope, which contains the record and the endorsement. `None` in a seat's row.
     redeem: Option<String>,
     grant_jws: String,
     statements: Vec<String>,
@@ -90,7 +91,7 @@ impl Store {
         };
         let chain = self.caches.chain(cluster, &row.statements)?;
         let grant = self.caches.grant(&row.grant_jws, &chain, Trust::Verify)?;
-        let record = self.caches.record(&record, &endorsement, &grant.key, Trust::Verify)?;
+        let record = self.caches.stored_record(&record, &endorsement, &grant.key, Trust::Verify)?;
         let is_own = record.key.0 == *key.as_bytes()
             && record.cluster.0 == cluster.as_u128()
             && grant.cluster == cluster;

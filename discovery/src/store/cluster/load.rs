@@ -122,20 +122,22 @@ impl TryFrom<String> for Hex {
 pub(super) struct ClusterRows {
     #[sqlx(flatten)]
     row: ClusterRow,
-    /// Database time of this statement. In a transaction, the time is read after the cluster was
+    /// Database time at which the rows were read. In a transaction, that is after the cluster was
     /// locked.
     pub(super) now: i64,
     pub(super) settled: bool,
     pub(super) void_before_us: i64,
     pub(super) generation: i64,
-    /// Number of the database's newest decision. `at_copied` is the hash of the decision with the
-    /// number [`LoadParameters::copied`].
+    /// Number of the database's newest decision; 0 if there is none.
     pub(super) newest: i64,
+    /// Hash of the decision with the number [`LoadParameters::copied`]; `None` if the database
+    /// doesn't have that decision.
     pub(super) at_copied: Option<Vec<u8>>,
-    /// Sweep counter in this process's row. `database_oid` and `table_oids` identify the connected
-    /// database.
+    /// Sweep counter in this process's row; `None` if there is no such row.
     pub(super) beat: Option<i64>,
+    /// Object id of the database to which the connection leads.
     pub(super) database_oid: i64,
+    /// Object ids of the core tables.
     pub(super) table_oids: Vec<i64>,
     pub(super) statements: Vec<String>,
     /// The requested grants that belong to this cluster.
@@ -151,8 +153,8 @@ pub(super) struct ClusterRows {
     /// Changes since the cluster's commit. Empty unless [`LoadParameters::with_changes`] is set.
     #[sqlx(flatten)]
     pub(super) changes: ChangeRows,
-    /// Row of the cluster's commit. It is loaded only together with the changes and for a requested
-    /// grant.
+    /// Row of the cluster's commit. It is loaded only if the changes are loaded, too, and a grant
+    /// is requested.
     #[sqlx(default)]
     pub(super) commit: Option<Json<CommitRow>>,
 }
@@ -377,7 +379,7 @@ fn agents(
         let agent_key = key(&row.key.0)
             .ok_or_else(|| StoreError::damaged(format!("an agent's key in cluster {id}")))?;
         let grant = caches.grant(&row.grant, chain, trust)?;
-        let record = caches.record(&row.record, &row.token_record, &grant.key, trust)?;
+        let record = caches.stored_record(&row.record, &row.token_record, &grant.key, trust)?;
         let own = record.key == agent_key && record.cluster.0 == id.as_u128();
         if trust == Trust::Verify && !own {
             return Err(StoreError::damaged(format!("an agent's record in cluster {id}")));
@@ -436,7 +438,7 @@ fn build_frozen(
     let mut records = Vec::with_capacity(rows.len());
     for row in rows {
         let grant = caches.grant(&row.grant, chain, trust)?;
-        records.push(caches.record(&row.record, &row.token_record, &grant.key, trust)?);
+        records.push(caches.stored_record(&row.record, &row.token_record, &grant.key, trust)?);
     }
     let proposal = formation::ProposedList {
         cluster: convert::cluster(id),

@@ -402,7 +402,7 @@ impl LoadedCluster {
 }
 
 impl ClusterTransaction {
-    /// The connection, for other statements in this transaction.
+    /// Returns the connection, for other SQL statements in this transaction.
     pub(crate) fn connection(&mut self) -> &mut PgConnection {
         &mut self.transaction
     }

@@ -148,9 +148,9 @@ impl Caches {
         write_cache(&self.records, name, &convert::record(record), length);
     }
 
-    /// Returns a stored record after verifying it. `token_key` is the key of the grant that the
-    /// record names.
-    pub(super) fn record(
+    /// Returns a stored record. Verifies it unless it is in the cache, or `trust` is
+    /// [`Trust::Unverified`]. `token_key` is the key of the grant that the record names.
+    pub(super) fn stored_record(
         &self,
         record: &str,
         endorsement: &str,
