@@ -196,7 +196,7 @@ struct LedgerContent {
     index: Index,
     /// Offset in bytes at which the last valid line ends.
     whole: u64,
-    /// Whether the last valid line is a seal.
+    /// Whether the last valid line is a seal, which states that all lines before it are durable.
     is_sealed: bool,
     /// Whether a torn line follows the last valid line.
     is_torn: bool,
@@ -245,8 +245,8 @@ fn read_lines(file: &File, reader: &LedgerReader) -> Result<LedgerContent, Ledge
                 }
             }
             None => {
-                // An older version wrote no seals. In its files an incomplete last line counts as
-                // torn.
+                // Ledgers of an older version have no seals. In such a ledger, an incomplete last
+                // line counts as torn.
                 content.is_torn = text.is_none()
                     || has_seal && !has_seal_left(&mut input).map_err(read_failed())?;
                 return if content.is_torn { Ok(content) } else { Err(reader.damaged(offset)) };

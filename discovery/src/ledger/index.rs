@@ -133,7 +133,7 @@ pub(super) struct CopiedDecisions {
 }
 
 impl CopiedDecisions {
-    /// Makes the record of a copy up to `mark` that has found no new entries.
+    /// Makes the record of a copy that ended at the decision `mark` and found no new entries.
     pub(super) fn up_to(generation: u64, mark: HistoryPosition) -> Self {
         CopiedDecisions {
             generation,
@@ -184,8 +184,9 @@ pub(super) struct Index {
     /// Whether everything that the ledger held when the generation began was compared with the
     /// database.
     compared: bool,
-    /// Clusters whose commit document left this process in this generation, while no copy of the
-    /// database's decisions has contained the commit yet.
+    /// Clusters with an unconfirmed commit. This process has sent out the commit document in this
+    /// generation, but has not yet found the commit among the decisions that it copies from the
+    /// database.
     unconfirmed: BTreeSet<Uuid>,
     pub(super) admins: Vec<String>,
 }
@@ -365,7 +366,8 @@ impl Index {
 
     /// Takes `wal` and `beat` from the position file, if they are greater and of the same history.
     pub(super) fn update_position(&mut self, position: DatabasePosition) {
-        // Keep the ledger's other fields, because they can be newer than those of the file.
+        // Keep the other fields of the ledger's own position, because they can be newer than those
+        // in the position file.
         let Some(seen) = &mut self.seen else { return };
         *seen = seen.later_of(Some(&position));
     }
@@ -375,7 +377,7 @@ impl Index {
 struct AddedCommit {
     /// Whether the cluster had no commit before.
     is_first: bool,
-    /// Whether the cluster's first commit has the hash of the added one.
+    /// Whether the added commit and the cluster's first commit have the same hash.
     is_same_hash: bool,
 }
 

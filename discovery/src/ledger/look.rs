@@ -24,9 +24,10 @@ pub(crate) enum Occasion {
     /// A new connection, a notification, or a suspected change of the database. A caller waits for
     /// the look.
     Doubt,
-    /// A regular look: the service's periodic sweep looks at the database each time.
+    /// The periodic sweep of the service, which checks the database each time.
     Sweep,
-    /// The ledger lacks more than other looks may read, so this one reads everything.
+    /// The ledger lacks more decisions than a look on another occasion may copy. This look copies
+    /// all of them.
     Fill,
 }
 
@@ -142,7 +143,7 @@ async fn look_once(
             ledger.clear_copy_mark();
         }
     }
-    // The start of a process counts as a sweep.
+    // The first look of a process counts as a sweep, too.
     let counts = occasion == Occasion::Sweep || !watch.has_stored_run_id.load(Ordering::Relaxed);
     seen.beat = update_own_row(connection, ledger, watch.run_id, counts).await?.unsigned_abs();
     if counts || fill != CopyScope::NewDecisions {
@@ -163,7 +164,7 @@ struct LookFindings<'a> {
     looked: &'a DatabaseLook<'a>,
     generation: Generation,
     fill: CopyScope,
-    /// Number of the newest decision.
+    /// Number of the newest decision in the database.
     newest: u64,
 }
 
@@ -299,10 +300,12 @@ pub(crate) const HALF_LOADED: &str = "this database isn't whole: keys, indexes o
      Wait for the restore that is under way; one that broke off is begun anew, with an empty database";
 
 /// The database's data about its generation, its decisions and this process, read in one query.
+///
+/// The fields from `system_identifier` to `table_oids` were stored when the generation began. Those
+/// from `entries` to `forgotten` are from this process's own row.
 #[derive(Debug, sqlx::FromRow)]
 struct DatabaseRow {
-    /// Number of the generation. The fields from `system_identifier` to `table_oids` were stored
-    /// when the generation began.
+    /// Number of the generation; `None` before the first one.
     generation: Option<i64>,
     settled: Option<bool>,
     system_identifier: Option<String>,
@@ -313,8 +316,7 @@ struct DatabaseRow {
     at_copied: Option<Vec<u8>>,
     /// Whether everything exists that a restore makes last: keys, indexes and triggers.
     is_whole: bool,
-    /// Number of commits in this process's ledger. This field and the next three are from the
-    /// process's own row.
+    /// Number of commits in this process's ledger.
     entries: Option<i64>,
     beat: Option<i64>,
     life: Option<Uuid>,

@@ -237,8 +237,8 @@ impl Ledger {
         self.read(Index::is_compared)
     }
 
-    /// Whether a commit document of the cluster left this process, while no copy of the database's
-    /// decisions has contained the commit yet.
+    /// Whether this process has sent out the cluster's commit document, but has not yet found the
+    /// commit among the decisions that it copies from the database.
     pub(crate) fn is_unconfirmed(&self, cluster: Uuid) -> bool {
         self.read(|index| index.is_unconfirmed(cluster))
     }
@@ -263,12 +263,12 @@ impl Ledger {
         self.read(Index::seen)
     }
 
-    /// The ledger's state, in the form that is compared with a database.
+    /// Returns a summary of the ledger, to be compared with a database.
     pub(crate) fn memory(&self) -> LedgerSummary {
         self.read(Index::memory)
     }
 
-    /// The known state of the database, without the number of the ledger's own commits.
+    /// State of the database when this process last used it. `None` if it has used none yet.
     pub(crate) fn known(&self) -> Option<RememberedDatabase> {
         self.memory().database
     }

@@ -23,19 +23,20 @@ pub(super) enum Place {
 pub(super) struct CommitPlace {
     /// Whether the file has the document, too. Otherwise it has only the hash.
     pub(super) has_document: bool,
-    /// Offset in bytes of the commit's line if it has the document, or else of the commit that
-    /// `pack_commit` has encoded.
+    /// Offset in bytes of the commit's line, if the file has the document. Otherwise, offset of the
+    /// text in which `pack_commit` has encoded the commit.
     pub(super) offset: u64,
     pub(super) check: HashCheck,
 }
 
-/// Parity of a list's hash. When a hash is read again, it shows whether the disk has changed the
-/// hash's bytes. The start has verified the checksum of each line.
+/// Parity bits of a list's hash. They are computed anew whenever the hash is read from the file. If
+/// they differ, the disk has changed the hash. Only a start verifies the checksums of all lines.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct HashCheck(u32);
 
 impl HashCheck {
-    /// Adds up the hash's bits in [`CHECK_BITS`] columns, without carry.
+    /// Folds the hash to [`CHECK_BITS`] bits with XOR. Each bit of the hash counts in exactly one
+    /// bit of the result.
     pub(super) fn of(h: &Hash) -> Self {
         let words = h.0.as_chunks().0.iter().map(|word| u32::from_be_bytes(*word));
         let sum = words.fold(0, |sum, word| sum ^ word);

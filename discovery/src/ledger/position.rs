@@ -35,7 +35,7 @@ pub(super) struct FileIdentities {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct FileIdentity {
     inode: u64,
-    /// Birth time in nanoseconds since 1970. Not every file system records it.
+    /// Birth time of the file, in nanoseconds since 1970. Not every file system records it.
     born_ns: Option<u64>,
 }
 

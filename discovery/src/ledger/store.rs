@@ -38,7 +38,8 @@ impl Store {
         }
     }
 
-    /// Copies new decisions after a notification that there are some.
+    /// Copies new decisions from the database into the ledger, after a notification that there are
+    /// some.
     pub(crate) async fn copy_new_decisions(&self) -> Result<(), StoreError> {
         // Return if the ledger is being filled: the fill copies the new decisions as well.
         let Ok(_alone) = self.watch().fill_lock.try_lock() else { return Ok(()) };

@@ -95,7 +95,7 @@ async fn a_torn_end_is_cut_and_everything_before_it_kept() {
     ledger.ensure_commit(commit(second, BB)).await.unwrap();
     drop(reopened(dir.path(), ledger).await.unwrap());
     let bytes = std::fs::read(&path).unwrap();
-    // Cut anywhere up to the end of the commit's line. The rest of the file is that line's seal.
+    // Cut the file at each offset in the second commit's line. Behind that line is only its seal.
     let end = bytes[..bytes.len() - 1].iter().rposition(|byte| *byte == b'\n').unwrap();
     for cut in whole as usize..=end {
         let torn = tempfile::tempdir().unwrap();
@@ -113,7 +113,8 @@ async fn a_changed_byte_before_the_last_seal_prevents_the_start() {
     ledger.ensure_commit(commit(Uuid::now_v7(), AA)).await.unwrap();
     drop(reopened(dir.path(), ledger).await.unwrap());
     let bytes = std::fs::read(dir.path().join("ledger.jsonl")).unwrap();
-    // Change any byte up to the last seal: a damaged seal seals nothing.
+    // Change each byte before the last seal. A changed last seal would be no damage: a line without
+    // a seal after it counts as torn.
     let end = bytes[..bytes.len() - 1].iter().rposition(|byte| *byte == b'\n').unwrap();
     for at in 0..end {
         let mut changed = bytes.clone();
@@ -447,13 +448,14 @@ impl Trace {
     }
 }
 
-/// Makes a call that is visible in the trace.
+/// Tries to open a file that doesn't exist, so that strace's output contains `/mark-{what}` at this
+/// point.
 fn mark(what: &str) {
     let _ = std::fs::File::open(format!("/mark-{what}"));
 }
 
-/// Returns the index after the next call at or after `from` that starts with `call` and contains
-/// `part`.
+/// Finds the first of `calls`, at or after the index `from`, that starts with `call` and contains
+/// `part`. Returns the index after it.
 #[track_caller]
 fn index_after_call(calls: &[String], from: usize, call: &str, part: &str) -> usize {
     let found =

@@ -89,7 +89,7 @@ async fn copy_some(ledger: &Ledger, model: &mut Model, random: &mut Random) {
     let causes = [EndCause::Abandon, EndCause::Deadline, EndCause::Retire];
     let ends: Vec<(Uuid, EndCause)> =
         (0..random.below(3)).map(|_| (any_cluster(random), *random.pick(&causes))).collect();
-    // A copy can be of an earlier generation than the ledger's.
+    // The copied decisions can be of an earlier generation than the ledger's.
     let generation = model.generation.saturating_sub(u64::from(random.once_in(5)));
     for (cluster, h) in &commits {
         let h = if *h == AA { AA } else { BB };
