@@ -283,7 +283,7 @@ impl Progress {
         Self { total, told: Instant::now() }
     }
 
-    /// Prints a line, unless the last one is recent.
+    /// Prints how many chains are done, at most once in each [`PROGRESS_INTERVAL`].
     fn note(&mut self, done: usize, printer: &mut Printer) {
         if self.told.elapsed() >= PROGRESS_INTERVAL {
             self.told = Instant::now();

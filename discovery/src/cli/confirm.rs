@@ -5,15 +5,16 @@ use super::printer::Printer;
 
 /// An act that can't be undone, or that only an owner can undo for a limited time.
 pub(super) struct IrreversibleAct<'a> {
-    /// Sentences that describe the consequences of the act.
+    /// Sentences that describe the act's consequences.
     pub(super) consequences: Vec<String>,
-    /// Word that has to be typed as confirmation: the name or id of what is ended.
+    /// Word that a person has to type as confirmation. Usually it is the name or id of the object
+    /// that the act affects.
     pub(super) name: &'a str,
 }
 
 impl IrreversibleAct<'_> {
-    /// Prints the act's consequences. Succeeds if `yes` is true or a person types the name. Without
-    /// `yes` and without a terminal it fails, because nobody can be asked.
+    /// Prints the consequences, and asks for confirmation. Succeeds if `yes` is true or a person
+    /// types the name. Without `yes` and without a terminal it fails, because nobody can be asked.
     pub(super) fn confirm(&self, yes: bool, printer: &mut Printer) -> Result<(), CliError> {
         for sentence in &self.consequences {
             printer.note(sentence);

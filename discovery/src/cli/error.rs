@@ -61,7 +61,7 @@ pub enum CliError {
     /// A context line can't be parsed.
     #[error("{place}")]
     Context {
-        /// Argument, file or stream that the line was read from.
+        /// Argument, file or stream from which the context line was read.
         place: String,
         #[source]
         source: LineError,

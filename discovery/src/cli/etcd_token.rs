@@ -89,7 +89,7 @@ struct EtcdTokenCreateArgs {
     /// Addresses from which members may register; may be repeated
     #[arg(long, value_name = "CIDR", value_parser = parse_block)]
     cidr: Vec<IpNet>,
-    /// Write the variables to a new file (mode 0600) instead of stdout
+    /// Write the environment variables to a new file (mode 0600) instead of stdout
     #[arg(long, value_name = "FILE")]
     out: Option<PathBuf>,
     /// Write the service's certificate to a new file, by which etcd recognises the service
@@ -137,7 +137,7 @@ async fn create(
     let certificate = args.cacert.clone().unwrap_or_else(|| CERTIFICATE_FILE.into());
     let variables = variables(session, &token, &made, &certificate)?;
     if let Err(error) = write_files(&args, &variables, &made) {
-        // The variables were not written, so nobody has the token. Revoke it.
+        // A file was not written, so no etcd can use the token yet. Revoke it.
         revoke_unwritten(session, view.id, printer).await;
         return Err(error);
     }

@@ -18,7 +18,7 @@ use uuid::Uuid;
 use super::home::Home;
 use super::{CliError, RemoteArgs};
 
-/// Maximum number of attempts of an act while the service is overloaded.
+/// Maximum number of attempts of an operation while the service is overloaded.
 const TRIES: u32 = 5;
 /// Pause between two attempts.
 const PAUSE: Duration = Duration::from_secs(1);
@@ -150,7 +150,7 @@ pub(super) fn live_states() -> ClusterStates {
     ClusterStates::new(ClusterState::ALL.into_iter().filter(|state| is_live(*state)))
 }
 
-/// Does `act` again, a few times, while the service is overloaded.
+/// Performs `act`. Repeats it a few times while the service is overloaded.
 pub(super) async fn repeat_while_busy<T>(
     act: impl AsyncFn() -> Result<T, CliError>,
 ) -> Result<T, CliError> {

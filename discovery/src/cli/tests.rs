@@ -137,8 +137,8 @@ fn json_can_be_requested_before_or_after_the_command() {
         let words = std::iter::once("muster-discovery").chain(line.split(' '));
         match DiscoveryCli::try_parse_from(words) {
             Ok(cli) => assert!(cli.wants_json(), "{line}"),
-            // The only error is that the owner's key `x` can't be read, which clap does while it
-            // parses the arguments.
+            // Only one error is expected: clap reads the owner's key while it parses the arguments,
+            // and there is no file `x`.
             Err(error) => assert!(error.to_string().contains("--owner"), "{line}: {error}"),
         }
     }

@@ -62,20 +62,20 @@ impl HostFilesArgs {
         }
     }
 
-    /// Returns the unit with these flags of the agent, if it is to be printed beside the bundle. It
-    /// holds no secret.
+    /// Returns the systemd unit of an agent with these flags, if it is to be printed beside the
+    /// bundle. The unit holds no secret.
     pub(super) fn unit(self, flags: &str) -> Option<String> {
         self.print_systemd.then(|| unit(flags))
     }
 
-    /// Whether the printed text contains the agent's unit.
+    /// Whether the printed text contains the agent's systemd unit.
     pub(super) fn has_unit(self) -> bool {
         self.print_systemd || self.form() != HostFiles::Bundle
     }
 }
 
 impl HostFiles {
-    /// Name of the text in the command's JSON output.
+    /// Name of the field that holds the printed text in the command's JSON output.
     pub(super) fn json_name(self) -> &'static str {
         match self {
             HostFiles::Bundle => "bundle",
@@ -84,8 +84,8 @@ impl HostFiles {
         }
     }
 
-    /// Returns the text for a host whose agent has these flags, without a newline at its end. It is as
-    /// secret as the bundle.
+    /// Returns the text in this format, for a host whose agent has these flags. The text doesn't
+    /// end in a newline, and is as secret as the bundle.
     pub(super) fn text(self, bundle: &SecretString, flags: &str) -> SecretString {
         let bundle = bundle.expose_secret();
         match self {
@@ -97,8 +97,9 @@ impl HostFiles {
     }
 }
 
-/// Returns the unit of an agent with these flags, which begin with a space. It is the unit of the
-/// package, apart from the program's path, and the documentation that only the package installs.
+/// Returns the systemd unit of an agent with these flags, each after a space. It is the package's
+/// unit, but with another path of the program, and without the `Documentation=` lines: only the
+/// package installs those files.
 fn unit(flags: &str) -> String {
     let command = format!("{BUNDLE_FLAG}{flags}");
     PACKAGED_UNIT

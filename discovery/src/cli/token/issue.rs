@@ -97,7 +97,8 @@ impl Issuance {
         let flags = flags.unwrap_or_default();
         let text = delivery.host_files.form().text(&bundle.expose(), &flags);
         if let Some(out) = &delivery.out {
-            // Write the file first: if that fails, no grant exists for a token that nobody has.
+            // Write the file before the service stores the grant. Otherwise, if writing fails,
+            // there would be a grant for a token that nobody has.
             muster_files::create(out, format!("{}\n", text.expose_secret()).as_bytes(), 0o600)?;
         }
         let put = put_grant(session, grant).await;
