@@ -180,9 +180,8 @@ mod tests {
             assert!(line.missing.contains(&part), "{part} is not in {}", line.missing);
         }
         assert!(!line.missing.contains("db-2") && !line.missing.contains("db-9"));
-        // There is no split if the service has the statement that the members follow. There is none
-        // either if the service has no statement with that number, neither the members' nor the
-        // other one.
+        // There is no split if the service follows the same statement as the members. Neither is
+        // there one if the service has no statement with that number at all.
         assert!(explain(&other, &branches, &present).is_empty());
         assert!(explain(&first, &branches, &present).is_empty());
     }

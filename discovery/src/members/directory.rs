@@ -379,7 +379,7 @@ mod tests {
         let reports = [by('1', said(Some(5), 5, "12")), by('2', said(Some(7), 7, "1"))];
         let unsure = view(None, &reports).unwrap();
         assert_eq!((unsure.confirmed, unsure.reporters, unsure.raft_index), (false, 1, 7));
-        // A report with a later position is not shown before a list that more members report.
+        // The list that more members report is shown, although another report has a later position.
         let reports3 = [reports[0].clone(), by('3', said(Some(5), 6, "12")), reports[1].clone()];
         let unsure = view(None, &reports3).unwrap();
         assert_eq!((unsure.confirmed, unsure.reporters, unsure.raft_index), (false, 2, 6));

@@ -30,7 +30,7 @@ pub(crate) enum LineageRelation {
     Competing {
         /// Number of the first recovery that differs, counted from 1.
         number: usize,
-        /// The statement with that number in the received chain.
+        /// Statement of the first recovery that differs, from the received chain.
         jws: Jws,
     },
 }

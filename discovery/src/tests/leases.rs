@@ -51,7 +51,7 @@ impl WaitingCluster {
         store.read_cluster(self.statement.cluster).await.unwrap().unwrap().0
     }
 
-    /// The renewal for a poll of the first agent, which has seen the newest revision.
+    /// The renewal for a poll of the first agent, which has seen the cluster's newest state.
     async fn renewal(&self) -> LeaseRenewal {
         let agent = &self.agents[0];
         let poll = agent.poll_request(Some(self.cluster().await.rev));

@@ -54,7 +54,8 @@ async fn assert_forms_no_second_list(
     }
 }
 
-/// Makes a token that is issued now. The service can refuse to store its grant.
+/// Makes a token that is issued now, and sends its grant. The service may refuse to store the
+/// grant.
 async fn another_token(
     world: &TestInstallation,
     admin: &DiscoveryClient,
@@ -115,8 +116,8 @@ async fn a_cluster_that_another_process_formed_forms_no_second_time_from_a_dump(
     age_last_change(&world.database).await;
     assert!(admin.forget_process(delivered).await.unwrap().settled);
     assert_forms_no_second_list(&world, &two, (&statement, &token), &decided).await;
-    // A token issued after the loss admits no second cluster either. Neither does a process with an
-    // empty ledger.
+    // No second cluster forms with a token that was issued after the loss, even at a process with
+    // an empty ledger.
     let fresh = another_token(&world, &admin, &statement).await;
     assert_forms_no_second_list(&world, &two, (&statement, &fresh), &decided).await;
     let three = start(world.args("ledger-3")).await.unwrap();

@@ -256,7 +256,8 @@ async fn a_cluster_whose_name_was_reused_comes_back_and_the_database_settles() {
     form(&mut agents(&world, &one, &lost, &token, 1..=1)).await;
     one.stop().await;
     world.database.replace_with(&backup).await;
-    // Another process with its own ledger starts first, and another cluster takes the name.
+    // While the first process is stopped, another process starts with its own ledger, and a new
+    // cluster takes the lost cluster's name.
     let two = crate::server::start(world.args("ledger-2")).await.unwrap();
     let taken = world.cluster(&world.owner(&two), "demo", 1).await;
     two.stop().await;

@@ -46,7 +46,8 @@ use crate::server::RunningService;
 /// whose body is refused tells nothing about rights.
 const ATTEMPTS: u64 = 60;
 
-/// Number of the first of these requests that have a body made for the route, if there is one.
+/// Number of requests that have a body made for the route, if the test can make one. They are the
+/// first of the [`ATTEMPTS`] requests.
 const MADE_BODIES: u64 = 3;
 
 /// Maximum number of attempts to send a request while the service can't answer it.
@@ -86,8 +87,9 @@ struct RightsWorld {
     grant: String,
     operation: String,
     process: Uuid,
-    /// The founder of the running cluster, and its commit document.
+    /// Agent of the running cluster's founder.
     own: TestAgent,
+    /// Commit document of the running cluster.
     document: CommitDocument,
     h: Digest,
     /// A host that redeemed a join ticket.
@@ -97,7 +99,7 @@ struct RightsWorld {
     etcd_token: EtcdTokenRequest,
 }
 
-/// Admins of this test beside the owner. Each has the name of its column.
+/// Admins that this test adds: for each, its name, which is its column in the table, and its roles.
 const ADMINS: [(&str, &[Role]); 5] = [
     ("auditor", &[Role::Auditor]),
     ("issuer", &[Role::Issuer]),

@@ -216,7 +216,8 @@ async fn a_connection_that_died_in_the_pool_fails_no_request_of_an_agent() {
         // Concurrent requests leave several idle connections, which are ended next.
         let _ = tokio::join!(agent.redeem(), agent.redeem(), agent.redeem());
         let ended = sqlx::query(
-            // The timeout argument makes the function wait until the backend has ended.
+            // The second argument is a timeout, within which the function waits until the backend
+            // has ended.
             "SELECT pg_terminate_backend(pid, 60000) FROM pg_stat_activity
              WHERE datname = current_database() AND application_name = 'muster-discovery'",
         );

@@ -79,7 +79,8 @@ impl ScopeWorld {
     }
 }
 
-/// Checks that a request was refused because of the cluster's statement, with a cure.
+/// Checks that a request was refused because of the cluster's statement, and that the error says
+/// how to restate the cluster.
 fn check_out_of_scope<T: std::fmt::Debug>(answer: Result<T, ClientError>) {
     let refused = answer.unwrap_err();
     assert_eq!(refused.code(), Some(Code::NotInStatement), "{refused}");

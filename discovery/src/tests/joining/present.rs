@@ -275,7 +275,7 @@ async fn the_reason_why_an_intent_waits_is_shown_with_its_reporter_and_member() 
     let line = &shown.explain[0];
     assert!(line.missing.contains(&name) && line.missing.contains("unhealthy cluster"), "{line}");
     assert_eq!(shown.state, IntentState::Open);
-    // Reporting the same reason again doesn't change the intent's revision.
+    // Reporting the same reason again doesn't change the change counter in the intent.
     let again = client.report_wait(id, operation, &wait).await.unwrap();
     assert_eq!(again.rev, shown.rev);
     let stranger = cluster.newcomer(9).await;
