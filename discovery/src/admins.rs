@@ -105,7 +105,7 @@ impl AdminCache {
         Ok(fingerprint)
     }
 
-    /// Returns the admins that were read last, if the rows then had this fingerprint.
+    /// Returns the cached admins if they were read from rows with this fingerprint.
     fn known_with(&self, fingerprint: &[u8]) -> Option<Arc<Admins>> {
         let known = self.known.read().unwrap_or_else(PoisonError::into_inner).clone();
         known.filter(|known| known.fingerprint == fingerprint)

@@ -156,8 +156,8 @@ async fn reload_identity_keys(app: App) {
     loop {
         tokio::time::sleep(KEYS_INTERVAL).await;
         let app = app.clone();
-        // Read in a task of its own: if the read panics, only that task ends, and the next read
-        // follows.
+        // Read the keys in a task of its own. If reading panics, only that task ends, and the keys
+        // are read again after the next pause.
         let read = tokio::task::spawn_blocking(move || app.identity_keys.reload(&app.metrics));
         let _ = read.await;
     }

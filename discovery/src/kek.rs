@@ -45,7 +45,8 @@ impl KeyPurpose {
 /// Reason why a wrapped key can't be decrypted.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 pub(crate) enum KekError {
-    /// The key directory lacks that version: it is an older copy, or another service's.
+    /// The wrapped key names a version that the key directory lacks. The directory is an older
+    /// copy, or another service's.
     #[error("the key directory has no key-encryption key of version {0}")]
     UnknownVersion(u32),
     /// The wrapped key is truncated, changed, of another format, or from another cluster or

@@ -70,7 +70,7 @@ pub(crate) struct IntentLabels {
 /// Purpose for which a database connection was taken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum DatabaseUse {
-    /// Statements outside a transaction.
+    /// SQL statements outside a transaction.
     Statements,
     /// A transaction from BEGIN to its end.
     Transaction,
@@ -299,7 +299,7 @@ impl ServiceMetrics {
         self.clusters.get_or_create(&StateLabels { state: state.as_str() }).set(number);
     }
 
-    /// Shows that a sweep has ended now.
+    /// Sets the time at which the last complete sweep ended to now.
     pub(crate) fn note_sweep(&self) {
         self.last_sweep.set(now_seconds());
     }

@@ -69,7 +69,7 @@ impl RefusalCounts {
         }
     }
 
-    /// Takes the refusals, as the bodies of events.
+    /// Returns the counted refusals as bodies of events, and resets the counts.
     pub(crate) fn take(&self) -> Vec<Value> {
         let mut counted = self.counted.lock().unwrap_or_else(PoisonError::into_inner);
         let RefusalTable { requests, others } = std::mem::take(&mut *counted);

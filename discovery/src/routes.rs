@@ -317,7 +317,7 @@ fn resource_at(path: &str, allow: &'static str) -> Resource {
     web::resource(path).default_service(web::to(move || ops::method_not_allowed(allow)))
 }
 
-/// Makes a resource of one cluster, like [`resource_at`]. `path` begins with [`ONE_CLUSTER`].
+/// Makes the resource for `path`, which begins with [`ONE_CLUSTER`], as [`resource_at`] does.
 fn cluster_resource_at(path: &str, allow: &'static str) -> Resource {
     resource_at(path_in_cluster(path), allow)
 }

@@ -13,7 +13,7 @@ use muster_shares::network_of;
 
 use crate::metrics::ServiceMetrics;
 
-/// Minimum time between two lines of one kind.
+/// Minimum time between two log lines of one kind.
 pub(crate) const LINE_INTERVAL: Duration = Duration::from_secs(60);
 /// Maximum number of addresses with a count of their own between two log lines. Refusals of further
 /// addresses are added only to the line's total.
@@ -53,7 +53,8 @@ impl ThrottleLog {
         ThrottleLog { metrics, unlogged: Default::default() }
     }
 
-    /// Counts the refusal of a client as an alarm, and logs it now or with a later one.
+    /// Counts the refusal of a client as an alarm. Logs it now, or later in one line with other
+    /// refusals.
     pub(crate) fn note(&self, kind: ThrottleKind, address: IpAddr) {
         self.metrics.count_alarm(kind.alarm());
         let mut unlogged = self.lock(kind);
@@ -63,7 +64,7 @@ impl ThrottleLog {
         line.iter().for_each(|line| line.log(kind));
     }
 
-    /// Logs what was counted since the last lines, if it is time for another line.
+    /// Logs the refusals that no log line contains yet, unless the last line is too recent.
     pub(crate) fn log_rest(&self) {
         for kind in ThrottleKind::ALL {
             let line = self.lock(kind).take_line(Instant::now());
@@ -76,7 +77,7 @@ impl ThrottleLog {
     }
 }
 
-/// Refusals of one kind since the last line.
+/// Refusals of one kind since the last log line.
 #[derive(Debug, Default)]
 struct UnloggedRefusals {
     last_line: Option<Instant>,
@@ -84,14 +85,14 @@ struct UnloggedRefusals {
     by_address: BTreeMap<IpAddr, u64>,
 }
 
-/// One line of the log.
+/// Content of a log line about refusals of one kind.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct ThrottleLine {
     /// The address with the most refusals, or its /64 with IPv6.
     address: IpAddr,
-    /// Number of this address' refusals.
+    /// Number of refusals of this address since the last log line.
     of_address: u64,
-    /// Number of all refusals since the last line.
+    /// Number of all refusals since the last log line.
     count: u64,
 }
 

@@ -30,7 +30,7 @@ use crate::server::ConnectionPeer;
 /// An authenticated caller that may do what it asks for.
 #[derive(Clone, Debug)]
 pub(crate) struct Caller {
-    /// Public key of the connection and of the token.
+    /// Public key that the connection has proven, and to which the access token is bound.
     pub key: PublicKey,
     /// The caller's role: admin or agent.
     pub principal: Principal,

@@ -27,8 +27,8 @@ struct ErrorPage {
     next: String,
     /// Command to run on the admin's machine.
     command: Option<&'static str>,
-    /// Whether the browser may have a session whose cookie it didn't send, because another site's
-    /// page led to this one.
+    /// Whether the browser may have a session although it sent no cookie. A browser sends none if a
+    /// page of another site led to the requested page.
     may_be_signed_in: bool,
 }
 
@@ -148,8 +148,8 @@ impl ResponseError for ConsoleError {
         let headers = response.headers_mut();
         match self.status_code() {
             StatusCode::UNAUTHORIZED => {
-                // RFC 9110 requires a challenge with status 401. No browser knows this scheme, so none
-                // asks for a password.
+                // RFC 9110 requires that a response with status 401 names an authentication scheme.
+                // No browser knows the scheme `Muster-Link`, so none asks for a password.
                 let scheme = HeaderValue::from_static("Muster-Link realm=\"console\"");
                 headers.insert(header::WWW_AUTHENTICATE, scheme);
             }

@@ -33,7 +33,8 @@ const RETRY_MS: u32 = 3_000;
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct LiveQuery {
-    /// Number of wake-ups before the page was read.
+    /// Number of wake-ups in this process when the page was read. A higher number at the start of
+    /// the stream means that the page is outdated.
     seen: Option<u64>,
 }
 

@@ -190,8 +190,7 @@ impl App {
             Ok(events(id, &before, &stored.registry))
         });
         let changed = changed.await?.ok_or(EtcdError::UnknownToken)??;
-        // Wake the requests that wait in this process at once. The database's notification arrives
-        // only later.
+        // Wake this process's waiting requests now. The database's notification arrives only later.
         self.notifier.wake(changed.uuid);
         Ok(changed)
     }

@@ -51,7 +51,7 @@ pub(crate) struct RegisteredMember {
     pub value: String,
     /// Source address of the registration.
     pub address: IpAddr,
-    /// Index of the change by which the member got its place.
+    /// Index of the list's change that gave the member its place.
     pub created_index: u64,
     /// When the member loses its place, unless a request from its address comes before.
     pub lease_until: UnixMicros,
@@ -79,12 +79,12 @@ pub(crate) struct Registrant {
 pub(crate) enum Registration {
     /// The member has a place now.
     Added {
-        /// Index of the change by which the member got its place.
+        /// Index of the list's change that gave the member its place.
         created_index: u64,
     },
     /// The member had this place already.
     Known {
-        /// Index of the change by which the member got its place.
+        /// Index of the list's change that gave the member its place.
         created_index: u64,
     },
 }

@@ -357,7 +357,7 @@ impl DiscoveryApi {
     }
 }
 
-/// Makes an answer of a watch.
+/// Makes the response of a watch, which reports each of `kvs` as put.
 fn events(kvs: impl Iterator<Item = KeyValue>, header: Option<ResponseHeader>) -> WatchResponse {
     let event = |kv| Event { r#type: EventType::Put as i32, kv: Some(kv), prev_kv: None };
     WatchResponse { header, events: kvs.map(event).collect(), ..Default::default() }

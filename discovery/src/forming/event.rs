@@ -501,8 +501,8 @@ fn with_session(key: &PublicKey, sent: &Session, event: ClusterEvent) -> Prepare
     }
 }
 
-/// Checks by the hash `h` that a request is about the current list. If the request is about another
-/// epoch, the state machine refuses it.
+/// Refuses a request about a list with the epoch of the frozen list but another hash than `h`. A
+/// request about another epoch passes, because the state machine refuses it.
 fn check_current_list(cluster: &Cluster, epoch: u64, h: &Digest) -> Result<(), ApiError> {
     match &cluster.frozen {
         Some(frozen) if frozen.proposal.epoch == epoch && frozen.proposal_hash.0 != h.0 => {

@@ -28,7 +28,8 @@ struct HintQueue {
 }
 
 impl PendingHints {
-    /// Adds a cluster. Returns whether the caller has to start the task that sends the hints.
+    /// Adds a cluster to the queue, unless the queue is full. Returns whether the caller has to
+    /// start the task that sends the hints.
     fn add(&self, cluster: Uuid) -> bool {
         let mut queue = self.queue.lock().unwrap_or_else(PoisonError::into_inner);
         if queue.clusters.len() < MAX_PENDING {
@@ -37,7 +38,8 @@ impl PendingHints {
         !std::mem::replace(&mut queue.is_served, true)
     }
 
-    /// Takes the next batch. An empty one ends the task that sends the hints.
+    /// Takes the next batch of clusters from the queue. After an empty batch, the task that sends
+    /// the hints must end.
     fn next_batch(&self) -> Vec<Uuid> {
         let mut queue = self.queue.lock().unwrap_or_else(PoisonError::into_inner);
         let mut batch = Vec::new();

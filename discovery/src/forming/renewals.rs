@@ -34,7 +34,8 @@ impl LeaseRenewals {
         self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes the next batch. Returns `None` if the queue is empty; the calling task must then end.
+    /// Takes the next batch of renewals. Returns `None` if the queue is empty; the calling task
+    /// must then end.
     fn next_batch(&self) -> Option<Vec<(LeaseRenewal, oneshot::Sender<Option<UnixMicros>>)>> {
         let mut queue = self.lock();
         let size = queue.waiting.len().min(MAX_BATCH);

@@ -186,8 +186,9 @@ pub(crate) fn explanations(
         let agent = cluster.agents.get(key);
         agent.map_or_else(|| key.to_string(), |agent| agent.record.name.clone())
     };
-    // If `generation` is given, it alone decides whether the database's reason is shown. The
-    // cluster's own copy of that reason can be stale, because only a cluster event updates it.
+    // If `generation` is given, only the generation decides whether the explanation
+    // [`DATABASE_CHANGED`] is shown. The cluster stores whether its database was settled, too. That
+    // can be outdated, because only a cluster event updates it.
     let known = generation.is_some();
     let own = explain(cluster, settings, now).into_iter();
     let own = own.filter(|line| !(known && line.code == DATABASE_CHANGED));
@@ -350,7 +351,7 @@ pub(crate) fn end_view(
     })
 }
 
-/// Describes a split, if there is one: another valid commit document of this cluster.
+/// Returns a text if another valid commit document of this cluster exists, which is called a split.
 pub(crate) fn alarms(cluster: &Cluster) -> Vec<String> {
     let split = |split: &formation::service::Split| {
         format!(

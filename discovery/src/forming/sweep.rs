@@ -118,9 +118,9 @@ impl App {
         Ok(())
     }
 
-    /// Proceeds with a count of silent members, by [`SILENT_BATCHES`] batches at most. Shows the
-    /// number once all clusters were looked at. While agents could not report for long enough,
-    /// nobody counts as silent, and the metric keeps its value.
+    /// Continues the count of silent members by at most [`SILENT_BATCHES`] batches. Sets the metric
+    /// once all clusters are counted. For a while after agents could not report to this process, no
+    /// member counts as silent. Then the count begins anew, and the metric keeps its value.
     pub(crate) async fn count_silent_members(
         &self,
         count: &mut SilentMembersCount,

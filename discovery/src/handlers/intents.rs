@@ -295,9 +295,9 @@ struct IntentPoll<'a> {
 }
 
 impl IntentPoll<'_> {
-    /// Reads until the revision differs, an intent expires, or the poll's time is up. `seen`
-    /// returns the result's revision, and the time in seconds since 1970 at which the next intent
-    /// expires.
+    /// Reads until the cluster's change counter differs from the value that the caller has seen, an
+    /// intent expires, or the poll's time is up. `seen` returns the counter's value in the result,
+    /// and the time in seconds since 1970 at which the next intent expires.
     async fn wait_for_change<T>(
         &self,
         app: &App,

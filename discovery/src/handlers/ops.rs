@@ -86,7 +86,7 @@ pub(crate) async fn membership() -> HttpResponse {
          `muster-discovery intent` ask the cluster's own agents to do so.",
     )
     .error_response();
-    // RFC 9110 requires the header with a 405, even though no method is allowed.
+    // RFC 9110 requires the header `Allow` with status 405, even if no method is allowed.
     response.headers_mut().insert(header::ALLOW, HeaderValue::from_static(""));
     response
 }

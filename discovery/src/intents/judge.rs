@@ -80,7 +80,7 @@ fn refused(code: Code, detail: impl Into<String>, next: &str) -> ApiError {
 pub(super) struct ReportPosition<'a> {
     /// Name of the reporting member.
     pub(super) by: &'a str,
-    /// Position of the reporter's node.
+    /// Raft term and index of the reporter's node.
     pub(super) position: (u64, u64),
     /// Position that a quorum of the voters has reached, by their own reports.
     pub(super) reached: Option<(u64, u64)>,

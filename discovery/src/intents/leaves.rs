@@ -29,7 +29,7 @@ impl App {
         key: &PublicKey,
         csr: &Csr,
     ) -> Result<Leaves, ApiError> {
-        // One connection serves all statements, because each use of the pool costs two pings.
+        // Use one connection for all SQL statements, because each use of the pool costs two pings.
         let mut connection = self.store.acquire().await?;
         let found = self.store.read_running_and_authorities(&mut connection, cluster).await?;
         let (running, authorities) = found.ok_or_else(|| ApiError::not_found("such cluster"))?;

@@ -79,7 +79,7 @@ pub(crate) struct ConsoleArgs {
     /// service's own, which browsers don't trust]
     #[arg(long, value_name = "FILE", requires_all = ["console_key", "console_listen"])]
     pub console_cert: Option<PathBuf>,
-    /// Private key of that certificate, PEM (mode 0600)
+    /// Private key of the certificate in --console-cert, PEM (mode 0600)
     #[arg(long, value_name = "FILE", requires = "console_cert")]
     pub console_key: Option<PathBuf>,
     /// URL under which browsers reach the console [default: the first --console-listen; if that is
@@ -259,7 +259,7 @@ pub(crate) struct RestoreKeysArgs {
     /// The file that `backup-keys --out` has made
     #[arg(long, value_name = "FILE")]
     pub from: PathBuf,
-    /// File with the private key that decrypts it: an age identity or an SSH private key
+    /// File with the private key that decrypts the backup: an age identity or an SSH private key
     #[arg(long, value_name = "FILE")]
     pub identity: Option<PathBuf>,
     /// New folder for the key directory

@@ -34,9 +34,9 @@ pub(crate) struct ConnectionPeer {
 /// The parts of a client's certificate that requests use.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct ClientCertificate {
-    /// SHA-256 of the DER: `x5t#S256` of RFC 8705.
+    /// SHA-256 of the certificate's DER: `x5t#S256` of RFC 8705.
     pub thumbprint: [u8; 32],
-    /// The public key, if it is Ed25519.
+    /// The certificate's public key, if it is an Ed25519 key.
     pub ed25519: Option<[u8; 32]>,
 }
 
