@@ -73,7 +73,7 @@ impl UnixAccount {
         closed.map_err(ManagedPostgresError::io(format!("can't close {}", dir.display())))
     }
 
-    /// Makes `dir` in a folder of ours, with mode 0700 and owned by the account.
+    /// Makes `dir` in the folder of the managed Postgres, with mode 0700 and owned by the account.
     pub(super) fn make_dir(&self, dir: &Path) -> Result<(), ManagedPostgresError> {
         match self {
             UnixAccount::Own => make_owned_dir(dir, None, 0o700),

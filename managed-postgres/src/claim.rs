@@ -39,7 +39,7 @@ pub(super) fn check(dir: &Path) -> Result<(), ManagedPostgresError> {
         !OWN_ENTRIES.iter().chain([&LOST_AND_FOUND]).any(|ours| name.as_os_str() == *ours)
     });
     match stranger {
-        // Extra files are allowed beside a finished database of ours.
+        // Extra files are allowed beside a complete database that the managed Postgres has made.
         _ if finished => Ok(()),
         Some(name) => foreign(format!(
             "isn't empty and holds no database of ours, but `{}`",

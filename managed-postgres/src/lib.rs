@@ -269,8 +269,8 @@ pub fn check(settings: &ManagedPostgresSettings) -> Result<(), ManagedPostgresEr
     find(settings).map(drop)
 }
 
-/// Finds Postgres' programs and the account that they run as. Refuses a folder that is not for a
-/// server of ours.
+/// Finds Postgres' programs and the account that they run as. Returns an error if the folder holds
+/// somebody else's files.
 fn find(
     settings: &ManagedPostgresSettings,
 ) -> Result<(Installation, UnixAccount), ManagedPostgresError> {
@@ -297,7 +297,7 @@ fn prepare(
     Ok((installation, account, lock))
 }
 
-/// Opens a file of ours for appending. Makes it if it doesn't exist.
+/// Opens one of the managed Postgres' own files for appending. Makes the file if it doesn't exist.
 fn open_own(path: &Path) -> Result<std::fs::File, ManagedPostgresError> {
     Ok(muster_files::open(path, std::fs::OpenOptions::new().create(true).append(true))?)
 }
