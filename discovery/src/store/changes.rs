@@ -94,7 +94,7 @@ pub(crate) struct StoredRecovery {
     pub followed: bool,
 }
 
-/// Everything stored about a cluster's changes and its members' reports.
+/// Everything stored about changes of a running cluster's members, and about the members' reports.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct MembershipChanges {
     /// Stored intents, oldest first.
@@ -368,7 +368,7 @@ fn parse_name<T: DeserializeOwned>(text: &str) -> Option<T> {
     serde_json::from_value(serde_json::Value::from(text)).ok()
 }
 
-/// Reads everything stored about a cluster's changes.
+/// Reads everything stored about changes of a running cluster's members.
 pub(crate) async fn membership_changes(
     connection: &mut PgConnection,
     cluster: Uuid,
@@ -396,7 +396,7 @@ pub(crate) async fn removal_of(
 }
 
 impl Store {
-    /// Reads everything stored about a cluster's changes.
+    /// Reads everything stored about changes of a running cluster's members.
     pub(crate) async fn membership_changes(
         &self,
         cluster: Uuid,

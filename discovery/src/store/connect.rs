@@ -187,7 +187,7 @@ pub(crate) async fn connect(
     keys: &KeyDirectory,
     metrics: Arc<ServiceMetrics>,
 ) -> Result<Store, ConnectError> {
-    // Log no statements, not even slow ones: a migration's text is long, and a slow disk is no
+    // Log no SQL statements, not even slow ones: a migration's text is long, and a slow disk is no
     // reason to log it.
     let quiet = options.clone().disable_statement_logging();
     let mut connection = quiet.connect().await.map_err(StoreError::from)?;

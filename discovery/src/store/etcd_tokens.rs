@@ -38,7 +38,7 @@ pub(crate) struct StoredEtcdToken {
     pub expires_us: UnixMicros,
     pub is_revoked: bool,
     /// Whether registrations can be lost: the token was made before the last change of the
-    /// database, or that change isn't settled yet.
+    /// database, or the database isn't settled.
     pub is_void: bool,
     /// Database time at which the token was read.
     pub now: UnixMicros,

@@ -198,7 +198,8 @@ impl Store {
         Ok(row)
     }
 
-    /// Returns the hosts that have redeemed these tokens: of each token the newest `limit`, newest first.
+    /// Returns the hosts that have redeemed each of these tokens: for each token at most `limit`,
+    /// newest first.
     pub(crate) async fn redemptions(
         &self,
         grants: &[String],

@@ -49,7 +49,7 @@ pub(crate) struct ClusterTransaction {
     has_notified: bool,
 }
 
-/// A cluster as a transaction that locks its row has loaded it.
+/// A cluster that was loaded by the transaction that locks its row.
 pub(crate) struct LoadedCluster {
     /// The cluster's state, which the caller changes.
     pub cluster: Cluster,
@@ -143,7 +143,7 @@ pub(crate) struct RequestDetails<'a> {
 }
 
 impl RequestDetails<'_> {
-    /// Returns what a redeem tells about the host of its agent.
+    /// Returns the facts that a redeem request contains about its agent's host.
     fn host(&self) -> Option<(formation::AgentKey, AgentHost)> {
         let address = Some(self.address?.to_owned());
         let host = AgentHost { address, instance: self.instance.map(str::to_owned) };
@@ -186,7 +186,7 @@ pub(crate) struct RunningCluster {
     pub chain: Arc<StatementChain>,
     /// Database time of the snapshot.
     pub now: formation::UnixMicros,
-    /// Everything stored about the cluster's changes.
+    /// Everything stored about changes of the cluster's members.
     pub changes: MembershipChanges,
 }
 
@@ -223,8 +223,8 @@ impl Store {
         // Read the ledger before the database. The ledger can then lag behind the rows, but it
         // can't be ahead of them.
         let known = self.ledger.known();
-        // Lock in a statement before the one that reads. A statement that waits for a lock keeps
-        // its snapshot from before the wait, and would read old rows.
+        // Lock the row in an SQL statement before the one that reads. A statement that waits for a
+        // lock keeps its snapshot from before the wait, and would read old rows.
         let locked = format!("BEGIN; SELECT 1 FROM clusters WHERE id = '{id}' FOR UPDATE");
         let mut transaction = self.begin(AssertSqlSafe(locked)).await?;
         let of = LoadParameters {
@@ -271,7 +271,7 @@ impl Store {
         }
     }
 
-    /// Reads a cluster in one statement, which is one snapshot of all tables.
+    /// Reads a cluster in one SQL statement, so all tables are read in one snapshot.
     async fn read_with(
         &self,
         connection: &mut PgConnection,
