@@ -12,10 +12,10 @@ use super::{DatabaseWatch, Ledger, LedgerError, failed};
 /// Maximum number of decisions in one query and in one line of the ledger.
 const BATCH: usize = 10_000;
 
-/// Result of a copy.
+/// Result of copying decisions from the database into the ledger.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum CopyResult {
-    /// Everything that this connection sees is durable in the ledger.
+    /// All decisions that this connection sees are durable in the ledger.
     Done,
     /// The limit was reached, although there are more decisions to copy.
     Limited,
@@ -102,7 +102,7 @@ fn add_decision(
         (Some(h), Some(LedgerEntry::Commit { .. })) if ledger.is_unconfirmed(row.cluster_id) => {
             copied.commits.push(pack_commit(row.cluster_id, &h));
         }
-        // An end replaces a known expiry, because an owner can have reopened the expired cluster,
+        // Replace a known expiry by the later end. An owner can have reopened the expired cluster,
         // which then ended for good.
         (None, None | Some(LedgerEntry::End(EndCause::Deadline))) => {
             copied.ends.extend(row.cause.clone().map(|cause| (row.cluster_id, cause)));

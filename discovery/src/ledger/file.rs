@@ -165,8 +165,8 @@ pub(super) struct InspectedLedger {
     pub(super) is_locked: bool,
 }
 
-/// Reads the ledger in `dir`, and changes nothing. Returns `None` if there is none yet, and one could
-/// be made.
+/// Reads the ledger in `dir`, and changes nothing. Returns `None` if `dir` has no ledger yet, but
+/// one could be made there.
 pub(super) fn inspect(dir: &Path) -> Result<Option<InspectedLedger>, LedgerError> {
     if !muster_files::inspect_own_folder(dir)? {
         return Ok(None);
@@ -179,8 +179,8 @@ pub(super) fn inspect(dir: &Path) -> Result<Option<InspectedLedger>, LedgerError
         }
         opened => opened?,
     };
-    // Closing the file releases this lock. A service that starts meanwhile retries for
-    // `LOCK_TIMEOUT`.
+    // This shared lock is held until the file is closed. A service that starts meanwhile repeats
+    // its attempt to lock the file, for up to `LOCK_TIMEOUT`.
     let tried = rustix::fs::flock(&file, rustix::fs::FlockOperation::NonBlockingLockShared);
     let is_locked = tried == Err(rustix::io::Errno::WOULDBLOCK);
     let file = Arc::new(file);

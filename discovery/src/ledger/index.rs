@@ -364,7 +364,8 @@ impl Index {
         }
     }
 
-    /// Takes `wal` and `beat` from the position file, if they are greater and of the same history.
+    /// Takes `wal` and `beat` from `position`, which the position file holds, if they are greater
+    /// and of the same history.
     pub(super) fn update_position(&mut self, position: DatabasePosition) {
         // Keep the other fields of the ledger's own position, because they can be newer than those
         // in the position file.

@@ -377,8 +377,8 @@ pub(crate) struct LedgerFacts {
 }
 
 impl LedgerFacts {
-    /// Reads the ledger in `dir`, and changes nothing. Returns `None` if there is none yet, and one
-    /// could be made.
+    /// Reads the ledger in `dir`, and changes nothing. Returns `None` if `dir` has no ledger yet,
+    /// but one could be made there.
     pub(crate) fn read(dir: &Path) -> Result<Option<Self>, LedgerError> {
         let Some(found) = file::inspect(dir)? else { return Ok(None) };
         let file::InspectedLedger { mut index, position, is_locked } = found;

@@ -85,7 +85,7 @@ impl ClusterStateRow {
     fn stands(&self) -> Option<ClusterInDatabase> {
         let phase = self.phase.as_deref()?;
         Some(ClusterInDatabase {
-            // `Phase` has no draft, so a draft's row gives `None`.
+            // The type `Phase` has no value for a draft, so a draft's row gives `None`.
             phase: Phase::parse(phase),
             cause: self.ended_cause.as_deref().and_then(EndCause::parse),
             commit: self.h.as_deref().and_then(|h| h.try_into().ok()).map(Hash),
@@ -156,7 +156,7 @@ impl App {
         };
         let mut put = self.adopt_from_ledger(&commit).await;
         if put.as_ref().is_err_and(|error| error.problem().code == Code::Conflict) {
-            // On a conflict try again, for example because another cluster has just taken this
+            // Try again after a conflict. For example, another cluster may just have taken this
             // cluster's name.
             put = self.adopt_from_ledger(&commit).await;
         }
