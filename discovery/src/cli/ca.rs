@@ -144,8 +144,8 @@ fn issue(args: &IssueArgs, now: u64) -> Result<Vec<PathBuf>, CliError> {
         ("client.crt", &leaves.client),
         ("peer-ca.crt", &statement.peer_bundle()),
         ("client-ca.crt", &statement.client_bundle()),
-        // With these statements, an agent that has missed a replacement of the CAs trusts the new
-        // CAs.
+        // An agent that has missed a replacement of the CAs learns from these statements which CAs
+        // to trust.
         ("statements.json", &statements),
     ];
     let mut written = Vec::new();

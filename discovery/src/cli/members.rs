@@ -67,8 +67,8 @@ impl MemberDirectory {
         }
     }
 
-    /// The configuration that a quorum of the members has reported. A change is planned on it.
-    /// `None` if there is no such configuration.
+    /// The configuration that a quorum of the members has reported. Changes are planned for this
+    /// configuration. `None` if there is no such configuration.
     pub(super) fn configuration(&self) -> Option<u64> {
         let confirmed = self.0.as_ref().filter(|view| view.confirmed)?;
         confirmed.membership.configuration

@@ -140,7 +140,7 @@ impl Default for Checkpoint {
 }
 
 impl Checkpoint {
-    /// Reads a checkpoint. A missing file is an empty one.
+    /// Reads a checkpoint. A missing file counts as a checkpoint without chains.
     pub(super) fn read(file: &Path) -> Result<Self, CliError> {
         if !file.exists() {
             return Ok(Self::default());

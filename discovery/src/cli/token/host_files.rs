@@ -5,13 +5,14 @@ use data_encoding::BASE64;
 use secrecy::{ExposeSecret, SecretString};
 use serde_json::json;
 
-/// Path of the bundle on the host, where `LoadCredential=` of the unit finds it.
+/// Path of the bundle on the host, where `LoadCredential=` of the agent's systemd unit finds it.
 pub(super) const BUNDLE_PATH: &str = "/etc/credstore/muster-join.bundle";
-/// Flag of the agent in every unit. The unit for a certain host adds the host's own flags after it.
+/// Flag of the agent in every systemd unit. The unit for a certain host adds the host's own flags
+/// after it.
 const BUNDLE_FLAG: &str = "--bundle-file %d/muster-join.bundle";
-/// Name of the agent's unit.
+/// Name of the agent's systemd unit.
 const UNIT_NAME: &str = "muster-agent.service";
-/// The unit in the Debian package. [`unit()`] returns it for a host without the package.
+/// The systemd unit in the Debian package. [`unit()`] returns it for a host without the package.
 const PACKAGED_UNIT: &str = include_str!("../../../../packaging/systemd/muster-agent.service");
 /// Path of the program in the package.
 const PACKAGED_PROGRAM: &str = "/usr/bin/muster-agent";

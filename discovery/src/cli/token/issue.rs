@@ -39,8 +39,8 @@ pub(in crate::cli) struct Issuance {
 }
 
 impl Issuance {
-    /// Reads the facts about `cluster`, a name or an id. Fails now if a later step would fail.
-    /// Warns if clocks or pins differ.
+    /// Reads the facts that are needed to issue a token for `cluster`, a name or an id. Returns an
+    /// error already if a later step would fail. Warns if clocks or pins differ.
     pub(in crate::cli) async fn prepare(
         session: &AdminSession,
         cluster: &str,
