@@ -262,7 +262,7 @@ async fn a_standby_under_a_policy_is_a_virtual_machine_that_waits_once() {
     assert_refused(join(7, world.instance("i-1")).await, "is member node-1", false);
     join(8, world.instance("i-2")).await.unwrap();
     assert_refused(join(9, world.instance("i-2")).await, "i-2 waits for a place", true);
-    // The first host counts as gone, because it hasn't asked for five minutes.
+    // The first host counts as gone, because it hasn't asked for its intent for five minutes.
     sqlx::query("UPDATE intents SET seen_us = seen_us - 300000000")
         .execute(&mut world.installation.database.connect().await)
         .await

@@ -21,7 +21,7 @@ const MANY_DECISIONS: i64 = 400_000;
 /// Number of decisions that a start copies at once: each of its two connections to the database
 /// makes one check (a "look").
 const COPIED_AT_START: usize = 2 * LOOK_LIMIT;
-/// Number of decisions above the number that a start copies at once.
+/// A number of decisions that is larger than the number that a start copies at once.
 const SEVERAL_DECISIONS: i64 = 12_000;
 
 /// Inserts decisions about clusters that have no rows. That suffices, because a ledger copies only
@@ -90,7 +90,8 @@ async fn an_interrupted_fill_of_a_ledger_continues_where_it_stopped() {
     world.serve().await.stop().await;
     decide_many(&world.database, SEVERAL_DECISIONS).await;
 
-    // Copy with the checks of the start's two connections only, and stop before the rest is copied.
+    // Only the checks of the start's two connections copy decisions. Stop before the rest is
+    // copied.
     let folder = world.folder.path().join("ledger-2");
     let ledger = Ledger::open(&folder).unwrap();
     let options: PgConnectOptions = world.database.url().parse().unwrap();

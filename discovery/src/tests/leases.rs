@@ -135,7 +135,8 @@ async fn a_poll_that_changes_more_than_a_lease_takes_a_transaction() {
         other(|renewal| renewal.cluster = uuid::Uuid::now_v7()),
     ];
     assert_eq!(waiting.renew(&others).await, [None; 7]);
-    // A renewal that the database refuses doesn't prevent the other renewals of the same statement.
+    // A renewal that the database refuses doesn't prevent the other renewals of the same SQL
+    // statement.
     let mixed = [others[0].clone(), fits.clone(), others[3].clone()];
     let places: Vec<bool> = waiting.renew(&mixed).await.iter().map(Option::is_some).collect();
     assert_eq!(places, [false, true, false]);

@@ -12,12 +12,12 @@ use crate::server::{RunningService, start};
 use crate::store::clusters::FormingPosition;
 use crate::store::counts::{ClusterCounts, SilentMembersCount};
 
-/// Number of clusters in the database. No statement may read all of them.
+/// Number of clusters in the database. No SQL statement may read all of them.
 const CLUSTERS: usize = 20_000;
 /// Maximum number of rows that a step of a plan may read. A page of a list has [`PAGE`] clusters
 /// with three members each.
 const MAX_ROWS: f64 = 500.0;
-/// Part of the statement that copies decisions into a ledger.
+/// Part of the SQL statement that copies decisions into a ledger.
 const COPY: &str = "FROM decisions d, generation g WHERE d.number > $1";
 /// Number of items on a page.
 const PAGE: u16 = 50;
@@ -43,7 +43,7 @@ async fn set(database: &TestDatabase, parameters: &[(&str, &str)]) {
     }
 }
 
-/// Makes Postgres log the plan of each statement in this database, also of those in triggers.
+/// Makes Postgres log the plan of each SQL statement in this database, also of those in triggers.
 async fn log_plans(database: &TestDatabase) {
     let parameters = [
         ("session_preload_libraries", "auto_explain"),
@@ -104,7 +104,7 @@ fn assert_short_plans() {
     let mut found = Vec::new();
     for plan in &plans {
         let query = plan["Query Text"].as_str().unwrap();
-        // Skip the statement that copies decisions into a ledger. It reads many rows, but no
+        // Skip the SQL statement that copies decisions into a ledger. It reads many rows, but no
         // request waits for it.
         if query.contains(COPY) {
             continue;

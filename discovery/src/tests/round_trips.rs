@@ -140,7 +140,7 @@ async fn a_redeem_takes_five_round_trips() {
     let trips = counter.of(&service, async { drop(agents[4].redeem().await.unwrap()) }).await;
     println!("the redeem that freezes: {trips} round trips");
     // One more round trip than usual: this connection writes into these tables for the first time,
-    // so it has to prepare the statement.
+    // so it has to prepare the SQL statement.
     assert!(trips <= CHANGE_TRIPS + 1, "{trips}");
     let trips = counter.of(&service, async { drop(agents[4].poll(None).await.unwrap()) }).await;
     println!("a poll: {trips} round trips");

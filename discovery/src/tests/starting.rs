@@ -36,7 +36,7 @@ async fn a_service_with_another_key_directory_is_kept_out_of_the_database() {
     start(world.args("ledger-3")).await.unwrap().stop().await;
 }
 
-/// Records another migration behind the newest one, and returns its version.
+/// Records a migration after the newest one, and returns its version.
 async fn record_later_migration(world: &TestInstallation) -> i64 {
     let mut connection = world.database.connect().await;
     let newest: i64 = sqlx::query_scalar("SELECT max(version) FROM _sqlx_migrations")
