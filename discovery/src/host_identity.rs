@@ -116,8 +116,8 @@ fn refusal(error: &HostIdentityError, grant: &VerifiedGrant) -> ApiError {
     if may_change { error.mark_retryable() } else { error }
 }
 
-/// Refuses a virtual machine if another key with this machine has a seat or waits for one, and its
-/// agent's lease hasn't lapsed.
+/// Refuses a virtual machine if another agent key of this machine has a seat or waits for one, and
+/// its lease hasn't lapsed.
 pub(crate) async fn check_free_for_seat(
     transaction: &mut ClusterTransaction,
     instance: &str,

@@ -9,8 +9,8 @@ use uuid::Uuid;
 
 type ClusterChannels = Mutex<BTreeMap<Uuid, watch::Sender<u64>>>;
 
-/// Wake-up channels of long polls and of the console's streams, by cluster. The number of channels is
-/// bounded by the slots for both.
+/// Wake-up channels of long polls and of the console's streams, by cluster. The slots for polls and
+/// streams bound the number of channels.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct ClusterNotifier {
     channels: Arc<ClusterChannels>,

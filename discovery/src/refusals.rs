@@ -33,7 +33,7 @@ pub(crate) struct RefusedRequest {
     pub key: Option<String>,
 }
 
-/// Refused requests since the last events about them were appended.
+/// Counts of refused requests since the last events about them were appended.
 #[derive(Debug, Default)]
 pub(crate) struct RefusalCounts {
     counted: Mutex<RefusalTable>,

@@ -108,8 +108,8 @@ impl UnloggedRefusals {
         }
     }
 
-    /// Returns a line about all refusals that are not logged yet, and forgets them. Returns `None` if
-    /// there are none, or if the last line is too recent.
+    /// Returns the content of a log line about all refusals that are not logged yet, and forgets
+    /// them. Returns `None` if there are none, or if the last line is too recent.
     fn take_line(&mut self, now: Instant) -> Option<ThrottleLine> {
         if self.last_line.is_some_and(|last| now.duration_since(last) < LINE_INTERVAL) {
             return None;

@@ -118,8 +118,8 @@ const HEADERS: [(HeaderName, HeaderValue); 6] = [
     (header::CROSS_ORIGIN_RESOURCE_POLICY, HeaderValue::from_static("same-origin")),
 ];
 
-/// Wraps every request: checks the API's rate limit for the address first. Afterwards it sets the
-/// headers and counts the request.
+/// Wraps every request. Before the handler, it checks the API's rate limit for the address. After
+/// the handler, it sets the response's headers and counts the request.
 pub(crate) async fn wrap_request(
     request: ServiceRequest,
     next: Next<BoxBody>,
@@ -163,7 +163,8 @@ fn api_error(response: &ServiceResponse) -> Option<&ApiError> {
     error.as_error::<ConsoleError>().map(ConsoleError::api_error)
 }
 
-/// Logs each response of status 500 and above once. The path isn't logged: a link's code is in it.
+/// Logs each response of status 500 and above once. The path isn't logged, because it can contain
+/// the code of a sign-in link.
 fn log_fault(error: &ApiError, route: &str) {
     match error.problem().status {
         503 => tracing::warn!(route, %error, "a page of the console was not served"),

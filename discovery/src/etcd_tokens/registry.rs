@@ -53,7 +53,7 @@ pub(crate) struct RegisteredMember {
     pub address: IpAddr,
     /// Index of the list's change that gave the member its place.
     pub created_index: u64,
-    /// When the member loses its place, unless a request from its address comes before.
+    /// When the member loses its place, unless a request comes from its address before.
     pub lease_until: UnixMicros,
     /// Whether the member has lost its place.
     pub has_lapsed: bool,
@@ -280,7 +280,8 @@ impl EtcdRegistry {
         Ok(Registration::Added { created_index })
     }
 
-    /// Checks that there is a place, and that no listed member has the name or one of the URLs.
+    /// Checks that the list has a free place, and that no listed member has the name or one of the
+    /// URLs.
     fn check_free(&self, peers: &EtcdPeers) -> Result<(), RegistrationRefusal> {
         for other in self.listed() {
             let Ok(listed) = other.value.parse::<EtcdPeers>() else { continue };

@@ -162,7 +162,7 @@ fn header(registry: &EtcdRegistry) -> Option<ResponseHeader> {
     Some(ResponseHeader { cluster_id: 1, member_id: 1, revision, raft_term: 1 })
 }
 
-/// Returns the end of the keys that begin with `prefix`, as etcd's clients compute it.
+/// Returns the end of the range of keys that begin with `prefix`, as etcd's clients compute it.
 fn end_of_prefix(prefix: &[u8]) -> Vec<u8> {
     let mut end = prefix.to_vec();
     if let Some(last) = end.last_mut() {

@@ -172,8 +172,8 @@ impl App {
         receiver.await.unwrap_or_else(|_| Err(StoreError::no_answer().into()))
     }
 
-    /// Applies a request to a loaded cluster. Returns `None` if the request needs a transaction of
-    /// its own; the cluster then is as before.
+    /// Applies a request to a loaded cluster. Returns `None`, and leaves the cluster unchanged, if
+    /// the request needs a transaction of its own.
     fn apply_loaded(
         &self,
         loaded: &mut LoadedCluster,
@@ -250,8 +250,8 @@ impl AppliedEvent {
 async fn serve_queue(app: App) {
     while let Some((busy, batch)) = app.batches.next_batch() {
         let clusters: Vec<Uuid> = busy.clusters.iter().copied().collect();
-        // Log the error only. Each request was answered, or its caller notices that the request's
-        // sender was dropped.
+        // Only log the error. Each caller has its answer, or notices that the channel for the
+        // answer was closed.
         if let Err(error) = with_timeout(apply_batch(&app, &clusters, batch)).await {
             tracing::debug!(%error, "can't commit requests together");
         }

@@ -375,7 +375,7 @@ fn verify_redeem(
     verified.check_address(request.address)?;
     let cluster = &loaded.cluster;
     let is_forming = matches!(cluster.phase, Phase::Open | Phase::Preparing);
-    // A known key that comes with another token is judged like a new key.
+    // A known key that redeems another token than its own is judged like a new key.
     let key = convert::key(&request.key);
     let is_known =
         cluster.agents.get(&key).is_some_and(|agent| *agent.record.grant.0 == grant.id.to_string());

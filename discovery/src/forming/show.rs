@@ -162,7 +162,8 @@ pub(crate) fn matrix(cluster: &Cluster) -> Vec<api::MatrixRow> {
     (1..).zip(&frozen.proposal.records).filter_map(row).collect()
 }
 
-/// Returns the reasons why the cluster waits. The database's own reason comes first.
+/// Returns the reasons why the cluster waits. A reason that concerns the whole database comes
+/// first.
 pub(crate) fn explanations(
     cluster: &Cluster,
     chain: &StatementChain,

@@ -326,8 +326,8 @@ pub(crate) async fn statements(
     Ok(Json(StatementList { statements: chain.jws(), service }))
 }
 
-/// Accepts from a member's agent owner-signed statements that this database has lost, for example
-/// after a restore.
+/// Stores owner-signed statements that this database has lost, for example in a restore, and that a
+/// member's agent has sent.
 #[utoipa::path(post, path = "/v1/clusters/{id}/statements", tag = "clusters",
     params(("id" = Uuid, Path,)), request_body = StatementsRequest,
     responses((status = 200, body = StatementList), (status = "default", body = Problem)))]

@@ -192,8 +192,8 @@ pub(crate) async fn redemptions(
     Ok(Json(RedemptionList { redemptions }))
 }
 
-/// Reads the hosts that have redeemed these tokens, without their certificates: of each token the
-/// newest `limit`, newest first.
+/// Reads the hosts that have redeemed each of these tokens, without their certificates: for each
+/// token at most `limit`, newest first.
 pub(crate) async fn redemptions_of(
     app: &App,
     grants: &[GrantId],
@@ -273,7 +273,7 @@ pub(crate) async fn confirm(
         return Err(ApiError::new(Code::GrantRevoked, "The token was revoked.", again));
     }
     if !app.store.refresh_generation().await?.settled {
-        // Refuse while the database is unsettled: the change isn't over, and a further one would
+        // Refuse while the database is unsettled: its change isn't over, and a further change would
         // make the token void again.
         return Err(unsettled_error("The database was changed, and isn't settled yet."));
     }

@@ -1,4 +1,5 @@
-//! The API's handlers: each one extracts, authorises, makes one call and responds.
+//! The API's handlers: each one reads the request, authorises the caller, makes one call and
+//! responds.
 
 pub(crate) mod access;
 pub(crate) mod admins;

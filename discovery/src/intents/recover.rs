@@ -29,7 +29,8 @@ use crate::store::cluster::ClusterTransaction;
 use crate::store::intents::{self, IntentResult, NewRecovery};
 
 impl App {
-    /// Handles the recovery statements that the survivor's agent has sent.
+    /// Follows the recovery statements that the survivor's agent has sent. Raises an alarm if they
+    /// compete with the followed ones.
     pub(crate) async fn follow_recoveries(
         &self,
         cluster: Uuid,

@@ -32,7 +32,8 @@ impl App {
             let signer = chain.newest().admin(jws.kid()).map_or(caller.key, |admin| admin.key);
             check_statement_allows(&chain, &signer, Action::AnnounceService)?;
             let service = VerifiedService::verify(jws, &chain)?;
-            // A stored statement that no owner of the chain has signed is replaced by any other.
+            // Compare the new statement only with a stored one that an owner of the chain has
+            // signed. Any new statement replaces another stored one.
             let known = changes.service.as_ref();
             let known = known.and_then(|jws| VerifiedService::verify_kept(jws, &chain).ok());
             let order = service.compare(known.as_ref(), &chain);

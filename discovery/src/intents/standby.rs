@@ -16,8 +16,8 @@ use crate::store::changes::{MembershipChanges, StoredIntent};
 use crate::store::cluster::ClusterTransaction;
 use crate::store::intents;
 
-/// How long a standby that doesn't ask counts as waiting, in microseconds. It is longer than a long
-/// poll and the pause after a failed one.
+/// How long a standby counts as waiting after its last request for its intent, in microseconds. It
+/// is longer than a long poll and the pause after a failed one.
 pub(crate) const STANDBY_LEASE_US: UnixMicros = 120 * 1_000_000;
 /// Maximum number of hosts of one cluster that wait under policies at the same time.
 const MAX_STANDBYS: usize = 8;

@@ -50,7 +50,7 @@ impl App {
         }
         let keys: Vec<PublicKey> = roster.present_keys().copied().collect();
         let stored = self.store.member_addresses(cluster, &keys).await?;
-        // Skip damaged rows: their agents send the statements again.
+        // Skip damaged rows: their agents send the address statements again.
         Ok(stored.iter().filter_map(|text| serde_json::from_str(text).ok()).collect())
     }
 
@@ -70,7 +70,7 @@ impl App {
         let roster = Roster::of(cluster, chain, &changes)?;
         let keys: Vec<PublicKey> = roster.present_keys().copied().collect();
         let stored = self.store.member_addresses(id, &keys).await?;
-        // Skip statements that can't be verified: agents would refuse them, too.
+        // Skip address statements that can't be verified: agents would refuse them, too.
         let moved = stored.iter().filter_map(|text| {
             let signed: SignedMemberAddress = serde_json::from_str(text).ok()?;
             let address = signed.verify(chain.newest()).ok()?.address;

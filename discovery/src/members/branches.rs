@@ -123,7 +123,8 @@ mod tests {
     use super::*;
     use crate::members::present::tests::member;
 
-    /// Returns the chain with another statement, which `seconds` distinguishes from others.
+    /// Returns the chain with one more statement. Another value of `seconds` makes another
+    /// statement.
     fn continued(world: &ClusterFixture, chain: &StatementChain, seconds: u64) -> StatementChain {
         let mut longer = chain.clone();
         let next = Statement {
