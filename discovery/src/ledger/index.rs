@@ -18,11 +18,11 @@ use super::places::{CommitPlace, HashCheck, Place, PlaceMap};
 use super::position::FileIdentities;
 use super::reader::{LedgerReader, line_start};
 
-/// A commit whose document left this process. It is enough to restore the cluster into an empty
-/// database.
+/// A commit whose document this process has sent out. It is enough to restore the cluster into an
+/// empty database.
 ///
-/// A commit's hash is read from the file without the rest of the line, so `cluster_id` and `h`
-/// must stay the first fields ([`line_start`]).
+/// A commit's hash is read from the file without the rest of the line, so `cluster_id` and `h` must
+/// stay the first fields ([`line_start`]).
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Commit {
     /// Id of the cluster.

@@ -149,8 +149,8 @@ async fn look_once(
     if counts || fill != CopyScope::NewDecisions {
         // `update_own_row` has written the sweep count to the process's row; now the ledger stores
         // the same count. So if a later look finds that the row's count is lower than the ledger's,
-        // the database was set back to an older state. If the row's is higher by one, the process
-        // was killed between the two writes.
+        // the database was set back to an older state. If the row's count is higher by one, the
+        // process was killed between the two writes.
         ledger.record_position(seen).await.map_err(failed)?;
     }
     watch.has_stored_run_id.store(true, Ordering::Relaxed);

@@ -3,8 +3,8 @@
 //! The bytes to which a place points never change: the writer only appends, and publishes a place
 //! after the bytes are durable. So an entry is read without a lock. The start has verified each
 //! line's checksum, but the disk can have changed bytes since. An entry that was read must
-//! therefore have the cluster's id, and a hash with the expected parity. Otherwise the file is
-//! damaged.
+//! therefore have the cluster's id, and a hash with the expected parity bits (`HashCheck`).
+//! Otherwise the file is damaged.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;

@@ -518,7 +518,7 @@ impl Store {
     }
 
     /// Notifies other processes that clusters have changed. Postgres doesn't wait for the disk,
-    /// because the statement writes no row. A notification may be lost, so the connection isn't
+    /// because the SQL statement writes no row. A notification may be lost, so the connection isn't
     /// pinged first.
     pub(crate) async fn notify_clusters(&self, clusters: &[Uuid]) -> Result<(), StoreError> {
         sqlx::query("SELECT pg_notify($1, id::text) FROM unnest($2::uuid[]) AS id")

@@ -122,8 +122,8 @@ fn number(state: ClusterState, counted: &[(String, i64)], estimated: &[(String, 
 const BEGIN_IN_INDEX_ORDER: &str = "BEGIN READ ONLY; SET LOCAL enable_seqscan = off; \
      SET LOCAL enable_bitmapscan = off; SET LOCAL enable_sort = off";
 
-/// Returns the statement that counts the clusters of each state, at most [`MAX_COUNTED`]. Its order
-/// is that of the index, so Postgres can stop reading the index at the limit.
+/// Returns the SQL statement that counts the clusters of each state, at most [`MAX_COUNTED`]. It
+/// reads in the order of the index, so Postgres can stop reading the index at the limit.
 fn count_statement() -> String {
     let branch = |state: ClusterState| {
         let phase = state.as_str();
@@ -157,8 +157,8 @@ const OLDEST_FORMING: &str = "
 
 /// SQL that returns the number of silent members of each cluster in a batch. The cluster's members
 /// are those of its confirmed list, or the founders before a list is confirmed. A member isn't
-/// silent if it was heard in the last `$5` microseconds or was released. A cluster that was decided
-/// in that time has no silent members.
+/// silent if it was heard in the last `$5` microseconds or was released. A cluster whose list was
+/// decided in that time has no silent members.
 const SILENT_MEMBERS: &str = "
     SELECT c.created_us, c.id, CASE WHEN c.frozen_us > now_us() - $5 THEN 0 ELSE greatest(0,
         coalesce((SELECT jsonb_array_length(d.membership::jsonb -> 'members') FROM directory d

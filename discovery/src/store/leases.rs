@@ -43,13 +43,13 @@ impl LeaseRenewal {
 }
 
 /// Renews the leases that `$1` to `$6` ask for, in the generation `$8` of the database. A renewed
-/// lease ends `$7` microseconds from now. Returns each renewed lease's place in those arrays, and
-/// its cluster's next deadline.
+/// lease ends `$7` microseconds from now. Returns the index of each renewed lease in those arrays,
+/// and its cluster's next deadline.
 ///
-/// A lease is renewed only if the whole poll would change nothing else. The cluster must be open
-/// and at the revision that the agent has seen. The agent must have a place that hasn't lapsed, and
-/// its boot counter and nonce must be the stored ones. Rows that another transaction has locked are
-/// skipped.
+/// A lease is renewed only if the whole poll would change nothing else. The cluster must be open,
+/// and its change counter must have the value that the agent has seen. The agent must have a place
+/// that hasn't lapsed, and its boot counter and nonce must be the stored ones. Rows that another
+/// transaction has locked are skipped.
 const RENEW: &str = "
 WITH asked AS (
     SELECT * FROM unnest($1::uuid[], $2::bytea[], $3::bigint[], $4::bytea[], $5::bigint[],

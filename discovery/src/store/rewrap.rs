@@ -44,9 +44,9 @@ pub(crate) struct RewrapCounts {
     pub rewrapped: u64,
 }
 
-/// Wraps under the newest version all keys that are wrapped under an older one. Calls `progress`
-/// after each page. Can be repeated after a failure: keys under the newest version stay as they
-/// are.
+/// Wraps all CA keys again that are wrapped under an older version of the key-encryption key, under
+/// its newest version. Calls `progress` after each page. Can be repeated after a failure: keys
+/// under the newest version stay as they are.
 pub(crate) async fn rewrap(
     connection: &mut PgConnection,
     kek: &Kek,

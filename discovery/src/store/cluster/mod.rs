@@ -300,8 +300,8 @@ impl LoadedCluster {
         known: Option<RememberedDatabase>,
         trust: Trust,
     ) -> Result<Self, StoreError> {
-        // A process that has compared no database with its ledger yet decides nothing before it has
-        // done so. Until then, the default identity does no harm here.
+        // A process that has not compared a database with its ledger yet makes no decisions. So the
+        // default identity does no harm here.
         let known_site = known.map(|known| known.identity).unwrap_or_default();
         let site = ledger::current_site(&known_site, rows.database_oid, &rows.table_oids)
             .ok_or_else(|| StoreError::damaged("the oids of this database"))?;
@@ -407,9 +407,9 @@ impl ClusterTransaction {
         &mut self.transaction
     }
 
-    /// Copies decisions that the ledger lacks from this transaction into the ledger. The number of
-    /// copied decisions is limited, because the cluster stays locked meanwhile. Returns whether the
-    /// ledger has all decisions now.
+    /// Copies decisions into the ledger that this transaction sees and the ledger lacks. The number
+    /// of copied decisions is limited, because the cluster stays locked meanwhile. Returns whether
+    /// the ledger has all decisions now.
     pub(crate) async fn copy_new_decisions(&mut self, store: &Store) -> Result<bool, StoreError> {
         let from = self.loaded.known.map_or(HistoryPosition::START, |known| known.last_copied);
         let limit = ledger::LOOK_LIMIT;
