@@ -13,8 +13,8 @@ use crate::ledger::Occasion;
 use crate::store::StoreError;
 use crate::store::cluster::ClusterTransaction;
 
-/// Time limit for applying an event or reading a cluster. It is longer than all its SQL statements
-/// together: Postgres ends each of them after two seconds.
+/// Time limit for applying an event or reading a cluster. It is longer than all SQL statements of
+/// one event together, because Postgres ends each of them after two seconds.
 const APPLY_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// Limits `work` to `APPLY_TIMEOUT`. A caller gets an error if Postgres stops responding.

@@ -501,8 +501,8 @@ fn with_session(key: &PublicKey, sent: &Session, event: ClusterEvent) -> Prepare
     }
 }
 
-/// Refuses a request about a list with the epoch of the frozen list but another hash than `h`. A
-/// request about another epoch passes, because the state machine refuses it.
+/// Refuses a request about the list with the hash `h` if the frozen list has the same epoch but
+/// another hash. If the epoch differs, the state machine refuses the request.
 fn check_current_list(cluster: &Cluster, epoch: u64, h: &Digest) -> Result<(), ApiError> {
     match &cluster.frozen {
         Some(frozen) if frozen.proposal.epoch == epoch && frozen.proposal_hash.0 != h.0 => {

@@ -360,8 +360,8 @@ pub(crate) async fn restore_statements(
     Ok(Json(StatementList { statements: chain.jws(), service }))
 }
 
-/// Stores the signed addresses of the caller's member, if it has moved. Returns those of all
-/// present members that have moved. Agents use them to find peers while their cluster has no
+/// Stores the signed addresses of the caller's member, if it has moved. Returns the addresses of
+/// all present members that have moved. Agents use them to find peers while their cluster has no
 /// leader.
 #[utoipa::path(post, path = "/v1/clusters/{id}/addresses", tag = "clusters",
     params(("id" = Uuid, Path,)), request_body = AddressesRequest,

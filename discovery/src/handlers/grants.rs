@@ -324,8 +324,9 @@ fn view_of(row: &GrantUse, now: i64) -> Result<GrantView, StoreError> {
     Ok(GrantView { issuer, grant, jws, made_by, state, keys, cluster_name, void_before_us })
 }
 
-/// Returns the change of the database that a grant's confirmation names. The confirmation isn't
-/// verified here, because it is only shown. A redeem verifies it.
+/// Returns the change of the database that a grant's confirmation names: the time before which
+/// tokens are void, in microseconds. The confirmation isn't verified here, because it is only
+/// shown. A redeem verifies it.
 fn confirmed_change(row: &GrantUse) -> Option<u64> {
     let jws: Jws = row.grant.confirmation.as_ref()?.parse().ok()?;
     let claimed: GrantConfirmation = jws.claims_unverified(JwsType::GrantConfirmation).ok()?;

@@ -183,7 +183,7 @@ async fn a_process_that_lacks_many_decisions_copies_them_before_it_freezes_a_lis
 }
 
 /// A look reads the ledger before the database. The commit that another connection records between
-/// the two is in the process's row, but not in what the look has read of the ledger.
+/// these two reads is in the process's row, but not in what the look has read of the ledger.
 #[tokio::test]
 async fn a_commit_during_a_look_does_not_make_the_ledger_seem_set_back() {
     let world = TestInstallation::new().await;

@@ -1,5 +1,5 @@
 //! Tests that no request reads more rows when there are more clusters. Postgres itself logs the
-//! plan of each statement, with the rows that each step of it read.
+//! plan of each SQL statement, with the rows that each step of it read.
 
 use std::path::PathBuf;
 

@@ -118,8 +118,8 @@ fn indented(text: &str) -> String {
 }
 
 /// Returns user data in cloud-init's cloud-config format. Cloud-init writes the files and runs the
-/// commands at a machine's first boot only. The last command starts the unit without waiting for
-/// it, since the agent is ready only once the network is.
+/// commands at a machine's first boot only. The last command starts the agent's systemd unit
+/// without waiting until it is ready: the agent needs the network, which may not be up yet.
 fn cloud_init(bundle: &str, flags: &str) -> String {
     let (unit, users) = (indented(&unit(flags)), indented(USERS));
     format!(

@@ -138,7 +138,7 @@ async fn put_grant(session: &AdminSession, grant: &Grant) -> Result<GrantView, C
 }
 
 /// Prints `text`, which contains the bundle. If `text` was written to a file, prints the file's
-/// path instead. Prints the agent's unit as well, if it is requested.
+/// path instead. Prints the agent's systemd unit as well, if it is requested.
 fn print_bundle(
     (text, unit): (&SecretString, Option<&str>),
     view: &GrantView,
