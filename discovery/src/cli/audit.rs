@@ -275,18 +275,18 @@ fn new_file(path: &Path) -> Result<BufWriter<File>, CliError> {
 /// Tells a person how far a run over many chains is.
 struct Progress {
     total: usize,
-    told: Instant,
+    printed_at: Instant,
 }
 
 impl Progress {
     fn new(total: usize) -> Self {
-        Self { total, told: Instant::now() }
+        Self { total, printed_at: Instant::now() }
     }
 
     /// Prints how many chains are done, at most once in each [`PROGRESS_INTERVAL`].
     fn note(&mut self, done: usize, printer: &mut Printer) {
-        if self.told.elapsed() >= PROGRESS_INTERVAL {
-            self.told = Instant::now();
+        if self.printed_at.elapsed() >= PROGRESS_INTERVAL {
+            self.printed_at = Instant::now();
             printer.note(&format!("{done} of {} chains so far", self.total));
         }
     }

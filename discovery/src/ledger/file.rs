@@ -134,14 +134,14 @@ pub(super) fn open(dir: &Path) -> Result<OpenedLedger, LedgerError> {
     let file = Arc::new(file);
     let reader = LedgerReader::new(file.clone(), path.clone());
     let content = read_lines(&file, &reader)?;
-    let whole = content.whole;
+    let end = content.valid_end;
     if content.is_torn {
-        tracing::warn!(offset = whole, "cutting a torn last line off the ledger");
-        file.set_len(whole).map_err(io(format!("can't cut {shown}")))?;
+        tracing::warn!(offset = end, "cutting a torn last line off the ledger");
+        file.set_len(end).map_err(io(format!("can't cut {shown}")))?;
         file.sync_all().map_err(io(format!("can't sync {shown}")))?;
     }
-    (&*file).seek(SeekFrom::Start(whole)).map_err(io(format!("can't read {shown}")))?;
-    let mut file = LedgerFile { file, dir: dir.to_owned(), end: whole };
+    (&*file).seek(SeekFrom::Start(end)).map_err(io(format!("can't read {shown}")))?;
+    let mut file = LedgerFile { file, dir: dir.to_owned(), end };
     let Some(process) = content.process else {
         let process = Uuid::now_v7();
         let header = LedgerLine::Header { version: VERSION, process };
@@ -195,7 +195,7 @@ struct LedgerContent {
     process: Option<Uuid>,
     index: Index,
     /// Offset in bytes at which the last valid line ends.
-    whole: u64,
+    valid_end: u64,
     /// Whether the last valid line is a seal, which states that all lines before it are durable.
     is_sealed: bool,
     /// Whether a torn line follows the last valid line.
@@ -211,7 +211,7 @@ fn read_lines(file: &File, reader: &LedgerReader) -> Result<LedgerContent, Ledge
     let mut content = LedgerContent {
         process: None,
         index: Index::default(),
-        whole: 0,
+        valid_end: 0,
         is_sealed: false,
         is_torn: false,
     };
@@ -223,7 +223,7 @@ fn read_lines(file: &File, reader: &LedgerReader) -> Result<LedgerContent, Ledge
         if length == 0 {
             return Ok(content);
         }
-        let offset = content.whole;
+        let offset = content.valid_end;
         if offset + length as u64 > MAX_FILE_BYTES {
             return Err(io("the ledger is too large")(ErrorKind::FileTooLarge.into()));
         }
@@ -252,7 +252,7 @@ fn read_lines(file: &File, reader: &LedgerReader) -> Result<LedgerContent, Ledge
                 return if content.is_torn { Ok(content) } else { Err(reader.damaged(offset)) };
             }
         }
-        content.whole += length as u64;
+        content.valid_end += length as u64;
     }
 }
 

@@ -62,11 +62,11 @@ pub(super) async fn compare_with_database(
     let planned = |&(cluster, entry): &(Uuid, LedgerEntry)| {
         let row = rows.get(&cluster);
         let refused = row.is_some_and(|row| row.refused);
-        let there = row.and_then(ClusterStateRow::stands);
+        let there = row.and_then(ClusterStateRow::in_database);
         let what = plan_restore(entry, there.as_ref(), refused);
         let commit = there.and_then(|there| there.commit);
-        let stands = matches!(entry, LedgerEntry::Commit { h, .. } if commit == Some(h));
-        EntryComparison { cluster, entry, action: what, is_same_commit: stands }
+        let is_same_commit = matches!(entry, LedgerEntry::Commit { h, .. } if commit == Some(h));
+        EntryComparison { cluster, entry, action: what, is_same_commit }
     };
     Ok(entries.iter().map(planned).collect())
 }
@@ -82,7 +82,7 @@ struct ClusterStateRow {
 }
 
 impl ClusterStateRow {
-    fn stands(&self) -> Option<ClusterInDatabase> {
+    fn in_database(&self) -> Option<ClusterInDatabase> {
         let phase = self.phase.as_deref()?;
         Some(ClusterInDatabase {
             // The type `Phase` has no value for a draft, so a draft's row gives `None`.

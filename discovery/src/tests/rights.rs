@@ -88,7 +88,7 @@ struct RightsWorld {
     operation: String,
     process: Uuid,
     /// Agent of the running cluster's founder.
-    own: TestAgent,
+    founder: TestAgent,
     /// Commit document of the running cluster.
     document: CommitDocument,
     h: Digest,
@@ -224,7 +224,7 @@ impl RightsWorld {
         for statement in [&statement, &other] {
             admin.put_statement(statement.cluster, &statement.sign(&world.owner)).await.unwrap();
         }
-        let (own, document, h) = formed(&world, &service, &admin, &statement, 1).await;
+        let (founder, document, h) = formed(&world, &service, &admin, &statement, 1).await;
         let (foreign, ..) = formed(&world, &service, &admin, &other, 2).await;
         let ticket = world.ticket(&admin, &statement).await;
         let newcomer = TestAgent::new(&world, &service, &statement, &ticket, 3);
@@ -235,14 +235,14 @@ impl RightsWorld {
         maker.known = grants.iter().map(|view| view.jws.to_string()).collect();
         maker.known.extend([
             statement.sign(&world.owner).to_string(),
-            own.envelope().to_string(),
-            own.record.csr.to_string(),
-            own.record.agent_key.to_string(),
-            own.nonce.to_string(),
+            founder.envelope().to_string(),
+            founder.record.csr.to_string(),
+            founder.record.agent_key.to_string(),
+            founder.nonce.to_string(),
             intent.operation.to_string(),
             statement.sign(&world.owner).hash().to_string(),
             order(&world, &statement, 1).to_string(),
-            Approval { cluster: statement.cluster, agent: own.record.agent_key }
+            Approval { cluster: statement.cluster, agent: founder.record.agent_key }
                 .sign(&world.owner)
                 .to_string(),
             statement.cluster.to_string(),
@@ -255,7 +255,7 @@ impl RightsWorld {
         let mut callers = vec![
             RightsCaller { name: "nobody", kind: CallerKind { key: None, authorization: None } },
             caller("foreign", &foreign.key, ClientKind::Agent(other.cluster)),
-            caller("agent", &own.key, ClientKind::Agent(statement.cluster)),
+            caller("agent", &founder.key, ClientKind::Agent(statement.cluster)),
         ];
         callers.extend(admins.iter().map(|(name, _, key)| caller(name, key, ClientKind::Admin)));
         callers.push(caller("owner", &world.owner, ClientKind::Admin));
@@ -264,7 +264,7 @@ impl RightsWorld {
             operation: intent.operation.to_string(),
             process: Uuid::now_v7(),
             etcd_token: etcd_token(&admin).await,
-            own,
+            founder,
             document,
             h,
             newcomer,
@@ -308,8 +308,8 @@ impl RightsWorld {
     fn made_body(&self, method: &str, path: &str, caller: &RightsCaller) -> Option<String> {
         let (owner, cluster) = (&self.world.owner, self.statement.cluster);
         let statement = self.statement.sign(owner).hash();
-        let (key, h) = (&self.own.key, self.h);
-        let epoch = self.own.highest_epoch;
+        let (key, h) = (&self.founder.key, self.h);
+        let epoch = self.founder.highest_epoch;
         let now = self.service.app().clock.seconds();
         // Whoever has the token of a host can redeem it with a key of its own.
         let redeem_of = |host: &TestAgent| match &caller.kind.key {
@@ -322,7 +322,7 @@ impl RightsWorld {
             ("PUT", "/v1/etcd-tokens") => json_of(&self.etcd_token),
             ("PUT", "/v1/orders") => signed(&order(&self.world, &self.statement, now)),
             ("POST", "/v1/join") => signed(&redeem_of(&self.newcomer)),
-            ("POST", "/v1/redeem") => signed(&redeem_of(&self.own)),
+            ("POST", "/v1/redeem") => signed(&redeem_of(&self.founder)),
             ("POST", "/v1/token") => {
                 let key = caller.kind.key.as_ref().unwrap_or(owner);
                 let assertion = Assertion::sign(key, &self.service.app().issuer, now);
@@ -336,7 +336,7 @@ impl RightsWorld {
             }),
             ("POST", "/release") => signed(&Release { cluster, epoch }.sign(key)),
             ("POST", "/report") => json_of(&ReportRequest {
-                session: self.own.session(),
+                session: self.founder.session(),
                 h,
                 raft_cluster_id: "0000000000000001".into(),
                 member_id: "0000000000000001".into(),

@@ -4,7 +4,7 @@ use super::agent::{TestAgent, form};
 use super::support::TestInstallation;
 
 /// Runs `sql` in a transaction of its own, and returns whether the database took it.
-async fn takes(world: &TestInstallation, sql: &str) -> bool {
+async fn is_accepted(world: &TestInstallation, sql: &str) -> bool {
     let sql = format!("BEGIN; {sql}; COMMIT");
     let mut connection = world.database.connect().await;
     sqlx::raw_sql(sqlx::AssertSqlSafe(sql)).execute(&mut connection).await.is_ok()
@@ -19,16 +19,16 @@ async fn a_cluster_is_committed_exactly_if_it_has_a_commit() {
     let token = world.token(&admin, &statement).await;
     let mut agents: Vec<TestAgent> =
         (1..=2).map(|i| TestAgent::new(&world, &service, &statement, &token, i)).collect();
-    assert!(!takes(&world, "UPDATE clusters SET phase = 'committed'").await);
+    assert!(!is_accepted(&world, "UPDATE clusters SET phase = 'committed'").await);
     for agent in &agents {
         agent.redeem().await.unwrap();
     }
     let commit = "INSERT INTO commits (cluster_id, epoch, h, document, adopted, committed_us)
         SELECT id, frozen_epoch, frozen_h, 'x', true, now_us() FROM clusters";
-    assert!(!takes(&world, commit).await, "the cluster is still preparing");
-    assert!(!takes(&world, "UPDATE clusters SET phase = 'committed'").await);
+    assert!(!is_accepted(&world, commit).await, "the cluster is still preparing");
+    assert!(!is_accepted(&world, "UPDATE clusters SET phase = 'committed'").await);
     form(&mut agents).await;
-    assert!(!takes(&world, "UPDATE clusters SET phase = 'abandoned'").await);
+    assert!(!is_accepted(&world, "UPDATE clusters SET phase = 'abandoned'").await);
     service.stop().await;
 }
 
@@ -40,7 +40,7 @@ async fn what_never_changes_in_a_cluster_is_kept() {
     let statement = world.cluster(&admin, "demo", 1).await;
     let token = world.token(&admin, &statement).await;
     form(&mut [TestAgent::new(&world, &service, &statement, &token, 1)]).await;
-    assert!(takes(&world, "UPDATE clusters SET rev = rev + 1").await);
+    assert!(is_accepted(&world, "UPDATE clusters SET rev = rev + 1").await);
     let refused = [
         "id = gen_random_uuid()",
         "size = 3",
@@ -52,7 +52,7 @@ async fn what_never_changes_in_a_cluster_is_kept() {
         "frozen_h = decode(repeat('00', 32), 'hex')",
     ];
     for change in refused {
-        assert!(!takes(&world, &format!("UPDATE clusters SET {change}")).await, "{change}");
+        assert!(!is_accepted(&world, &format!("UPDATE clusters SET {change}")).await, "{change}");
     }
     service.stop().await;
 }
