@@ -184,9 +184,8 @@ pub(super) struct Index {
     /// Whether everything that the ledger held when the generation began was compared with the
     /// database.
     compared: bool,
-    /// Clusters with an unconfirmed commit. This process has sent out the commit document in this
-    /// generation, but has not yet found the commit among the decisions that it copies from the
-    /// database.
+    /// Clusters with an unconfirmed commit: this process has sent out the commit document in this
+    /// generation, but hasn't found the commit among the database's decisions yet.
     unconfirmed: BTreeSet<Uuid>,
     pub(super) admins: Vec<String>,
 }

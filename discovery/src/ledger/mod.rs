@@ -237,8 +237,8 @@ impl Ledger {
         self.read(Index::is_compared)
     }
 
-    /// Whether this process has sent out the cluster's commit document, but has not yet found the
-    /// commit among the decisions that it copies from the database.
+    /// Whether this process has sent out the cluster's commit document, but hasn't found the commit
+    /// among the database's decisions yet.
     pub(crate) fn is_unconfirmed(&self, cluster: Uuid) -> bool {
         self.read(|index| index.is_unconfirmed(cluster))
     }

@@ -205,7 +205,7 @@ mod tests {
 
     /// Report of a list that is written as characters: voters as digits, learners as letters. `12a`
     /// has two voters and a learner.
-    fn said(configuration: Option<u64>, index: u64, members: &str) -> MembershipReport {
+    fn report_of(configuration: Option<u64>, index: u64, members: &str) -> MembershipReport {
         let member = |c: char| ListedMember {
             id: MemberId::new(u64::from(c)),
             name: c.to_string(),
@@ -237,17 +237,17 @@ mod tests {
 
     #[test]
     fn a_quorum_of_the_founders_confirms_the_first_list() {
-        let one = [by('1', said(None, 5, "123"))];
+        let one = [by('1', report_of(None, 5, "123"))];
         assert_eq!(newly_confirmed(None, &ids("123"), &one), None);
-        let two = [by('1', said(None, 5, "123")), by('3', said(None, 9, "123"))];
+        let two = [by('1', report_of(None, 5, "123")), by('3', report_of(None, 9, "123"))];
         let found = newly_confirmed(None, &ids("123"), &two).unwrap();
         assert_eq!(found.index, 5, "as far as both have come");
     }
 
     #[test]
     fn nobody_without_a_vote_in_the_last_list_confirms_the_next() {
-        let last = said(Some(5), 5, "123a");
-        let next = |who| by(who, said(Some(7), 7, "14a"));
+        let last = report_of(Some(5), 5, "123a");
+        let next = |who| by(who, report_of(Some(7), 7, "14a"));
         // The reporters are one voter, the learner, an unknown member, and the new member.
         let reports = [next('1'), next('a'), next('9'), next('4')];
         assert_eq!(newly_confirmed(Some(&last), &ids("123"), &reports), None);
@@ -260,14 +260,14 @@ mod tests {
 
     #[test]
     fn reports_of_different_lists_confirm_none() {
-        let last = said(Some(5), 5, "123");
-        let reports = [by('1', said(Some(7), 7, "12")), by('2', said(Some(7), 7, "13"))];
+        let last = report_of(Some(5), 5, "123");
+        let reports = [by('1', report_of(Some(7), 7, "12")), by('2', report_of(Some(7), 7, "13"))];
         assert_eq!(newly_confirmed(Some(&last), &ids("123"), &reports), None);
         // Lists with the same members and different configurations count as different lists.
-        let reports = [by('1', said(Some(7), 7, "12")), by('2', said(Some(9), 9, "12"))];
+        let reports = [by('1', report_of(Some(7), 7, "12")), by('2', report_of(Some(9), 9, "12"))];
         assert_eq!(newly_confirmed(Some(&last), &ids("123"), &reports), None);
         // Lists differ if a member is a voter in one of them and a learner in the other.
-        let (voter, learner) = (said(None, 7, "1234"), said(None, 7, "123"));
+        let (voter, learner) = (report_of(None, 7, "1234"), report_of(None, 7, "123"));
         let mut learner = learner;
         learner.membership.members.push(voter.membership.members[3].clone());
         learner.membership.members[3].is_learner = true;
@@ -277,22 +277,23 @@ mod tests {
 
     #[test]
     fn an_older_list_is_never_confirmed_again() {
-        let last = said(Some(9), 20, "12");
-        let reports = [by('1', said(Some(5), 90, "123")), by('2', said(Some(5), 90, "123"))];
+        let last = report_of(Some(9), 20, "12");
+        let reports =
+            [by('1', report_of(Some(5), 90, "123")), by('2', report_of(Some(5), 90, "123"))];
         assert_eq!(newly_confirmed(Some(&last), &ids("123"), &reports), None);
     }
 
     /// Reports of three voters, all at `index`.
     fn all_at(index: u64) -> Vec<(MemberId, MembershipReport)> {
-        ['1', '2', '3'].map(|who| by(who, said(Some(5), index, "123"))).to_vec()
+        ['1', '2', '3'].map(|who| by(who, report_of(Some(5), index, "123"))).to_vec()
     }
 
     #[test]
     fn a_late_report_does_not_replace_its_reporters_last_one() {
-        let last = said(Some(9), 20, "12");
+        let last = report_of(Some(9), 20, "12");
         let reached = Some(last.position());
-        assert!(!said(Some(5), 90, "1").replaces(&last, reached));
-        assert!(said(Some(9), 21, "1").replaces(&last, reached));
+        assert!(!report_of(Some(5), 90, "1").replaces(&last, reached));
+        assert!(report_of(Some(9), 21, "1").replaces(&last, reached));
         assert!(last.replaces(&last, reached));
     }
 
@@ -302,17 +303,22 @@ mod tests {
         let electors = ids("123");
         for (configuration, index) in [(Some(MAX), MAX), (Some(5), MAX), (Some(MAX), 30)] {
             let mut reports = all_at(30);
-            reports[2].1 = said(configuration, index, "123");
+            reports[2].1 = report_of(configuration, index, "123");
             let reached = quorum_list_position(&electors, &reports);
-            assert_eq!(reached, Some(said(Some(5), 30, "").position()), "as the two others say");
-            let next = said(Some(5), 31, "123");
+            assert_eq!(
+                reached,
+                Some(report_of(Some(5), 30, "").position()),
+                "as the two others say"
+            );
+            let next = report_of(Some(5), 31, "123");
             assert!(next.replaces(&reports[2].1, reached), "{configuration:?} {index}");
         }
         // No other member has reported, so no quorum has reached any position. The newer report
         // then always replaces the last one.
-        let alone = [by('3', said(Some(MAX), MAX, "123"))];
+        let alone = [by('3', report_of(Some(MAX), MAX, "123"))];
         assert!(
-            said(Some(5), 31, "123").replaces(&alone[0].1, quorum_list_position(&electors, &alone))
+            report_of(Some(5), 31, "123")
+                .replaces(&alone[0].1, quorum_list_position(&electors, &alone))
         );
     }
 
@@ -321,12 +327,12 @@ mod tests {
         const MAX: u64 = i64::MAX as u64;
         // The second member reports the true list, but at a false position that the others never
         // reach.
-        let mut liar = said(None, MAX, "123");
+        let mut liar = report_of(None, MAX, "123");
         liar.term = MAX;
-        let reports = [by('1', said(None, 5, "123")), by('2', liar.clone())];
+        let reports = [by('1', report_of(None, 5, "123")), by('2', liar.clone())];
         let first = newly_confirmed(None, &ids("123"), &reports).unwrap();
         assert_eq!((first.term, first.index), (2, 5));
-        let next = |who| by(who, said(None, 9, "13"));
+        let next = |who| by(who, report_of(None, 9, "13"));
         let reports = [next('1'), by('2', liar), next('3')];
         let second = newly_confirmed(Some(&first), &ids("123"), &reports);
         assert_eq!(names(second).as_deref(), Some("13"));
@@ -335,8 +341,8 @@ mod tests {
     #[test]
     fn two_false_reports_of_five_move_no_position() {
         const MAX: u64 = i64::MAX as u64;
-        let lie = |who| by(who, said(Some(MAX), MAX, "12345"));
-        let tell = |who, index| by(who, said(Some(5), index, "12345"));
+        let lie = |who| by(who, report_of(Some(MAX), MAX, "12345"));
+        let tell = |who, index| by(who, report_of(Some(5), index, "12345"));
         let reports = [lie('1'), lie('2'), tell('3', 7), tell('4', 8), tell('5', 9)];
         let found = newly_confirmed(None, &ids("12345"), &reports).unwrap();
         assert_eq!((found.membership.configuration, found.index), (Some(5), 7));
@@ -345,12 +351,15 @@ mod tests {
 
     #[test]
     fn names_and_client_urls_are_those_that_most_supporters_report() {
-        let mut liar = said(Some(5), 9, "123");
+        let mut liar = report_of(Some(5), 9, "123");
         liar.membership.members[0].client_urls = vec!["https://elsewhere:2379".into()];
-        let reports =
-            [by('1', said(Some(5), 5, "123")), by('2', liar), by('3', said(Some(5), 6, "123"))];
+        let reports = [
+            by('1', report_of(Some(5), 5, "123")),
+            by('2', liar),
+            by('3', report_of(Some(5), 6, "123")),
+        ];
         let found = newly_confirmed(None, &ids("123"), &reports).unwrap();
-        assert_eq!(found.membership, said(Some(5), 0, "123").membership);
+        assert_eq!(found.membership, report_of(Some(5), 0, "123").membership);
     }
 
     #[test]
@@ -363,11 +372,11 @@ mod tests {
 
     #[test]
     fn the_newest_list_that_a_quorum_reports_is_confirmed() {
-        let last = said(Some(1), 1, "123");
+        let last = report_of(Some(1), 1, "123");
         let reports = [
-            by('1', said(Some(9), 9, "12")),
-            by('2', said(Some(7), 7, "1234")),
-            by('3', said(Some(7), 7, "1234")),
+            by('1', report_of(Some(9), 9, "12")),
+            by('2', report_of(Some(7), 7, "1234")),
+            by('3', report_of(Some(7), 7, "1234")),
         ];
         let found = newly_confirmed(Some(&last), &ids("123"), &reports);
         assert_eq!(names(found).as_deref(), Some("1234"));
@@ -376,24 +385,25 @@ mod tests {
     #[test]
     fn the_shown_list_says_whether_it_is_confirmed() {
         assert!(view(None, &[]).is_none());
-        let reports = [by('1', said(Some(5), 5, "12")), by('2', said(Some(7), 7, "1"))];
+        let reports = [by('1', report_of(Some(5), 5, "12")), by('2', report_of(Some(7), 7, "1"))];
         let unsure = view(None, &reports).unwrap();
         assert_eq!((unsure.confirmed, unsure.reporters, unsure.raft_index), (false, 1, 7));
         // The list that more members report is shown, although another report has a later position.
-        let reports3 = [reports[0].clone(), by('3', said(Some(5), 6, "12")), reports[1].clone()];
+        let reports3 =
+            [reports[0].clone(), by('3', report_of(Some(5), 6, "12")), reports[1].clone()];
         let unsure = view(None, &reports3).unwrap();
         assert_eq!((unsure.confirmed, unsure.reporters, unsure.raft_index), (false, 2, 6));
-        let sure = view(Some(&said(Some(5), 5, "12")), &reports).unwrap();
+        let sure = view(Some(&report_of(Some(5), 5, "12")), &reports).unwrap();
         assert_eq!((sure.confirmed, sure.reporters, sure.raft_index), (true, 1, 5));
     }
 
     #[test]
     fn a_list_that_breaks_a_limit_is_refused() {
-        assert_eq!(objection(&said(None, 1, "12a").membership), None);
+        assert_eq!(objection(&report_of(None, 1, "12a").membership), None);
         for bad in ["", "11", "ab"] {
-            assert!(objection(&said(None, 1, bad).membership).is_some(), "{bad}");
+            assert!(objection(&report_of(None, 1, bad).membership).is_some(), "{bad}");
         }
-        let mut many = said(None, 1, "1").membership;
+        let mut many = report_of(None, 1, "1").membership;
         many.members = (0..65)
             .map(|id| ListedMember { id: MemberId::new(id), ..many.members[0].clone() })
             .collect();
@@ -404,7 +414,7 @@ mod tests {
             ("a".into(), "u".repeat(301)),
             ("a".into(), "https://\u{1b}[31m".into()),
         ] {
-            let mut membership = said(None, 1, "1").membership;
+            let mut membership = report_of(None, 1, "1").membership;
             membership.members[0].name = name;
             membership.members[0].peer_urls = vec![url];
             assert!(objection(&membership).is_some());
