@@ -38,7 +38,7 @@ pub(crate) struct EtcdRegistry {
     /// Hash of the cluster token of the first member that registered. Each member's id is computed
     /// from the cluster token.
     pub cluster_token: Option<Digest>,
-    /// Members in no particular order, including lapsed ones.
+    /// Members in no particular order, including those that have lost their places.
     pub members: Vec<RegisteredMember>,
 }
 

@@ -62,7 +62,7 @@ impl App {
     }
 }
 
-/// Sends hints, batch after batch, until none is pending.
+/// Sends the notifications of changed clusters, batch after batch, until none is pending.
 async fn send_pending(app: App) {
     loop {
         let batch = app.hints.next_batch();

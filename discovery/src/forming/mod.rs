@@ -133,7 +133,8 @@ impl App {
         let statement = prepared.statement.as_ref().filter(|_| !refused);
         let revocation = prepared.revocation.as_ref().filter(|_| !refused);
         transaction.add_statement_and_revocation(statement, revocation).await?;
-        // A tick is saved even without changes: that corrects the cluster's next deadline.
+        // A tick (the event that time has passed) is saved even without changes: that corrects the
+        // cluster's next deadline.
         if changed || !changes.is_empty() || matches!(incoming, ClusterRequest::Tick) {
             let next = next_deadline(&transaction.cluster, &self.settings, transaction.now);
             let address = incoming.address();

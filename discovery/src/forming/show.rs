@@ -129,7 +129,8 @@ fn standing(cluster: &Cluster, answer: &Answer, key: Option<formation::AgentKey>
     match answer.standing {
         Some(AgentStanding::Seat(seat)) => api::Standing::Seated(seat),
         Some(AgentStanding::Standby { ahead }) => api::Standing::Standby(ahead as u32),
-        // A lapsed agent gets back into the queue with its next poll, so it is shown at the end.
+        // An agent whose lease has ended gets back into the queue with its next poll, so it is
+        // shown at the end.
         Some(AgentStanding::Unseated) => api::Standing::Standby(cluster.standbys().len() as u32),
         None => api::Standing::Reader,
     }
@@ -242,7 +243,8 @@ pub(crate) fn summary_of(row: &ClusterSummaryRow) -> Result<ClusterSummary, Stor
     })
 }
 
-/// Returns the agents as admins see them: seats in order, then standbys, then lapsed agents.
+/// Returns the agents as admins see them: seats in order, then standbys, then agents whose lease
+/// has ended.
 pub(crate) fn seats(cluster: &Cluster, origins: &[Origin]) -> Vec<api::SeatView> {
     let mut agents: Vec<_> = cluster.agents.iter().collect();
     agents.sort_by_key(|(_, agent)| match agent.seating {

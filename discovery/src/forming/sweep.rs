@@ -46,8 +46,9 @@ impl App {
         }
     }
 
-    /// Applies a tick to each cluster that is still marked as unsettled, after the database was
-    /// settled. If that fails for a cluster, its next request clears the mark.
+    /// Applies a tick (the event that time has passed) to each cluster that is still marked as
+    /// unsettled, after the database was settled. If that fails for a cluster, its next request
+    /// clears the mark.
     pub(crate) async fn settle_clusters(&self) -> Result<(), ApiError> {
         let mut position = FormingPosition::START;
         loop {
@@ -59,9 +60,9 @@ impl App {
         }
     }
 
-    /// Applies a tick to every forming cluster if the database's clock was set back. Each cluster's
-    /// stored next deadline comes from the clock that was ahead, so it is too late. If a tick
-    /// fails, the next sweep applies all of them again.
+    /// Applies a tick (the event that time has passed) to every forming cluster if the database's
+    /// clock was set back. Each cluster's stored next deadline comes from the clock that was ahead,
+    /// so it is too late. If a tick fails, the next sweep applies all of them again.
     async fn correct_deadlines(&self) -> Result<(), ApiError> {
         if !self.clock.take_was_set_back() {
             return Ok(());
@@ -73,7 +74,8 @@ impl App {
         ticked.map(drop)
     }
 
-    /// Applies a tick to every forming cluster. Returns what [`App::tick_clusters`] returns.
+    /// Applies a tick (the event that time has passed) to every forming cluster. Returns what
+    /// [`App::tick_clusters`] returns.
     async fn tick_forming_clusters(&self) -> Result<bool, ApiError> {
         let mut position = FormingPosition::START;
         let mut is_complete = true;
@@ -86,8 +88,9 @@ impl App {
         }
     }
 
-    /// Applies a tick to each cluster. Returns `false` if another try may help a cluster whose tick
-    /// failed. Another try doesn't help a cluster whose rows this program can't read.
+    /// Applies a tick (the event that time has passed) to each cluster. Returns `false` if another
+    /// try may help a cluster whose tick failed. Another try doesn't help a cluster whose rows this
+    /// program can't read.
     async fn tick_clusters(&self, clusters: Vec<Uuid>) -> bool {
         let mut is_complete = true;
         for cluster in clusters {

@@ -326,8 +326,8 @@ pub(crate) async fn statements(
     Ok(Json(StatementList { statements: chain.jws(), service }))
 }
 
-/// Stores owner-signed statements that this database has lost, for example in a restore, and that a
-/// member's agent has sent.
+/// Accepts from a member's agent owner-signed statements that this database has lost, for example
+/// after a restore.
 #[utoipa::path(post, path = "/v1/clusters/{id}/statements", tag = "clusters",
     params(("id" = Uuid, Path,)), request_body = StatementsRequest,
     responses((status = 200, body = StatementList), (status = "default", body = Problem)))]
@@ -360,8 +360,8 @@ pub(crate) async fn restore_statements(
     Ok(Json(StatementList { statements: chain.jws(), service }))
 }
 
-/// Stores the signed addresses of the caller's member, if it has moved. Returns the addresses of
-/// all present members that have moved. Agents use them to find peers while their cluster has no
+/// Stores the signed addresses of the caller's member, if it has moved. Returns those of all
+/// present members that have moved. Agents use them to find peers while their cluster has no
 /// leader.
 #[utoipa::path(post, path = "/v1/clusters/{id}/addresses", tag = "clusters",
     params(("id" = Uuid, Path,)), request_body = AddressesRequest,
@@ -411,8 +411,8 @@ pub(crate) async fn explain(
     }))
 }
 
-/// Explains a split of a cluster's statements, and what a formed cluster's moved members and its
-/// standbys wait for.
+/// Explains which members follow another statement than the service, and what a formed cluster's
+/// moved members and its standbys wait for.
 async fn explain_others(
     app: &App,
     (cluster, chain): (&Cluster, &StatementChain),

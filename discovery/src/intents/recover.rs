@@ -1,10 +1,10 @@
 //! Follows a recovery: an operator has made a new Raft cluster from the data of one member of a
 //! lost cluster, the survivor.
 //!
-//! The agent on the survivor's host sends the signed statements. From then on the directory, the
-//! roster, certificates and intents are those of the recovered cluster. The lost cluster's members
-//! are refused, and its unfinished intents are ended. Sending the statements again changes nothing.
-//! A chain that competes with the one that discovery follows raises an alarm.
+//! The agent on the survivor's host sends the signed recovery statements. From then on the list of
+//! members, the certificates and the intents are those of the recovered cluster. The lost cluster's
+//! members are refused, and its unfinished intents are ended. Sending the statements again changes
+//! nothing. A chain of recoveries that competes with the followed one raises an alarm.
 
 use discovery_formation::service::Cluster;
 use discovery_types::api::{IntentState, Outcome, RecoveriesResponse};

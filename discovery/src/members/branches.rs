@@ -47,8 +47,8 @@ impl App {
         Ok(())
     }
 
-    /// Explains a split of the cluster's statement chain, as far as present members' agents have
-    /// sent their chains.
+    /// Explains which present members follow another statement than the service, as far as their
+    /// agents have sent their chains.
     pub(crate) async fn explain_branches(
         &self,
         chain: &StatementChain,
@@ -87,7 +87,8 @@ fn explain(
         }
     }
     let line = |((number, hash), names): ((u64, Digest), Vec<String>)| {
-        // A shorter chain is no split: agents show the service the statements that it lacks.
+        // Skip the branch if the service has no statement with this number: agents send the service
+        // the statements that it lacks.
         let kept = own.get(usize::try_from(number).ok()?)?.hash();
         (kept != hash).then(|| split_line(number, (&kept, &hash), &names.join(", ")))
     };
