@@ -38,7 +38,7 @@ pub(super) struct TestAgent {
     /// Hash of the statement that the agent's join bundle pins.
     pub statement: Digest,
     pub service: Digest,
-    /// Identity document in the agent's redeems.
+    /// Identity document that the agent sends with its redeems.
     pub identity: Option<IdentityDocument>,
 }
 

@@ -103,7 +103,7 @@ async fn only_an_issuer_confirms_and_revoked_tokens_stay_revoked() {
     let client = world.client(&service, Some(&thief));
     let refused = client.confirm_grant(grant.id, &signed).await.unwrap_err();
     assert_eq!(refused.code(), Some(Code::UnknownKey), "{refused}");
-    // An intruder in the database can't confirm a token either.
+    // An intruder in the database can't confirm a token.
     for planted in [forged.as_str(), of_other.as_str(), "no JWS"] {
         sqlx::query("UPDATE grants SET confirmation = $1")
             .bind(planted)

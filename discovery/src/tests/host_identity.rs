@@ -216,7 +216,7 @@ async fn a_virtual_machine_that_is_a_member_cannot_join_again() {
     let join = async |token: &Token, identity| world.agent(token, 8, identity).join().await;
     assert_refused(join(&ticket, None).await, "`--identity-from`", false);
     assert_refused(join(&ticket, world.instance("i-1")).await, "is member node-1", false);
-    // A refused host has not used the ticket.
+    // The refused host has not used the ticket up.
     let newcomer = world.agent(&ticket, 8, world.instance("i-2"));
     newcomer.join().await.unwrap();
     newcomer.join().await.unwrap();

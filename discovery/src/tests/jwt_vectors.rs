@@ -347,7 +347,8 @@ async fn every_changed_assertion_is_refused() {
         assert!(expected.contains(&(status, code(&body))), "{change}: {status} {body}");
     }
     println!("{} changed assertions were refused", vectors.len());
-    // An assertion is accepted once, so the vectors must not have used up that of the template.
+    // The service accepts an assertion once, so no vector may have used up the template's
+    // assertion.
     assert_eq!(send_assertion(&world, &service, &template.good()).await.0, 200);
     service.stop().await;
 }

@@ -124,7 +124,8 @@ async fn a_reopened_cluster_that_is_abandoned_stays_abandoned_in_a_restored_data
     service.stop().await;
 }
 
-/// The backup was made after the reopening, so its deadline is later than the one that passed.
+/// The backup was made after the reopening, so the cluster in it has a later deadline than the one
+/// that passed.
 #[tokio::test]
 async fn a_reopened_cluster_stays_open_in_a_restored_database() {
     let world = TestInstallation::new().await;

@@ -125,7 +125,8 @@ async fn a_cookie_is_no_access_token_and_an_access_token_is_no_cookie() {
     let authorization = format!("Bearer {token}");
     let page = anonymous.send("GET", "/clusters", &[("authorization", &authorization)]).await;
     assert_eq!(page.status, 401, "{page:?}");
-    // The console's listener doesn't serve the API's paths, nor the API's listener the console's.
+    // The console's listener doesn't serve the API's paths, and the API's listener doesn't serve
+    // the console's paths.
     assert_eq!(world.browser.get("/v1/clusters").await.status, 404);
     assert_eq!(get(&world.world, &world.service, "/clusters").await.0, 404);
     world.service.stop().await;

@@ -50,7 +50,7 @@ impl CommittedCluster {
         TestAgent::new(&self.world, &self.service, &self.statement, token, number)
     }
 
-    /// Moves the time at which all standbys were last heard of back by `seconds`.
+    /// Sets the time at which each standby was last heard of back by `seconds`.
     async fn age_standbys(&self, seconds: i64) {
         sqlx::query("UPDATE intents SET seen_us = seen_us - $1")
             .bind(seconds * 1_000_000)
