@@ -117,7 +117,7 @@ pub(crate) struct Draft {
     pub authorities: Authorities,
 }
 
-/// Result of a first statement.
+/// Result of storing a cluster's first statement.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum OpenResult {
     /// The draft has become an open cluster.

@@ -10,9 +10,9 @@ use crate::domain::number_to_row;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct StatementBranch {
     pub member: MemberId,
-    /// Position of the statement in the chain.
+    /// Position of the differing statement in the chain.
     pub number: u64,
-    /// Hash of the statement.
+    /// Hash of the differing statement that the agent follows.
     pub hash: Digest,
 }
 

@@ -2,12 +2,12 @@
 //!
 //! The pool takes back any connection, even in a transaction. The next request would then run in
 //! that transaction, with its locks. If the transaction was aborted, Postgres would refuse every
-//! statement.
+//! SQL statement.
 //!
 //! sqlx's own guard rolls back only a transaction whose BEGIN succeeded. It misses a failed BEGIN,
 //! and a BEGIN whose caller stopped waiting. This guard sends ROLLBACK in every case. So BEGIN can
-//! share its round trip with a statement that takes a lock. A connection that can't be rolled back
-//! in time is closed.
+//! share its round trip with an SQL statement that takes a lock. A connection that can't be rolled
+//! back in time is closed.
 
 use std::ops::{Deref, DerefMut};
 use std::time::Duration;
@@ -24,8 +24,8 @@ use crate::metrics::DatabaseTimer;
 const BEGIN_WAIT: Duration = Duration::from_secs(4);
 /// Time limit for COMMIT. Even a loaded disk needs less.
 const COMMIT_WAIT: Duration = Duration::from_secs(10);
-/// Time limit for ROLLBACK. ROLLBACK can wait for an abandoned statement, which Postgres ends after
-/// `statement_timeout`.
+/// Time limit for ROLLBACK. ROLLBACK can wait for an abandoned SQL statement, which Postgres ends
+/// after `statement_timeout`.
 const ROLLBACK_WAIT: Duration = Duration::from_secs(5);
 
 /// A transaction. Dropping it rolls it back, unless it was committed.
@@ -38,7 +38,7 @@ pub(crate) struct Transaction {
 }
 
 impl Transaction {
-    /// Starts a transaction. `begin` is BEGIN, followed by any statements that share its round
+    /// Starts a transaction. `begin` is BEGIN, followed by any SQL statements that share its round
     /// trip. Also returns the rows that these statements select. BEGIN also tests whether the
     /// connection is alive. `timer` is dropped when the transaction ends, or can't begin.
     pub(super) async fn begin(

@@ -98,7 +98,7 @@ fn find_long_steps(query: &str, step: &Value, found: &mut Vec<String>) {
     }
 }
 
-/// Fails if any logged statement has read too many rows.
+/// Fails if any logged SQL statement has read too many rows.
 fn assert_short_plans() {
     let plans = logged_plans();
     let mut found = Vec::new();

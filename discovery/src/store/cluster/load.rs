@@ -257,7 +257,7 @@ const LOAD_WITH_CHANGES: &str = load_clusters!(
      FROM commits WHERE cluster_id = c.id AND cardinality($3) > 0) AS commit",
 );
 
-/// Parameters of the statements [`LOAD`] and [`LOAD_WITH_CHANGES`].
+/// Parameters of the SQL statements [`LOAD`] and [`LOAD_WITH_CHANGES`].
 pub(super) struct LoadParameters<'a> {
     pub(super) ids: &'a [Uuid],
     /// Number of the last decision that the ledger has copied.

@@ -20,13 +20,13 @@ use crate::domain::{describe, number_to_row};
 /// SQL that writes rows of clusters into their tables. `$rows` stands for the rows as JSON, each
 /// with its cluster's id, `$1` for the ids of all clusters, and `$2` for the time.
 ///
-/// One statement writes the rows of all clusters and tables, each table in a part of its `WITH`.
-/// Most of a statement's cost doesn't depend on the number of its rows: Postgres prepares the plan,
-/// the checks of the tables and the types of the JSON at each execution.
+/// One SQL statement writes the rows of all clusters and tables, each table in a part of its
+/// `WITH`. Most of its cost doesn't depend on the number of rows: Postgres prepares the plan, the
+/// checks of the tables and the types of the JSON at each execution.
 ///
 /// The parts of the `WITH` don't see each other's changes. That is harmless here: Postgres checks
-/// foreign keys at the end of the statement. A later statement writes the commit row, because a
-/// trigger compares it with the decided rows.
+/// foreign keys at the end of the SQL statement. Another statement later writes the commit row,
+/// because a trigger compares it with the decided rows.
 type WriteParts = &'static [&'static str];
 
 /// The condition on `$1` makes Postgres look the clusters up by id. Without it, Postgres would read
@@ -233,7 +233,7 @@ pub(super) fn event_row(
     json!({ "kind": kind, "body": body.to_string() })
 }
 
-/// Returns the statement that writes rows into the tables of `tables`, and notifies the other
+/// Returns the SQL statement that writes rows into the tables of `tables`, and notifies the other
 /// processes of the clusters `$3`. `$4` and the parameters after it are the rows of one table each.
 /// Tables without rows are left out, because each costs time even if nothing is written.
 fn write_statement(tables: impl Iterator<Item = WriteParts>) -> String {
