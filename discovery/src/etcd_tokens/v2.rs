@@ -47,7 +47,7 @@ const CONFIG_INDEX: u64 = 1;
 const REGISTRATION_TIMEOUT: Duration = Duration::from_secs(4);
 /// Maximum time for which a registration waits while its address is over the rate limit.
 const TURN_TIMEOUT: Duration = Duration::from_secs(2);
-/// Pause between two attempts to register a member.
+/// Pause between two tries.
 const REGISTRATION_PAUSE: Duration = Duration::from_millis(200);
 
 /// Query of a GET. etcd sends more parameters, which change nothing here.

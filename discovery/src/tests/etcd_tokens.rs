@@ -149,8 +149,7 @@ async fn the_protocol_v2_answers_as_etcd_does() {
     service.stop().await;
 }
 
-/// etcd doesn't send a registration again after an error. So a registration over the rate limit
-/// waits instead of being refused.
+/// etcd doesn't send a registration again after an error, so a registration waits for its turn.
 #[tokio::test]
 async fn registrations_over_the_rate_limit_are_answered_a_little_later() {
     let world = TestInstallation::new().await;

@@ -46,8 +46,7 @@ use crate::server::RunningService;
 /// whose body is refused tells nothing about rights.
 const ATTEMPTS: u64 = 60;
 
-/// Number of requests that have a body made for the route, if the test can make one. They are the
-/// first of the [`ATTEMPTS`] requests.
+/// Number of the first of these requests that have a body made for the route, if there is one.
 const MADE_BODIES: u64 = 3;
 
 /// Maximum number of attempts to send a request while the service can't answer it.
@@ -87,9 +86,8 @@ struct RightsWorld {
     grant: String,
     operation: String,
     process: Uuid,
-    /// Agent of the running cluster's founder.
-    founder: TestAgent,
-    /// Commit document of the running cluster.
+    /// The founder of the running cluster, and its commit document.
+    own: TestAgent,
     document: CommitDocument,
     h: Digest,
     /// A host that redeemed a join ticket.
@@ -99,7 +97,7 @@ struct RightsWorld {
     etcd_token: EtcdTokenRequest,
 }
 
-/// Admins that this test adds: for each, its name, which is its column in the table, and its roles.
+/// Admins of this test beside the owner. Each has the name of its column.
 const ADMINS: [(&str, &[Role]); 5] = [
     ("auditor", &[Role::Auditor]),
     ("issuer", &[Role::Issuer]),
@@ -224,7 +222,7 @@ impl RightsWorld {
         for statement in [&statement, &other] {
             admin.put_statement(statement.cluster, &statement.sign(&world.owner)).await.unwrap();
         }
-        let (founder, document, h) = formed(&world, &service, &admin, &statement, 1).await;
+        let (own, document, h) = formed(&world, &service, &admin, &statement, 1).await;
         let (foreign, ..) = formed(&world, &service, &admin, &other, 2).await;
         let ticket = world.ticket(&admin, &statement).await;
         let newcomer = TestAgent::new(&world, &service, &statement, &ticket, 3);
@@ -235,14 +233,14 @@ impl RightsWorld {
         maker.known = grants.iter().map(|view| view.jws.to_string()).collect();
         maker.known.extend([
             statement.sign(&world.owner).to_string(),
-            founder.envelope().to_string(),
-            founder.record.csr.to_string(),
-            founder.record.agent_key.to_string(),
-            founder.nonce.to_string(),
+            own.envelope().to_string(),
+            own.record.csr.to_string(),
+            own.record.agent_key.to_string(),
+            own.nonce.to_string(),
             intent.operation.to_string(),
             statement.sign(&world.owner).hash().to_string(),
             order(&world, &statement, 1).to_string(),
-            Approval { cluster: statement.cluster, agent: founder.record.agent_key }
+            Approval { cluster: statement.cluster, agent: own.record.agent_key }
                 .sign(&world.owner)
                 .to_string(),
             statement.cluster.to_string(),
@@ -255,7 +253,7 @@ impl RightsWorld {
         let mut callers = vec![
             RightsCaller { name: "nobody", kind: CallerKind { key: None, authorization: None } },
             caller("foreign", &foreign.key, ClientKind::Agent(other.cluster)),
-            caller("agent", &founder.key, ClientKind::Agent(statement.cluster)),
+            caller("agent", &own.key, ClientKind::Agent(statement.cluster)),
         ];
         callers.extend(admins.iter().map(|(name, _, key)| caller(name, key, ClientKind::Admin)));
         callers.push(caller("owner", &world.owner, ClientKind::Admin));
@@ -264,7 +262,7 @@ impl RightsWorld {
             operation: intent.operation.to_string(),
             process: Uuid::now_v7(),
             etcd_token: etcd_token(&admin).await,
-            founder,
+            own,
             document,
             h,
             newcomer,
@@ -308,8 +306,8 @@ impl RightsWorld {
     fn made_body(&self, method: &str, path: &str, caller: &RightsCaller) -> Option<String> {
         let (owner, cluster) = (&self.world.owner, self.statement.cluster);
         let statement = self.statement.sign(owner).hash();
-        let (key, h) = (&self.founder.key, self.h);
-        let epoch = self.founder.highest_epoch;
+        let (key, h) = (&self.own.key, self.h);
+        let epoch = self.own.highest_epoch;
         let now = self.service.app().clock.seconds();
         // Whoever has the token of a host can redeem it with a key of its own.
         let redeem_of = |host: &TestAgent| match &caller.kind.key {
@@ -322,7 +320,7 @@ impl RightsWorld {
             ("PUT", "/v1/etcd-tokens") => json_of(&self.etcd_token),
             ("PUT", "/v1/orders") => signed(&order(&self.world, &self.statement, now)),
             ("POST", "/v1/join") => signed(&redeem_of(&self.newcomer)),
-            ("POST", "/v1/redeem") => signed(&redeem_of(&self.founder)),
+            ("POST", "/v1/redeem") => signed(&redeem_of(&self.own)),
             ("POST", "/v1/token") => {
                 let key = caller.kind.key.as_ref().unwrap_or(owner);
                 let assertion = Assertion::sign(key, &self.service.app().issuer, now);
@@ -336,7 +334,7 @@ impl RightsWorld {
             }),
             ("POST", "/release") => signed(&Release { cluster, epoch }.sign(key)),
             ("POST", "/report") => json_of(&ReportRequest {
-                session: self.founder.session(),
+                session: self.own.session(),
                 h,
                 raft_cluster_id: "0000000000000001".into(),
                 member_id: "0000000000000001".into(),

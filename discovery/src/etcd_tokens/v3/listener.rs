@@ -27,7 +27,7 @@ use crate::throttle_log::ThrottleKind;
 const MAX_CONNECTIONS: usize = 1_024;
 /// Largest number of open connections of one address, or of one /64 with IPv6.
 const MAX_CONNECTIONS_PER_ADDRESS: usize = 64;
-/// Largest number of concurrent calls on one connection. etcd makes its calls one after the other.
+/// Largest number of concurrent calls on one connection. etcd makes one after the other.
 const MAX_STREAMS: u32 = 16;
 /// Largest request in bytes. A registration has at most 2 KiB.
 const MAX_REQUEST: usize = 16 * 1024;
