@@ -108,8 +108,8 @@ async fn announce(
     if let Some(out) = &args.out
         && out.exists()
     {
-        // Refuse an existing file before the first request, so that no statement is sent without
-        // its file.
+        // Refuse an existing file before the first request. Otherwise a statement could be sent and
+        // then not be written to its file.
         return Err(muster_files::Error::Exists(out.clone()).into());
     }
     warn_if_silent(&to, printer).await;

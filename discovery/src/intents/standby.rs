@@ -58,8 +58,9 @@ pub(super) fn check_limit(changes: &MembershipChanges, now: UnixMicros) -> Resul
 }
 
 impl App {
-    /// Stores in `transaction` that a standby has asked for its intent, if that is due. Returns the
-    /// intent. Does nothing for an intent that isn't a standby's.
+    /// Stores in `transaction` that a standby has asked for its intent, if the stored time of its
+    /// last request is too old. Returns the intent. Does nothing for an intent that isn't a
+    /// standby's.
     pub(super) async fn note_standby(
         &self,
         transaction: &mut ClusterTransaction,

@@ -27,7 +27,8 @@ pub(super) enum Agreement {
     Unknown,
 }
 
-/// Compares at most `limit` entries, and records in the ledger that they were compared.
+/// Compares at most `limit` of the ledger's entries with the database, and records in the ledger
+/// that they were compared.
 pub(super) async fn compare_entries(
     connection: &mut PgConnection,
     ledger: &Ledger,

@@ -120,7 +120,8 @@ pub(super) struct CopiedDecisions {
     pub(super) to: u64,
     /// Hash of the decision chain up to the last copied decision, in hex.
     pub(super) hash: String,
-    /// New commits, and confirmed commits of this process, each encoded by [`pack_commit`].
+    /// Commits that this copy has found: new ones, and ones that this process had sent out before.
+    /// Each is encoded by [`pack_commit`].
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(super) commits: Vec<String>,
     /// Clusters that ended by one of the copied decisions, each with the cause.

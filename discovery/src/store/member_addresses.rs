@@ -7,8 +7,8 @@ use super::{Store, StoreError};
 use crate::domain::number_to_row;
 
 impl Store {
-    /// Stores an agent's address statement, unless the row has a higher number. With an equal
-    /// number, the new statement replaces the old one.
+    /// Stores an agent's address statement, unless the stored statement has a higher number. With
+    /// an equal number, the new statement replaces the stored one.
     pub(crate) async fn put_member_address(
         &self,
         cluster: Uuid,

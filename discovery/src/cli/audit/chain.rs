@@ -86,7 +86,8 @@ pub(super) struct ChainVerifier {
 }
 
 impl ChainVerifier {
-    /// Begins at the start of a chain. `known` is its end at the last verification.
+    /// Begins the verification of a chain at its start. `known` is the chain's end at the last
+    /// verification.
     pub(super) fn new(stream: Uuid, name: String, known: Option<ChainHead>) -> Self {
         let head = ChainHead { number: 0, hash: Digest([0; 32]) };
         Self { stream, name, known, head }
