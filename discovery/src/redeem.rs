@@ -36,7 +36,7 @@ use discovery_types::grant::{Grant, GrantId, ISSUER_SKEW_SECONDS, VerifiedGrant}
 use discovery_types::jws::{Jws, JwsError, JwsType};
 use discovery_types::key::PublicKey;
 use discovery_types::problem::Code;
-use discovery_types::record::{Record, RecordError, VerifiedRecord};
+use discovery_types::record::{Endorsement, Record, RecordError, VerifiedRecord};
 use discovery_types::redeem::Redeem;
 use uuid::Uuid;
 
@@ -117,8 +117,8 @@ impl RedeemRequest {
         self.claimed.grant
     }
 
-    /// Verifies the grant and the record under the locked cluster's statements. A wrong secret of
-    /// the token is counted, and gets the same error as an unknown token.
+    /// Verifies the grant and the record under the locked cluster's statements. A request without
+    /// the token's secret is counted, and gets the same error as an unknown token.
     pub(crate) fn verify(
         &self,
         app: &App,
@@ -136,19 +136,15 @@ impl RedeemRequest {
         }
         let row = loaded.requested_grant(&self.grant().to_string()).ok_or_else(unknown_token)?;
         let jws: Jws = row.jws.parse().map_err(|_| unknown_token())?;
-        let grant = app.store.caches().newest_grant(&jws, chain)?;
+        let refusal = |error: ApiError| self.hide_from_guessers(app, &row.token_key, error);
+        let grant = app.store.caches().newest_grant(&jws, chain);
+        let grant = grant.map_err(|error| refusal(error.into()))?;
         if grant.key.as_bytes()[..] != row.token_key || !purpose.is_of(&grant) {
             return Err(unknown_token());
         }
         let permissions = &chain.newest().permissions;
         let record = VerifiedRecord::verify(&self.redeem.signed, &grant, permissions);
-        if let Err(RecordError::Endorsement(JwsError::UnknownKey(_) | JwsError::BadSignature)) =
-            &record
-        {
-            app.guesses.note(grant.id, self.address, &app.metrics);
-            return Err(unknown_token());
-        }
-        let record = record?;
+        let record = record.map_err(|error| refusal(error.into()))?;
         app.store.caches().add_record(&record, &grant);
         if purpose == TokenUse::Seat {
             record.check_founder(chain.newest())?;
@@ -165,6 +161,23 @@ impl RedeemRequest {
             grant: VerifiedGrant::clone(&grant),
             record,
         })
+    }
+}
+
+impl RedeemRequest {
+    /// Replaces an error about a stored grant or its record by the one for an unknown token, and
+    /// counts a wrong secret, unless the sender has the token's secret. Otherwise the answer would
+    /// tell that the token exists. `token_key` is the token's public key.
+    fn hide_from_guessers(&self, app: &App, token_key: &[u8], error: ApiError) -> ApiError {
+        let key = token_key.try_into().ok().and_then(|key: [u8; 32]| PublicKey::try_from(key).ok());
+        let endorsement = &self.redeem.signed.endorsement;
+        let verified = key.map(|key| endorsement.verify::<Endorsement>(JwsType::Endorsement, &key));
+        // The payload is parsed only after the signature was verified.
+        if let Some(Ok(_) | Err(JwsError::Newer { .. } | JwsError::Payload(_))) = verified {
+            return error;
+        }
+        app.guesses.note(self.grant(), self.address, &app.metrics);
+        unknown_token()
     }
 }
 
@@ -215,7 +228,8 @@ impl VerifiedRedeem {
     }
 }
 
-/// Error for a token that this service doesn't know, or that is of another cluster or kind.
+/// Error for a token that this service doesn't know, that is of another cluster or kind, or whose
+/// secret the request doesn't prove.
 pub(crate) fn unknown_token() -> ApiError {
     let next = "Check that the bundle is for this service and cluster, or ask for another.";
     ApiError::new(Code::GrantUnknown, "The token is not known here.", next)

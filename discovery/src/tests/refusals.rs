@@ -2,14 +2,19 @@
 
 use std::sync::Arc;
 
+use discovery_types::admin::{Admin, AdminChain, AdminOperation};
 use discovery_types::api::{
     AbandonRequest, ClusterQuery, ClusterState, GrantQuery, NackReason, NackRequest,
 };
+use discovery_types::client::ClientError;
 use discovery_types::digest::{Digest, Nonce};
 use discovery_types::key::SigningKey;
-use discovery_types::problem::Code;
+use discovery_types::problem::{Code, Problem};
 use discovery_types::proposal::Ack;
+use discovery_types::record::SignedRecord;
+use discovery_types::redeem::Redeem;
 use discovery_types::retire::Retire;
+use discovery_types::role::Role;
 use discovery_types::token::Token;
 
 use super::agent::{TestAgent, form};
@@ -88,7 +93,7 @@ async fn a_redeem_for_another_service_or_by_another_connection_is_refused() {
     let thief = world.client(&service, Some(&Arc::new(SigningKey::generate())));
     let refused = thief.redeem(&[agent.envelope()]).await.unwrap_err();
     assert_eq!(refused.code(), Some(Code::RecordRefused));
-    let mut elsewhere = discovery_types::redeem::Redeem {
+    let mut elsewhere = Redeem {
         service: Digest::of(b"another"),
         cluster: statement.cluster,
         statement: statement.sign(&world.owner).hash(),
@@ -109,7 +114,25 @@ async fn a_redeem_for_another_service_or_by_another_connection_is_refused() {
     service.stop().await;
 }
 
-/// The answer must not reveal that the token exists.
+/// Redeems a record for an agent, and returns the service's refusal.
+async fn refusal(agent: &TestAgent, signed: SignedRecord) -> Problem {
+    let redeem = Redeem {
+        service: agent.service,
+        cluster: agent.record.cluster,
+        statement: agent.statement,
+        signed,
+        boot: agent.boot,
+        nonce: agent.nonce,
+        highest_epoch: agent.highest_epoch,
+        identity: None,
+    };
+    match agent.client.redeem(&[redeem.sign(&agent.key)]).await.unwrap_err() {
+        ClientError::Problem(problem) => *problem,
+        other => panic!("not refused by the service: {other}"),
+    }
+}
+
+/// The answer must not reveal that the token exists, whichever signature is wrong.
 #[tokio::test]
 async fn wrong_secrets_of_a_token_are_answered_as_an_unknown_token_and_raise_an_alarm() {
     let world = TestInstallation::new().await;
@@ -119,23 +142,70 @@ async fn wrong_secrets_of_a_token_are_answered_as_an_unknown_token_and_raise_an_
     let token = world.token(&admin, &statement).await;
     let unknown = world.grant(&admin, &statement).0;
     let agent = TestAgent::new(&world, &service, &statement, &unknown, 1);
-    let answer = agent.redeem().await.unwrap_err().to_string();
+    let answer = refusal(&agent, agent.record.sign(&agent.key, &agent.token)).await;
+    assert_eq!((answer.code, answer.status), (Code::GrantUnknown, 401));
+    assert!(!answer.retryable);
     let alarms = || {
         let text = service.app().metrics.text();
         let line = text.lines().find(|line| line.contains("\"token_guessed\"")).unwrap();
         line.rsplit(' ').next().unwrap().to_owned()
     };
     let mut agent = TestAgent::new(&world, &service, &statement, &token, 1);
-    for count in 1..=5 {
-        assert_eq!(alarms(), "0", "before attempt {count}");
-        let right = std::mem::replace(&mut agent.token, SigningKey::generate());
-        let refused = agent.redeem().await.unwrap_err();
-        agent.token = right;
-        assert_eq!(refused.code(), Some(Code::GrantUnknown));
-        assert_eq!(refused.to_string(), answer);
+    let other = SigningKey::generate();
+    let wrong_secret = agent.record.sign(&agent.key, &other);
+    let mut elsewhere = agent.record.clone();
+    elsewhere.peer_urls[0] = "https://192.0.2.1:2380".parse().unwrap();
+    let no_endorsement = SignedRecord {
+        record: wrong_secret.record.clone(),
+        endorsement: wrong_secret.record.clone(),
+    };
+    let guesses = [
+        wrong_secret.clone(),
+        elsewhere.sign(&agent.key, &other),
+        agent.record.sign(&other, &other),
+        no_endorsement,
+        wrong_secret,
+    ];
+    for guess in guesses {
+        assert_eq!(alarms(), "0");
+        assert_eq!(refusal(&agent, guess).await, answer);
     }
     assert_eq!(alarms(), "1");
+    // A holder of the secret is told why its record is refused.
+    let told = refusal(&agent, agent.record.sign(&other, &agent.token)).await;
+    assert_eq!(told.code, Code::RecordRefused);
     form(std::slice::from_mut(&mut agent)).await;
+    service.stop().await;
+}
+
+/// The reason that a token isn't valid any more is for those who have its secret.
+#[tokio::test]
+async fn a_token_of_a_former_issuer_is_unknown_to_those_without_its_secret() {
+    let world = TestInstallation::new().await;
+    let service = world.serve().await;
+    let admin = world.owner(&service);
+    let issuer = Arc::new(SigningKey::generate());
+    let named =
+        Admin { key: *issuer.public(), name: "ian".parse().unwrap(), roles: vec![Role::Issuer] };
+    let chain = AdminChain::root(world.owner.public());
+    let add = chain.sign_next(&world.owner, AdminOperation::Add(named.clone()));
+    admin.put_admin(&add).await.unwrap();
+    let mut statement = world.draft(&admin, "demo", 1).await;
+    statement.admins.push(named);
+    admin.put_statement(statement.cluster, &statement.sign(&world.owner)).await.unwrap();
+    let client = world.client(&service, Some(&issuer));
+    let (token, grant) = world.grant(&client, &statement);
+    client.put_grant(&grant.sign(&issuer)).await.unwrap();
+
+    let mut next = statement.clone();
+    (next.seq, next.previous) = (1, Some(statement.sign(&world.owner).hash()));
+    next.admins.pop();
+    admin.put_statement(next.cluster, &next.sign(&world.owner)).await.unwrap();
+    let agent = TestAgent::new(&world, &service, &statement, &token, 1);
+    let told = refusal(&agent, agent.record.sign(&agent.key, &agent.token)).await;
+    assert_eq!(told.code, Code::GrantRefused);
+    let guessed = agent.record.sign(&agent.key, &SigningKey::generate());
+    assert_eq!(refusal(&agent, guessed).await.code, Code::GrantUnknown);
     service.stop().await;
 }
 
@@ -204,14 +274,10 @@ async fn only_an_issuer_whom_the_statement_names_grants_tokens() {
     let admin = world.owner(&service);
     let statement = world.cluster(&admin, "demo", 3).await;
     let issuer = Arc::new(SigningKey::generate());
-    let named = discovery_types::admin::Admin {
-        key: *issuer.public(),
-        name: "ian".parse().unwrap(),
-        roles: vec![discovery_types::role::Role::Issuer],
-    };
-    let chain = discovery_types::admin::AdminChain::root(world.owner.public());
-    let add =
-        chain.sign_next(&world.owner, discovery_types::admin::AdminOperation::Add(named.clone()));
+    let named =
+        Admin { key: *issuer.public(), name: "ian".parse().unwrap(), roles: vec![Role::Issuer] };
+    let chain = AdminChain::root(world.owner.public());
+    let add = chain.sign_next(&world.owner, AdminOperation::Add(named.clone()));
     admin.put_admin(&add).await.unwrap();
     let client = world.client(&service, Some(&issuer));
     client.list_clusters(&ClusterQuery::default()).await.unwrap();

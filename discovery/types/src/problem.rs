@@ -83,13 +83,14 @@ codes! {
     ClientKeyMissing "client_key_missing" 401 never "A client certificate is needed",
     /// The key belongs to no agent or admin of this service, or was revoked.
     UnknownKey "unknown_key" 401 never "The key is not known here",
+    /// The token doesn't exist here, belongs to another cluster or service, or the request doesn't
+    /// prove its secret.
+    GrantUnknown "grant_unknown" 401 never "The token is not known here",
 
     /// The client's role doesn't allow the request.
     Forbidden "forbidden" 403 never "Not allowed",
     /// The key is not among the admins of the cluster's newest statement.
     NotInStatement "not_in_statement" 403 never "Not in the cluster's statement",
-    /// The token doesn't exist here, or belongs to another cluster or service.
-    GrantUnknown "grant_unknown" 403 never "The token is not known here",
     /// The token has expired.
     GrantExpired "grant_expired" 403 never "The token has expired",
     /// The token was revoked.

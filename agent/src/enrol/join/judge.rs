@@ -186,6 +186,7 @@ mod tests {
         let code = |error: &ClientError| fatal_error(error).map(|end| end.code());
         assert_eq!(code(&problem(Code::TicketTaken)), Some(3));
         assert_eq!(code(&problem(Code::GrantExpired)), Some(3));
+        assert_eq!(code(&problem(Code::GrantUnknown)), Some(3));
         assert_eq!(code(&problem(Code::Removed)), Some(3));
         assert_eq!(code(&problem(Code::WrongState)), Some(1));
         assert_eq!(code(&problem(Code::Overloaded)), None);
