@@ -20,21 +20,21 @@ const HOST: &str = "disco:8443";
 
 /// Status, `X-Etcd-Index` and body of an answer.
 #[derive(Debug, PartialEq)]
-struct KeyAnswer {
-    status: u16,
+pub(super) struct KeyAnswer {
+    pub(super) status: u16,
     index: Option<u64>,
     body: Value,
 }
 
 /// A client of the protocol v2.
-struct V2Client<'a> {
-    world: &'a TestInstallation,
-    service: &'a RunningService,
-    token: String,
+pub(super) struct V2Client<'a> {
+    pub(super) world: &'a TestInstallation,
+    pub(super) service: &'a RunningService,
+    pub(super) token: String,
 }
 
 impl V2Client<'_> {
-    async fn send(&self, method: &str, key: &str, form: Option<&str>) -> KeyAnswer {
+    pub(super) async fn send(&self, method: &str, key: &str, form: Option<&str>) -> KeyAnswer {
         let body = form.unwrap_or_default();
         let text = format!(
             "{method} /v2/{}{key} HTTP/1.1\r\nhost: {HOST}\r\nconnection: close\r\n\
@@ -57,13 +57,19 @@ impl V2Client<'_> {
         self.send("GET", key, None).await
     }
 
-    /// Registers a member as etcd does.
-    async fn register(&self, name: &str, url: &str) -> KeyAnswer {
+    /// Returns the path of a member's key, and the form that registers it.
+    pub(super) fn registration(&self, name: &str, url: &str) -> (String, String) {
         let value = format!("{name}={url}");
         let directory = format!("https://{HOST}/v2/{}", self.token);
         let id = format_id(value.parse::<EtcdPeers>().unwrap().member_id(&directory));
         let value = value.replace('=', "%3D").replace(':', "%3A").replace('/', "%2F");
-        self.send("PUT", &format!("/{id}?prevExist=false"), Some(&format!("value={value}"))).await
+        (format!("/{id}"), format!("value={value}"))
+    }
+
+    /// Registers a member as etcd does.
+    async fn register(&self, name: &str, url: &str) -> KeyAnswer {
+        let (path, form) = self.registration(name, url);
+        self.send("PUT", &format!("{path}?prevExist=false"), Some(&form)).await
     }
 }
 

@@ -2,12 +2,14 @@
 
 use std::time::Duration;
 
+use discovery_types::client::client_tls_config;
 use discovery_types::problem::{Code, Problem};
 use tokio::io::AsyncWriteExt;
 
 use super::malformed::{CallerKind, connect, read_answer};
 use super::support::{
-    TestInstallation, WAIT_TIMEOUT, exchange, get, send, send_with, wait_until, with_long_polls,
+    TestInstallation, WAIT_TIMEOUT, etcd_address, exchange, get, send, send_with, wait_until,
+    with_long_polls,
 };
 
 fn problem(body: &str) -> Problem {
@@ -163,22 +165,28 @@ async fn long_polls_beyond_the_limit_are_refused() {
 }
 
 #[tokio::test]
-async fn only_tls_1_3_is_accepted() {
+async fn every_listener_accepts_only_tls_1_3() {
     let world = TestInstallation::new().await;
-    let service = world.serve().await;
-    let socket = tokio::net::TcpStream::connect(service.addresses[0]).await.unwrap();
-    let provider = muster_tls::provider();
-    let old = rustls::ClientConfig::builder_with_provider(provider)
-        .with_protocol_versions(&[&rustls::version::TLS12])
-        .unwrap()
-        .with_root_certificates(rustls::RootCertStore::empty())
-        .with_no_client_auth();
-    let name = rustls::pki_types::ServerName::try_from("127.0.0.1").unwrap();
-    let refused = tokio_rustls::TlsConnector::from(std::sync::Arc::new(old))
-        .connect(name, socket)
-        .await
-        .unwrap_err();
-    assert!(refused.to_string().contains("ProtocolVersion"), "{refused}");
+    let mut args = world.args("ledger");
+    args.etcd_listen = args.listen.clone();
+    args.console.console_listen = args.listen.clone();
+    let service = crate::server::start(args).await.unwrap();
+    let addresses = [service.addresses[0], etcd_address(&service), service.console_addresses[0]];
+    for address in addresses {
+        let connect = async |tls: rustls::ClientConfig| {
+            let socket = tokio::net::TcpStream::connect(address).await.unwrap();
+            let name = rustls::pki_types::ServerName::try_from("127.0.0.1").unwrap();
+            tokio_rustls::TlsConnector::from(std::sync::Arc::new(tls)).connect(name, socket).await
+        };
+        let old = rustls::ClientConfig::builder_with_provider(muster_tls::provider())
+            .with_protocol_versions(&[&rustls::version::TLS12])
+            .unwrap()
+            .with_root_certificates(rustls::RootCertStore::empty())
+            .with_no_client_auth();
+        let refused = connect(old).await.unwrap_err();
+        assert!(refused.to_string().contains("ProtocolVersion"), "{address}: {refused}");
+        connect(client_tls_config(&world.context.pins, None)).await.unwrap();
+    }
     service.stop().await;
 }
 

@@ -8,6 +8,7 @@ mod batches;
 mod confirmed;
 mod console;
 mod database;
+mod etcd_rights;
 mod etcd_tokens;
 mod faults;
 mod forged_rows;

@@ -11,6 +11,9 @@
 //! decide, and `token`, where the key has to be a known one. Where an admin sends a signed message,
 //! its signer has to be named by the cluster's statement. So another cluster's admin may deliver an
 //! order or a retirement that this cluster's owner has signed.
+//!
+//! [`super::console`] and [`super::etcd_rights`] have such tables of the other listeners and of
+//! etcd's protocols.
 
 use std::sync::Arc;
 
@@ -32,12 +35,11 @@ use discovery_types::service::ServiceStatement;
 use discovery_types::statement::Statement;
 use serde::Serialize;
 use serde_json::{Value, json};
-use tokio::io::AsyncWriteExt;
 use uuid::Uuid;
 
 use super::agent::{TestAgent, form};
 use super::malformed::requests::RequestMaker;
-use super::malformed::{CallerKind, Connection, RawAnswer, connect, read_answer};
+use super::malformed::{CallerKind, answer_to, connect};
 use super::random::Random;
 use super::support::TestInstallation;
 use crate::server::RunningService;
@@ -48,12 +50,6 @@ const ATTEMPTS: u64 = 60;
 
 /// Number of the first of these requests that have a body made for the route, if there is one.
 const MADE_BODIES: u64 = 3;
-
-/// Maximum number of attempts to send a request while the service can't answer it.
-const TRIES: u32 = 20;
-
-/// Pause before a request is sent again.
-const PAUSE: std::time::Duration = std::time::Duration::from_millis(500);
 
 /// Answer to the question whether a caller may use a route.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -67,6 +63,27 @@ enum Right {
     Refused,
     /// A request passed the check.
     Allowed,
+}
+
+/// A line of a table of rights.
+pub(super) struct RightsRow {
+    pub(super) method: String,
+    pub(super) path: String,
+    /// Answers to the callers, in the order of the columns.
+    pub(super) cells: Vec<&'static str>,
+}
+
+/// Formats a table of rights, with a column for each caller.
+pub(super) fn format_rights(callers: &[&str], mut rows: Vec<RightsRow>) -> String {
+    rows.sort_by(|a, b| (&a.path, &a.cells).cmp(&(&b.path, &b.cells)));
+    let mut table = format!("{:62}{}", "", callers.join(" "));
+    for RightsRow { method, path, cells } in rows {
+        let cells = cells.iter().zip(callers);
+        let cells: Vec<_> =
+            cells.map(|(cell, name)| format!("{cell:width$}", width = name.len())).collect();
+        table.push_str(&format!("\n{method:6} {path:54} {}", cells.join(" ").trim_end()));
+    }
+    table
 }
 
 /// A caller with its TLS key and access token.
@@ -275,32 +292,6 @@ impl RightsWorld {
         }
     }
 
-    /// Sends a request. Repeats it while the service is overloaded, or on another connection if the
-    /// service closes this one. Both happen on a slow machine.
-    async fn answer(
-        &self,
-        connection: &mut Connection,
-        caller: &RightsCaller,
-        request: &str,
-    ) -> RawAnswer {
-        for _ in 0..TRIES {
-            let answer = match connection.write_all(request.as_bytes()).await {
-                Ok(()) => read_answer(connection, true).await,
-                Err(_) => None,
-            };
-            let is_open =
-                answer.as_ref().is_some_and(|answer| answer.header("connection") != Some("close"));
-            if !is_open {
-                *connection = connect(&self.world, &self.service, &caller.kind).await;
-            }
-            match answer {
-                Some(answer) if answer.status != 503 => return answer,
-                _ => tokio::time::sleep(PAUSE).await,
-            }
-        }
-        panic!("no answer to {request}");
-    }
-
     /// Makes a body that the service can judge, for a route whose random bodies it would refuse as
     /// unreadable or wrongly signed.
     fn made_body(&self, method: &str, path: &str, caller: &RightsCaller) -> Option<String> {
@@ -387,7 +378,8 @@ impl RightsWorld {
                 }
             }
             let request = format!("{head}content-length: {}\r\n\r\n{body}", body.len());
-            let answer = self.answer(&mut connection, caller, &request).await;
+            let parties = (&self.world, &self.service, &caller.kind);
+            let answer = answer_to(parties, &mut connection, request.as_bytes()).await;
             let code =
                 serde_json::from_str::<Problem>(&answer.body).ok().map(|problem| problem.code);
             match (answer.status, code) {
@@ -414,30 +406,26 @@ async fn each_route_serves_the_callers_that_it_is_for() {
     let rights = RightsWorld::new().await;
     let mut random = Random(1);
     let names: Vec<&str> = rights.callers.iter().map(|caller| caller.name).collect();
-    let mut table = format!("{:62}{}\n", "", names.join(" "));
     let mut operations: Vec<(usize, (String, String))> =
         rights.maker.operations().into_iter().enumerate().collect();
     // These routes come last: accepting the database ends clusters, and retiring ends this cluster.
     let is_last = |path: &str| path.ends_with("/accept") || path.contains("retire");
     operations.sort_by_key(|(_, (_, path))| is_last(path));
-    let mut lines = Vec::new();
+    let mut rows = Vec::new();
     for (number, (method, path)) in operations {
         let mut cells = Vec::new();
         for caller in &rights.callers {
-            let cell = match rights.right(number, caller, &mut random).await {
+            cells.push(match rights.right(number, caller, &mut random).await {
                 Right::Allowed | Right::Judged => "yes",
                 Right::Refused => "-",
                 Right::Unknown => {
                     let name = caller.name;
                     panic!("{method} {path}: no request of {name} could be judged: make a body")
                 }
-            };
-            cells.push(format!("{cell:width$}", width = caller.name.len()));
+            });
         }
-        lines.push(format!("{method:6} {path:54} {}", cells.join(" ").trim_end()));
+        rows.push(RightsRow { method, path, cells });
     }
-    lines.sort_by_key(|line| line[7..].to_owned());
-    table.push_str(&lines.join("\n"));
     rights.service.stop().await;
-    insta::assert_snapshot!(table);
+    insta::assert_snapshot!(format_rights(&names, rows));
 }

@@ -586,6 +586,12 @@ pub(super) async fn get(
     send_with(world, service, None, "GET", path, &[], String::new()).await
 }
 
+/// Returns the address of the listener for etcd's discovery protocol v3.
+pub(super) fn etcd_address(service: &RunningService) -> std::net::SocketAddr {
+    let endpoint = &service.app().etcd_v3_endpoints[0];
+    endpoint.parse().expect("the tests' services have the address 127.0.0.1")
+}
+
 /// Sends bytes over TLS. Returns everything received until the service closes the connection.
 pub(super) async fn exchange(
     world: &TestInstallation,

@@ -1,6 +1,7 @@
 //! Tests of the console: sign-in, rights, contents of pages, and what pages never do.
 
 mod pages;
+mod rights;
 mod sign_in;
 mod streams;
 

@@ -29,6 +29,11 @@ const REQUESTS: u64 = 50_000;
 /// other tests.
 const CONNECTIONS: u64 = 1;
 
+/// Maximum number of attempts to send a request while the service can't answer it.
+const TRIES: u32 = 20;
+/// Pause before a request is sent again.
+const PAUSE: Duration = Duration::from_millis(500);
+
 pub(in crate::tests) type Connection = tokio_rustls::client::TlsStream<tokio::net::TcpStream>;
 
 /// An answer of the service.
@@ -89,6 +94,31 @@ pub(in crate::tests) async fn read_answer(
             Ok(read) => received.extend_from_slice(&part[..read]),
         }
     }
+}
+
+/// Sends a request. Repeats it while the service is overloaded, or on another connection if the
+/// service closes this one. Both happen on a slow machine.
+pub(in crate::tests) async fn answer_to(
+    (world, service, caller): (&TestInstallation, &RunningService, &CallerKind),
+    connection: &mut Connection,
+    request: &[u8],
+) -> RawAnswer {
+    for _ in 0..TRIES {
+        let answer = match connection.write_all(request).await {
+            Ok(()) => read_answer(connection, true).await,
+            Err(_) => None,
+        };
+        let is_open =
+            answer.as_ref().is_some_and(|answer| answer.header("connection") != Some("close"));
+        if !is_open {
+            *connection = connect(world, service, caller).await;
+        }
+        match answer {
+            Some(answer) if answer.status != 503 => return answer,
+            _ => tokio::time::sleep(PAUSE).await,
+        }
+    }
+    panic!("no answer to {}", String::from_utf8_lossy(request));
 }
 
 /// Panics unless the answer is one that a malformed request may get.

@@ -173,7 +173,7 @@ fn text_of(value: &Value) -> String {
 }
 
 /// Percent-encodes what a URL can't contain.
-fn url_encoded(text: &str) -> String {
+pub(in crate::tests) fn url_encoded(text: &str) -> String {
     let encoded = |byte: u8| match byte.is_ascii_alphanumeric() || b"-._~".contains(&byte) {
         true => char::from(byte).to_string(),
         false => format!("%{byte:02X}"),
