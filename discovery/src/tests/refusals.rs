@@ -155,6 +155,8 @@ async fn wrong_secrets_of_a_token_are_answered_as_an_unknown_token_and_raise_an_
     let wrong_secret = agent.record.sign(&agent.key, &other);
     let mut elsewhere = agent.record.clone();
     elsewhere.peer_urls[0] = "https://192.0.2.1:2380".parse().unwrap();
+    let mut bad = agent.record.clone();
+    bad.peer_urls.clear();
     let no_endorsement = SignedRecord {
         record: wrong_secret.record.clone(),
         endorsement: wrong_secret.record.clone(),
@@ -162,7 +164,7 @@ async fn wrong_secrets_of_a_token_are_answered_as_an_unknown_token_and_raise_an_
     let guesses = [
         wrong_secret.clone(),
         elsewhere.sign(&agent.key, &other),
-        agent.record.sign(&other, &other),
+        bad.sign(&agent.key, &other),
         no_endorsement,
         wrong_secret,
     ];
@@ -172,7 +174,7 @@ async fn wrong_secrets_of_a_token_are_answered_as_an_unknown_token_and_raise_an_
     }
     assert_eq!(alarms(), "1");
     // A holder of the secret is told why its record is refused.
-    let told = refusal(&agent, agent.record.sign(&other, &agent.token)).await;
+    let told = refusal(&agent, bad.sign(&agent.key, &agent.token)).await;
     assert_eq!(told.code, Code::RecordRefused);
     form(std::slice::from_mut(&mut agent)).await;
     service.stop().await;
