@@ -46,10 +46,11 @@ pub(crate) struct ApiError {
 }
 
 impl ApiError {
-    /// Makes a problem. `detail` says what happened, `next` what the caller should do.
+    /// Makes a problem. `detail` says what happened, `next` what the caller should do. `detail` may
+    /// quote a text of the request, so it is made printable.
     pub(crate) fn new(code: Code, detail: impl Into<String>, next: impl Into<String>) -> Self {
         let retry_after_seconds = matches!(code.status(), 429 | 503).then_some(RETRY_AFTER_SECONDS);
-        let problem = Box::new(Problem::new(code, detail, next));
+        let problem = Box::new(Problem::new(code, printable(&detail.into()), next));
         ApiError {
             problem,
             retry_after_seconds,

@@ -20,6 +20,7 @@ use actix_web::web::{Data, Path, Query};
 use actix_web::{HttpRequest, HttpResponse};
 use discovery_types::digest::MemberId;
 use discovery_types::etcd_token::{EtcdPeers, EtcdProtocol, EtcdToken};
+use discovery_types::text::printable;
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 
@@ -82,7 +83,9 @@ struct KeyError {
 
 impl KeyError {
     fn new(status: StatusCode, code: u32, message: &'static str, cause: impl ToString) -> Self {
-        Self { status, code, message, cause: cause.to_string(), index: CONFIG_INDEX }
+        // The cause may quote a text of the request.
+        let cause = printable(&cause.to_string()).into_owned();
+        Self { status, code, message, cause, index: CONFIG_INDEX }
     }
 
     fn not_found(cause: impl ToString) -> Self {

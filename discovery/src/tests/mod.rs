@@ -23,6 +23,7 @@ mod limits;
 mod lists;
 mod malformed;
 mod metrics;
+mod odd_texts;
 mod openapi;
 mod parked;
 mod past;

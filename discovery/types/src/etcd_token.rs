@@ -15,6 +15,7 @@ use zeroize::{Zeroize, Zeroizing};
 
 use crate::digest::{Digest, MemberId, random};
 use crate::grant::GrantId;
+use crate::text::printable;
 use crate::token::{TOKEN_LENGTH, TokenError, checksum, decode_base32, encode_base32};
 
 /// Beginning of every etcd token.
@@ -193,8 +194,8 @@ impl FromStr for EtcdPeers {
         }
         urls.sort_unstable();
         let name = name.unwrap_or_default();
-        let is_printable = |c: char| !c.is_control() && !c.is_whitespace();
-        if name.is_empty() || name.len() > MAX_MEMBER_NAME || !name.chars().all(is_printable) {
+        let is_printable = !name.contains(char::is_whitespace) && printable(name) == name;
+        if name.is_empty() || name.len() > MAX_MEMBER_NAME || !is_printable {
             return Err(EtcdPeersError::Name);
         }
         Ok(EtcdPeers { name: name.to_owned(), urls })
@@ -250,6 +251,8 @@ mod tests {
             ("n0=http://h:1,n1=http://h:2", Form),
             ("=http://h:1", Name),
             ("a b=http://h:1", Name),
+            ("a\u{1b}[2J=http://h:1", Name),
+            ("a\u{202e}b=http://h:1", Name),
             (&format!("x{longest}=http://h:1"), Name),
             ("n0=ftp://h:1", Url),
             ("n0=http://h", Url),
