@@ -168,6 +168,7 @@ pub(crate) async fn start(args: ServeArgs) -> Result<RunningService, ServerError
             listener,
             tls.clone(),
             args.times.handshake,
+            args.times.drain,
         ));
     }
     let server = tokio::spawn(server);

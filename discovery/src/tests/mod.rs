@@ -15,6 +15,7 @@ mod forged_rows;
 mod forming;
 mod half_loaded;
 mod host_identity;
+mod http2;
 mod joining;
 mod jwt_vectors;
 mod large_ledger;

@@ -46,12 +46,13 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct EtcdClientAddress(pub(crate) SocketAddr);
 
-/// Serves until the process drains.
+/// Serves until the process drains. Calls that go on after that have `drain` time to end.
 pub(crate) async fn serve(
     app: App,
     listener: TcpListener,
     mut tls: rustls::ServerConfig,
     handshake_timeout: Duration,
+    drain: Duration,
 ) {
     tls.alpn_protocols = vec![b"h2".to_vec()];
     let acceptor = TlsAcceptor::from(std::sync::Arc::new(tls));
@@ -74,9 +75,17 @@ pub(crate) async fn serve(
         .add_service(KvServer::new(api.clone()).max_decoding_message_size(MAX_REQUEST))
         .add_service(WatchServer::new(api.clone()).max_decoding_message_size(MAX_REQUEST))
         .add_service(AuthServer::new(api).max_decoding_message_size(MAX_REQUEST))
-        .serve_with_incoming_shutdown(incoming, draining.cancelled_owned());
-    if let Err(error) = served.await {
-        tracing::error!(%error, "etcd's discovery protocol v3 is served no longer");
+        .serve_with_incoming_shutdown(incoming, draining.clone().cancelled_owned());
+    // A client can hold a call open without an end.
+    let end_of_drain = async {
+        draining.cancelled().await;
+        tokio::time::sleep(drain).await;
+    };
+    tokio::select! {
+        served = served => if let Err(error) = served {
+            tracing::error!(%error, "etcd's discovery protocol v3 is served no longer");
+        },
+        () = end_of_drain => tracing::warn!("some calls of etcds didn't finish in time"),
     }
     accepting.abort();
 }
