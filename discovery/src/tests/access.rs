@@ -9,9 +9,11 @@ use discovery_types::jws::JwsType;
 use discovery_types::key::SigningKey;
 use discovery_types::problem::{Code, Problem};
 use discovery_types::role::Role;
+use tokio::io::AsyncWriteExt;
 
+use super::malformed::{CallerKind, connect, read_answer};
 use super::support::{TestInstallation, send_with};
-use crate::server::RunningService;
+use crate::server::{RunningService, start};
 
 async fn exchange(
     world: &TestInstallation,
@@ -41,20 +43,39 @@ fn code(body: &str) -> Code {
     serde_json::from_str::<Problem>(body).unwrap_or_else(|_| panic!("{body}")).code
 }
 
-#[tokio::test]
+/// Two processes get one assertion many times at the same time: each request has a connection of
+/// its own, and is sent once all connections are open.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_assertion_gives_one_token_however_often_it_is_sent() {
+    const SENT: usize = 100;
     let world = TestInstallation::new().await;
-    let service = world.serve().await;
-    let issuer = world.owner(&service).context().await.unwrap().issuer;
-    let now = service.app().clock.seconds();
-    let assertion = Assertion::sign(&world.owner, &issuer, now);
-    let attempts = (0..20).map(|_| exchange(&world, &service, &world.owner, &assertion));
-    let answers = futures_util::future::join_all(attempts).await;
-    let won = answers.iter().filter(|(status, _)| *status == 200).count();
-    assert_eq!(won, 1, "{answers:?}");
-    let lost = answers.iter().find(|(status, _)| *status != 200).unwrap();
-    assert_eq!((lost.0, code(&lost.1)), (401, Code::AssertionRefused));
-    service.stop().await;
+    let services = [world.serve().await, start(world.args("ledger-2")).await.unwrap()];
+    let issuer = world.owner(&services[0]).context().await.unwrap().issuer;
+    let assertion = Assertion::sign(&world.owner, &issuer, services[0].app().clock.seconds());
+    let form = format!("grant_type={}&assertion={assertion}", JWT_BEARER.replace(':', "%3A"));
+    let request = format!(
+        "POST /v1/token HTTP/1.1\r\nhost: x\r\ncontent-length: {}\r\n\
+         content-type: application/x-www-form-urlencoded\r\n\r\n{form}",
+        form.len()
+    );
+    let caller = CallerKind { key: Some(world.owner.clone()), authorization: None };
+    let mut connections = Vec::new();
+    for number in 0..SENT {
+        connections.push(connect(&world, &services[number % 2], &caller).await);
+    }
+    let answers = connections.iter_mut().map(async |connection| {
+        connection.write_all(request.as_bytes()).await.unwrap();
+        read_answer(connection, true).await.unwrap()
+    });
+    let answers = futures_util::future::join_all(answers).await;
+    let won = answers.iter().filter(|answer| answer.status == 200).count();
+    assert_eq!(won, 1, "{:?}", answers.iter().map(|answer| answer.status).collect::<Vec<_>>());
+    for lost in answers.iter().filter(|answer| answer.status != 200) {
+        assert_eq!((lost.status, code(&lost.body)), (401, Code::AssertionRefused));
+    }
+    for service in services {
+        service.stop().await;
+    }
 }
 
 /// Sets the database's clock ahead by `ahead_us` microseconds, and lets the service read it.

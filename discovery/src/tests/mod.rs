@@ -35,6 +35,7 @@ mod refusals;
 mod reopened;
 mod restore;
 mod rights;
+mod rotated_keys;
 mod round_trips;
 mod schema;
 mod scopes;
