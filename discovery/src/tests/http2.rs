@@ -46,7 +46,7 @@ enum ConnectionEnd {
     Any,
 }
 
-/// Returns a frame.
+/// Encodes a frame: the length of the payload, the kind, the flags and the stream come first.
 fn frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8> {
     let length = u32::try_from(payload.len()).unwrap().to_be_bytes();
     let mut bytes = length[1..].to_vec();

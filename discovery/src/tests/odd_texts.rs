@@ -308,8 +308,8 @@ fn to_value(content: &impl serde::Serialize) -> Value {
     serde_json::to_value(content).unwrap()
 }
 
-/// Panics if a string in a JSON text has control characters. The programs that show such a text to a
-/// person replace further characters ([`discovery_types::text::printable`]). PEM texts have lines.
+/// Panics if a string in a JSON text has control characters. The programs that show such a text to
+/// a person replace further characters ([`discovery_types::text::printable`]). PEM texts have lines.
 fn check_shown(body: &str, what: &str) {
     let Ok(value) = serde_json::from_str::<Value>(body) else { return };
     let mut found = Vec::new();
