@@ -8,6 +8,7 @@ use discovery_types::api::{
 };
 use discovery_types::client::ClientError;
 use discovery_types::digest::{Digest, Nonce};
+use discovery_types::jws::Jws;
 use discovery_types::key::SigningKey;
 use discovery_types::problem::{Code, Problem};
 use discovery_types::proposal::Ack;
@@ -161,13 +162,19 @@ async fn wrong_secrets_of_a_token_are_answered_as_an_unknown_token_and_raise_an_
         record: wrong_secret.record.clone(),
         endorsement: wrong_secret.record.clone(),
     };
-    let guesses = [
-        wrong_secret.clone(),
-        elsewhere.sign(&agent.key, &other),
-        bad.sign(&agent.key, &other),
-        no_endorsement,
-        wrong_secret,
-    ];
+    let refused = elsewhere.sign(&agent.key, &other);
+    // A record with the signature of another one.
+    let parts = |jws: &Jws| {
+        let (input, signature) = jws.as_str().rsplit_once('.').unwrap();
+        (input.to_owned(), signature.to_owned())
+    };
+    let (input, signature) = (parts(&wrong_secret.record).0, parts(&refused.record).1);
+    let wrongly_signed = SignedRecord {
+        record: format!("{input}.{signature}").parse().unwrap(),
+        endorsement: wrong_secret.endorsement.clone(),
+    };
+    let guesses =
+        [wrongly_signed, refused, bad.sign(&agent.key, &other), no_endorsement, wrong_secret];
     for guess in guesses {
         assert_eq!(alarms(), "0");
         assert_eq!(refusal(&agent, guess).await, answer);
