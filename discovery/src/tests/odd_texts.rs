@@ -244,6 +244,9 @@ fn add_strings(value: &Value, pointer: &str, found: &mut Vec<String>) {
     }
 }
 
+/// Makes a request's path and body from its content.
+type RequestWriter<'a> = Box<dyn Fn(&Value) -> (String, String) + 'a>;
+
 /// A request with texts in it.
 struct OddRequest<'a> {
     /// Method and a short name, for messages.
@@ -251,8 +254,7 @@ struct OddRequest<'a> {
     media_type: &'static str,
     /// The valid content. Each of its strings is replaced in turn.
     content: Value,
-    /// Makes path and body from the content.
-    make: Box<dyn Fn(&Value) -> (String, String) + 'a>,
+    make: RequestWriter<'a>,
 }
 
 impl<'a> OddRequest<'a> {
