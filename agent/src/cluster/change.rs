@@ -57,6 +57,8 @@ pub(crate) struct ChangeMetadata {
     /// Index of the configuration for which the change was planned. At any other configuration, the
     /// cluster refuses the change.
     pub planned_at: Option<u64>,
+    /// When the change must no longer be sent, because the facts that led to it are old then.
+    pub send_before: Option<Instant>,
 }
 
 impl ClusterMemberChange {
@@ -109,6 +111,11 @@ impl NewMember {
 }
 
 impl ChangeMetadata {
+    /// Whether the facts that led to the change are too old by now.
+    fn is_too_late(&self) -> bool {
+        self.send_before.is_some_and(|limit| Instant::now() > limit)
+    }
+
     pub(super) fn metadata(&self) -> MetadataMap {
         let mut metadata = MetadataMap::new();
         let operation = data_encoding::HEXLOWER.encode(&self.operation);
@@ -128,13 +135,18 @@ impl ClusterApiClient {
     /// Makes a change, and returns the members after it. If the answer is lost, the list of members
     /// is read before the change is sent again, with the same operation id. `muster-node` carries
     /// out an operation id once. Stock etcd knows no such ids. With stock etcd, an addition is
-    /// taken as made if its URLs are in the list, and every other change can be repeated.
+    /// taken as made if its URLs are in the list, and every other change can be repeated, unless it
+    /// is too late for that.
     pub(crate) async fn carry_out(
         &self,
         change: &ClusterMemberChange,
         carrying: &ChangeMetadata,
     ) -> Result<MemberList, ClusterError> {
         let mut tries = 1;
+        if carrying.is_too_late() {
+            let text = format!("too much time has passed since {} was planned", change.name());
+            return Err(ClusterError::Unavailable { text });
+        }
         loop {
             let lost = match self.send_change(change, carrying).await {
                 // An earlier attempt, whose answer was lost, has made the change.
@@ -164,7 +176,7 @@ impl ClusterApiClient {
             if change.is_certainly_visible_in(&members) {
                 return Ok(members);
             }
-            if tries == MAX_ATTEMPTS {
+            if tries == MAX_ATTEMPTS || carrying.is_too_late() {
                 return Err(lost);
             }
             tries += 1;

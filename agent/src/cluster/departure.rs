@@ -68,7 +68,11 @@ impl ClusterApiClient {
             let is_own = stored.value == Some(own);
             return Ok(if is_own { RemovalOrigin::Own } else { RemovalOrigin::Foreign });
         }
-        let carrying = ChangeMetadata { operation: *operation, planned_at: members.configuration };
+        let carrying = ChangeMetadata {
+            operation: *operation,
+            planned_at: members.configuration,
+            send_before: None,
+        };
         match self.send_change(&ClusterMemberChange::Remove(old), &carrying).await {
             Err(error) if error.refusal() == Some(ClusterRefusal::MemberNotFound) => {
                 Ok(RemovalOrigin::Foreign)

@@ -224,8 +224,11 @@ impl Relocation {
             ));
         }
         let change = ClusterMemberChange::Update(own, vec![self.peer_url.to_string()]);
-        let metadata =
-            ChangeMetadata { operation: self.operation(own), planned_at: members.configuration };
+        let metadata = ChangeMetadata {
+            operation: self.operation(own),
+            planned_at: members.configuration,
+            send_before: None,
+        };
         self.node.carry_out(&change, &metadata).await.map_err(failed)?;
         tracing::info!("the cluster has recorded that this member is at {}", self.peer_url);
         Ok(())

@@ -4,6 +4,7 @@ use discovery_types::api::Outcome;
 use discovery_types::digest;
 use discovery_types::intent::{IntentChange, IntentStep, VerifiedIntent};
 use futures_util::future::join_all;
+use tokio::time::Instant;
 
 use super::Steward;
 use super::decide::{StewardAction, foreign_removal_reason, refusal};
@@ -16,13 +17,14 @@ use crate::exit::error_chain as causes;
 use discovery_types::text::truncate_reason;
 
 impl Steward {
-    /// Sends one change to the cluster, and handles its answer.
+    /// Sends one change to the cluster, and handles its answer. The change isn't sent after
+    /// `send_before`.
     pub(super) async fn change(
         &mut self,
         intent: &VerifiedIntent,
-        change: &ClusterMemberChange,
-        step: IntentStep,
+        (change, step): (&ClusterMemberChange, IntentStep),
         members: &MemberList,
+        send_before: Option<Instant>,
     ) {
         let operation = *intent.step_operation(step).as_bytes();
         if let (IntentChange::Add { .. }, IntentStep::Remove, ClusterMemberChange::Remove(old)) =
@@ -31,7 +33,7 @@ impl Steward {
         {
             return self.report_wait(intent, &causes(&error)).await;
         }
-        let carrying = ChangeMetadata { operation, planned_at: members.configuration };
+        let carrying = ChangeMetadata { operation, planned_at: members.configuration, send_before };
         match self.node.carry_out(change, &carrying).await {
             Ok(_) => {
                 crash::at(crash::Failpoint::Changed);

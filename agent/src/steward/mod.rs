@@ -38,6 +38,7 @@ use uuid::Uuid;
 pub(crate) use self::chain::{RECOVERIES, STATEMENTS, Statements};
 use self::decide::{IntentFacts, StewardAction};
 use self::progress::NewcomerProgress;
+use self::replacement::STEP_LIFETIME;
 use self::replacement::decide::Continuation;
 pub(crate) use self::replacement::{ReplacementKeeper, VoterObserver};
 use self::takeover::LeaderWatch;
@@ -430,7 +431,9 @@ impl Steward {
         if let IntentChange::Add { record, .. } = intent.change() {
             seen.progress.observe(&self.node, record, members, status).await;
         }
+        let looked = Instant::now();
         let continuation = self.continuation(intent, members, status.member_id).await;
+        let send_before = continuation.as_ref().map(|_| looked + STEP_LIFETIME);
         seen.given_up = match &continuation {
             Some(Continuation::GiveUp(why)) => Some(why.clone()),
             _ => None,
@@ -460,7 +463,7 @@ impl Steward {
             StewardAction::HandOver => self.hand_over(intent, members, status).await,
             StewardAction::Report(outcome) => self.report_outcome(intent, outcome).await,
             StewardAction::Change(change, step) => {
-                self.change(intent, &change, step, members).await
+                self.change(intent, (&change, step), members, send_before).await
             }
             StewardAction::FindRemover(old) => self.find_remover(intent, old, members).await,
         }
@@ -527,20 +530,32 @@ impl Steward {
         }
     }
 
+    /// Notes in the store that the replacement of an intent has ended in this state.
+    async fn end_replacement(
+        &mut self,
+        intent: &VerifiedIntent,
+        state: IntentState,
+    ) -> Result<(), String> {
+        let is_promoted = state == IntentState::Promoted;
+        let is_vacant = self.leaves_vacancy(intent, is_promoted).await?;
+        self.end_use(&intent.operation, state.as_str(), is_vacant).await
+    }
+
+    /// Returns the origin of the removal of an intent's dead member, as far as this agent knows it.
+    fn removal_origin(&self, operation: &OperationId) -> RemovalOrigin {
+        self.observations.get(operation).map(|seen| seen.removal_origin).unwrap_or_default()
+    }
+
     /// Reports an outcome to discovery. If the report fails, the next pass decides the same and
     /// reports it again.
     async fn report_outcome(&mut self, intent: &VerifiedIntent, outcome: Outcome) {
         let Ok(status) = self.node.status().await else { return };
         let state = outcome.state();
-        if intent.policy().is_some() && !state.is_live() {
-            // The replaced member's place is vacant if this replacement has removed that member,
-            // and ends without a newcomer.
-            let removed = self.observations.get(&intent.operation);
-            let is_freed = removed.is_some_and(|seen| seen.removal_origin == RemovalOrigin::Own);
-            let is_vacant = is_freed && state != IntentState::Promoted;
-            if let Err(why) = self.end_use(&intent.operation, state.as_str(), is_vacant).await {
-                return self.log_wait(intent, &why);
-            }
+        if intent.policy().is_some()
+            && !state.is_live()
+            && let Err(why) = self.end_replacement(intent, state).await
+        {
+            return self.log_wait(intent, &why);
         }
         let request =
             OutcomeRequest { outcome, raft_term: status.raft_term, raft_index: status.raft_index };

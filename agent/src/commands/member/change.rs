@@ -103,7 +103,11 @@ impl ChangeSession {
         change: &ClusterMemberChange,
         operation: [u8; 16],
     ) -> Result<MemberList, ClusterError> {
-        let carrying = ChangeMetadata { operation, planned_at: survey.members.configuration };
+        let carrying = ChangeMetadata {
+            operation,
+            planned_at: survey.members.configuration,
+            send_before: None,
+        };
         self.cluster.carry_out(change, &carrying).await
     }
 

@@ -21,7 +21,7 @@ use discovery_types::grant::{GrantId, ReplacementLimits};
 
 use super::store::no_room_text;
 use super::uses::{PolicyUse, UseLog, raft_cluster_text};
-use crate::cluster::{ClusterMember, MemberId, MemberList};
+use crate::cluster::{ClusterMember, MemberId, MemberList, RemovalOrigin};
 
 /// State of a policy in the cluster's own store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -375,6 +375,10 @@ pub(crate) fn continuation(
     voters: usize,
 ) -> Continuation {
     let name = &of.member_name;
+    // Discovery may hand out the newcomer as if nothing had ended.
+    if let Some(how) = &of.ended {
+        return Continuation::GiveUp(format!("this replacement of {name} has ended: {how}"));
+    }
     match (old, standing) {
         (None, _) if voters >= of.voters => {
             Continuation::GiveUp(format!("somebody else has taken the place of {name}"))
@@ -397,6 +401,28 @@ pub(crate) fn continuation(
             Some(DeadMemberState::Unreachable),
             PolicyStanding::InForce | PolicyStanding::Missing | PolicyStanding::NoRoom,
         ) => Continuation::Continue,
+    }
+}
+
+/// Returns whether a use that ends leaves its dead member's place free for another newcomer.
+/// `origin` says whether the use has removed that member, if it is gone. Returns `None` if the agent
+/// has to find that out first.
+pub(crate) fn leaves_vacancy(
+    of: &PolicyUse,
+    is_promoted: bool,
+    members: &MemberList,
+    origin: RemovalOrigin,
+) -> Option<bool> {
+    let voters = members.list.iter().filter(|member| !member.is_learner).count();
+    match origin {
+        _ if is_promoted || members.of_id(of.member).is_some() || voters >= of.voters => {
+            Some(false)
+        }
+        // An earlier use has removed the member.
+        _ if of.fills_vacancy => Some(true),
+        RemovalOrigin::Own => Some(true),
+        RemovalOrigin::Foreign => Some(false),
+        RemovalOrigin::Unknown => None,
     }
 }
 

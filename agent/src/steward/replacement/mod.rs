@@ -61,6 +61,9 @@ use crate::plan::MemberState;
 const USES: &str = "muster/v1/replacements";
 /// Why a newcomer under a policy waits while nobody is dead.
 const STANDBY: &str = "all voters can be reached: this host is a standby";
+/// How long an agent may take from its look at the members to a step of a replacement whose newcomer
+/// doesn't vote. An agent may hang in between, and the dead member may come back meanwhile.
+pub(super) const STEP_LIFETIME: Duration = Duration::from_secs(15);
 
 /// Returns the uses in a cluster's own store, oldest first.
 pub(crate) async fn read_uses(node: &ClusterApiClient) -> Result<Vec<PolicyUse>, String> {
@@ -403,6 +406,7 @@ impl Steward {
         let pass = Pass { members: &members, status, other_change, own_now, service_now };
         let mut shown = (None, false);
         for (intent, _) in waiting {
+            let looked = Instant::now();
             let decision = self.decide_newcomer(intent, &pass).await?;
             match decision {
                 PolicyDecision::StandBy => self.report_wait(intent, STANDBY).await,
@@ -418,6 +422,9 @@ impl Steward {
                 PolicyDecision::Refuse(why) => {
                     let reason = discovery_types::text::truncate_reason(why);
                     self.report_outcome(intent, Outcome::Refused { reason }).await;
+                }
+                PolicyDecision::Begin(_) if looked.elapsed() > STEP_LIFETIME => {
+                    return Err(decided_too_slowly());
                 }
                 PolicyDecision::Begin(new) => {
                     self.begin_use(intent, new, &uses).await?;
@@ -627,6 +634,14 @@ fn lost_intent(
         policy: Some(policy_use.policy),
     };
     Some((resolve(verified, policy_use), view))
+}
+
+/// Says that too much time has passed between an agent's look at the members and its step.
+pub(super) fn decided_too_slowly() -> String {
+    format!(
+        "deciding took more than {} s, and the members may have changed: the agent looks again",
+        STEP_LIFETIME.as_secs()
+    )
 }
 
 fn resolve(intent: VerifiedIntent, policy_use: &PolicyUse) -> VerifiedIntent {

@@ -1,13 +1,14 @@
-//! Decides whether a replacement that has begun goes on.
+//! Decides whether a replacement that has begun goes on, and what it leaves when it ends.
 
 use std::time::Duration;
 
 use discovery_types::intent::{IntentChange, VerifiedIntent};
 use tokio::time::Instant;
 
-use super::decide::{Continuation, DeadMemberState, continuation};
+use super::decide::{Continuation, DeadMemberState, continuation, leaves_vacancy};
 use super::{store, texts};
 use crate::cluster::{MemberId, MemberList};
+use crate::exit::error_chain as causes;
 use crate::steward::Steward;
 
 impl Steward {
@@ -50,6 +51,28 @@ impl Steward {
         }
         let standing = self.replacement.stored.standing(policy);
         Some(continuation(&policy_use, standing, state, voters.len()))
+    }
+
+    /// Returns whether the replacement of an intent leaves its dead member's place free, now that it
+    /// ends. If an earlier agent may have removed that member, asks the cluster.
+    pub(crate) async fn leaves_vacancy(
+        &mut self,
+        intent: &VerifiedIntent,
+        is_promoted: bool,
+    ) -> Result<bool, String> {
+        let Some(policy_use) = self.replacement.uses.of(&intent.operation).cloned() else {
+            return Ok(false);
+        };
+        let members = self.node.list_members().await.map_err(|error| causes(&error))?;
+        let is_vacant = |steward: &Self| {
+            let origin = steward.removal_origin(&intent.operation);
+            leaves_vacancy(&policy_use, is_promoted, &members, origin)
+        };
+        if is_vacant(self).is_none() {
+            self.find_remover(intent, policy_use.member, &members).await;
+        }
+        let member = policy_use.member;
+        is_vacant(self).ok_or_else(|| format!("the cluster doesn't say who has removed {member}"))
     }
 
     /// Returns whether a member is unreachable, as this host alone sees it.

@@ -1,21 +1,26 @@
 //! A seeded simulation of replacements by a policy.
 //!
 //! Agents run the code that decides: [`Reachability`], [`Observations`], [`UseLog`],
-//! [`PolicyReplacementFacts`], [`continuation`] and the steps of [`ReplacementFacts`]. Their
-//! hosts die, come back, and lose their connections to each other. The simulation also has:
+//! [`PolicyReplacementFacts`], [`continuation`], [`leaves_vacancy`] and the steps of
+//! [`ReplacementFacts`]. Their hosts die, come back, and lose their connections to each other. The
+//! simulation also has:
 //! - a store with compare-and-swap;
-//! - a cluster that judges changes as etcd does;
+//! - a cluster that judges changes as `muster-node` or as stock etcd does;
 //! - hosts that wait for a place;
-//! - a discovery service that lies about its clock and hands out hosts that are gone;
-//! - leaders that change between an agent's decision and its write.
+//! - a discovery service that lies about its clock, hands out hosts that are gone, and hands out
+//!   replacements that have ended;
+//! - agents that hang, and leaders that change, between an agent's decision and its write.
 //!
 //! After each change, the simulation compares the result with the true history of the hosts, which
-//! no agent sees.
+//! no agent sees ([`invariants`]).
 //!
-//! A test switches off each guard in turn: the simulation then has to find a violation.
+//! A test switches off each guard in turn: the simulation then has to find a violation of a certain
+//! invariant.
 
+mod cluster;
 mod decisions;
 mod histories;
+mod invariants;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -24,9 +29,11 @@ use discovery_types::digest::OperationId;
 use discovery_types::grant::{GrantId, ReplacementLimits};
 use tokio::time::Instant;
 
+use self::invariants::{Invariant, TruePath};
+use super::STEP_LIFETIME;
 use super::decide::{
     Candidate, Continuation, DeadMemberState, PolicyDecision, PolicyFacts, PolicyReplacementFacts,
-    PolicyStanding, VoterFacts, continuation,
+    PolicyStanding, VoterFacts, continuation, leaves_vacancy,
 };
 use super::observations::{OBSERVATION_LIFETIME, Observations};
 use super::uses::{PolicyUse, UseLog};
@@ -49,12 +56,25 @@ const HISTORIES: u64 = 300;
 const HISTORIES_TO_FIND: u64 = 400;
 /// Largest difference of an agent's clock from the true time, in seconds.
 const MAX_SKEW: u64 = 60;
-/// Upper bound, exclusive, of the number of steps between an agent's decision and its write.
+/// Upper bound, exclusive, of the number of steps between an agent's decision and its write, unless
+/// the agent hangs.
 const MAX_DELAY: u64 = 4;
+/// Upper bound, exclusive, of that number for an agent that hangs.
+const MAX_HANG: u64 = 120;
 /// Time after which a newcomer that doesn't catch up is removed, in seconds.
 const STALLED_AFTER: u64 = 300;
 const LIMITS: ReplacementLimits =
     ReplacementLimits { after_seconds: 60, at_most: 2, per_seconds: 3_600 };
+
+/// The program whose rules for changes of members the simulated cluster has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum NodeKind {
+    /// Carries out each operation id once, and refuses a change that was planned for another
+    /// configuration.
+    Muster,
+    /// Knows neither operation ids nor configurations.
+    StockEtcd,
+}
 
 /// A guard that a test switches off.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -83,21 +103,37 @@ enum Guard {
     Agreement,
     /// A vacant place is filled only if the cluster lacks a voter.
     Vacancy,
+    /// Only a newcomer that has started is promoted.
+    Start,
+    /// A step is taken only within [`STEP_LIFETIME`] after its decision.
+    StepAge,
+    /// A replacement that has ended takes no step, although discovery hands it out again.
+    EndedUse,
+    /// An agent finds out who removed the dead member before it ends the replacement.
+    FindRemover,
 }
 
-/// Groups of guards that are switched off together. A second unreachable voter isn't in sync
-/// either, so the guards `OneDead` and `InSync` catch each other's faults.
-const GUARDS: [&[Guard]; 10] = [
-    &[Guard::Quorum],
-    &[Guard::Freshness],
-    &[Guard::OneDead, Guard::InSync],
-    &[Guard::Patience],
-    &[Guard::CompareAndSwap],
-    &[Guard::Limit],
-    &[Guard::Revocation],
-    &[Guard::Expiry],
-    &[Guard::Continuation],
-    &[Guard::Vacancy],
+/// Groups of guards that are switched off together, each with an invariant that is then violated.
+/// A second unreachable voter isn't in sync either, so the guards `OneDead` and `InSync` catch each
+/// other's faults.
+const GUARDS: [(&[Guard], Invariant); 17] = [
+    (&[Guard::Quorum], Invariant::Agreement),
+    (&[Guard::Freshness], Invariant::Agreement),
+    (&[Guard::OneDead, Guard::InSync], Invariant::OthersReachable),
+    (&[Guard::Patience], Invariant::Agreement),
+    (&[Guard::CompareAndSwap], Invariant::OneAtATime),
+    (&[Guard::Limit], Invariant::Limit),
+    (&[Guard::Revocation], Invariant::PolicyInForce),
+    (&[Guard::Expiry], Invariant::PolicyInForce),
+    (&[Guard::Continuation], Invariant::StillDead),
+    (&[Guard::Vacancy], Invariant::Size),
+    (&[Guard::Vacancy], Invariant::OneNewcomerForOneDeath),
+    (&[Guard::Start], Invariant::StartedBeforeVote),
+    (&[Guard::Start], Invariant::NoFewerStartedVoters),
+    (&[Guard::StepAge], Invariant::StillDead),
+    (&[Guard::EndedUse], Invariant::NoStepAfterEnd),
+    (&[Guard::EndedUse], Invariant::StillDead),
+    (&[Guard::FindRemover], Invariant::VacancyIsNoted),
 ];
 
 /// A pseudorandom generator (splitmix64, Steele and others, 2014).
@@ -135,16 +171,36 @@ struct SimulatedHost {
     reach: Reachability,
     observations: Observations,
     /// Change that the agent has decided on and not yet made.
-    pending: Option<(u64, Pending)>,
+    pending: Option<PendingChange>,
     /// Whether the cluster has refused to add the newcomer of the use under way.
     is_addition_refused: bool,
+    /// Operation of which the agent knows whether it has removed its dead member.
+    removal_origin: Option<(OperationId, RemovalOrigin)>,
 }
 
 /// A decision that an agent carries out later.
-enum Pending {
+struct PendingChange {
+    decided_at: u64,
+    /// When the agent carries the decision out.
+    due: u64,
+    /// Number of changes of members before the decision.
+    configuration: u64,
+    decision: Decision,
+}
+
+enum Decision {
     Begin { new: PolicyUse, revision: u64, ended: Option<&'static str> },
-    Step { operation: OperationId, step: ReplacementStep, configuration: u64 },
+    Step(StepDecision),
     GiveUp { operation: OperationId },
+}
+
+struct StepDecision {
+    operation: OperationId,
+    step: ReplacementStep,
+    /// Whether the newcomer voted when this was decided.
+    newcomer_votes: bool,
+    /// Whether the use had ended when this was decided.
+    is_after_end: bool,
 }
 
 /// An observation in the store.
@@ -155,18 +211,14 @@ struct StoredObservation {
     unreachable: Vec<(MemberId, Duration)>,
 }
 
-/// True history of one host's connection to another.
-#[derive(Clone, Copy, Default)]
-struct TruePath {
-    /// Time since which the path has been cut; `None` if it isn't cut.
-    cut_since: Option<u64>,
-    /// End and length of the last cut that has ended.
-    last: Option<(u64, u64)>,
-}
-
 struct Simulation {
     random: Random,
+    node: NodeKind,
     off: &'static [Guard],
+    /// The only invariant that is checked; `None` for all.
+    watched: Option<Invariant>,
+    /// The leader changes in one of so many steps.
+    leader_changes_one_in: u64,
     start: Instant,
     now: u64,
     size: usize,
@@ -189,11 +241,23 @@ struct Simulation {
     /// Hosts that wait, with their operations, in the order in which discovery hands them out.
     waiting: Vec<(OperationId, MemberId)>,
     removed_by: BTreeMap<MemberId, OperationId>,
+    /// Operation that last announced in the store that it removes a member, as agents do with stock
+    /// etcd.
+    announced: BTreeMap<MemberId, OperationId>,
     learner_since: BTreeMap<MemberId, u64>,
+    /// Newcomers that were members and were removed.
+    removed_newcomers: BTreeSet<MemberId>,
     next_host: u64,
     begun: Vec<u64>,
     finished: u64,
-    violation: Option<String>,
+    /// Number of decisions and changes so far, without decisions to wait.
+    events: u64,
+    /// Voter that took each dead member's place.
+    successors: BTreeMap<MemberId, MemberId>,
+    /// Number of started voters that the cluster has to have, apart from a member that is being
+    /// replaced.
+    least_started: usize,
+    violation: Option<(Invariant, String)>,
 }
 
 /// Returns when the policy of a history expires: in one of six histories, within that history.
@@ -203,6 +267,10 @@ fn expiry_of(seed: u64) -> u64 {
         true => BEGINNING + random.below(TICKS * TICK),
         false => u64::MAX,
     }
+}
+
+fn host_of(operation: OperationId) -> MemberId {
+    MemberId(u64::from_be_bytes(operation.0[..8].try_into().expect("8 bytes")))
 }
 
 fn operation_of(host: MemberId) -> OperationId {
@@ -226,18 +294,30 @@ fn member(host: MemberId, is_learner: bool) -> ClusterMember {
 }
 
 impl Simulation {
+    /// Makes the simulation of a history. Every other history has stock etcd, and in every eighth
+    /// one the leader changes at each step.
     fn new(seed: u64, off: &'static [Guard]) -> Self {
         let mut random = Random(seed);
         let size = if random.one_in(3) { 5 } else { 3 };
+        let node = if seed.is_multiple_of(2) { NodeKind::Muster } else { NodeKind::StockEtcd };
+        let simulation = Self::with(random, size, node, off);
+        let leader_changes_one_in = if (seed / 2).is_multiple_of(4) { 1 } else { 20 };
+        Self { leader_changes_one_in, expires_at: expiry_of(seed), ..simulation }
+    }
+
+    fn with(random: Random, size: usize, node: NodeKind, off: &'static [Guard]) -> Self {
         let mut simulation = Self {
             random,
+            node,
             off,
+            watched: None,
+            leader_changes_one_in: 20,
             start: Instant::now(),
             now: BEGINNING,
             size,
             policy: GrantId::random(),
             is_revoked: false,
-            expires_at: expiry_of(seed),
+            expires_at: u64::MAX,
             hosts: BTreeMap::new(),
             cut: BTreeSet::new(),
             paths: BTreeMap::new(),
@@ -250,10 +330,15 @@ impl Simulation {
             stored: BTreeMap::new(),
             waiting: Vec::new(),
             removed_by: BTreeMap::new(),
+            announced: BTreeMap::new(),
             learner_since: BTreeMap::new(),
+            removed_newcomers: BTreeSet::new(),
             next_host: 1,
             begun: Vec::new(),
             finished: 0,
+            events: 0,
+            successors: BTreeMap::new(),
+            least_started: 0,
             violation: None,
         };
         for _ in 0..size {
@@ -277,6 +362,7 @@ impl Simulation {
                 observations: Observations::default(),
                 pending: None,
                 is_addition_refused: false,
+                removal_origin: None,
             },
         );
         id
@@ -328,6 +414,7 @@ impl Simulation {
             // A restarted agent remembers nothing.
             (host.is_alive, host.reach) = (true, Reachability::default());
             (host.observations, host.pending) = (Observations::default(), None);
+            (host.is_addition_refused, host.removal_origin) = (false, None);
         }
         if self.random.one_in(40)
             && let (Some(one), Some(other)) = (self.random.pick(&voters), self.random.pick(&voters))
@@ -359,236 +446,20 @@ impl Simulation {
         }
     }
 
-    /// An operator fills a vacant place by hand.
-    fn change_by_hand(&mut self) {
-        if self.voters().len() < self.size {
-            let host = self.add_host();
-            self.members.list.push(member(host, false));
-            self.configuration += 1;
-            self.started.insert(host);
-        }
-    }
-
-    /// Records the true state of all paths.
-    fn note_paths(&mut self) {
-        let all: Vec<MemberId> = self.hosts.keys().copied().collect();
-        for from in &all {
-            for to in &all {
-                let is_cut = !self.reaches(*from, *to);
-                let now = self.now;
-                let path = self.paths.entry((*from, *to)).or_default();
-                match (is_cut, path.cut_since) {
-                    (true, None) => path.cut_since = Some(now),
-                    (false, Some(since)) => {
-                        (path.cut_since, path.last) = (None, Some((now, now - since)));
-                    }
-                    _ => {}
-                }
-            }
-        }
-    }
-
-    /// Whether the path was cut for nearly `LIMITS.after_seconds`, until now or a short time ago.
-    fn was_cut_for_long(&self, from: MemberId, to: MemberId) -> bool {
-        let slack = 3 * TICK;
-        let enough = LIMITS.after_seconds - slack;
-        let recent = OBSERVATION_LIFETIME.as_secs() + (MAX_DELAY + 3) * TICK;
-        let path = self.paths.get(&(from, to)).copied().unwrap_or_default();
-        let is_cut = path.cut_since.is_some_and(|since| self.now - since >= enough);
-        let was_cut =
-            path.last.is_some_and(|(end, length)| self.now - end <= recent && length >= enough);
-        is_cut || was_cut
-    }
-
-    /// Carries out an agent's pending change, once it is due.
-    fn act(&mut self, own: MemberId) {
-        let host = self.hosts.get_mut(&own).expect("a host");
-        let Some((due, _)) = &host.pending else { return };
-        if *due > self.now {
-            return;
-        }
-        let (_, pending) = host.pending.take().expect("just seen");
-        if !self.has_quorum(own) {
-            return;
-        }
-        match pending {
-            Pending::Begin { new, revision, ended } => self.begin(own, new, revision, ended),
-            Pending::GiveUp { operation } => self.give_up(operation),
-            Pending::Step { configuration, .. } if configuration != self.configuration => {}
-            Pending::Step { operation, step, .. } => self.take(own, operation, step),
-        }
-    }
-
-    /// Counts a use. `ended` says how the policy had ended when the agent decided, if it had.
-    fn begin(&mut self, own: MemberId, new: PolicyUse, revision: u64, ended: Option<&'static str>) {
-        if revision != self.uses.1 && !self.is_off(Guard::CompareAndSwap) {
-            return;
-        }
-        let (began_at, dead, fills_vacancy) = (new.began_at, new.member, new.fills_vacancy);
-        let running = self.uses.0.under_way().is_some();
-        if self.is_off(Guard::CompareAndSwap) && running {
-            self.violation = Some("two replacements are under way".to_owned());
-            return;
-        }
-        if self.uses.0.begin(new, began_at).is_err() {
-            return;
-        }
-        self.uses.1 += 1;
-        self.begun.push(self.now);
-        self.check_beginning(own, dead, fills_vacancy, ended);
-    }
-
-    fn check_beginning(
-        &mut self,
-        own: MemberId,
-        dead: MemberId,
-        fills_vacancy: bool,
-        ended: Option<&'static str>,
-    ) {
-        let voters = self.voters();
-        let mut faults = Vec::new();
-        if let Some(how) = ended {
-            faults.push(format!("a policy that {how} has begun a replacement"));
-        }
-        let window = LIMITS.per_seconds - 2 * MAX_SKEW - (MAX_DELAY + 1) * TICK;
-        let recent = self.begun.iter().filter(|at| **at + window > self.now).count();
-        if recent > usize::from(LIMITS.at_most) {
-            faults.push(format!("{recent} replacements have begun within the policy's time"));
-        }
-        if !fills_vacancy {
-            let saw = voters.iter().filter(|from| self.was_cut_for_long(**from, dead)).count();
-            if saw < voters.len() / 2 + 1 {
-                faults.push(format!("{saw} of {} voters have missed the member", voters.len()));
-            }
-            // The leader's own connection to the member must have been cut for that time, too.
-            if !self.was_cut_for_long(own, dead) {
-                faults.push("the leader has not missed the member".to_owned());
-            }
-        }
-        let slack = (MAX_DELAY + 3) * TICK;
-        let was_away = |id: &&MemberId| {
-            let path = self.paths.get(&(own, **id)).copied().unwrap_or_default();
-            path.cut_since.is_some_and(|since| self.now - since > slack)
-        };
-        let away = voters.iter().filter(|id| **id != dead).filter(was_away).count();
-        if away > 0 {
-            faults.push(format!("{away} voters that stay were away, too"));
-        }
-        self.violation = self.violation.take().or_else(|| faults.into_iter().next());
-    }
-
-    fn end(&mut self, operation: OperationId, how: &str) {
-        let policy_use = self.uses.0.of(&operation).cloned();
-        let vacant = policy_use.is_some_and(|each| {
-            how != "promoted" && self.removed_by.get(&each.member) == Some(&operation)
-        });
-        self.uses.0.end(&operation, how, vacant);
-        self.uses.1 += 1;
-        self.finished += u64::from(how == "promoted");
-        for host in self.hosts.values_mut() {
-            host.is_addition_refused = false;
-        }
-        self.waiting.retain(|(waits, _)| *waits != operation);
-    }
-
-    fn give_up(&mut self, operation: OperationId) {
-        if self.uses.0.of(&operation).is_none_or(|each| each.ended.is_some()) {
-            return;
-        }
-        let host = MemberId(u64::from_be_bytes(operation.0[..8].try_into().expect("8 bytes")));
-        if self.members.of_id(host).is_some_and(|found| !found.is_learner) {
-            return;
-        }
-        self.members.list.retain(|each| each.id != host);
-        self.configuration += 1;
-        self.end(operation, "stalled");
-    }
-
-    /// Carries out a step if etcd would allow it.
-    fn take(&mut self, own: MemberId, operation: OperationId, step: ReplacementStep) {
-        let host = MemberId(u64::from_be_bytes(operation.0[..8].try_into().expect("8 bytes")));
-        if self.uses.0.of(&operation).is_none_or(|each| each.ended.is_some()) {
-            return;
-        }
-        let voters = self.voters();
-        let connected = voters.iter().filter(|id| self.reaches(own, **id)).count();
-        match step {
-            ReplacementStep::Add if self.members.of_id(host).is_some() => {}
-            ReplacementStep::Add if connected < voters.len() => {
-                self.hosts.get_mut(&own).expect("a host").is_addition_refused = true;
-            }
-            ReplacementStep::Add => {
-                self.members.list.push(member(host, true));
-                self.configuration += 1;
-                self.learner_since.insert(host, self.now);
-            }
-            ReplacementStep::Promote(id) if self.reaches(own, id) => {
-                if let Some(old) = self.uses.0.under_way().map(|each| each.member) {
-                    self.check_still_dead(own, old, "replaced");
-                }
-                if let Some(found) = self.members.list.iter_mut().find(|each| each.id == id) {
-                    found.is_learner = false;
-                    self.configuration += 1;
-                    found.name = format!("db-{id}");
-                }
-            }
-            ReplacementStep::Remove(id) => {
-                let stay = voters.iter().filter(|each| **each != id);
-                let connected = stay.clone().filter(|each| self.reaches(own, **each)).count();
-                if connected <= stay.count() / 2 || self.members.of_id(id).is_none() {
-                    return;
-                }
-                if self.members.of_id(host).is_none_or(|found| found.is_learner) {
-                    self.check_still_dead(own, id, "removed");
-                }
-                self.members.list.retain(|each| each.id != id);
-                self.configuration += 1;
-                self.removed_by.insert(id, operation);
-            }
-            ReplacementStep::GiveUp { .. } => self.give_up(operation),
-            ReplacementStep::Done(_) => self.end(operation, "promoted"),
-            _ => {}
-        }
-    }
-
-    /// Records a violation if the member `old` came back long before its replacement took this
-    /// step, for the leader or for so many voters that no quorum misses it. `lost` says what the
-    /// step did to the member, as a word of a sentence. Once the newcomer votes, the old member is
-    /// removed in any case.
-    fn check_still_dead(&mut self, own: MemberId, old: MemberId, lost: &str) {
-        if self.members.of_id(old).is_none() {
-            return;
-        }
-        if !self.was_cut_lately(own, old, (MAX_DELAY + 4) * TICK) {
-            self.violation = Some(format!("{old} was {lost} although it had come back"));
-        }
-        // The leader may see an observation's number as new a lifetime after it was written, and
-        // counts it for another lifetime. The observer may have looked some time before.
-        let slack = 2 * OBSERVATION_LIFETIME.as_secs() + (MAX_DELAY + 8) * TICK;
-        let voters = self.voters();
-        let others = voters.iter().filter(|from| **from != old);
-        let missing = others.filter(|from| self.was_cut_lately(**from, old, slack)).count();
-        if missing < voters.len() / 2 + 1 {
-            let of = voters.len();
-            self.violation =
-                Some(format!("{old} was {lost} although only {missing} of {of} voters missed it"));
-        }
-    }
-
-    /// Whether the path is cut, or was cut `slack` seconds ago or later.
-    fn was_cut_lately(&self, from: MemberId, to: MemberId, slack: u64) -> bool {
-        let path = self.paths.get(&(from, to)).copied().unwrap_or_default();
-        path.cut_since.is_some() || path.last.is_some_and(|(end, _)| self.now - end <= slack)
-    }
-
     fn start_newcomers(&mut self) {
         let learners: Vec<MemberId> =
             self.members.list.iter().filter(|each| each.is_learner).map(|each| each.id).collect();
         for host in learners {
-            if self.is_alive(host) && self.random.one_in(3) {
+            let is_new = !self.removed_newcomers.contains(&host);
+            if is_new && self.is_alive(host) && self.random.one_in(3) {
                 self.started.insert(host);
             }
         }
+    }
+
+    /// Returns the voters that can lead.
+    fn electable(&self) -> Vec<MemberId> {
+        self.voters().into_iter().filter(|host| self.has_quorum(*host)).collect()
     }
 
     /// Runs one step of the whole system.
@@ -597,20 +468,14 @@ impl Simulation {
         self.disturb();
         self.note_paths();
         self.start_newcomers();
-        let able: Vec<MemberId> =
-            self.voters().into_iter().filter(|host| self.has_quorum(*host)).collect();
-        if self.leader.is_none_or(|leader| !able.contains(&leader)) || self.random.one_in(20) {
+        let able = self.electable();
+        if self.leader.is_none_or(|leader| !able.contains(&leader))
+            || self.random.one_in(self.leader_changes_one_in)
+        {
             self.leader = self.random.pick(&able);
         }
         self.run_agents();
-        let voters = self.voters();
-        let extra = usize::from(self.uses.0.under_way().is_some());
-        if voters.len() > self.size + extra {
-            self.violation.get_or_insert(format!("{} voters of {}", voters.len(), self.size));
-        }
-        if let Some(idle) = voters.iter().find(|voter| !self.started.contains(*voter)) {
-            self.violation.get_or_insert(format!("{idle} votes and has never started"));
-        }
+        self.check_members();
     }
 
     /// Lets each agent look at the voters and make its pending change, and the leader's decide.
@@ -633,6 +498,7 @@ impl Simulation {
             self.now += TICK;
             self.note_paths();
             self.run_agents();
+            self.check_members();
         }
     }
 
@@ -640,8 +506,8 @@ impl Simulation {
     fn run(mut self) -> Result<(u64, u64), String> {
         for tick in 1..=TICKS {
             self.tick();
-            if let Some(violation) = self.violation.take() {
-                return Err(format!("step {tick}: {violation}"));
+            if let Some((invariant, violation)) = self.violation.take() {
+                return Err(format!("step {tick}, {:?}, {invariant:?}: {violation}", self.node));
             }
         }
         Ok((u64::try_from(self.begun.len()).unwrap_or(0), self.finished))

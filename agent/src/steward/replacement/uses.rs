@@ -160,17 +160,19 @@ impl UseLog {
 
     /// Returns a use whose dead member was removed and whose newcomer failed, if nobody has filled
     /// that place since. `voters` is the number of voters of `raft_cluster` today. A recovered
-    /// cluster has no vacant places: its operator adds the other members.
+    /// cluster has no vacant places: its operator adds the other members. If several places are
+    /// vacant, returns the one that was left at the fewest voters: once it is filled, the others
+    /// still are.
     pub(crate) fn vacancy(&self, voters: usize, raft_cluster: u64) -> Option<&PolicyUse> {
         let is_last = |at: usize, member: MemberId| {
             !self.uses[at + 1..].iter().any(|later| later.member == member)
         };
         let each = self.uses.iter().enumerate();
-        let mut open = each.filter(|(at, each)| {
+        let open = each.filter(|(at, each)| {
             let is_open = each.left_vacancy && each.is_of(raft_cluster);
             is_open && is_last(*at, each.member) && voters < each.voters
         });
-        open.next().map(|(_, each)| each)
+        open.map(|(_, each)| each).min_by_key(|each| each.voters)
     }
 
     /// Adds a use, which is under way from now on.
@@ -303,6 +305,26 @@ mod tests {
         log.begin(one(2, policy, 200), 200).unwrap();
         log.end(&OperationId([2; 16]), "promoted", false);
         assert_eq!(log.vacancy(2, 5), None, "the second newcomer filled it");
+    }
+
+    #[test]
+    fn all_of_several_vacant_places_are_filled() {
+        let (mut log, policy) = (UseLog::default(), GrantId::random());
+        let members = [MemberId(1), MemberId(2)];
+        for (number, member, voters) in [(1, members[0], 5), (2, members[1], 4)] {
+            log.begin(PolicyUse { member, voters, ..one(number, policy, 100) }, 100).unwrap();
+            log.end(&OperationId([number; 16]), "stalled", true);
+        }
+        for (number, voters) in [(3, 3), (4, 4)] {
+            let vacant = log.vacancy(voters, 5).unwrap().clone();
+            assert_eq!(vacant.voters, voters + 1);
+            let PolicyUse { member, voters, .. } = vacant;
+            let fills_vacancy = true;
+            let new = PolicyUse { member, voters, fills_vacancy, ..one(number, policy, 200) };
+            log.begin(new, 200).unwrap();
+            log.end(&OperationId([number; 16]), "promoted", false);
+        }
+        assert_eq!(log.vacancy(5, 5), None);
     }
 
     #[test]

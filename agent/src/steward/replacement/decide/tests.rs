@@ -280,6 +280,40 @@ fn a_replacement_that_has_begun_goes_on_only_while_the_member_is_dead_and_the_po
 }
 
 #[test]
+fn a_replacement_that_has_ended_is_given_up_whatever_discovery_says() {
+    let ended = PolicyUse { ended: Some("stalled".to_owned()), ..Scene::new().use_of(2, NOW) };
+    for old in [Some(DeadMemberState::Unreachable), Some(DeadMemberState::Unknown), None] {
+        let goes_on = continuation(&ended, PolicyStanding::InForce, old, 2);
+        let Continuation::GiveUp(why) = goes_on else { panic!("{old:?}: {goes_on:?}") };
+        assert!(why.contains("has ended: stalled"), "{why}");
+    }
+}
+
+#[test]
+fn a_failed_replacement_leaves_a_vacancy_if_it_or_an_earlier_one_has_removed_the_member() {
+    use RemovalOrigin::{Foreign, Own, Unknown};
+    let with_c = Scene::new().members;
+    let mut without_c = with_c.clone();
+    without_c.list.retain(|member| member.id != C);
+    let of = Scene::new().use_of(2, NOW);
+    let later = PolicyUse { fills_vacancy: true, ..of.clone() };
+    for (of, is_promoted, members, origin, expected) in [
+        (&of, false, &without_c, Own, Some(true)),
+        (&of, false, &without_c, Foreign, Some(false)),
+        (&of, false, &without_c, Unknown, None),
+        (&of, false, &with_c, Unknown, Some(false)),
+        (&of, true, &without_c, Unknown, Some(false)),
+        (&later, false, &without_c, Unknown, Some(true)),
+        (&later, true, &without_c, Unknown, Some(false)),
+    ] {
+        let found = leaves_vacancy(of, is_promoted, members, origin);
+        assert_eq!(found, expected, "{} {is_promoted} {origin:?}", of.fills_vacancy);
+    }
+    without_c.list.push(member(MemberId(9), "e"));
+    assert_eq!(leaves_vacancy(&later, false, &without_c, Unknown), Some(false), "it is filled");
+}
+
+#[test]
 fn a_member_that_only_this_host_misses_is_disputed() {
     use DeadMemberState::{Back, Disputed, Unknown, Unreachable};
     let state =

@@ -61,16 +61,33 @@ impl Simulation {
         if self.hosts[&own].pending.is_some() || !self.has_quorum(own) {
             return;
         }
-        let decision = match self.uses.0.under_way().cloned() {
-            Some(policy_use) => self.decide_step(own, &policy_use),
-            None => self.decide_beginning(own),
+        let decision = match (self.uses.0.under_way().cloned(), self.ended_use()) {
+            (_, Some(ended)) if self.random.one_in(4) => self.decide_step(own, &ended),
+            (Some(policy_use), _) => self.decide_step(own, &policy_use),
+            (None, _) => self.decide_beginning(own),
         };
-        let delay = self.random.below(MAX_DELAY);
-        let host = self.hosts.get_mut(&own).expect("a host");
-        host.pending = decision.map(|decision| (self.now + delay * TICK, decision));
+        let Some(decision) = decision else { return };
+        let delay = match self.random.one_in(30) {
+            true => self.random.below(MAX_HANG),
+            false => self.random.below(MAX_DELAY),
+        };
+        let (decided_at, configuration) = (self.now, self.configuration);
+        let due = self.now + delay * TICK;
+        let pending = PendingChange { decided_at, due, configuration, decision };
+        self.hosts.get_mut(&own).expect("a host").pending = Some(pending);
+        self.events += 1;
     }
 
-    fn decide_beginning(&mut self, own: MemberId) -> Option<Pending> {
+    /// Returns a use that has ended, if discovery hands its newcomer out again.
+    fn ended_use(&mut self) -> Option<PolicyUse> {
+        let mut ended = self.uses.0.clone().into_uses();
+        ended.retain(|each| each.ended.is_some());
+        let count = u64::try_from(ended.len()).unwrap_or(0);
+        let at = if count == 0 { return None } else { self.random.below(count) };
+        Some(ended.swap_remove(usize::try_from(at).unwrap_or(0)))
+    }
+
+    fn decide_beginning(&mut self, own: MemberId) -> Option<Decision> {
         let now = self.instant();
         let mut unreachable = self.hosts[&own].reach.unreachable(now);
         if self.is_off(Guard::OneDead) {
@@ -126,7 +143,7 @@ impl Simulation {
         match decision {
             PolicyDecision::Begin(new) => {
                 let revision = self.uses.1;
-                Some(Pending::Begin { new, revision, ended })
+                Some(Decision::Begin { new, revision, ended })
             }
             _ => None,
         }
@@ -153,47 +170,78 @@ impl Simulation {
         (PolicyFacts { id: self.policy, limits, expires_at, standing }, ended)
     }
 
-    fn decide_step(&mut self, own: MemberId, policy_use: &PolicyUse) -> Option<Pending> {
+    /// Decides about the next step of a replacement. `policy_use` may have ended: discovery hands
+    /// out its newcomer as if it had not.
+    fn decide_step(&mut self, own: MemberId, policy_use: &PolicyUse) -> Option<Decision> {
         let operation = policy_use.operation;
-        let host = MemberId(u64::from_be_bytes(operation.0[..8].try_into().expect("8 bytes")));
+        let host = host_of(operation);
         let newcomer = self.members.of_id(host).cloned();
-        let is_voter = newcomer.as_ref().is_some_and(|found| !found.is_learner);
-        let now = self.instant();
-        let old = self.members.of_id(policy_use.member).filter(|_| !policy_use.fills_vacancy);
-        let old = old.map(|old| old.id);
-        if !is_voter {
-            let reach = &self.hosts[&own].reach;
-            let seen =
-                old.map(|old| match (reach.is_known(old, now), reach.unreachable_for(old, now)) {
-                    (false, _) => DeadMemberState::Unknown,
-                    (true, Some(_)) => DeadMemberState::Unreachable,
-                    (true, None) => DeadMemberState::Back,
-                });
-            let mut state = seen;
-            if let (Some(old), Some(seen), false) = (old, seen, self.is_off(Guard::Agreement)) {
-                let observers = self.agreeing(own, old, 0);
-                state = Some(seen.with_observers(old, &observers, &self.voters()));
-            }
-            let standing =
-                if self.is_revoked { PolicyStanding::Revoked } else { PolicyStanding::InForce };
-            let goes_on = match self.is_off(Guard::Continuation) {
-                true => Continuation::Continue,
-                false => continuation(policy_use, standing, state, self.voters().len()),
-            };
-            match goes_on {
+        let newcomer_votes = newcomer.as_ref().is_some_and(|found| !found.is_learner);
+        if !newcomer_votes {
+            match self.continuation_of(own, policy_use) {
                 Continuation::Continue => {}
                 Continuation::Pause(_) => return None,
-                Continuation::GiveUp(_) => return Some(Pending::GiveUp { operation }),
+                Continuation::GiveUp(_) => return Some(Decision::GiveUp { operation }),
             }
             let stalled = self.learner_since.get(&host);
-            if stalled.is_some_and(|since| self.now - since > STALLED_AFTER) {
-                return Some(Pending::GiveUp { operation });
+            let is_stalled = stalled.is_some_and(|since| self.now - since > STALLED_AFTER);
+            let is_gone = newcomer.is_none() && self.removed_newcomers.contains(&host);
+            if is_stalled || is_gone {
+                return Some(Decision::GiveUp { operation });
             }
         }
-        let old = (!policy_use.fills_vacancy).then_some(policy_use.member);
+        let known = self.hosts[&own].removal_origin.filter(|(of, _)| *of == operation);
+        let step = ReplacementFacts {
+            observed: &self.observed_cluster(own, host),
+            old: (!policy_use.fills_vacancy).then_some(policy_use.member),
+            peer_urls: &[url_of(host)],
+            removal_origin: known.map(|(_, origin)| origin).unwrap_or_default(),
+            is_addition_refused: self.hosts[&own].is_addition_refused,
+        }
+        .next_step();
+        if matches!(step, ReplacementStep::AwaitStart(_) | ReplacementStep::AwaitSync(..)) {
+            return None;
+        }
+        let is_after_end = policy_use.ended.is_some();
+        Some(Decision::Step(StepDecision { operation, step, newcomer_votes, is_after_end }))
+    }
+
+    /// Returns whether an agent goes on with a replacement whose newcomer doesn't vote.
+    fn continuation_of(&mut self, own: MemberId, policy_use: &PolicyUse) -> Continuation {
+        let (now, voters) = (self.instant(), self.voters());
+        let old = self.members.of_id(policy_use.member).filter(|_| !policy_use.fills_vacancy);
+        let old = old.map(|old| old.id);
+        let reach = &self.hosts[&own].reach;
+        let seen =
+            old.map(|old| match (reach.is_known(old, now), reach.unreachable_for(old, now)) {
+                (false, _) => DeadMemberState::Unknown,
+                (true, Some(_)) => DeadMemberState::Unreachable,
+                (true, None) => DeadMemberState::Back,
+            });
+        let mut state = seen;
+        if let (Some(old), Some(seen), false) = (old, seen, self.is_off(Guard::Agreement)) {
+            let observers = self.agreeing(own, old, 0);
+            state = Some(seen.with_observers(old, &observers, &voters));
+        }
+        if self.is_off(Guard::Continuation) {
+            return Continuation::Continue;
+        }
+        let standing =
+            if self.is_revoked { PolicyStanding::Revoked } else { PolicyStanding::InForce };
+        let mut policy_use = policy_use.clone();
+        if self.is_off(Guard::EndedUse) {
+            policy_use.ended = None;
+        }
+        continuation(&policy_use, standing, state, voters.len())
+    }
+
+    /// Returns the members as an agent sees them, with the newcomer `host`.
+    fn observed_cluster(&self, own: MemberId, host: MemberId) -> ObservedCluster {
         let refused = self.hosts[&own].is_addition_refused;
         let state = |each: &ClusterMember| match () {
-            () if !self.started.contains(&each.id) => MemberState::NotStarted,
+            () if !self.started.contains(&each.id) && !self.is_off(Guard::Start) => {
+                MemberState::NotStarted
+            }
             () if refused && !self.reaches(own, each.id) => MemberState::Silent,
             () if each.id == host && !self.reaches(own, host) => MemberState::Silent,
             () => MemberState::Answers { behind: Some(0) },
@@ -201,19 +249,6 @@ impl Simulation {
         let members = self.members.list.iter();
         let members =
             members.map(|each| ObservedMember { member: each.clone(), state: state(each) });
-        let observed = ObservedCluster { members: members.collect(), leader: Some(own) };
-        let origin = match self.removed_by.get(&policy_use.member) {
-            Some(by) if *by == operation => RemovalOrigin::Own,
-            _ => RemovalOrigin::Foreign,
-        };
-        let step = ReplacementFacts {
-            observed: &observed,
-            old,
-            peer_urls: &[url_of(host)],
-            removal_origin: origin,
-            is_addition_refused: refused,
-        }
-        .next_step();
-        Some(Pending::Step { operation, step, configuration: self.configuration })
+        ObservedCluster { members: members.collect(), leader: Some(own) }
     }
 }
