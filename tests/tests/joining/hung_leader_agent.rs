@@ -1,12 +1,13 @@
 //! The leader's agent hangs while its node goes on. The agent of another voter must take over and
-//! carry out orders.
+//! carry out orders, tickets and replacements by a policy.
 
 use anyhow::{Context, Result, ensure};
 use muster_tests::harness::process::{last_lines, send_signal};
-use muster_tests::harness::{Network, wait_for};
+use muster_tests::harness::{Network, poll_slowly, wait_for};
 use rustix::process::Signal;
 
-use crate::running_cluster::{FormedCluster, LIMIT};
+use crate::policies::{AFTER, REPLACED, policy};
+use crate::running_cluster::{FormedCluster, LIMIT, peer_url};
 
 /// Returns the index of the founder whose node is the leader.
 fn leader(running: &FormedCluster) -> Result<usize> {
@@ -49,4 +50,55 @@ fn a_host_joins_though_the_agent_beside_the_leader_hangs() -> Result<()> {
     running.wait_voter(&newcomer, 4)?;
     send_signal(pid, Signal::CONT);
     running.wait_intent("join", "promoted")
+}
+
+/// Lets a voter of five die, and the agent beside the leader hang. With five members, the remaining
+/// agents are still those of a quorum. If `begins_first`, that agent has counted a use of the policy
+/// before it hangs.
+fn replace_beside_a_hung_agent(begins_first: bool) -> Result<()> {
+    let mut running = FormedCluster::start(Network::loopback(6), 5, None)?;
+    running.restart_agents(&[AFTER])?;
+    let (bundle, _) = policy(&running.testbed, "group", &[])?;
+    let mut standby = running.agent(5, &bundle, &[AFTER]);
+    standby.start()?;
+    standby.wait_for_output("waiting for the cluster to add this host", LIMIT)?;
+    let mut dead = running.agents.remove((leader(&running)? + 1) % 5);
+    let gone = peer_url(&dead);
+    let hung = leader(&running)?;
+    let pid = running.agents[hung].process_id().context("an agent")?;
+    if !begins_first {
+        send_signal(pid, Signal::STOP);
+    }
+    dead.kill();
+    dead.kill_node()?;
+    if begins_first {
+        let begun = "takes the place of";
+        running.agents[hung].wait_for_output(begun, REPLACED)?;
+        send_signal(pid, Signal::STOP);
+    }
+    running.wait_replaced(&standby, &gone)?;
+    let others = running.agents.iter().enumerate().filter(|(at, _)| *at != hung);
+    let took = others.filter(|(_, agent)| agent.output().contains("takes the leadership over"));
+    ensure!(took.count() > 0, "the replacement is done without the agent that hangs");
+    ensure!(leader(&running)? != hung, "another agent has taken over for good");
+    // The agent that hung changes nothing when it is continued.
+    send_signal(pid, Signal::CONT);
+    running.wait_intents("replace", "promoted", 1)?;
+    poll_slowly("the replacement to end", LIMIT, || {
+        running.replacements().ok()?.first()?["ended"].as_str().map(drop)
+    })?;
+    let used = running.replacements()?;
+    ensure!(used.len() == 1 && used[0]["ended"] == "promoted", "{used:?}");
+    ensure!(running.members()?.len() == 5, "{:?}", running.members());
+    Ok(())
+}
+
+#[test]
+fn a_dead_member_is_replaced_though_the_agent_beside_the_leader_hangs() -> Result<()> {
+    replace_beside_a_hung_agent(false)
+}
+
+#[test]
+fn a_replacement_that_the_leaders_agent_has_begun_goes_on_without_that_agent() -> Result<()> {
+    replace_beside_a_hung_agent(true)
 }

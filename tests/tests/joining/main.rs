@@ -4,6 +4,7 @@
 mod addresses;
 mod ca_rotation;
 mod certificates;
+mod hostile_bundle;
 mod hung_leader_agent;
 mod kills_during_join;
 mod machines;

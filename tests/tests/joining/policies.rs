@@ -18,10 +18,11 @@ use crate::running_cluster::{FormedCluster, LIMIT, peer_url};
 /// Time after which the agents of these tests consider a member dead.
 pub(super) const AFTER: (&str, &str) = ("MUSTER_UNREACHABLE_AFTER", "6");
 /// Zone of the hosts, to which the policy is bound.
-const ZONE: (&str, &str) = ("MUSTER_ZONE", "room-1");
+pub(super) const ZONE: (&str, &str) = ("MUSTER_ZONE", "room-1");
 /// Time limit of a replacement: for the detection of the death, two observations of the dead
-/// member, and the changes of members.
-const REPLACED: Duration = Duration::from_secs(120);
+/// member, and the changes of members. After another agent has taken over, each other agent has to
+/// make two new observations.
+pub(super) const REPLACED: Duration = Duration::from_secs(180);
 
 /// Makes a policy, and returns its bundle and its id.
 pub(super) fn policy(testbed: &Testbed, name: &str, more: &[&str]) -> Result<(PathBuf, String)> {
@@ -52,12 +53,13 @@ fn form_by_policy(
 }
 
 impl FormedCluster {
-    /// Waits until `agent`'s host is a voter, and the member with the peer URL `gone` is removed.
+    /// Waits until `agent`'s host is a voter beside the hosts of the other agents, and the member with
+    /// the peer URL `gone` is removed.
     pub(super) fn wait_replaced(&self, agent: &AgentProcess, gone: &str) -> Result<()> {
         poll_slowly("the newcomer to take the dead member's place", REPLACED, || {
             let members = self.members().ok()?;
-            let is_done = members.len() == 3 && !members.contains_key(gone) && self.is_voter(agent);
-            is_done.then_some(())
+            let is_whole = members.len() == self.agents.len() + 1;
+            (is_whole && !members.contains_key(gone) && self.is_voter(agent)).then_some(())
         })
         .with_context(|| {
             format!(
@@ -91,7 +93,7 @@ impl FormedCluster {
     }
 
     /// Starts an agent on `host` with a policy's bundle, and waits until it is a standby.
-    fn standby(&self, host: usize, bundle: &Path) -> Result<AgentProcess> {
+    pub(super) fn standby(&self, host: usize, bundle: &Path) -> Result<AgentProcess> {
         let mut agent = self.agent(host, bundle, &[AFTER, ZONE]);
         agent.start()?;
         agent.wait_for_output("waiting for the cluster to add this host", LIMIT)?;
@@ -99,7 +101,7 @@ impl FormedCluster {
     }
 
     /// Returns the replacements that are recorded in the cluster's own store.
-    fn replacements(&self) -> Result<Vec<Value>> {
+    pub(super) fn replacements(&self) -> Result<Vec<Value>> {
         let mut command = self.policy_command(&["list", "--json"])?;
         let output = command.output()?;
         ensure!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
@@ -108,7 +110,7 @@ impl FormedCluster {
     }
 
     /// Returns a command `muster-agent policy` on the first founder's host.
-    fn policy_command(&self, args: &[&str]) -> Result<std::process::Command> {
+    pub(super) fn policy_command(&self, args: &[&str]) -> Result<std::process::Command> {
         let agent = &self.agents[0];
         let mut command = agent.host.command(program_path("muster-agent")?);
         command.arg("policy").args(args).arg("--data-dir").arg(&agent.data_dir);
@@ -198,12 +200,12 @@ fn a_standby_takes_the_place_of_a_vanished_host_with_the_newest_etcd() -> Result
 }
 
 /// Forms a cluster of three by a policy that allows `at_most` replacements.
-fn form(hosts: u8, at_most: &str) -> Result<(FormedCluster, PathBuf, String)> {
+pub(super) fn form(hosts: u8, at_most: &str) -> Result<(FormedCluster, PathBuf, String)> {
     form_by_policy(Network::loopback(hosts), at_most, None)
 }
 
 /// Kills the last founder's agent and node, and returns its peer URL.
-fn kill_last(running: &mut FormedCluster) -> Result<String> {
+pub(super) fn kill_last(running: &mut FormedCluster) -> Result<String> {
     let mut dead = running.agents.pop().context("a founder")?;
     dead.kill();
     dead.kill_node()?;
