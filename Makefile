@@ -4,7 +4,7 @@ SHELL := /bin/bash
 CARGO ?= cargo
 export CARGO_TERM_COLOR ?= auto
 
-.PHONY: help setup build release demo test dist test-packages test-upgrade test-first-cluster test-monitoring test-examples kubernetes clients schemathesis verify audit sim explore fuzz-etcd fuzz mutants campaign bench bench-discovery clean
+.PHONY: help setup build release demo test dist test-packages test-upgrade test-first-cluster test-monitoring test-examples kubernetes clients schemathesis verify audit sim explore fuzz-etcd fuzz mutants campaign bench bench-discovery bench-replacement clean
 
 help: ## show this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -99,6 +99,9 @@ bench: release ## muster-node beside stock etcd, same client, same run (ARGS='--
 
 bench-discovery: release ## what requests cost the discovery service, with up to 1,000,000 clusters, beside pgbench (ARGS='--clusters 1000,100000')
 	@target/release/bench-discovery $(ARGS)
+
+bench-replacement: release ## how soon a replacement policy makes a cluster whole after a host's death, in network namespaces, as root (ARGS='--runs 1 --nodes muster-node')
+	@target/release/bench-replacement $(ARGS)
 
 clean: ## remove what the build and the demo left behind
 	$(CARGO) clean

@@ -4,6 +4,7 @@
 
 pub mod bench;
 pub mod bench_discovery;
+pub mod bench_replacement;
 pub mod campaign;
 pub mod client;
 pub mod demo;
