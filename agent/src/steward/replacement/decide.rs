@@ -405,8 +405,8 @@ pub(crate) fn continuation(
 }
 
 /// Returns whether a use that ends leaves its dead member's place free for another newcomer.
-/// `origin` says whether the use has removed that member, if it is gone. Returns `None` if the agent
-/// has to find that out first.
+/// `origin` says whether the use has removed that member, if it is gone. Returns `None` if the
+/// agent has to find that out first.
 pub(crate) fn leaves_vacancy(
     of: &PolicyUse,
     is_promoted: bool,

@@ -53,8 +53,8 @@ impl Steward {
         Some(continuation(&policy_use, standing, state, voters.len()))
     }
 
-    /// Returns whether the replacement of an intent leaves its dead member's place free, now that it
-    /// ends. If an earlier agent may have removed that member, asks the cluster.
+    /// Returns whether the replacement of an intent leaves its dead member's place free, now that
+    /// it ends. If an earlier agent may have removed that member, asks the cluster.
     pub(crate) async fn leaves_vacancy(
         &mut self,
         intent: &VerifiedIntent,

@@ -4,8 +4,8 @@ use super::*;
 
 impl Simulation {
     /// An operator fills a vacant place, and removes a learner that a replacement has left. Stock
-    /// etcd can't refuse an agent's step because of the operator's change, so the operator waits for
-    /// the end of a replacement there.
+    /// etcd can't refuse an agent's step because of the operator's change, so the operator waits
+    /// for the end of a replacement there.
     pub(super) fn change_by_hand(&mut self) {
         let is_idle = self.uses.0.under_way().is_none();
         if self.voters().len() < self.size && (is_idle || self.node == NodeKind::Muster) {

@@ -67,7 +67,7 @@ impl Simulation {
             (None, _) => self.decide_beginning(own),
         };
         let Some(decision) = decision else { return };
-        let delay = match self.random.one_in(30) {
+        let delay = match self.agents_hang && self.random.one_in(30) {
             true => self.random.below(MAX_HANG),
             false => self.random.below(MAX_DELAY),
         };

@@ -49,8 +49,8 @@ fn with_a_death(size: usize, node: NodeKind, seed: u64) -> Simulation {
 }
 
 /// Plays the replacement of a dead member until its end. The leader changes after each event whose
-/// number `changes` accepts. An event is a decision, or the change that follows from it. Returns the
-/// number of events.
+/// number `changes` accepts. An event is a decision, or the change that follows from it. Returns
+/// the number of events.
 fn play_with_leaders(mut simulation: Simulation, changes: impl Fn(u64) -> bool) -> u64 {
     let mut handled = 0;
     for _ in 0..TICKS {
@@ -80,8 +80,8 @@ fn play_with_leaders(mut simulation: Simulation, changes: impl Fn(u64) -> bool) 
     simulation.events
 }
 
-/// Every replacement of a dead member ends well, wherever leaders change: after any one event, after
-/// any two, or after each event.
+/// Every replacement of a dead member ends well, wherever leaders change: after any one event,
+/// after any two, or after each event.
 #[test]
 fn a_replacement_ends_well_whenever_the_leader_changes() {
     for node in [NodeKind::Muster, NodeKind::StockEtcd] {
