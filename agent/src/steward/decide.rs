@@ -205,10 +205,14 @@ impl IntentFacts<'_> {
 
     /// Returns whether a member at the newcomer's URLs is the newcomer. `muster-node` answers
     /// whether this operation added it. With stock etcd, any learner with these URLs is taken for
-    /// the newcomer.
+    /// the newcomer, and so is a voter if the replacement is under way: discovery's answer may be
+    /// old.
     fn is_newcomer(&self, member: &ClusterMember, urls: &[String]) -> bool {
         let same = member.peer_urls.len() == urls.len();
-        same && if self.has_operation_ids() { self.added_before } else { member.is_learner }
+        same && match self.has_operation_ids() {
+            true => self.added_before,
+            false => member.is_learner || self.is_under_way,
+        }
     }
 
     fn has_operation_ids(&self) -> bool {
@@ -224,7 +228,11 @@ impl IntentFacts<'_> {
         // Refuse the newcomer if another member has its name, since commands and orders name
         // members.
         let name = record.name.to_string();
-        let called = |member: &&ClusterMember| member.name == name && Some(member.id) != old;
+        // A member at the newcomer's URLs may be the newcomer itself, if discovery's answer is old.
+        let newcomer = self.members.of_peer_urls(&urls).map(|member| member.id);
+        let called = |member: &&ClusterMember| {
+            member.name == name && Some(member.id) != old && Some(member.id) != newcomer
+        };
         if let Some(member) = self.members.list.iter().find(called) {
             return refusal(format!("member {} is called {name} already", member.id));
         }

@@ -237,7 +237,10 @@ impl Steward {
                 self.leader_watch.reset();
                 continue;
             }
+            // Another node may lead by now: the agent may have waited long for discovery's answer, or
+            // it has hung.
             if learnt.is_ok()
+                && let Ok(status) = self.node.status().await
                 && let Some(leader) = status.leader
             {
                 self.process_intents(&list.intents, &status, leader).await;

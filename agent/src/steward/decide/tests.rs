@@ -130,6 +130,26 @@ fn a_newcomer_is_added_as_a_learner_bound_to_its_key_and_incarnation() {
     assert_eq!(new.node_key, Some(record.csr.verify().unwrap().node_key.to_string()));
 }
 
+/// The agent has hung, or discovery's answer is old: the newcomer has started meanwhile, and its name
+/// in the list of members is its own.
+#[test]
+fn a_newcomer_that_is_a_member_already_is_not_refused_because_of_its_own_name() {
+    let world = join_fixture();
+    let intent = joining(&world, None);
+    for configuration in [Some(7), None] {
+        let mut members = with_newcomer(two_voters(configuration), &world, false);
+        members.list[2].name = world.records[0].name.to_string();
+        let facts = IntentFacts { is_under_way: true, ..facts(&intent, Open, &members) };
+        let act = facts.decide();
+        let is_right = match configuration {
+            // The answer shows that this operation has added the member.
+            Some(_) => matches!(act, StewardAction::Change(_, IntentStep::Add)),
+            None => matches!(act, StewardAction::Report(Outcome::Added { .. })),
+        };
+        assert!(is_right, "{configuration:?}: {act:?}");
+    }
+}
+
 #[test]
 fn a_newcomer_whose_name_is_taken_is_refused() {
     let mut world = join_fixture();
