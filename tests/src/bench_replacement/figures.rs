@@ -3,7 +3,8 @@
 use std::fmt;
 use std::time::Duration;
 
-/// Durations of one replacement's phases. Their sum is the time from the death to the whole cluster.
+/// Durations of one replacement's phases. Their sum is the time from the death to the whole
+/// cluster.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Phases {
     /// Until the leader's agent says that the member is unreachable.

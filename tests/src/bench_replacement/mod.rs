@@ -1,5 +1,5 @@
-//! Measures how long a cluster lacks a member after its virtual machine has died: until a replacement
-//! policy has put another host into its place.
+//! Measures how long a cluster lacks a member after its virtual machine has died: until a
+//! replacement policy has put another host into its place.
 //!
 //! Each run forms a cluster of three hosts in network namespaces. Then the link of one host goes
 //! down, and its processes are killed. Without a standby, a fresh host starts at that moment, as an
@@ -19,7 +19,7 @@ use crate::harness::process::last_lines;
 use crate::harness::testbed::{TestbedOptions, path_text};
 use crate::harness::{AgentProcess, Etcdctl, Network, TestHost, Testbed, poll_slowly};
 
-/// Number of members.
+/// Number of members of each cluster.
 const SIZE: usize = 3;
 /// Index of the host that comes into the dead member's place.
 const NEWCOMER: usize = 3;
@@ -78,9 +78,9 @@ impl Successor {
 /// Parameters of a measurement.
 #[derive(Clone, Debug)]
 pub struct ReplacementPlan {
-    /// Programs to measure.
+    /// Node programs that are measured in turns.
     pub nodes: Vec<MeasuredNode>,
-    /// Successors to measure.
+    /// Origins of successors that are measured in turns.
     pub successors: Vec<Successor>,
     /// Number of runs with each program and successor.
     pub runs: usize,
@@ -172,7 +172,7 @@ impl PolicyCluster {
     }
 }
 
-/// Measures one death.
+/// Measures one death in a new cluster.
 fn measure(plan: &ReplacementPlan, node: &MeasuredNode, successor: Successor) -> Result<Phases> {
     let mut cluster = PolicyCluster::form(plan, node)?;
     let mut standby = None;

@@ -21,7 +21,8 @@ const NODES: [&str; 2] = ["muster-node", "etcd"];
 #[command(name = "bench-replacement")]
 struct BenchReplacementArgs {
     /// Successors to measure: a fresh host that starts at the death, or a standby.
-    #[arg(long, value_delimiter = ',', default_values = Successor::NAMES, value_parser = Successor::NAMES)]
+    #[arg(long, value_delimiter = ',', default_values = Successor::NAMES)]
+    #[arg(value_parser = Successor::NAMES)]
     successors: Vec<String>,
     /// Node programs to measure.
     #[arg(long, value_delimiter = ',', default_values = NODES, value_parser = NODES)]

@@ -14,8 +14,9 @@ use crate::running_cluster::{FormedCluster, LIMIT, peer_url};
 /// Key of the policies' uses in the cluster's own store.
 const USES: &str = "muster/v1/replacements";
 
-/// The thief's hosts take the dead member's place and end at once, until the policy has no uses left.
-/// The remaining members go on serving, and one raises an alarm. An operator's ticket fills the place.
+/// The thief's hosts take the dead member's place and end at once, until the policy has no uses
+/// left. The remaining members go on serving, and one raises an alarm. An operator's ticket fills
+/// the place.
 #[test]
 fn hosts_that_never_start_use_up_the_policy_and_a_ticket_fills_the_place() -> Result<()> {
     let (mut running, bundle, id) = form(7, "2")?;

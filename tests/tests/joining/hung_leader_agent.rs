@@ -53,8 +53,8 @@ fn a_host_joins_though_the_agent_beside_the_leader_hangs() -> Result<()> {
 }
 
 /// Lets a voter of five die, and the agent beside the leader hang. With five members, the remaining
-/// agents are still those of a quorum. If `begins_first`, that agent has counted a use of the policy
-/// before it hangs.
+/// agents are still those of a quorum. If `begins_first`, that agent has counted a use of the
+/// policy before it hangs.
 fn replace_beside_a_hung_agent(begins_first: bool) -> Result<()> {
     let mut running = FormedCluster::start(Network::loopback(6), 5, None)?;
     running.restart_agents(&[AFTER])?;

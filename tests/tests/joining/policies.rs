@@ -53,8 +53,8 @@ fn form_by_policy(
 }
 
 impl FormedCluster {
-    /// Waits until `agent`'s host is a voter beside the hosts of the other agents, and the member with
-    /// the peer URL `gone` is removed.
+    /// Waits until `agent`'s host is a voter beside the hosts of the other agents, and the member
+    /// with the peer URL `gone` is removed.
     pub(super) fn wait_replaced(&self, agent: &AgentProcess, gone: &str) -> Result<()> {
         poll_slowly("the newcomer to take the dead member's place", REPLACED, || {
             let members = self.members().ok()?;
