@@ -210,6 +210,15 @@ struct StoredObservation {
     unreachable: Vec<(MemberId, Duration)>,
 }
 
+/// Voter that took a dead member's place.
+#[derive(Clone, Copy)]
+struct Successor {
+    voter: MemberId,
+    /// Whether an operator added it. If the cluster loses a voter later, the place counts as vacant
+    /// again.
+    is_added_by_hand: bool,
+}
+
 struct Simulation {
     random: Random,
     node: NodeKind,
@@ -254,7 +263,7 @@ struct Simulation {
     /// Number of decisions and changes so far, without decisions to wait.
     events: u64,
     /// Voter that took each dead member's place.
-    successors: BTreeMap<MemberId, MemberId>,
+    successors: BTreeMap<MemberId, Successor>,
     /// Number of started voters that the cluster has to have, apart from a member that is being
     /// replaced.
     least_started: usize,

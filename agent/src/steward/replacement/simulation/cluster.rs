@@ -16,7 +16,8 @@ impl Simulation {
             // The operator's member takes the place that a replacement has left, if any.
             let uses = self.uses.0.clone().into_uses();
             for vacant in uses.iter().filter(|each| each.left_vacancy) {
-                self.successors.entry(vacant.member).or_insert(host);
+                let successor = Successor { voter: host, is_added_by_hand: true };
+                self.successors.entry(vacant.member).or_insert(successor);
             }
         }
         if is_idle {
@@ -189,8 +190,11 @@ impl Simulation {
         }
         self.check_still_dead(own, policy_use.member, "replaced");
         let dead = policy_use.member;
-        if let Some(earlier) = self.successors.insert(dead, id) {
-            let violation = format!("{earlier} and {id} have both taken the place of {dead}");
+        let successor = Successor { voter: id, is_added_by_hand: false };
+        let is_whole = self.voters().len() >= self.size;
+        let earlier = self.successors.insert(dead, successor);
+        if let Some(earlier) = earlier.filter(|earlier| is_whole || !earlier.is_added_by_hand) {
+            let violation = format!("{} and {id} both take the place of {dead}", earlier.voter);
             self.violate(Invariant::OneNewcomerForOneDeath, violation);
         }
         let found = self.members.list.iter_mut().find(|each| each.id == id);
