@@ -232,6 +232,10 @@ fn format_text(report: &StatusReport) -> String {
     line("late", status.and_then(|s| s.certificates_late.clone()));
     line("address", status.and_then(|s| s.unrecorded_address.clone()));
     line("replacement", status.and_then(|s| s.replacement.clone()));
+    line("agents", status.and_then(versions_line));
+    for feature in status.map(|s| s.waiting_features.as_slice()).unwrap_or_default() {
+        line("feature", Some(feature.clone()));
+    }
     let backup = status.and_then(|status| status.backup.as_ref());
     for text in backup.map(|backup| backup.to_lines(jiff::Timestamp::now())).unwrap_or_default() {
         line("backup", Some(text));
@@ -291,6 +295,13 @@ fn discovery_line(status: &AgentStatus) -> Option<String> {
         (Some(place), Some(outage)) => Some(format!("{outage} ({place})")),
         (place, outage) => place.or(outage),
     }
+}
+
+/// Returns the lowest version of the members' agents, unless it is this agent's version.
+fn versions_line(status: &AgentStatus) -> Option<String> {
+    let lowest = status.lowest_agent_version.as_ref();
+    let lowest = lowest.filter(|lowest| **lowest != status.agent_version)?;
+    Some(format!("the lowest version of the members' agents is {lowest}"))
 }
 
 fn member_line(status: &AgentStatus) -> Option<String> {

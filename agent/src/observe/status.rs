@@ -171,6 +171,14 @@ pub(crate) struct AgentStatus {
     /// Whether a replacement policy has reached its limit while a member is dead.
     #[serde(default)]
     pub replacement_limit_reached: bool,
+    /// Lowest version of the members' agents. `None` if it isn't known, or if an agent publishes
+    /// none.
+    #[serde(default)]
+    pub lowest_agent_version: Option<String>,
+    /// Features that aren't used yet, because a member's agent lacks them. Each line names the
+    /// members.
+    #[serde(default)]
+    pub waiting_features: Vec<String>,
     /// Scheduled backups, if this agent has any.
     #[serde(default)]
     pub backup: Option<BackupStatus>,

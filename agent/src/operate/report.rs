@@ -42,6 +42,7 @@ use crate::operate::history::HistoryWatch;
 use crate::operate::service::make_client;
 use crate::retry::{Retry, jittered};
 use crate::state::service;
+use crate::steward::own_build;
 use discovery_types::text::truncate_reason;
 
 /// How often a node without a leader is asked for its status again.
@@ -188,13 +189,13 @@ impl NodeReporter {
         status: &NodeStatus,
         members: Option<&MemberList>,
     ) -> Result<ClusterState, ClientError> {
-        let request = self.request(status, members);
-        let first = self.client.report(self.cluster, &request).await;
+        let (request, build) = (self.request(status, members), own_build());
+        let first = self.client.report(self.cluster, &request, &build).await;
         let code = first.as_ref().err().and_then(ClientError::code);
         let second = match code {
             Some(code) if is_commit_lost(code) || self.is_join_lost(code) => {
                 self.send_lost_facts(code).await?;
-                self.client.report(self.cluster, &request).await
+                self.client.report(self.cluster, &request, &build).await
             }
             _ => first,
         };
@@ -202,7 +203,7 @@ impl NodeReporter {
             if !self.recoveries.is_empty() && is_other_cluster(&second, status.cluster_id) {
                 self.client.send_recoveries(self.cluster, &self.recoveries).await?;
                 tracing::info!("discovery follows the recovery that made this cluster");
-                self.client.report(self.cluster, &request).await?
+                self.client.report(self.cluster, &request, &build).await?
             } else {
                 second?
             };

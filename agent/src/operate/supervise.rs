@@ -48,7 +48,9 @@ use crate::observe::status::{NodeProcessStatus, Phase, StatusHandle};
 use crate::state::addresses::Addresses;
 use crate::state::journal::Join;
 use crate::state::{self, Layout, journal, known, node_dir, state_exit_error};
-use crate::steward::{ReplacementKeeper, Statements, Steward, StewardParts, VoterObserver};
+use crate::steward::{
+    BuildKeeper, ReplacementKeeper, Statements, Steward, StewardParts, VoterObserver,
+};
 
 /// How often the agent checks whether a node has created its log, at the node's first start.
 const LOG_CHECK_INTERVAL: Duration = Duration::from_millis(20);
@@ -236,7 +238,14 @@ impl NodeStart {
             client,
             join.cluster,
             node,
-            StewardParts { statements, list: self.document.hash(), announced, hint, replacement },
+            StewardParts {
+                statements,
+                list: self.document.hash(),
+                announced,
+                hint,
+                replacement,
+                builds: BuildKeeper::new(board.clone()),
+            },
         ))
     }
 

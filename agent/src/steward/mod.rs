@@ -13,6 +13,7 @@
 
 mod act;
 mod adoption;
+mod builds;
 mod chain;
 mod decide;
 mod progress;
@@ -35,6 +36,7 @@ use tokio::sync::{Notify, watch};
 use tokio::time::{Instant, sleep};
 use uuid::Uuid;
 
+pub(crate) use self::builds::{BuildKeeper, own_build};
 pub(crate) use self::chain::{RECOVERIES, STATEMENTS, Statements};
 use self::decide::{IntentFacts, StewardAction};
 use self::progress::NewcomerProgress;
@@ -90,6 +92,8 @@ pub(crate) struct Steward {
     leader_watch: LeaderWatch,
     /// Facts about replacement policies.
     replacement: ReplacementKeeper,
+    /// Versions and features of the members' agents.
+    builds: BuildKeeper,
     retry: Retry,
     /// Warnings that were logged, and when.
     warnings: BTreeMap<String, Instant>,
@@ -125,6 +129,8 @@ pub(crate) struct StewardParts {
     pub hint: Arc<Notify>,
     /// Facts about replacement policies.
     pub replacement: ReplacementKeeper,
+    /// Versions and features of the members' agents.
+    pub builds: BuildKeeper,
 }
 
 impl Steward {
@@ -135,7 +141,7 @@ impl Steward {
         node: ClusterApiClient,
         parts: StewardParts,
     ) -> Self {
-        let StewardParts { statements, list, announced, hint, replacement } = parts;
+        let StewardParts { statements, list, announced, hint, replacement, builds } = parts;
         Self {
             service_moves: client.moves(),
             client,
@@ -149,6 +155,7 @@ impl Steward {
             observations: BTreeMap::new(),
             leader_watch: LeaderWatch::default(),
             replacement,
+            builds,
             retry: Retry::default(),
             warnings: BTreeMap::new(),
         }
@@ -157,8 +164,10 @@ impl Steward {
     /// Carries out intents until the future is dropped.
     pub(crate) async fn run(self) -> Infallible {
         let watcher = self.replacement.watch_voters(&self.node);
+        let builds = self.builds.clone().run(self.node.clone());
         tokio::select! {
             never = watcher => never,
+            never = builds => never,
             never = self.carry_out_intents() => never,
         }
     }

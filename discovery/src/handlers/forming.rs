@@ -3,6 +3,7 @@
 use std::net::IpAddr;
 use std::time::Duration;
 
+use actix_web::http::header::HeaderMap;
 use actix_web::web::{Data, Json, Path, Query};
 use actix_web::{HttpRequest, HttpResponse};
 use discovery_formation as formation;
@@ -15,6 +16,7 @@ use discovery_types::api::{
 };
 use discovery_types::convert;
 use discovery_types::document::VerifiedDocument;
+use discovery_types::features::{AGENT_BUILD, AgentBuild};
 use discovery_types::grant::{GrantId, TokenKind};
 use discovery_types::key::{KeyId, PublicKey};
 use discovery_types::problem::{Code, Problem};
@@ -416,11 +418,24 @@ pub(crate) async fn report(
         app.apply(*path, incoming).await?.answer.phase
     };
     let followed = app.note_membership(*path, &caller.key, raft_cluster, &body).await?;
+    if let Some(build) = reported_build(request.headers()) {
+        app.store.note_agent_build(*path, &caller.key, &build).await?;
+    }
     if let Some(cas) = body.cas {
         app.note_member_cas(*path, &caller.key, cas).await?;
     }
     let raft_cluster_id = followed.map(|id| format!("{id:016x}"));
     Ok(Json(ReportResponse { state: convert::state(phase), raft_cluster_id }))
+}
+
+/// Returns the build of the agent that sends a report. Agents of older versions send no features, so
+/// only the version of their HTTP client is known.
+fn reported_build(headers: &HeaderMap) -> Option<AgentBuild> {
+    let text = |name: &str| headers.get(name).and_then(|value| value.to_str().ok());
+    match text(AGENT_BUILD) {
+        Some(build) => build.parse().ok(),
+        None => text("user-agent").and_then(AgentBuild::of_user_agent),
+    }
 }
 
 /// Stores the reason why a member's node finds no leader, as its agent reports it.

@@ -35,13 +35,20 @@ impl App {
         let troubles = self.store.troubles(id).await?;
         let roster = Roster::of(cluster, chain, &changes)?;
         let source = |key: &PublicKey| source_of(origins, &changes, key);
-        Ok(present::present_members(
+        let mut present = present::present_members(
             &roster,
             &changes,
             &troubles,
             silence_times(cluster, now, self.clock.listening_for()),
             source,
-        ))
+        );
+        let builds = self.store.agent_builds(id).await?;
+        for member in &mut present.members {
+            let Some(known) = roster.by_id(member.id) else { continue };
+            let build = builds.iter().find(|(key, _)| *key == known.key);
+            member.agent = build.map(|(_, build)| build.clone());
+        }
+        Ok(present)
     }
 
     /// Explains what a formed cluster's standbys wait for.

@@ -87,6 +87,7 @@ pub(crate) fn present_members(
             source: source.address,
             bound_to: source.bound_to,
             zone: known.and_then(|known| known.record.zone.clone()),
+            agent: None,
         }
     };
     let mut members: Vec<MemberView> = listed.into_iter().map(view).collect();
@@ -343,6 +344,7 @@ pub(super) mod tests {
             source: None,
             bound_to: Vec::new(),
             zone: None,
+            agent: None,
         }
     }
 

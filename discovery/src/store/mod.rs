@@ -6,6 +6,7 @@
 //! primary, never to a replica.
 
 pub(crate) mod admins;
+mod agent_builds;
 pub(crate) mod ca_rotation;
 pub(crate) mod changes;
 pub(crate) mod check;

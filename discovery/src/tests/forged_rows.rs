@@ -3,6 +3,7 @@
 use data_encoding::BASE64URL_NOPAD;
 use discovery_types::api::{ClusterState, ReportRequest};
 use discovery_types::digest::Nonce;
+use discovery_types::features::AgentBuild;
 use discovery_types::grant::{Grant, ISSUER_SKEW_SECONDS, TokenKind};
 use discovery_types::jws::{Jws, JwsType};
 use discovery_types::key::SigningKey;
@@ -255,10 +256,12 @@ async fn an_agent_restarted_after_the_commit_reports_and_the_cluster_is_formed()
     };
     // The same boot counter with another nonce means that another process uses the key.
     agent.nonce = Nonce::random();
-    let refused = agent.client.report(statement.cluster, &report(&agent)).await.unwrap_err();
+    let build = AgentBuild::own();
+    let refused =
+        agent.client.report(statement.cluster, &report(&agent), &build).await.unwrap_err();
     assert_eq!(refused.code(), Some(Code::KeyElsewhere), "{refused}");
     agent.boot += 1;
-    let answer = agent.client.report(statement.cluster, &report(&agent)).await.unwrap();
+    let answer = agent.client.report(statement.cluster, &report(&agent), &build).await.unwrap();
     assert_eq!(answer.state, ClusterState::Formed);
     service.stop().await;
 }

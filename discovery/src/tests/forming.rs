@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use discovery_types::api::{ClusterState, ReportRequest, Standing};
+use discovery_types::features::AgentBuild;
 use discovery_types::problem::Code;
 use discovery_types::statement::StatementChain;
 
@@ -61,7 +62,7 @@ async fn three_agents_become_one_cluster_with_certificates_of_its_own_cas() {
             membership: None,
             cas: None,
         };
-        agent.client.report(statement.cluster, &report).await.unwrap();
+        agent.client.report(statement.cluster, &report, &AgentBuild::own()).await.unwrap();
     }
     let shown = admin.show_cluster(statement.cluster).await.unwrap();
     assert_eq!(shown.summary.state, ClusterState::Formed);

@@ -39,6 +39,7 @@ pub mod csr;
 pub mod digest;
 pub mod document;
 pub mod etcd_token;
+pub mod features;
 pub mod grant;
 pub mod intent;
 pub mod jws;

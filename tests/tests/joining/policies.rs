@@ -246,6 +246,42 @@ fn one_of_two_standbys_takes_the_place_and_the_limit_stops_the_other() -> Result
     Ok(())
 }
 
+/// During an upgrade, an agent of an older version can't confirm the last replacement that a policy
+/// allows. The replacement would pause, so it begins once that agent is upgraded.
+#[test]
+fn the_last_replacement_waits_for_the_upgrade_of_an_older_agent() -> Result<()> {
+    const FEATURE: &str = "confirmed-replacements";
+    let (mut running, bundle, _) = form(4, "1")?;
+    let old = running.agents.get_mut(1).context("a second founder")?;
+    let pair = ("MUSTER_AGENT_FEATURES".to_owned(), "0.0.9 statement-2 grant-2".to_owned());
+    old.options.env.push(pair);
+    old.kill();
+    old.start()?;
+    let waits_for_old = |text: &str| text.contains(FEATURE) && text.contains("(0.0.9)");
+    wait_for("another member's agent to see the older version", LIMIT, || {
+        let status = running.agents[0].status().ok()?;
+        let is_lowest = status["lowest_agent_version"] == "0.0.9";
+        (is_lowest && waits_for_old(&status["waiting_features"].to_string())).then_some(())
+    })?;
+    wait_for("the service to show the older version", LIMIT, || {
+        let shown = running.testbed.admin_command(&["cluster", "explain", "demo"]).ok()?;
+        waits_for_old(&shown).then_some(())
+    })?;
+
+    let standby = running.standby(3, &bundle)?;
+    let gone = kill_last(&mut running)?;
+    running.wait_reason("once these members' agents are upgraded")?;
+    ensure!(running.replacements()?.is_empty(), "{:?}", running.replacements());
+    let old = running.agents.get_mut(1).context("a second founder")?;
+    old.options.env.pop();
+    old.kill();
+    old.start()?;
+    running.wait_replaced(&standby, &gone)?;
+    let used = running.replacements()?;
+    ensure!(used.len() == 1, "{used:?}");
+    Ok(())
+}
+
 /// A member that is unreachable for less time than the policy requires stays.
 #[test]
 fn a_member_that_comes_back_in_time_stays() -> Result<()> {

@@ -4,7 +4,8 @@
 //! - the policy is in the cluster's own store, and its limits are kept;
 //! - exactly one voter is unreachable, for this host's node and for a quorum of the voters' agents;
 //! - all other voters are in sync;
-//! - no other change is under way.
+//! - no other change is under way;
+//! - if the policy then has reached its limit, these agents go on confirming the death.
 //!
 //! A place that an earlier replacement has left vacant is filled while all voters are reachable.
 //!
@@ -72,6 +73,9 @@ pub(crate) struct VoterFacts {
     /// Voters, this host's included, whose agents have observed for `after_seconds` of the policy's
     /// limits that the unreachable voter is unreachable.
     pub observers: Vec<MemberId>,
+    /// Observers of older versions, which stop observing the dead member once the policy has reached
+    /// its limit.
+    pub unconfirming: Vec<MemberId>,
     /// Voters that don't answer, have not started, or lack entries of the log. The unreachable one
     /// needn't be among them.
     pub not_in_sync: Vec<MemberId>,
@@ -193,10 +197,44 @@ impl PolicyReplacementFacts<'_> {
                 limits.after_seconds
             ));
         }
+        if let Some(why) = self.confirmation_objection(dead, &ids) {
+            return wait(why);
+        }
         if let Some(decision) = self.obstacle(Some(dead.id)) {
             return decision;
         }
         PolicyDecision::Begin(self.new_use(dead.id, dead.name.clone()))
+    }
+
+    /// Returns why a replacement of `dead` would pause once it has begun. Each step needs new
+    /// observations of a quorum, and agents of older versions write none once the policy has
+    /// reached its limit. No other replacement could begin meanwhile.
+    fn confirmation_objection(&self, dead: &ClusterMember, voters: &[MemberId]) -> Option<String> {
+        if self.uses_that_count() + 1 < usize::from(self.policy.limits.at_most) {
+            return None;
+        }
+        let VoterFacts { observers, unconfirming, .. } = self.voters;
+        let stays = |id: &MemberId| !unconfirming.contains(id);
+        let confirming: Vec<MemberId> = observers.iter().copied().filter(stays).collect();
+        let (confirming, quorum) = count_observers(dead.id, &confirming, voters);
+        if confirming >= quorum {
+            return None;
+        }
+        let old = unconfirming.iter().filter_map(|id| self.members.of_id(*id)).map(label);
+        Some(format!(
+            "{} is replaced once these members' agents are upgraded: {}. By the policy {}, this is \
+             the last replacement for now, and older agents don't confirm it",
+            label(dead),
+            old.collect::<Vec<_>>().join(", "),
+            self.policy.id
+        ))
+    }
+
+    /// Returns the number of the policy's uses that count now.
+    fn uses_that_count(&self) -> usize {
+        // Use the earlier of the two clocks: by that clock, uses count for longer.
+        let now = self.own_now.min(self.service_now);
+        self.uses.count(&self.policy.id, &self.policy.limits, now)
     }
 
     fn voter_ids(&self) -> Vec<MemberId> {
@@ -264,9 +302,8 @@ impl PolicyReplacementFacts<'_> {
     /// Returns why the policy allows no more replacements now.
     fn limit_objection(&self) -> Option<String> {
         let PolicyFacts { id, limits, .. } = &self.policy;
-        // Use the earlier of the two clocks: by that clock, uses count for longer.
         let now = self.own_now.min(self.service_now);
-        let used = self.uses.count(id, limits, now);
+        let used = self.uses_that_count();
         if used < usize::from(limits.at_most) {
             return None;
         }

@@ -30,6 +30,7 @@ use std::time::Duration;
 
 use discovery_types::api::{IntentList, IntentState, IntentView, Outcome};
 use discovery_types::digest::OperationId;
+use discovery_types::features::Feature;
 use discovery_types::grant::{ReplacementLimits, VerifiedGrant};
 use discovery_types::intent::{IntentChange, VerifiedIntent};
 use discovery_types::jws::newer_version;
@@ -517,6 +518,8 @@ impl Steward {
         if let Some(dead) = dead {
             let after = Duration::from_secs(limits.after_seconds);
             facts.observers = self.observers_of((own, dead), pass.members, after).await?;
+            let feature = Feature::ConfirmedReplacements;
+            facts.unconfirming = self.without_feature(feature, &facts.observers).await?;
         }
         Ok(facts)
     }

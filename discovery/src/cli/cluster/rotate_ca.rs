@@ -3,9 +3,11 @@
 use std::time::{Duration, Instant};
 
 use discovery_types::api::MemberRotation;
+use discovery_types::features::{Feature, lacking};
 use discovery_types::role::Action;
 use discovery_types::statement::{RotationStep, Statement, StatementChain};
 use serde_json::json;
+use uuid::Uuid;
 
 use super::create::put;
 use crate::cli::CliError;
@@ -112,6 +114,7 @@ pub(super) async fn rotate(
         Statement { seq: last.seq + 1, previous: Some(chain.newest_hash()), ..last.clone() };
     match step {
         RotationStep::Begin => {
+            check_agents_read(session, cluster.cluster, args.force).await?;
             next.also_trusted = Some(session.client.make_cas(cluster.cluster).await?);
         }
         RotationStep::Switch => {
@@ -155,6 +158,25 @@ pub(super) async fn rotate(
     printer.print_value(&value, |out| out.line(&description(step, args.cancel)))?;
     printer.note(&next_commands(step, args.cancel, name));
     Ok(())
+}
+
+/// Refuses to sign a statement of version 2 while an agent of a present member can't read it. Such
+/// an agent would neither trust the new CAs nor change the cluster's members.
+async fn check_agents_read(
+    session: &AdminSession,
+    cluster: Uuid,
+    force: bool,
+) -> Result<(), CliError> {
+    let present = session.client.show_cluster(cluster).await?.present;
+    // Whether agents that have never reported follow the statement is checked before step 2.
+    let lacking = lacking(Feature::StatementVersion2, &present.reported_builds());
+    if lacking.is_empty() || force {
+        return Ok(());
+    }
+    Err(CliError::MembersNotReady(format!(
+        "these agents can't read the statement that step 1 signs: {}. Upgrade them first",
+        lacking.join(", ")
+    )))
 }
 
 fn parse_step(text: &str) -> Result<RotationStep, String> {

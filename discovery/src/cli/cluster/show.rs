@@ -7,6 +7,7 @@ use discovery_types::api::{
     AskingHost, ClusterQuery, ClusterState, ClusterStates, ClusterSummary, ClusterView,
     DirectoryView, IntentState, IntentView, MembersView, SeatView,
 };
+use discovery_types::features::waiting_features;
 
 use super::ListArgs;
 use crate::cli::CliError;
@@ -114,6 +115,7 @@ fn write_members(out: &mut TextOutput<'_>, present: &MembersView) {
             clients,
             or_dash(member.zone.as_ref()),
             or_dash(member.source.as_ref()),
+            or_dash(member.agent.as_ref().map(|agent| &agent.version)),
             or_dash(member.last_heard_ms.map(time)),
             member.health_name().to_owned(),
         ]
@@ -126,10 +128,14 @@ fn write_members(out: &mut TextOutput<'_>, present: &MembersView) {
         "CLIENT URLS",
         "ZONE",
         "FROM",
+        "AGENT",
         "LAST HEARD",
         "SAYS",
     ];
     out.table(header, rows);
+    for line in waiting_features(&present.reported_builds()) {
+        out.line(&format!("feature {line}"));
+    }
 }
 
 fn write_asking_hosts(out: &mut TextOutput<'_>, hosts: &[AskingHost]) {

@@ -1,6 +1,7 @@
 //! Tests of the mailbox for the addresses of members that have moved.
 
 use discovery_types::client::ClientError;
+use discovery_types::features::AgentBuild;
 use discovery_types::member_address::{MemberAddress, SignedMemberAddress};
 use discovery_types::member_proof::{MemberProof, sign_as_node};
 use discovery_types::problem::Code;
@@ -121,7 +122,7 @@ async fn a_member_that_moved_is_explained_until_its_cluster_has_recorded_the_add
         let mut report = cluster.report_request(raft_cluster, agent, Some(4), 14, &members);
         let listed = &mut report.membership.as_mut().unwrap().members[0];
         listed.peer_urls = vec!["https://10.1.0.11:2380".to_owned()];
-        agent.client.report(id, &report).await.unwrap();
+        agent.client.report(id, &report, &AgentBuild::own()).await.unwrap();
     }
     assert_eq!(explain().await, []);
     cluster.service.stop().await;

@@ -18,6 +18,7 @@ use discovery_types::api::{
 };
 use discovery_types::client::{ClientError, DiscoveryClient};
 use discovery_types::digest::{Digest, MemberId, Nonce};
+use discovery_types::features::AgentBuild;
 use discovery_types::order::{Order, OrderedChange};
 use discovery_types::problem::Code;
 use discovery_types::raft_id;
@@ -126,7 +127,9 @@ impl CommittedCluster {
         members: &[(MemberId, bool)],
     ) -> Result<ClusterState, ClientError> {
         let report = self.report_request(raft_cluster, agent, configuration, raft_index, members);
-        agent.client.report(self.statement.cluster, &report).await.map(|answer| answer.state)
+        let build = AgentBuild::own();
+        let answer = agent.client.report(self.statement.cluster, &report, &build).await;
+        answer.map(|answer| answer.state)
     }
 
     /// Makes an agent's report of the members of a Raft cluster.

@@ -4,6 +4,7 @@
 use discovery_types::api::{IntentState, RecoveriesResponse, ReportResponse};
 use discovery_types::client::ClientError;
 use discovery_types::digest::{Incarnation, MemberId};
+use discovery_types::features::AgentBuild;
 use discovery_types::jws::Jws;
 use discovery_types::key::SigningKey;
 use discovery_types::order::Order;
@@ -69,7 +70,7 @@ impl CommittedCluster {
     ) -> Result<ReportResponse, ClientError> {
         let voters: Vec<_> = voters.iter().map(|id| (*id, false)).collect();
         let report = self.report_request(raft_cluster, agent, Some(configuration), 9, &voters);
-        agent.client.report(self.statement.cluster, &report).await
+        agent.client.report(self.statement.cluster, &report, &AgentBuild::own()).await
     }
 
     async fn alarms(&self) -> Vec<String> {

@@ -4,6 +4,7 @@
 use discovery_types::api::MemberCas;
 use discovery_types::context::Context;
 use discovery_types::csr::NodeKey;
+use discovery_types::features::{AgentBuild, waiting_features};
 use discovery_types::leaves::Leaves;
 use discovery_types::statement::{CaPair, MAX_CHAIN, RotationStep};
 use rustls::pki_types::CertificateDer;
@@ -66,7 +67,7 @@ impl CommittedCluster {
         let mut report = self.report_request(self.raft_cluster(), agent, None, 12, &[]);
         report.membership = None;
         report.cas = Some(MemberCas { trusted, certified });
-        agent.client.report(self.statement.cluster, &report).await.unwrap();
+        agent.client.report(self.statement.cluster, &report, &AgentBuild::own()).await.unwrap();
     }
 
     /// Returns the newest statement that the service has.
@@ -414,6 +415,38 @@ impl OwnersTool {
         let refused = self.rotate(more).await.unwrap_err();
         assert!(refused.contains(why), "{refused}");
     }
+}
+
+/// The statement of step 1 has version 2, which agents of an older version can't read.
+#[tokio::test]
+async fn the_tool_signs_no_statement_that_a_members_agent_can_not_read() {
+    let cluster = CommittedCluster::of(2).await;
+    let tool = OwnersTool::of(&cluster).await;
+    let [first, second] = &cluster.agents[..] else { panic!("two agents") };
+    cluster.report(first, None, 20, &present::founders(&cluster)).await.unwrap();
+    let report = |build: &str| {
+        let request = cluster.report_request(
+            cluster.raft_cluster(),
+            second,
+            None,
+            20,
+            &present::founders(&cluster),
+        );
+        let (client, build) = (&second.client, build.parse::<AgentBuild>().unwrap());
+        async move { client.report(cluster.statement.cluster, &request, &build).await.unwrap() }
+    };
+    report("0.0.9 grant-2").await;
+    let shown = cluster.admin.show_cluster(cluster.statement.cluster).await.unwrap().present;
+    let lines = waiting_features(&shown.reported_builds());
+    assert!(lines.iter().any(|line| line.contains("statement-2")), "{lines:?}");
+    tool.expect_wait(&["--step", "1"], "can't read the statement that step 1 signs").await;
+    tool.expect_wait(&["--step", "1"], "(0.0.9)").await;
+    assert_eq!(cluster.newest().await.seq, 0);
+
+    report(&AgentBuild::own().to_string()).await;
+    tool.rotate(&["--step", "1"]).await.unwrap();
+    assert_eq!(cluster.newest().await.seq, 1);
+    cluster.service.stop().await;
 }
 
 #[tokio::test]

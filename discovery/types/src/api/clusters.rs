@@ -11,6 +11,7 @@ use uuid::Uuid;
 use super::formation::{MemberCas, ProbeResult};
 use crate::csr::Csr;
 use crate::digest::{Digest, Incarnation, MemberId};
+use crate::features::{AgentBuild, MemberBuild};
 use crate::grant::GrantId;
 use crate::jws::Jws;
 use crate::key::{KeyId, PublicKey};
@@ -371,6 +372,17 @@ pub struct MemberView {
     /// Zone of the member's host, as its agent said when it redeemed its token.
     #[serde(default)]
     pub zone: Option<Name>,
+    /// Version and features of the member's agent, as it reported last; none without a report.
+    #[serde(default)]
+    pub agent: Option<AgentBuild>,
+}
+
+impl MembersView {
+    /// Returns the members whose agents have reported, with the agents' builds.
+    pub fn reported_builds(&self) -> Vec<MemberBuild<'_>> {
+        let reported = self.members.iter().filter(|member| member.agent.is_some());
+        reported.map(|member| (member.display_name(), member.agent.as_ref())).collect()
+    }
 }
 
 impl MemberView {

@@ -16,6 +16,7 @@ use crate::api::{
 };
 use crate::csr::Csr;
 use crate::digest::OperationId;
+use crate::features::AgentBuild;
 use crate::jws::Jws;
 use crate::leaves::Leaves;
 use crate::member_address::SignedMemberAddress;
@@ -202,13 +203,22 @@ impl DiscoveryClient {
         )
     }
 
-    /// Reports the state of the agent's node.
+    /// Reports the state of the agent's node, and the agent's own build.
     pub async fn report(
         &self,
         cluster: Uuid,
         report: &ReportRequest,
+        build: &AgentBuild,
     ) -> Result<ReportResponse, ClientError> {
-        self.send(Method::POST, format!("/v1/clusters/{cluster}/report"), report).await
+        let json = serde_json::to_vec(report).expect("bodies are plain structs");
+        self.send_request(Request {
+            method: Method::POST,
+            path: format!("/v1/clusters/{cluster}/report"),
+            body: RequestBody::JsonFromAgent(&json, build),
+            authenticated: true,
+            limit: REQUEST_LIMIT,
+        })
+        .await
     }
 
     /// Sends the recovery statements that lead from the founded Raft cluster to this member's.

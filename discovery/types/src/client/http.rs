@@ -17,6 +17,7 @@ use super::pinned::client_tls_config;
 use crate::access::{Assertion, JWT_BEARER, MAX_ACCESS_SECONDS};
 use crate::api::{ContextResponse, MAX_RESPONSE, PREFER, RETURN_MINIMAL, TokenResponse};
 use crate::digest::Digest;
+use crate::features::{AGENT_BUILD, AgentBuild};
 use crate::jws::Jws;
 use crate::key::SigningKey;
 use crate::problem::{Code, Problem};
@@ -94,6 +95,8 @@ pub(super) enum RequestBody<'b> {
     Json(&'b [u8]),
     /// JSON body. The answer may come without a body if there is nothing new (`RETURN_MINIMAL`).
     JsonPreferringMinimal(&'b [u8]),
+    /// JSON, with the build of the agent in a header.
+    JsonFromAgent(&'b [u8], &'b AgentBuild),
     Form(&'b [u8]),
 }
 
@@ -380,6 +383,10 @@ impl DiscoveryClient {
             RequestBody::JsonPreferringMinimal(json) => builder
                 .header(CONTENT_TYPE, "application/json")
                 .header(PREFER, RETURN_MINIMAL)
+                .body(json.to_vec()),
+            RequestBody::JsonFromAgent(json, build) => builder
+                .header(CONTENT_TYPE, "application/json")
+                .header(AGENT_BUILD, build.to_string())
                 .body(json.to_vec()),
             RequestBody::Form(form) => builder
                 .header(CONTENT_TYPE, "application/x-www-form-urlencoded")

@@ -51,6 +51,7 @@ impl Scene {
                 unreachable: vec![(C, Duration::from_secs(600))],
                 are_known: true,
                 observers: vec![A, B],
+                unconfirming: Vec::new(),
                 not_in_sync: Vec::new(),
             },
             zones: None,
@@ -184,6 +185,30 @@ fn nothing_begins_while_a_guard_stands_against_it() {
         assert!(is_refusal(&decision, part), "{part}: {decision:?}");
     }
     assert_eq!(Scene::new().with(|s| s.voters.unreachable.clear()), PolicyDecision::StandBy);
+}
+
+/// Agents of an older version stop observing once the policy has reached its limit.
+#[test]
+fn the_last_replacement_that_a_policy_allows_waits_until_a_quorum_of_agents_can_confirm_it() {
+    let (first, d) = (Scene::new(), MemberId(4));
+    let decision = first.with(|s| s.voters.unconfirming = vec![B]);
+    assert!(matches!(decision, PolicyDecision::Begin(_)), "older agents observe: {decision:?}");
+    let last = |s: &mut Scene| s.policy.limits.at_most = 1;
+    let decision = Scene::new().with(last);
+    assert!(matches!(decision, PolicyDecision::Begin(_)), "{decision:?}");
+    let decision = Scene::new().with(|s| {
+        last(s);
+        s.voters.unconfirming = vec![B];
+    });
+    assert!(is_wait(&decision, "agents are upgraded: b (b)"), "{decision:?}");
+    // Of five voters, three confirm the death without the older agent.
+    let decision = Scene::new().with(|s| {
+        last(s);
+        s.members.list.extend([member(d, "d2"), member(MemberId(5), "e2")]);
+        s.voters.observers = vec![A, B, d, MemberId(5)];
+        s.voters.unconfirming = vec![B];
+    });
+    assert!(matches!(decision, PolicyDecision::Begin(_)), "{decision:?}");
 }
 
 #[test]

@@ -115,7 +115,8 @@ impl Simulation {
         if self.is_off(Guard::InSync) {
             not_in_sync.clear();
         }
-        let facts = VoterFacts { unreachable, are_known, observers, not_in_sync };
+        let facts =
+            VoterFacts { unreachable, are_known, observers, unconfirming: Vec::new(), not_in_sync };
         // Discovery may hand out the hosts in any order, and may report any time.
         let (operation, host) = self.random.pick(&self.waiting.clone())?;
         let lie = self.random.below(3) * 10_000;
