@@ -46,17 +46,26 @@ impl AgeKey {
 /// `muster-agent backup` with the flags of a store.
 struct BackupTool {
     flags: Vec<String>,
+    /// Data directory of the agent on the same host. A folder that doesn't exist stands for a host
+    /// without an agent.
+    data_dir: PathBuf,
 }
 
 impl BackupTool {
     fn new(flags: &[String]) -> Self {
-        Self { flags: flags.to_vec() }
+        // Ignore the state of an agent that happens to run on this machine.
+        Self { flags: flags.to_vec(), data_dir: "/nonexistent".into() }
+    }
+
+    /// Returns the tool on the host of an agent.
+    fn on_host_of(&self, agent: &AgentProcess) -> Self {
+        Self { flags: self.flags.clone(), data_dir: agent.data_dir.clone() }
     }
 
     fn output(&self, args: &[&str]) -> Result<Output> {
         let mut command = Command::new(program_path("muster-agent")?);
-        // Ignore the state of an agent that happens to run on this machine.
-        command.args(["backup", "--data-dir", "/nonexistent"]).args(args).args(&self.flags);
+        command.args(["backup", "--data-dir", path_text(&self.data_dir)?]);
+        command.args(args).args(&self.flags);
         command.output().with_context(|| format!("backup {args:?}"))
     }
 
@@ -301,6 +310,61 @@ fn a_damaged_backup_is_found_and_the_next_best_one_is_named() -> Result<()> {
     let again = tool.fail(&["restore", &name(0), "--to", path_text(&target)?], 2)?;
     ensure!(again.contains("exists already"), "{again}");
     tool.fail(&["verify", "../../etc/passwd"], 2)?;
+    Ok(())
+}
+
+/// Somebody with write access to the store copies an older backup to a newer name, and changes its
+/// manifest to fit. Without the signature, that backup is whole.
+#[test]
+fn a_forged_backup_is_refused_by_the_clusters_statements_and_by_its_ca() -> Result<()> {
+    let testbed = Testbed::start(Network::loopback(1), TestbedOptions::default())?;
+    let store = testbed.path("backups");
+    let elsewhere = BackupTool::new(&directory_flags(&store)?);
+    let (agents, _etcdctl) = form(&testbed, 1, &[])?;
+    let on_host = elsewhere.on_host_of(&agents[0]);
+    let (older, newer) = (on_host.json(&["run"])?, on_host.json(&["run"])?);
+    ensure!(newer["signature"]["signed"].is_string(), "{newer}");
+    let export = testbed.path("export.json");
+    testbed.admin_command(&["cluster", "export", "demo", "--out", path_text(&export)?])?;
+    let ca = agents[0].data_dir.join("agent/tls/peer-ca.crt");
+    let trusts = [["--trust", path_text(&export)?], ["--trust", path_text(&ca)?]];
+    let by = "signed by the founder of seat 1";
+    for trust in &trusts {
+        let said = elsewhere.run(&[&["verify", "--all"], &trust[..]].concat())?;
+        ensure!(said.lines().count() == 2 && said.lines().all(|l| l.contains(by)), "{said}");
+    }
+    ensure!(on_host.run(&["verify", "newest"])?.contains(by), "the agent's own statements");
+    let said = elsewhere.run(&["verify", "newest"])?;
+    ensure!(said.contains("signature not checked"), "{said}");
+
+    let folder = store.join(text(&older["cluster"]));
+    let time = text(&newer["name"]).split('-').next().context("a time")?;
+    let name = format!("{time}-r{}-ffffffff", older["snapshot"]["revision"]);
+    let mut forged = older.clone();
+    forged["name"] = name.as_str().into();
+    forged["stored"]["file"] = format!("{name}.db").into();
+    fs_err::copy(folder.join(text(&older["stored"]["file"])), folder.join(format!("{name}.db")))?;
+    let manifest = folder.join(format!("{name}.json"));
+    fs_err::write(&manifest, serde_json::to_vec(&forged)?)?;
+    ensure!(elsewhere.run(&["verify", &name])?.starts_with("OK "), "it is whole");
+    for trust in &trusts {
+        let verify = [&["verify", &name], &trust[..], &["--allow-unsigned"]].concat();
+        let said = elsewhere.fail(&verify, 1)?;
+        ensure!(said.contains("DAMAGED") && said.contains("differs from the one"), "{said}");
+        ensure!(said.contains(&format!("{} is good", text(&newer["name"]))), "{said}");
+    }
+    let target = testbed.path("never.db");
+    let restore = ["restore", &name, "--to", path_text(&target)?];
+    let said = on_host.fail(&restore, 1)?;
+    ensure!(!target.exists() && said.contains(text(&older["name"])), "{said}");
+
+    // A manifest without its signature looks like one of an older version.
+    forged.as_object_mut().context("an object")?.remove("signature");
+    fs_err::write(&manifest, serde_json::to_vec(&forged)?)?;
+    let said = on_host.fail(&restore, 1)?;
+    ensure!(!target.exists() && said.contains("--allow-unsigned"), "{said}");
+    let said = on_host.run(&[&restore[..], &["--allow-unsigned"]].concat())?;
+    ensure!(target.exists() && said.contains("NOT SIGNED"), "{said}");
     Ok(())
 }
 

@@ -14,6 +14,7 @@ use super::inspect::{InspectError, inspect};
 use super::manifest::{MAX_MANIFEST_BYTES, Manifest, ManifestError, SnapshotFacts};
 use super::name::{BackupName, ClusterFolder};
 use super::progress::{BackupProgress, BackupStep};
+use super::signature::{SignatureError, SignatureFinding, SignaturePolicy};
 use super::spool::{NoSpaceError, Spool};
 use super::store::{BackupStore, BackupStoreError, next_chunk};
 
@@ -29,6 +30,9 @@ pub(crate) enum ExamineError {
     /// The manifest can't be used.
     #[error(transparent)]
     Manifest(#[from] ManifestError),
+    /// The signature of the manifest proves nothing.
+    #[error(transparent)]
+    Signature(#[from] SignatureError),
     /// The stored file has another length or hash than its manifest says.
     #[error("the stored file is damaged: its {what} is {found}, and the manifest says {expected}")]
     Stored {
@@ -70,6 +74,8 @@ impl ExamineError {
     pub(crate) fn is_damage(&self) -> bool {
         match self {
             Self::Missing(_) | Self::Stored { .. } | Self::Facts { .. } => true,
+            // A backup of an older version isn't damaged because it isn't signed.
+            Self::Signature(error) => !matches!(error, SignatureError::Unsigned),
             Self::Manifest(error) => !matches!(error, ManifestError::Newer(_)),
             Self::Decryption(error) => matches!(error, DecryptionError::Damaged(_)),
             Self::Snapshot(error) => !matches!(error, InspectError::Io(_)),
@@ -102,6 +108,8 @@ pub(crate) struct ExaminedBackup {
     pub manifest: Manifest,
     /// The decrypted snapshot; `None` without a private key.
     pub snapshot: Option<File>,
+    /// Result of the verification of the manifest's signature.
+    pub signature: SignatureFinding,
 }
 
 impl ExaminedBackup {
@@ -126,6 +134,8 @@ pub(crate) struct Examiner {
     pub cluster: ClusterFolder,
     /// Private keys for encrypted backups.
     pub identities: Option<Arc<BackupIdentities>>,
+    /// How signatures of manifests are proved.
+    pub signatures: SignaturePolicy,
     pub spool: Spool,
     pub progress: BackupProgress,
 }
@@ -134,10 +144,11 @@ impl Examiner {
     /// Fetches a backup and proves it, as far as the private keys allow.
     pub(crate) async fn examine(&self, name: &BackupName) -> Result<ExaminedBackup, ExamineError> {
         let manifest = read_manifest(&self.store, &self.cluster, name).await?;
+        let signature = self.signatures.check(&manifest)?;
         let mut stored = self.fetch(&manifest).await?;
         let is_encrypted = manifest.stored.encryption.is_some();
         let snapshot = match (is_encrypted, &self.identities) {
-            (true, None) => return Ok(ExaminedBackup { manifest, snapshot: None }),
+            (true, None) => return Ok(ExaminedBackup { manifest, snapshot: None, signature }),
             (true, Some(identities)) => {
                 self.spool.ensure_space(manifest.snapshot.bytes)?;
                 let mut plain = self.spool.file().map_err(ExamineError::SpoolFile)?;
@@ -164,7 +175,7 @@ impl Examiner {
             let (found, expected) = (Box::new(found), Box::new(manifest.snapshot));
             return Err(ExamineError::Facts { found, expected });
         }
-        Ok(ExaminedBackup { manifest, snapshot: Some(snapshot) })
+        Ok(ExaminedBackup { manifest, snapshot: Some(snapshot), signature })
     }
 
     /// Copies the stored file into a temporary one, and compares it with the manifest.

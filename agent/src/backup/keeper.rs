@@ -19,6 +19,7 @@ use super::progress::BackupProgress;
 use super::save::{BackupRound, FailureReason, SaveError};
 use super::schedule::{due_at, newest, retry_pause};
 use super::settings::BackupSettings;
+use super::signature::{BackupSigner, SignaturePolicy, SignatureTrust};
 use super::store::BackupStore;
 use super::verification::BackupVerifier;
 use super::verification_file::VerificationFile;
@@ -193,7 +194,12 @@ impl BackupKeeper {
         match is_responsible {
             Some(is_responsible) if is_due && (is_responsible || has_damage) => {
                 let spool = self.settings.open_spool(&self.layout);
-                verifier.run(&self.settings.store, &self.cluster, spool).await;
+                let signatures = SignaturePolicy {
+                    trust: SignatureTrust::of_agent(&self.layout, &self.cluster),
+                    // Backups of older versions are kept until they are too old.
+                    allows_unsigned: true,
+                };
+                verifier.run(&self.settings.store, &self.cluster, spool, signatures).await;
             }
             Some(false) if verifier.shows_failure() && !has_damage => verifier.withdraw_failure(),
             _ => {}
@@ -247,7 +253,12 @@ impl BackupKeeper {
         store: &BackupStore,
     ) -> Result<(), SaveError> {
         let began = Instant::now();
+        let signer = BackupSigner::read(&self.layout);
+        if signer.is_none() {
+            tracing::warn!("the backup is not signed: this agent can't prove its member");
+        }
         let round = BackupRound {
+            signer,
             cluster: self.cluster.clone(),
             cluster_name: Some(self.cluster_name.clone()),
             recipients: self.settings.recipients.clone(),

@@ -8,6 +8,7 @@ use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
 use super::name::{BackupName, ClusterFolder};
+use super::signature::ManifestSignature;
 
 /// Version of the manifest's format.
 const VERSION: u32 = 1;
@@ -103,6 +104,10 @@ pub(crate) struct Manifest {
     pub stored_at: Timestamp,
     pub snapshot: SnapshotFacts,
     pub stored: StoredFile,
+    /// Signature of the agent that saved the backup. `None` if an older version saved it, or a host
+    /// without an agent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub signature: Option<ManifestSignature>,
 }
 
 #[derive(Deserialize)]
@@ -202,6 +207,7 @@ impl Manifest {
                 encryption: recipient.map(|_| Encryption::Age),
                 recipients: recipient.into_iter().map(str::to_owned).collect(),
             },
+            signature: None,
         }
     }
 }
@@ -240,6 +246,7 @@ mod tests {
                 encryption: Some(Encryption::Age),
                 recipients: vec!["age1x".to_owned()],
             },
+            signature: None,
         }
     }
 

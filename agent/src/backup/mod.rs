@@ -20,10 +20,11 @@
 //! | `save`, `examine`, `drill` | one round; the proof of a stored backup; the trial of a restore |
 //! | `chunks`, `encryption`, `spool` | a file on its way to or from a store; the age format; temporary files |
 //! | `store/` | a directory or a bucket of an S3-compatible store |
+//! | `signature` | who has signed a manifest, and by which CAs that is verified |
 //! | `settings` | the backup flags, resolved and checked |
 //!
-//! A manifest is not signed. Anybody who can write to the store can replace a backup and its
-//! manifest. The checks detect damage, but no forgery.
+//! The agent signs each manifest (`signature`). Whoever can only write to the store can delete
+//! backups, but can't replace one by another.
 
 mod chunks;
 pub(crate) mod drill;
@@ -39,6 +40,7 @@ mod retention;
 pub(crate) mod save;
 mod schedule;
 pub(crate) mod settings;
+pub(crate) mod signature;
 mod spool;
 pub(crate) mod store;
 mod verification;

@@ -136,6 +136,11 @@ impl ClusterFolder {
         Self(id.to_string())
     }
 
+    /// Whether the folder is named by an id at discovery. Only such a cluster has agents that sign.
+    pub(crate) fn has_agents(&self) -> bool {
+        self.0.parse::<Uuid>().is_ok()
+    }
+
     /// Returns the folder of a cluster without agents.
     pub(crate) fn of_raft_cluster(id: u64) -> Self {
         Self(format!("{id:016x}"))
@@ -230,6 +235,8 @@ mod tests {
         let uuid = "0198c2a4-6f1e-7abc-8def-0123456789ab";
         assert!(uuid.parse::<ClusterFolder>().is_ok());
         assert!(ClusterFolder::of_raft_cluster(7).to_string().parse::<ClusterFolder>().is_ok());
+        assert!(!ClusterFolder::of_raft_cluster(7).has_agents());
+        assert!(ClusterFolder::of_cluster(Uuid::from_u128(7)).has_agents());
         for wrong in ["", "..", "demo", "a/b", "0198C2A4-6F1E-7ABC-8DEF-0123456789AB", "7"] {
             assert!(wrong.parse::<ClusterFolder>().is_err(), "{wrong}");
         }

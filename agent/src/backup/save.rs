@@ -18,6 +18,7 @@ use super::manifest::{
 use super::name::{BackupName, ClusterFolder};
 use super::progress::{BackupProgress, BackupStep};
 use super::retention::{self, RetentionPolicy};
+use super::signature::BackupSigner;
 use super::spool::{NoSpaceError, Spool, is_full};
 use super::store::{BackupStore, BackupStoreError};
 use crate::cluster::{ClusterApiClient, ClusterError, NodeStatus};
@@ -136,12 +137,14 @@ impl SaveError {
 }
 
 /// Settings that all rounds of one cluster have in common.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub(crate) struct BackupRound {
     pub cluster: ClusterFolder,
     /// The cluster's name at discovery, if it is known there.
     pub cluster_name: Option<String>,
     pub recipients: Vec<BackupRecipient>,
+    /// Signs the manifest. `None` on a host without an agent.
+    pub signer: Option<BackupSigner>,
     pub spool: Spool,
     pub progress: BackupProgress,
 }
@@ -195,6 +198,11 @@ impl BackupRound {
             stored_at: Timestamp::now(),
             snapshot: facts,
             stored,
+            signature: None,
+        };
+        let manifest = match &self.signer {
+            Some(signer) => signer.sign(manifest),
+            None => manifest,
         };
         store.put_small(&self.cluster, &name.manifest_file(), manifest.to_bytes()).await?;
         Ok(Some(manifest))

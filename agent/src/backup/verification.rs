@@ -17,6 +17,7 @@ use super::name::{BackupName, ClusterFolder};
 use super::progress::BackupProgress;
 use super::schedule::{choose_for_verification, is_verification_due, retry_pause};
 use super::settings::StoreSettings;
+use super::signature::{SignatureFinding, SignaturePolicy};
 use super::spool::Spool;
 use super::store::{BackupStore, BackupStoreError};
 use super::verification_file::VerificationFile;
@@ -124,9 +125,10 @@ impl BackupVerifier {
         store: &StoreSettings,
         cluster: &ClusterFolder,
         spool: Result<Spool, muster_files::Error>,
+        signatures: SignaturePolicy,
     ) {
         let mut whole = Vec::new();
-        let work = self.verify(store, cluster, spool, &mut whole);
+        let work = self.verify(store, cluster, (spool, signatures), &mut whole);
         let limited = tokio::time::timeout(VERIFICATION_LIMIT, work).await;
         self.clear_damage(|name| whole.contains(name));
         match limited.unwrap_or(Err(VerificationError::Slow)) {
@@ -142,13 +144,14 @@ impl BackupVerifier {
         &self,
         store: &StoreSettings,
         cluster: &ClusterFolder,
-        spool: Result<Spool, muster_files::Error>,
+        (spool, signatures): (Result<Spool, muster_files::Error>, SignaturePolicy),
         whole: &mut Vec<BackupName>,
     ) -> Result<(), VerificationError> {
         let examiner = Examiner {
             store: BackupStore::open(store).await?,
             cluster: cluster.clone(),
             identities: None,
+            signatures,
             spool: spool.map_err(VerificationError::Spool)?,
             progress: BackupProgress::default(),
         };
@@ -158,7 +161,12 @@ impl BackupVerifier {
         let (random, now) = (random_number(), Timestamp::now());
         for name in choose_for_verification(&listing, &damaged, random, now) {
             match examiner.examine(name).await {
-                Ok(_) => whole.push(name.clone()),
+                Ok(examined) => {
+                    if examined.signature == SignatureFinding::Unsigned {
+                        tracing::warn!("the stored backup {name} is whole, but not signed");
+                    }
+                    whole.push(name.clone());
+                }
                 Err(error) => ensure_deleted(&examiner, name, error).await?,
             }
         }
@@ -359,7 +367,8 @@ mod tests {
 
         async fn run(&mut self) -> VerificationStatus {
             let (settings, cluster) = (self.settings.clone(), self.cluster.clone());
-            self.verifier.run(&settings, &cluster, Ok(Spool::system())).await;
+            let signatures = SignaturePolicy::default();
+            self.verifier.run(&settings, &cluster, Ok(Spool::system()), signatures).await;
             self.verifier.shown()
         }
 

@@ -180,6 +180,20 @@ impl std::str::FromStr for BackupChoice {
     }
 }
 
+/// How a command proves who has signed a backup.
+#[derive(Args, Clone, Debug, Default)]
+pub(crate) struct SignatureArguments {
+    /// File by which signatures are verified: statements.json of `muster-discovery ca issue`, the
+    /// file of `muster-discovery cluster export`, or peer-ca.crt in agent/tls of a member's data
+    /// directory (default: what this host's agent knows, if it is a member).
+    #[arg(long, value_name = "FILE")]
+    pub trust: Option<PathBuf>,
+    /// Take backups without a signature, too, such as those of older versions. Otherwise they are
+    /// refused where signatures can be verified.
+    #[arg(long)]
+    pub allow_unsigned: bool,
+}
+
 /// Arguments of `backup verify`.
 #[derive(Args, Debug)]
 pub(crate) struct BackupVerifyArguments {
@@ -201,6 +215,9 @@ pub(crate) struct BackupVerifyArguments {
     /// etcd works, with its etcdutl beside it or in PATH (etcdctl before 3.5).
     #[arg(long, value_name = "PATH", requires = "drill")]
     pub node_binary: Option<PathBuf>,
+    /// Options for the verification of signatures.
+    #[command(flatten)]
+    pub signatures: SignatureArguments,
 }
 
 /// Arguments of `backup restore`.
@@ -215,6 +232,9 @@ pub(crate) struct BackupRestoreArguments {
     /// File with the private key that decrypts, made by age-keygen.
     #[arg(long, value_name = "FILE")]
     pub identity: Option<PathBuf>,
+    /// Options for the verification of signatures.
+    #[command(flatten)]
+    pub signatures: SignatureArguments,
 }
 
 #[cfg(test)]

@@ -22,6 +22,7 @@ pub(crate) use self::adopt::{
 pub(crate) use self::backup::{
     BackupBy, BackupChoice, BackupCommand, BackupRecipientArguments, BackupRestoreArguments,
     BackupRetentionArguments, BackupStoreArguments, BackupSubcommand, BackupVerifyArguments,
+    SignatureArguments,
 };
 pub(crate) use self::member::{
     AddArguments, ClusterAccess, MemberCommand, MemberSubcommand, MoveLeaderArguments, PlanCommand,
@@ -542,6 +543,26 @@ mod tests {
     #[test]
     fn the_flags_are_consistent() {
         AgentCli::command().debug_assert();
+    }
+
+    #[test]
+    fn the_help_of_run_names_the_variable_of_the_log_filter() {
+        let mut command = AgentCli::command();
+        let run = command.find_subcommand_mut("run").unwrap();
+        let help = run.render_long_help().to_string();
+        assert!(help.contains("[env: MUSTER_LOG="), "{help}");
+    }
+
+    #[test]
+    fn members_are_added_with_the_flag_that_run_and_etcdctl_have() {
+        let peer_urls = |flag: &str| {
+            let args = ["muster-agent", "member", "add", "db-4", flag, "https://10.0.0.4:2380"];
+            let cli = AgentCli::try_parse_from(args).unwrap();
+            let AgentCommand::Member(member) = cli.command else { panic!("not member") };
+            let MemberSubcommand::Add(add) = member.verb else { panic!("not add") };
+            add.peer_urls
+        };
+        assert_eq!(peer_urls("--peer-url"), peer_urls("--peer-urls"));
     }
 
     #[test]

@@ -196,9 +196,19 @@ impl ClusterFixture {
     /// Returns the proof that the agent of member `i` belongs to that member, which is the founder
     /// in seat `i + 1`.
     pub fn member_proof(&self, i: usize) -> MemberProof {
+        self.member_proof_with(i, rcgen::CertificateParams::default())
+    }
+
+    /// Returns that proof, with a certificate that lasts until the first day of `year`.
+    pub fn member_proof_until(&self, i: usize, year: i32) -> MemberProof {
+        let mut params = rcgen::CertificateParams::default();
+        params.not_after = rcgen::date_time_ymd(year, 1, 1);
+        self.member_proof_with(i, params)
+    }
+
+    fn member_proof_with(&self, i: usize, mut params: rcgen::CertificateParams) -> MemberProof {
         let cluster = self.statement.cluster;
         let uri = format!("spiffe://muster/cluster/{cluster}/member/{}", i + 1);
-        let mut params = rcgen::CertificateParams::default();
         params.subject_alt_names = vec![rcgen::SanType::URI(uri.try_into().unwrap())];
         let certificate = self.peer_ca.issue_as(&self.records[i].csr, params);
         let key = &self.node_keys[i].key_pem;

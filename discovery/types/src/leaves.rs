@@ -51,7 +51,7 @@ impl Leaves {
 
     /// Returns the validity of the certificate that ends first; `None` if one can't be parsed.
     pub fn validity(&self) -> Option<Validity> {
-        let validities = [Validity::from_pem(&self.peer)?, Validity::from_pem(&self.client)?];
+        let validities = [Validity::of_pem(&self.peer)?, Validity::of_pem(&self.client)?];
         validities.into_iter().min_by_key(|validity| validity.ends)
     }
 }
@@ -96,7 +96,8 @@ impl Validity {
         self.begins + (self.ends - self.begins) / 3 * 2
     }
 
-    fn from_pem(pem: &str) -> Option<Self> {
+    /// Returns the validity of the first certificate of a PEM chain; `None` if it can't be parsed.
+    pub fn of_pem(pem: &str) -> Option<Self> {
         let leaf = CertificateDer::from_pem_slice(pem.as_bytes()).ok()?;
         let (_, parsed) = X509Certificate::from_der(&leaf).ok()?;
         let validity = parsed.validity();

@@ -88,14 +88,24 @@ impl MemberProof {
         agent: &PublicKey,
         statement: &Statement,
     ) -> Result<ProvenMember, MemberProofError> {
+        self.verify_by_cas(agent, statement.cluster, statement.peer_cas())
+    }
+
+    /// Verifies that the agent with the key `agent` belongs to a member of `cluster`, whose
+    /// certificate one of the peers' CAs (PEM) has signed.
+    pub fn verify_by_cas<'a>(
+        &self,
+        agent: &PublicKey,
+        cluster: Uuid,
+        peer_cas: impl Iterator<Item = &'a str>,
+    ) -> Result<ProvenMember, MemberProofError> {
         let malformed = || MemberProofError::Leaf(LeafError::Malformed("peer"));
         let leaf = CertificateDer::from_pem_slice(self.certificate.as_bytes());
         let leaf = leaf.map_err(|_| malformed())?;
         let (_, parsed) = X509Certificate::from_der(&leaf).map_err(|_| malformed())?;
         let key = &parsed.tbs_certificate.subject_pki;
         let node_key = Digest::of(key.raw);
-        verify_leaf("peer", &self.certificate, &node_key, statement.peer_cas())?;
-        let cluster = statement.cluster;
+        verify_leaf("peer", &self.certificate, &node_key, peer_cas)?;
         let member = certified_member(&parsed, cluster).ok_or(MemberProofError::NoMember)?;
         let signature = BASE64URL_NOPAD.decode(self.signature.as_bytes());
         let signature = signature.map_err(|_| MemberProofError::Signature)?;

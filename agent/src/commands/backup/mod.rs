@@ -21,9 +21,10 @@ use crate::backup::manifest::Manifest;
 use crate::backup::name::{BackupName, ClusterFolder};
 use crate::backup::progress::BackupProgress;
 use crate::backup::settings::{StoreSettings, command_spool};
+use crate::backup::signature::resolve_policy;
 use crate::backup::store::{BackupStore, BackupStoreError};
 use crate::backup::{Spool, read_identities};
-use crate::cli::{BackupChoice, BackupCommand, BackupSubcommand};
+use crate::cli::{BackupChoice, BackupCommand, BackupSubcommand, SignatureArguments};
 use crate::commands::printer::Printer;
 use crate::exit::{ExitError, error_chain};
 use crate::state::{Layout, journal};
@@ -175,7 +176,21 @@ impl BackupSession<'_> {
         self,
         cluster: ClusterFolder,
         identity: Option<&Path>,
+        signatures: &SignatureArguments,
     ) -> Result<Examiner, ExitError> {
+        let SignatureArguments { trust, allow_unsigned } = signatures;
+        let data_dir = &self.typed.access.data_dir;
+        let policy = resolve_policy(trust.as_deref(), *allow_unsigned, data_dir, &cluster);
+        let policy = policy.map_err(|error| {
+            let path = trust.as_deref().unwrap_or(data_dir.as_path()).display();
+            ExitError::Usage(format!("--trust {path}: {}", error_chain(&error)))
+        })?;
+        if policy.trust.is_none() && cluster.has_agents() {
+            self.note(
+                "nobody's signature is checked: say --trust with statements.json of \
+                 `muster-discovery ca issue`, or with peer-ca.crt of a member",
+            );
+        }
         let identities = identity.map(|path| {
             read_identities(path).map_err(|error| {
                 ExitError::Usage(format!("--identity {}: {}", path.display(), error_chain(&error)))
@@ -185,6 +200,7 @@ impl BackupSession<'_> {
             store: self.store,
             cluster,
             identities: identities.transpose()?.map(Arc::new),
+            signatures: policy,
             spool: self.spool,
             progress: BackupProgress::default(),
         })

@@ -10,6 +10,7 @@ use super::{
     show_progress,
 };
 use crate::backup::manifest::Manifest;
+use crate::backup::signature::SignatureFinding;
 use crate::cli::BackupRestoreArguments;
 use crate::exit::{ExitError, error_chain};
 
@@ -18,6 +19,8 @@ use crate::exit::{ExitError, error_chain};
 struct RestoredBackup {
     /// Path of the snapshot's file.
     file: PathBuf,
+    /// Result of the verification of the signature: `valid`, `unsigned` or `unchecked`.
+    signature: &'static str,
     manifest: Manifest,
 }
 
@@ -31,7 +34,7 @@ pub(super) async fn run(
     let cluster = session.cluster().await?;
     let name = session.choose(&cluster, &typed.backup).await?;
     ensure_identity(&session.store, &cluster, &name, typed.identity.as_deref()).await?;
-    let examiner = session.into_examiner(cluster, typed.identity.as_deref())?;
+    let examiner = session.into_examiner(cluster, typed.identity.as_deref(), &typed.signatures)?;
     let work = examiner.examine(&name);
     let examined = show_progress(&examiner.progress, output.json, work).await;
     let examined = examined.map_err(|error| examine_exit_error(&name, &error))?;
@@ -41,8 +44,13 @@ pub(super) async fn run(
     let to = typed.to.clone();
     let written = tokio::task::spawn_blocking(move || write_file(snapshot, &to));
     written.await.map_err(|error| ExitError::Failed(error.to_string()))??;
-    let restored = RestoredBackup { file: typed.to.clone(), manifest: examined.manifest };
-    output.print(&restored, || next_steps(&restored))
+    let signature = examined.signature;
+    let restored = RestoredBackup {
+        file: typed.to.clone(),
+        signature: signature.as_str(),
+        manifest: examined.manifest,
+    };
+    output.print(&restored, || next_steps(&restored, signature))
 }
 
 fn ensure_missing(to: &Path) -> Result<(), ExitError> {
@@ -79,11 +87,12 @@ fn write_file(mut snapshot: File, to: &Path) -> Result<(), ExitError> {
     done
 }
 
-fn next_steps(restored: &RestoredBackup) -> String {
-    let RestoredBackup { file, manifest } = restored;
+fn next_steps(restored: &RestoredBackup, signature: SignatureFinding) -> String {
+    let RestoredBackup { file, manifest, .. } = restored;
     let (file, facts) = (file.display(), &manifest.snapshot);
+    let signature = signature.to_text();
     format!(
-        "{file} is the snapshot of {}: revision {}, {} keys, every row read.\n\
+        "{file} is the snapshot of {}: revision {}, {} keys, every row read; {signature}.\n\
          If a member's directory is left, use that instead: muster-agent recover examine.\n\
          Otherwise make a new cluster of the file. On each new member's host, with the same file, token and\n\
          --initial-cluster, before any of them is started:\n  \

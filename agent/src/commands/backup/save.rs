@@ -5,6 +5,7 @@ use crate::backup::name::ClusterFolder;
 use crate::backup::progress::{BackupProgress, format_bytes};
 use crate::backup::save::BackupRound;
 use crate::backup::settings::check_recipients;
+use crate::backup::signature::BackupSigner;
 use crate::cli::BackupRecipientArguments;
 use crate::commands::member::cluster_client;
 use crate::exit::{ExitError, error_chain};
@@ -33,7 +34,13 @@ pub(super) async fn run(
         Some(cluster) => cluster,
         None => ClusterFolder::of_raft_cluster(node.status().await?.cluster_id),
     };
+    // Another cluster's backup isn't signed: this host's agent is no member of it.
+    let signer = match access.endpoints.is_empty() {
+        true => Layout::new_read_only(&access.data_dir).ok().and_then(|l| BackupSigner::read(&l)),
+        false => None,
+    };
     let round = BackupRound {
+        signer,
         cluster,
         cluster_name: own_cluster_name(access),
         recipients,
@@ -54,6 +61,12 @@ pub(super) async fn run(
     if !listing.published.iter().any(|name| name.to_string() == manifest.name) {
         let text = format!("{} doesn't list the backup {}", session.place, manifest.name);
         return Err(ExitError::Failed(text));
+    }
+    if manifest.signature.is_none() && round.cluster.has_agents() {
+        session.note(
+            "the backup is not signed: only the agent of a member signs, on its host and without \
+             --endpoints",
+        );
     }
     let text = format!(
         "saved {} of cluster {} to {}: revision {}, {} keys, {} ({})",

@@ -23,6 +23,11 @@ struct VerifiedBackup {
     revision: u64,
     /// Number of keys at that revision; `None` unless the snapshot was opened.
     keys: Option<u64>,
+    /// Result of the verification of the signature: `valid`, `unsigned` or `unchecked`. `None`
+    /// unless the backup was proved.
+    signature: Option<&'static str>,
+    #[serde(skip)]
+    signature_text: String,
     /// Why the backup was not proved.
     problem: Option<String>,
     /// Whether the backup was found damaged. Another `problem` may come from the store, a private
@@ -59,7 +64,7 @@ pub(super) async fn run(
     };
     let json = session.typed.access.json;
     let folder = session.spool.folder().to_owned();
-    let examiner = session.into_examiner(cluster, typed.identity.as_deref())?;
+    let examiner = session.into_examiner(cluster, typed.identity.as_deref(), &typed.signatures)?;
     let mut verified = Vec::new();
     for name in &names {
         let work = verify(&examiner, name, programs.as_ref(), &folder);
@@ -104,6 +109,8 @@ async fn verify(
         proof: None,
         revision: name.revision(),
         keys: None,
+        signature: None,
+        signature_text: String::new(),
         problem: None,
         damaged: false,
         drill: None,
@@ -117,6 +124,8 @@ async fn verify(
         }
     };
     result.proof = Some(examined.proof());
+    result.signature = Some(examined.signature.as_str());
+    result.signature_text = examined.signature.to_text();
     result.keys = examined.snapshot.as_ref().map(|_| examined.manifest.snapshot.keys);
     if let Some(programs) = programs {
         match drill(examiner, examined, programs, folder).await {
@@ -185,6 +194,6 @@ impl VerifiedBackup {
                 drill.program, drill.duration_ms, drill.revision
             )
         });
-        format!("OK  {name}  {proof}{drill}")
+        format!("OK  {name}  {proof}; {}{drill}", self.signature_text)
     }
 }

@@ -62,6 +62,9 @@ pub enum JwsType {
     /// Address statement, a member's addresses after a move; signed by its agent.
     #[serde(rename = "muster-address+jwt")]
     MemberAddress,
+    /// Manifest of a cluster's backup; signed by the agent that saved it.
+    #[serde(rename = "muster-backup+jwt")]
+    Backup,
     /// Checkpoint of a cluster's event chain, which agents keep; signed by the service.
     #[serde(rename = "muster-checkpoint+jwt")]
     Checkpoint,
@@ -95,6 +98,7 @@ impl JwsType {
             JwsType::Service => "muster-service+jwt",
             JwsType::Observation => "muster-observation+jwt",
             JwsType::MemberAddress => "muster-address+jwt",
+            JwsType::Backup => "muster-backup+jwt",
             JwsType::Checkpoint => "muster-checkpoint+jwt",
             JwsType::Assertion => "muster-assertion+jwt",
             JwsType::Access => "at+jwt",
@@ -125,6 +129,7 @@ impl JwsType {
             | JwsType::Unretire
             | JwsType::Observation
             | JwsType::MemberAddress
+            | JwsType::Backup
             | JwsType::Checkpoint
             | JwsType::Assertion
             | JwsType::Access => None,
@@ -141,6 +146,8 @@ impl JwsType {
             // them a third longer.
             JwsType::Redeem => 18 * 1024,
             JwsType::Record | JwsType::Service => 4 * 1024,
+            // A manifest has up to 16 public keys and five texts that the cluster sets.
+            JwsType::Backup => 12 * 1024,
             JwsType::Grant => 2 * 1024,
             JwsType::GrantConfirmation
             | JwsType::Approval
