@@ -375,6 +375,50 @@ mod tests {
         ");
     }
 
+    /// A node has died again and again: the reason quotes its log after the next step.
+    #[tokio::test]
+    async fn the_reason_and_the_next_step_come_before_quoted_lines_of_the_log() {
+        let dir = tempfile::tempdir().unwrap();
+        let layout = Layout::new(dir.path()).unwrap();
+        layout.create().unwrap();
+        let board = StatusHandle::default();
+        let reason = "the node died 8 times: give it more memory, then restart the agent\n  \
+                      {\"level\":\"fatal\"}\n  {\"level\":\"info\"}";
+        board.set_phase(Phase::Ended, reason.to_owned());
+        let written = AgentStatus { updated_at: Some(jiff::Timestamp::UNIX_EPOCH), ..board.read() };
+        std::fs::write(layout.status(), serde_json::to_vec(&written).unwrap()).unwrap();
+        insta::assert_snapshot!(status(dir.path()).await, @r#"
+        agent      not running; what follows was last written at 1970-01-01T00:00:00Z
+        doing      ended: the node died 8 times: give it more memory, then restart the agent
+                   {"level":"fatal"}
+                   {"level":"info"}
+        node       not running
+        "#);
+    }
+
+    #[tokio::test]
+    async fn features_that_wait_are_shown_with_the_agents_and_the_lowest_version() {
+        let dir = tempfile::tempdir().unwrap();
+        let layout = Layout::new(dir.path()).unwrap();
+        layout.create().unwrap();
+        let board = StatusHandle::default();
+        let show = async |board: &StatusHandle| {
+            let shown = board.read();
+            std::fs::write(layout.status(), serde_json::to_vec(&shown).unwrap()).unwrap();
+            status(dir.path()).await
+        };
+        board.update(|status| status.lowest_agent_version = Some(status.agent_version.clone()));
+        assert!(!show(&board).await.contains("agents"), "all agents have this version");
+        board.update(|status| {
+            status.lowest_agent_version = Some("0.0.9".to_owned());
+            status.waiting_features = vec!["grant-2 waits for db-2 (0.0.9)".to_owned()];
+        });
+        let shown = show(&board).await;
+        let lines = "agents     the lowest version of the members' agents is 0.0.9\n\
+                     feature    grant-2 waits for db-2 (0.0.9)";
+        assert!(shown.contains(lines), "{shown}");
+    }
+
     #[tokio::test]
     async fn an_outage_of_discovery_is_shown_with_its_beginning_and_its_error() {
         let dir = tempfile::tempdir().unwrap();

@@ -102,7 +102,20 @@ impl Upgrade {
                 _ => {}
             }
         }
-        Ok(())
+        self.wait_features()
+    }
+
+    /// Waits until each agent knows that no feature waits for an older agent any more.
+    fn wait_features(&self) -> Result<()> {
+        let is_done = |agent: &AgentProcess| {
+            agent.status().is_ok_and(|status| {
+                let waiting = status["waiting_features"].as_array().map(Vec::len);
+                status["lowest_agent_version"].is_string() && waiting == Some(0)
+            })
+        };
+        poll_slowly("all agents to have the features of this version", LIMIT, || {
+            self.agents.iter().all(is_done).then_some(())
+        })
     }
 
     /// Starts the older service on the database that this version has migrated. It must serve, or

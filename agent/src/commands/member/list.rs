@@ -109,3 +109,71 @@ fn describe_leader(survey: &Survey, row: &MemberRow<'_>) -> String {
     let name = named.find(|member| member.id.to_string() == *leader).map_or("", |it| &it.name);
     format!("says that {name} ({leader}) leads, which doesn't answer here")
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cluster::{MemberId, MemberList};
+
+    fn member(id: u64, name: &str) -> ClusterMember {
+        ClusterMember {
+            id: MemberId(id),
+            name: name.to_owned(),
+            peer_urls: vec![format!("https://10.0.0.{id}:2380")],
+            ..ClusterMember::default()
+        }
+    }
+
+    fn status(id: u64) -> NodeStatus {
+        NodeStatus {
+            member_id: MemberId(id),
+            leader: Some(MemberId(1)),
+            raft_index: 40,
+            applied_index: 40,
+            ..NodeStatus::default()
+        }
+    }
+
+    fn text(statuses: Vec<Result<NodeStatus, String>>) -> String {
+        let list = vec![member(1, "db-1"), member(2, "db-2"), member(3, "")];
+        let survey = Survey {
+            cluster: ClusterApiClient::new(Vec::new()),
+            members: MemberList { cluster_id: 7, configuration: Some(9), list },
+            leader: Some(MemberId(1)),
+            statuses,
+        };
+        let members =
+            survey.members_with_status().map(|(member, said)| row(&survey, member, said)).collect();
+        let list = ListOutput {
+            cluster_id: "7".to_owned(),
+            configuration: Some(9),
+            leader: Some("1".to_owned()),
+            members,
+        };
+        format_text(&survey, &list)
+    }
+
+    /// This host can't reach the leader, and another member can.
+    #[test]
+    fn a_member_whose_leader_does_not_answer_here_is_shown_with_what_it_says_itself() {
+        let text = text(vec![
+            Err("connection refused".to_owned()),
+            Ok(status(2)),
+            Err("not started".to_owned()),
+        ]);
+        insta::assert_snapshot!(text, @r"
+        cluster 7, configuration 9
+        1                 db-1  leader   peers https://10.0.0.1:2380  clients   silent (connection refused)
+        2                 db-2  voter    peers https://10.0.0.2:2380  clients   says that db-1 (1) leads, which doesn't answer here
+        3                 -     voter    peers https://10.0.0.3:2380  clients   not started
+        ");
+    }
+
+    #[test]
+    fn a_member_that_has_not_started_shifts_no_column() {
+        let text = text(vec![Ok(status(1)), Ok(status(2)), Err("not started".to_owned())]);
+        let fourth = |row: &str| row.split_whitespace().nth(3).unwrap_or_default().to_owned();
+        let fourth: Vec<String> = text.lines().skip(1).map(fourth).collect();
+        assert_eq!(fourth, ["peers"; 3], "{text}");
+    }
+}
