@@ -391,7 +391,6 @@ fn paths(cluster: uuid::Uuid, etcd_token: &EtcdToken) -> Vec<OddRequest<'static>
         ("POST forget", "/v1/processes/{odd}/forget".to_owned()),
         ("GET v2", "/v2/{odd}".to_owned()),
         ("GET v2 key", format!("{v2}/{{odd}}")),
-        ("GET v2 wait", format!("{v2}?wait=true&waitIndex={{odd}}")),
         ("GET", "/{odd}".to_owned()),
     ];
     requests.extend(patterns.map(|(name, pattern)| OddRequest::path(name, pattern)));
