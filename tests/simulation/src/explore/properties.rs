@@ -21,7 +21,7 @@ pub enum Property {
     ///    lists that share a host.
     NoTwoMajorities,
     /// 4. With each incarnation, a node starts from empty at most once, and never after data was
-    /// lost.
+    ///    lost.
     OneStartFromEmpty,
     /// 5. At most `size` seats are taken, and no key has two of them.
     SeatsBounded,
