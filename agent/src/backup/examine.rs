@@ -30,7 +30,7 @@ pub(crate) enum ExamineError {
     /// The manifest can't be used.
     #[error(transparent)]
     Manifest(#[from] ManifestError),
-    /// The signature of the manifest proves nothing.
+    /// The manifest isn't signed, or no member of the cluster made its signature.
     #[error(transparent)]
     Signature(#[from] SignatureError),
     /// The stored file has another length or hash than its manifest says.
@@ -52,7 +52,7 @@ pub(crate) enum ExamineError {
         "the snapshot is not the one that its manifest describes: {found:?} in place of {expected:?}"
     )]
     Facts {
-        /// Facts that were counted now.
+        /// Facts counted in the snapshot that was fetched.
         found: Box<SnapshotFacts>,
         /// Facts of the manifest.
         expected: Box<SnapshotFacts>,
@@ -74,7 +74,7 @@ impl ExamineError {
     pub(crate) fn is_damage(&self) -> bool {
         match self {
             Self::Missing(_) | Self::Stored { .. } | Self::Facts { .. } => true,
-            // A backup of an older version isn't damaged because it isn't signed.
+            // A missing signature is no damage: agents of older versions don't sign.
             Self::Signature(error) => !matches!(error, SignatureError::Unsigned),
             Self::Manifest(error) => !matches!(error, ManifestError::Newer(_)),
             Self::Decryption(error) => matches!(error, DecryptionError::Damaged(_)),
@@ -134,7 +134,7 @@ pub(crate) struct Examiner {
     pub cluster: ClusterFolder,
     /// Private keys for encrypted backups.
     pub identities: Option<Arc<BackupIdentities>>,
-    /// How signatures of manifests are proved.
+    /// How the signatures of manifests are verified.
     pub signatures: SignaturePolicy,
     pub spool: Spool,
     pub progress: BackupProgress,

@@ -34,7 +34,7 @@ use crate::state::Layout;
 
 /// How often the node is asked whether it leads.
 const PASS_INTERVAL: Duration = Duration::from_secs(10);
-/// How often the store is read while nothing is due.
+/// How often the stored backups are listed while no backup is due.
 const LOOK_INTERVAL: Duration = Duration::from_mins(5);
 /// How often the progress of a round is shown.
 const PROGRESS_INTERVAL: Duration = Duration::from_secs(2);
@@ -50,7 +50,7 @@ pub(crate) struct BackupKeeper {
     board: StatusHandle,
     /// When the next backup is due, according to the last listing of the store.
     due_at: Timestamp,
-    /// When the store was last read.
+    /// When the stored backups were last listed.
     looked_at: Option<Instant>,
     /// Number of failures since the last success.
     failures: u32,
@@ -131,7 +131,8 @@ impl BackupKeeper {
         }
     }
 
-    /// Reads the store if it is time. Saves a backup if one is due and this agent is responsible.
+    /// Lists the stored backups if it is time. Saves a backup if one is due and this agent is
+    /// responsible.
     async fn pass(&mut self) -> Result<(), SaveError> {
         if self.retry_at.is_some_and(|at| Instant::now() < at) {
             return Ok(());
@@ -147,8 +148,8 @@ impl BackupKeeper {
         let store = BackupStore::open(&self.settings.store).await?;
         self.look(&store).await?;
         let Some(node) = node.filter(|_| is_responsible && Timestamp::now() >= self.due_at) else {
-            // The store can be read again. But while a backup is due, the failures to save it still
-            // count.
+            // The store was read, so its last failure is over. But while a backup is due, the
+            // failed attempts to save it still count.
             if !is_due {
                 self.failures = 0;
             }
@@ -181,7 +182,8 @@ impl BackupKeeper {
         }
     }
 
-    /// Verifies stored backups if it is time, and this agent is responsible or has found damage.
+    /// Verifies stored backups if a verification is due, and this agent is responsible or has found
+    /// damage.
     async fn verify_if_due(&mut self) {
         let Some(verifier) = &self.verifier else { return };
         let is_due = verifier.is_due(Timestamp::now());
@@ -196,7 +198,7 @@ impl BackupKeeper {
                 let spool = self.settings.open_spool(&self.layout);
                 let signatures = SignaturePolicy {
                     trust: SignatureTrust::of_agent(&self.layout, &self.cluster),
-                    // Backups of older versions are kept until they are too old.
+                    // Unsigned backups of older versions stay in the store until they are too old.
                     allows_unsigned: true,
                 };
                 verifier.run(&self.settings.store, &self.cluster, spool, signatures).await;

@@ -28,7 +28,7 @@ pub(crate) enum ManifestError {
         "the manifest has version {0}, this program knows {VERSION}: use the newer muster-agent"
     )]
     Newer(u32),
-    /// A value can't be right, or is of another backup.
+    /// A value is impossible, or belongs to another backup.
     #[error("the manifest is damaged or not this backup's: {0}")]
     Value(String),
 }
@@ -52,7 +52,7 @@ pub(crate) struct BackupMember {
 /// Contents of a snapshot, as counted by reading all of it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct SnapshotFacts {
-    /// Size in bytes, with the SHA-256 at its end.
+    /// Size of the snapshot in bytes, including the SHA-256 at its end.
     pub bytes: u64,
     /// SHA-256 of the database, in hexadecimal: the file's last 32 bytes.
     pub sha256: String,

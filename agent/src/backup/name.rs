@@ -38,7 +38,8 @@ impl BackupName {
     /// Makes a new name. Fractions of the second are cut off.
     pub(crate) fn new(begun_at: Timestamp, revision: u64) -> Self {
         let mut random = [0; 4];
-        // An error is ignored: the digits matter only if two agents begin within one second.
+        // Without random bytes, the digits are zeros. The digits matter only if two agents begin a
+        // backup within one second.
         let _ = getrandom(&mut random, GetRandomFlags::empty());
         Self {
             begun_at: Timestamp::from_second(begun_at.as_second()).unwrap_or(begun_at),
@@ -97,7 +98,7 @@ impl FromStr for BackupName {
 pub(crate) enum BackupFile {
     /// The manifest, which is written last.
     Manifest(BackupName),
-    /// A snapshot, which may be encrypted.
+    /// A snapshot, and whether it is encrypted.
     Data(BackupName, bool),
     /// A file that was being written to a directory.
     Unfinished(BackupName),

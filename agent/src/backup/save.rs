@@ -41,7 +41,7 @@ pub(crate) enum FailureReason {
     Node,
     /// A disk or the store is full.
     Space,
-    /// The snapshot can't be opened, or isn't what the node said.
+    /// The snapshot can't be opened, or is older than the node reported.
     Unreadable,
     /// The store refuses, or can't be reached.
     Store,
@@ -171,7 +171,7 @@ impl BackupRound {
     ) -> Result<Option<Manifest>, SaveError> {
         self.progress.begin(BackupStep::Preparing);
         let begun_at = Timestamp::now();
-        // A linearizable read: a node without a quorum may hold old data.
+        // Read linearizably, because a node without a quorum may hold old data.
         let members = node.list_members().await?;
         let status = node.status().await?;
         let (file, facts) = self.receive_and_inspect(node, &status).await?;

@@ -5,8 +5,8 @@
 //! node key. So the signature can be verified without the service and without the cluster, by
 //! whoever has the cluster's statements or the peer CA.
 //!
-//! - The signed bytes contain the whole manifest, whose fields have to equal those beside them. So
-//!   programs of older versions still read the manifest, and ignore the signature.
+//! - The signed bytes contain the whole manifest. Its fields must equal the manifest's unsigned
+//!   fields. Programs of older versions read only the unsigned fields.
 //! - The name is a part of the manifest: an older backup under a newer name doesn't pass.
 //! - All CAs that the cluster ever had count, because a backup outlives a replacement of the CAs.
 //! - The backup has to be begun while the certificate is valid. So a member that was removed can
@@ -68,7 +68,7 @@ pub(crate) enum SignatureError {
     /// The signature is wrong.
     #[error("the signature of its manifest is wrong")]
     Jws(#[source] JwsError),
-    /// The signature is by no member's agent.
+    /// No member's agent made the signature.
     #[error("its manifest is signed by nobody who is a member of the cluster")]
     Signer(#[source] MemberProofError),
     /// The signed manifest is of another cluster.
@@ -91,8 +91,8 @@ pub(crate) struct BackupSigner {
 }
 
 impl BackupSigner {
-    /// Makes the signer of the agent whose state lies here, with the newest certificate. `None` if
-    /// there is no agent, or if it isn't a member yet.
+    /// Makes the signer of the agent whose state lies in `layout`, with the newest certificate.
+    /// `None` if there is no agent, or if it isn't a member yet.
     pub(crate) fn read(layout: &Layout) -> Option<Self> {
         let (key, loaded) = journal::read(layout).ok()??;
         let join = loaded.extras.join.as_ref()?;
@@ -100,7 +100,7 @@ impl BackupSigner {
         Some(Self { key: std::sync::Arc::new(key), cluster: join.cluster, proof })
     }
 
-    /// Returns the manifest with a signature. A manifest of another cluster stays as it is.
+    /// Returns the manifest with a signature. A manifest of another cluster is returned unsigned.
     pub(super) fn sign(&self, manifest: Manifest) -> Manifest {
         if manifest.cluster != ClusterFolder::of_cluster(self.cluster).as_str() {
             return manifest;
@@ -195,8 +195,8 @@ impl SignatureTrust {
         Self { cluster: Some(chain.newest().cluster), peer_cas }
     }
 
-    /// Returns the CAs in the journal of the agent whose state lies here. `None` if there is no
-    /// agent, or if its cluster isn't the one whose backups lie in `folder`.
+    /// Returns the CAs in the journal of the agent whose state lies in `layout`. `None` if there is
+    /// no agent, or if `folder` has the backups of another cluster.
     pub(crate) fn of_agent(layout: &Layout, folder: &ClusterFolder) -> Option<Self> {
         let (_, loaded) = journal::read(layout).ok()??;
         let join = loaded.extras.join?;
@@ -234,12 +234,12 @@ impl SignatureTrust {
     }
 }
 
-/// How a command proves signatures.
+/// How the signatures of manifests are verified.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct SignaturePolicy {
-    /// CAs by which signatures are verified. Without them, signatures are not looked at.
+    /// CAs by which signatures are verified. Without CAs, no signature is verified.
     pub trust: Option<SignatureTrust>,
-    /// Whether backups without a signature pass. A wrong signature never does.
+    /// Whether backups without a signature are accepted. A wrong signature is always refused.
     pub allows_unsigned: bool,
 }
 
@@ -250,7 +250,7 @@ pub(crate) enum SignatureFinding {
     Valid(CertifiedMember),
     /// The manifest isn't signed.
     Unsigned,
-    /// Nothing was given by which the signature could be verified.
+    /// The policy has no CAs by which the signature could be verified.
     Unchecked,
 }
 

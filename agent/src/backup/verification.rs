@@ -58,9 +58,9 @@ enum VerificationError {
     Slow,
 }
 
-/// Verifies stored backups on schedule. The status shows the last result, and which backups are
-/// damaged. The agent makes a new verifier whenever it starts its node, and keeps the status. A file
-/// keeps the last result for the next agent on this host.
+/// Verifies stored backups on schedule. The agent's status shows the last result, and which backups
+/// are damaged. Whenever the agent starts its node, it makes a new verifier, but keeps the status.
+/// A file keeps the last result for the next agent process on this host.
 pub(super) struct BackupVerifier {
     /// Interval between two verifications.
     every: Duration,
@@ -298,7 +298,7 @@ fn has_backup(listing: &BackupListing, name: &BackupName) -> bool {
 
 fn random_number() -> u64 {
     let mut random = [0; 8];
-    // An error is ignored: it only makes the choice predictable.
+    // Without random bytes, the number is 0: the choice of the backup is then predictable.
     let _ = getrandom(&mut random, GetRandomFlags::empty());
     u64::from_le_bytes(random)
 }
@@ -432,7 +432,7 @@ mod tests {
         let text = status.failure.unwrap().text;
         assert!(text.contains(&damaged.to_string()) && text.contains("SHA-256"), "{text}");
         assert!(status.at.is_some() && !store.verifier.is_due(Timestamp::now()));
-        // Each further verification examines the damaged one, and no random one in its place.
+        // Each further verification examines the damaged backup in place of a random one.
         assert_eq!(reason(&store.run().await), Some("damaged"));
         let listing = store.listing().await;
         store.verifier.note_listing(&listing);
