@@ -1,11 +1,12 @@
 //! Versions and features of the members' agents, in the cluster's own store.
 //!
-//! Each agent writes its build to one key that all agents share, by compare-and-swap, when the value
-//! there differs. So nothing is written while no agent is upgraded. Builds of removed members are
-//! dropped at the next write.
+//! All agents share one key. Each agent adds its build to the key's value, by compare-and-swap, if
+//! the value has another build for it. So nothing is written while no agent is upgraded. Each write
+//! drops the builds of removed members.
 //!
-//! An agent that goes back to a version before this module leaves its newer build there. A feature
-//! that waits for all agents then begins to be used too early, as before this module.
+//! Agents of versions before this module never write the key. If a host goes back to such a
+//! version, the build of its newer agent stays in the key. So a feature may be used although that
+//! host's agent lacks it.
 
 use std::collections::BTreeMap;
 use std::convert::Infallible;
@@ -58,7 +59,7 @@ impl Default for StoredBuilds {
 }
 
 impl StoredBuilds {
-    /// Parses the stored value; a missing one holds no build. Builds that can't be shown are left
+    /// Parses the stored value; a missing value holds no build. Builds that aren't valid are left
     /// out.
     fn parse(stored: Option<&[u8]>) -> Result<Self, String> {
         let Some(bytes) = stored else { return Ok(Self::default()) };
@@ -76,7 +77,7 @@ impl StoredBuilds {
     }
 
     /// Sets the build of the member `own`, and drops members that `members` doesn't have. Returns
-    /// whether that changes the build.
+    /// whether the build of `own` has changed.
     fn set(&mut self, own: MemberId, build: &AgentBuild, members: &MemberList) -> bool {
         let listed: Vec<String> = members.list.iter().map(|each| each.id.to_string()).collect();
         if !listed.contains(&own.to_string()) {
@@ -120,7 +121,7 @@ impl BuildKeeper {
     pub(super) async fn run(self, node: ClusterApiClient) -> Infallible {
         let mut logged = None;
         loop {
-            // A node without a leader can't read the store, and other tasks say so.
+            // A node without a leader can't read the store. Other tasks log that already.
             if let Ok(NodeStatus { leader: Some(_), member_id, .. }) = node.status().await {
                 let failure = self.check(&node, member_id).await.err();
                 if let Some(why) = failure.as_ref().filter(|_| logged != failure) {
@@ -165,7 +166,8 @@ async fn publish(
 }
 
 impl Steward {
-    /// Returns those of the members whose agents lack a feature, by the cluster's own store.
+    /// Returns which of `members` have an agent that lacks a feature, according to the builds in
+    /// the cluster's own store.
     pub(super) async fn without_feature(
         &self,
         feature: Feature,

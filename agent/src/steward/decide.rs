@@ -34,8 +34,8 @@ pub(super) struct IntentFacts<'a> {
     pub leader: MemberId,
     /// Why the intent must not begin now; `None` if it may begin.
     pub untimely: Option<IntentTimeError>,
-    /// Whether the intent is the replacement by a policy that is under way. Such an intent has
-    /// begun, so it is completed even after it has expired.
+    /// Whether the intent is a replacement by a policy, and is under way. Such an intent is
+    /// completed even after it has expired.
     pub is_under_way: bool,
     /// Whether the newcomer has made no progress for too long.
     pub stalled: bool,
@@ -204,9 +204,9 @@ impl IntentFacts<'_> {
     }
 
     /// Returns whether a member at the newcomer's URLs is the newcomer. `muster-node` answers
-    /// whether this operation added it. With stock etcd, any learner with these URLs is taken for
-    /// the newcomer, and so is a voter if the replacement is under way: discovery's answer may be
-    /// old.
+    /// whether this operation added the member. With stock etcd, any learner with these URLs is
+    /// taken for the newcomer. If the replacement is under way, a voter with these URLs is, too,
+    /// because discovery's answer may be older than its promotion.
     fn is_newcomer(&self, member: &ClusterMember, urls: &[String]) -> bool {
         let same = member.peer_urls.len() == urls.len();
         same && match self.has_operation_ids() {
@@ -266,8 +266,8 @@ impl IntentFacts<'_> {
         self.unless_expired(|| StewardAction::Change(change, IntentStep::Update))
     }
 
-    /// Returns the action of `act`. If the intent must not begin now, returns a wait instead. If
-    /// the intent was planned for another configuration, returns its refusal instead.
+    /// Returns the action that `act` returns. If the intent must not begin now, returns a wait
+    /// instead. If the intent was planned for another configuration, returns its refusal instead.
     fn unless_expired(&self, act: impl FnOnce() -> StewardAction) -> StewardAction {
         match (self.untimely, self.intent.planned_at, self.members.configuration) {
             (Some(why), ..) => StewardAction::Wait(why.to_string()),

@@ -5,13 +5,15 @@
 //! - exactly one voter is unreachable, for this host's node and for a quorum of the voters' agents;
 //! - all other voters are in sync;
 //! - no other change is under way;
-//! - if the policy then has reached its limit, these agents go on confirming the death.
+//! - if this replacement is the last one that the policy allows now, a quorum of the voters' agents
+//!   can still confirm the death afterwards. Agents of older versions stop confirming it then.
 //!
 //! A place that an earlier replacement has left vacant is filled while all voters are reachable.
 //!
-//! Until the newcomer votes, a replacement goes on only while the member stays unreachable, for this
-//! host and for a quorum of the voters' agents, and the policy isn't revoked. Once the dead member is
-//! removed, it goes on unless somebody else fills the place: the cluster lacks a voter.
+//! Until the newcomer votes, a replacement goes on only while the member stays unreachable, for
+//! this host and for a quorum of the voters' agents, and the policy isn't revoked. Once the dead
+//! member is removed, the cluster lacks a voter. Then the replacement ends only if somebody else
+//! fills the place.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -76,8 +78,8 @@ pub(crate) struct VoterFacts {
     /// Observers of older versions, which stop observing the dead member once the policy has reached
     /// its limit.
     pub unconfirming: Vec<MemberId>,
-    /// Voters that don't answer, have not started, or lack entries of the log. The unreachable one
-    /// needn't be among them.
+    /// Voters that don't answer, have not started, or lack entries of the log. The list may omit
+    /// the unreachable voter.
     pub not_in_sync: Vec<MemberId>,
 }
 
@@ -115,7 +117,7 @@ pub(crate) enum PolicyDecision {
     Exhausted(String),
     /// The newcomer can never take a place by this policy.
     Refuse(String),
-    /// Count this use; then the newcomer takes the member's place.
+    /// The newcomer takes the member's place, once this use is counted in the store.
     Begin(PolicyUse),
 }
 
@@ -375,8 +377,9 @@ pub(crate) enum DeadMemberState {
 }
 
 impl DeadMemberState {
-    /// Returns the state of `dead`, if this host alone sees the state `self`. `observers` are the
-    /// voters, this host's included, whose agents observe now that the member is unreachable.
+    /// Returns the state of `dead` according to this host and the other voters' agents. `self` is
+    /// the state that this host alone sees. `observers` are the voters, this host's included, whose
+    /// agents observe now that the member is unreachable.
     pub(crate) fn with_observers(
         self,
         dead: MemberId,
@@ -402,9 +405,8 @@ pub(crate) enum Continuation {
     GiveUp(String),
 }
 
-/// Decides whether a replacement goes on. Its newcomer doesn't vote yet. `old` is the state of the
-/// member that it replaces, or `None` if that member's place is free. `voters` is the number of
-/// voters.
+/// Decides whether a replacement goes on whose newcomer doesn't vote yet. `old` is the state of the
+/// dead member, or `None` if its place is free already. `voters` is the number of voters.
 pub(crate) fn continuation(
     of: &PolicyUse,
     standing: PolicyStanding,
@@ -412,7 +414,7 @@ pub(crate) fn continuation(
     voters: usize,
 ) -> Continuation {
     let name = &of.member_name;
-    // Discovery may hand out the newcomer as if nothing had ended.
+    // Discovery may still hand out the newcomer of a replacement that has ended.
     if let Some(how) = &of.ended {
         return Continuation::GiveUp(format!("this replacement of {name} has ended: {how}"));
     }
@@ -442,8 +444,8 @@ pub(crate) fn continuation(
 }
 
 /// Returns whether a use that ends leaves its dead member's place free for another newcomer.
-/// `origin` says whether the use has removed that member, if it is gone. Returns `None` if the
-/// agent has to find that out first.
+/// `origin` says which operation removed the dead member. Returns `None` if the agent has to find
+/// that out first.
 pub(crate) fn leaves_vacancy(
     of: &PolicyUse,
     is_promoted: bool,
@@ -455,7 +457,7 @@ pub(crate) fn leaves_vacancy(
         _ if is_promoted || members.of_id(of.member).is_some() || voters >= of.voters => {
             Some(false)
         }
-        // An earlier use has removed the member.
+        // An earlier use has removed the member, and this use has not filled the place.
         _ if of.fills_vacancy => Some(true),
         RemovalOrigin::Own => Some(true),
         RemovalOrigin::Foreign => Some(false),

@@ -161,7 +161,7 @@ struct Pass<'a> {
     service_now: u64,
 }
 
-/// Whether the intent is that of a newcomer under a policy, and the newcomer has not been added.
+/// Whether the intent adds a newcomer under a policy, and the newcomer has not been added yet.
 fn is_waiting(view: &IntentView) -> bool {
     view.policy.is_some() && view.state == IntentState::Open
 }
@@ -182,7 +182,8 @@ impl Steward {
     /// them to the cluster's own store.
     pub(super) async fn store_policies(&mut self, list: &IntentList, leads: bool) {
         let verified = store::verified(&list.policies, self.statements.chain());
-        // Discovery doesn't hand out expired policies, but a replacement that has begun goes on.
+        // Discovery doesn't hand out expired policies. But a replacement that has begun goes on,
+        // and needs the voters to be watched.
         let is_wanted = !verified.is_empty()
             || list.intents.iter().any(|view| view.policy.is_some())
             || self.operation_under_way().is_some();
@@ -215,15 +216,16 @@ impl Steward {
         }
     }
 
-    /// Whether the agent has more to do than to wait for discovery's next answer. Newcomers that
-    /// wait under a policy while all voters are reachable need nothing. A replacement under way
-    /// does, although discovery may have forgotten it.
+    /// Whether the agent must do more than wait for discovery's next answer. While all voters are
+    /// reachable, newcomers that wait under a policy give it no work, with two exceptions: a place
+    /// is vacant, or discovery shows an outdated reason why a newcomer waits. A replacement under
+    /// way does give it work, even if discovery has forgotten the replacement.
     pub(super) async fn is_busy(&mut self, intents: &[IntentView], leads: bool) -> bool {
         if intents.iter().any(|view| !is_waiting(view)) {
             return true;
         }
-        // A replacement that discovery has forgotten needs the other agents' observations of its
-        // member, the only one that can't be reached.
+        // If discovery has forgotten a replacement under way, the other agents still have to
+        // observe its dead member. That member is the only one that can't be reached.
         if intents.is_empty() && !leads && self.replacement.unreachable().len() != 1 {
             return false;
         }
@@ -263,7 +265,8 @@ impl Steward {
         self.replacement.show(None, false);
     }
 
-    /// Whether the next pass may come later, although there are intents.
+    /// Whether the next pass over the intents may come later than usual, although there are
+    /// intents.
     pub(super) fn can_wait_longer(&self, intents: &[IntentView]) -> bool {
         intents.iter().all(is_waiting) && self.replacement.uses.under_way().is_none()
     }
@@ -336,7 +339,7 @@ impl Steward {
             match self.replacement.uses.of(&intent.operation) {
                 Some(policy_use) => begun.push((resolve(intent, policy_use), view)),
                 None if view.state == IntentState::Open => waiting.push((intent, view)),
-                // The store has forgotten a use, and the newcomer is a member already.
+                // The newcomer is a member already, and the store keeps its use no longer.
                 None => begun.push((intent, view)),
             }
         }
@@ -355,7 +358,8 @@ impl Steward {
     ) -> Result<Option<(VerifiedIntent, IntentView)>, String> {
         let members = self.node.list_members().await.map_err(|error| causes(&error))?;
         if !policy_use.is_of(members.cluster_id) {
-            // The store was copied from a lost cluster, whose members this one doesn't have.
+            // A recovery copied the store from a lost cluster. The dead member was one of that
+            // cluster's members, which this cluster doesn't have.
             self.end_use(&policy_use.operation, "the cluster was recovered", false).await?;
             return Ok(None);
         }
@@ -640,7 +644,8 @@ fn lost_intent(
     Some((resolve(verified, policy_use), view))
 }
 
-/// Says that too much time has passed between an agent's look at the members and its step.
+/// Returns the message that too much time has passed between an agent's look at the members and its
+/// step.
 pub(super) fn decided_too_slowly() -> String {
     format!(
         "deciding took more than {} s, and the members may have changed: the agent looks again",

@@ -12,8 +12,9 @@ use crate::exit::error_chain as causes;
 use crate::steward::Steward;
 
 impl Steward {
-    /// Decides whether the replacement of an intent goes on. `None` for every other intent, and
-    /// once the newcomer votes. `own` is this host's member.
+    /// Decides whether the replacement of an intent goes on. Returns `None` if the intent isn't a
+    /// replacement that a policy has begun, or if the newcomer votes already. `own` is this host's
+    /// member.
     pub(crate) async fn continuation(
         &mut self,
         intent: &VerifiedIntent,
@@ -33,7 +34,7 @@ impl Steward {
         let mut state = None;
         if let Some(old) = members.of_id(policy_use.member).filter(|_| !policy_use.fills_vacancy) {
             let seen = self.own_view_of(old.id);
-            // This host's view alone decides, unless the other agents have to agree with it.
+            // The other agents' observations matter only if this host can't reach the member.
             let observers = match seen {
                 DeadMemberState::Unreachable => {
                     match self.observers_of((own, old.id), members, Duration::ZERO).await {
@@ -86,7 +87,8 @@ impl Steward {
     }
 
     /// Returns the voters, this host's `own` included, whose agents observe now that `dead` has
-    /// been unreachable for `after`. Nobody if this host's agent can't verify observations.
+    /// been unreachable for `after`. The list is empty if this host's agent can't verify
+    /// observations.
     pub(super) async fn observers_of(
         &mut self,
         (own, dead): (MemberId, MemberId),

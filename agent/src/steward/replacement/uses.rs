@@ -24,7 +24,8 @@ const KEPT_SECONDS: u64 = *ReplacementLimits::PER.end();
 pub(crate) struct PolicyUse {
     /// Id of the policy.
     pub policy: GrantId,
-    /// Operation by which the newcomer becomes a member. It stands for the newcomer's record.
+    /// Operation by which the newcomer becomes a member. Its id is derived from the newcomer's
+    /// record.
     pub operation: OperationId,
     /// Id of the dead member.
     #[serde(with = "hexadecimal")]
@@ -161,8 +162,8 @@ impl UseLog {
     /// Returns a use whose dead member was removed and whose newcomer failed, if nobody has filled
     /// that place since. `voters` is the number of voters of `raft_cluster` today. A recovered
     /// cluster has no vacant places: its operator adds the other members. If several places are
-    /// vacant, returns the one that was left at the fewest voters: once it is filled, the others
-    /// still are.
+    /// vacant, returns the use that began with the fewest voters. Once that place is filled, the
+    /// other places still count as vacant.
     pub(crate) fn vacancy(&self, voters: usize, raft_cluster: u64) -> Option<&PolicyUse> {
         let is_last = |at: usize, member: MemberId| {
             !self.uses[at + 1..].iter().any(|later| later.member == member)
