@@ -34,7 +34,7 @@ pub(crate) struct BackupStoreArguments {
     /// URL of the S3-compatible service (default: Amazon's, or AWS_ENDPOINT_URL).
     #[arg(long, value_name = "URL", env = "MUSTER_BACKUP_ENDPOINT", global = true)]
     pub backup_endpoint: Option<String>,
-    /// CA certificates of that service, PEM (default: those of the system).
+    /// CA certificates of the S3-compatible service, PEM (default: those of the system).
     #[arg(long, value_name = "FILE", env = "MUSTER_BACKUP_CA", global = true)]
     pub backup_ca: Option<PathBuf>,
     /// File with aws_access_key_id and aws_secret_access_key (default: AWS_… variables, or the role
@@ -138,8 +138,8 @@ pub(crate) struct BackupCommand {
     /// Options for reaching the cluster.
     #[command(flatten)]
     pub access: ClusterAccess,
-    /// Id of the cluster whose backups are meant, if the store has those of several clusters
-    /// (default: this host's cluster).
+    /// Id of the cluster, if the store has backups of several clusters (default: this host's
+    /// cluster).
     #[arg(long, value_name = "ID", global = true)]
     pub cluster: Option<ClusterFolder>,
     /// The subcommand to run.
@@ -180,7 +180,7 @@ impl std::str::FromStr for BackupChoice {
     }
 }
 
-/// How a command proves who has signed a backup.
+/// Arguments for the verification of a backup's signature.
 #[derive(Args, Clone, Debug, Default)]
 pub(crate) struct SignatureArguments {
     /// File by which signatures are verified: statements.json of `muster-discovery ca issue`, the

@@ -252,8 +252,8 @@ pub(crate) struct RunArguments {
     #[arg(long, value_name = "CLOUD", env = "MUSTER_IDENTITY_FROM")]
     pub identity_from: Option<Cloud>,
 
-    /// Audience of that document, with --identity-from azure: the application id URI that the token
-    /// requires. The host's managed identity must be allowed to use it.
+    /// Audience of the identity document, with --identity-from azure: the application id URI that
+    /// the token requires. The host's managed identity must be allowed to use it.
     #[arg(long, value_name = "URI", env = "MUSTER_IDENTITY_AUDIENCE", requires = "identity_from")]
     pub identity_audience: Option<String>,
 

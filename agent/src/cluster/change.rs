@@ -57,7 +57,8 @@ pub(crate) struct ChangeMetadata {
     /// Index of the configuration for which the change was planned. At any other configuration, the
     /// cluster refuses the change.
     pub planned_at: Option<u64>,
-    /// When the change must no longer be sent, because the facts that led to it are old then.
+    /// Time after which the change must not be sent, because the facts that led to it are then too
+    /// old.
     pub send_before: Option<Instant>,
 }
 
@@ -132,11 +133,11 @@ fn ascii(digits: &str) -> MetadataValue<Ascii> {
 }
 
 impl ClusterApiClient {
-    /// Makes a change, and returns the members after it. If the answer is lost, the list of members
-    /// is read before the change is sent again, with the same operation id. `muster-node` carries
-    /// out an operation id once. Stock etcd knows no such ids. With stock etcd, an addition is
-    /// taken as made if its URLs are in the list, and every other change can be repeated, unless it
-    /// is too late for that.
+    /// Makes a change, and returns the members after it. If the answer is lost, reads the list of
+    /// members before it sends the change again, with the same operation id. `muster-node` carries
+    /// out each operation id once. Stock etcd knows no operation ids. With stock etcd, an addition
+    /// counts as made if its URLs are in the list. Every other change can be repeated. No change is
+    /// sent after [`ChangeMetadata::send_before`].
     pub(crate) async fn carry_out(
         &self,
         change: &ClusterMemberChange,
@@ -164,7 +165,7 @@ impl ClusterApiClient {
                         Err(error)
                     };
                 }
-                // This attempt did nothing, but the earlier one may have made the change.
+                // This attempt changed nothing, but an earlier attempt may have made the change.
                 Err(error) if tries > 1 && error.is_retryable() => {
                     ClusterError::Ambiguous { what: change.name(), text: error.to_string() }
                 }
@@ -198,7 +199,7 @@ impl ClusterApiClient {
     }
 }
 
-/// Adds to the error of a lost answer that the list of members could not be read either.
+/// Extends the error of a lost answer: the list of members could not be read either.
 fn add_unread_list(lost: &ClusterError) -> ClusterError {
     match lost {
         ClusterError::Ambiguous { what, text } => ClusterError::Ambiguous {

@@ -192,8 +192,8 @@ fn running_node_pid(layout: &Layout) -> Result<Option<i32>, StateError> {
     }
     let text = state::read(&layout.pid_file())?.unwrap_or_default();
     let identity = ProcessIdentity::from_text(&String::from_utf8_lossy(&text));
-    // The lock is held, so a process of this boot wrote the pid file. Comparing the start time is
-    // enough.
+    // The lock is held, so the pid file was written since the machine booted. So a process with
+    // this pid and this start time is the node.
     Ok(identity.filter(|node| matches!(node.has_start_ticks(), Ok(true))).map(|node| node.pid))
 }
 
@@ -375,7 +375,8 @@ mod tests {
         ");
     }
 
-    /// A node has died again and again: the reason quotes its log after the next step.
+    /// The node has died again and again, so the reason quotes its log, after the advice on the
+    /// next step.
     #[tokio::test]
     async fn the_reason_and_the_next_step_come_before_quoted_lines_of_the_log() {
         let dir = tempfile::tempdir().unwrap();

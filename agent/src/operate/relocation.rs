@@ -91,8 +91,9 @@ pub(crate) struct Relocation {
     pub number: u64,
     /// The request that proves to a restored service how this host joined. `None` for a founder.
     pub readmit: Option<ReadmitRequest>,
-    /// Number of the last address that the cluster has recorded. Each change makes the agent clear
-    /// the journal's former URLs. So it doesn't replace an address that an operator sets later.
+    /// Number of this member's last address that the cluster has recorded. When the number changes,
+    /// the agent clears the former URLs in its journal. So the agent doesn't replace an address
+    /// that an operator sets later.
     pub recorded: watch::Sender<u64>,
     /// Whether the node reads the file of its peers' addresses. Stock etcd doesn't.
     pub reads_addresses: bool,
@@ -386,7 +387,7 @@ fn holder<'a>(
     members.iter().find(|member| member.id != own && member.peer_urls.iter().any(is_wanted))
 }
 
-/// Notes a peer's statement, unless a newer one is known.
+/// Stores the addresses that a peer has stated, unless a newer statement of that peer is known.
 fn note(
     heard: &mut BTreeMap<Digest, (u64, Vec<NodeUrl>)>,
     key: Digest,

@@ -72,7 +72,7 @@ pub(crate) struct SupervisionContext<'a> {
 pub(crate) enum NodeEnd {
     /// The agent was told to stop.
     Stopped,
-    /// The host has other addresses. They are journalled, and the node has to be started there.
+    /// The host's addresses have changed. The node must be restarted with the journalled ones.
     Moved,
 }
 
@@ -140,7 +140,7 @@ struct WatchedNode<'a> {
     watch: Option<&'a HostAddressWatch>,
     /// Token whose cancellation stops the node.
     stop: &'a CancellationToken,
-    /// Task that saves backups of the node; `None` once it runs.
+    /// Task that saves backups of the node; `None` once this task runs.
     backups: Option<BackupKeeper>,
 }
 
@@ -364,8 +364,8 @@ impl NodeStart {
     }
 
     /// Builds the task that reports to discovery. With a `board`, the task also checks discovery's
-    /// history, and shows there what it finds. `None` if the task can't be built; the agent then
-    /// runs without reports.
+    /// history of the cluster, and shows contradictions in that status. `None` if the task can't be
+    /// built; the agent then runs without reports.
     fn report(
         &self,
         protocol: &Protocol,
@@ -432,8 +432,8 @@ async fn supervise_and_journal(
     let layout = protocol.layout.clone();
     let mut ran = protocol.agent.journal.launch_state == LaunchState::Ran;
     let mut renewal = plan.renewal(protocol, board, found);
-    // Pause until a longer statement chain is journalled and its CAs are written; `None` if that is
-    // done.
+    // Pause before the next attempt to journal a longer statement chain and to write its CAs.
+    // `None` while there is nothing to journal or to write.
     let (mut follow_in, mut renewal_pause): (Option<Duration>, _) = (None, Duration::ZERO);
     let (mut newest, mut leaves) = (plan.statements.newest().clone(), plan.leaves.clone());
     let mut chores = Box::pin(background_tasks(plan, protocol, board, found));

@@ -402,8 +402,7 @@ pub(super) async fn hand_leadership_over(
     let to =
         to.ok_or_else(|| ExitError::Failed("no other voter answers: nobody can lead".to_owned()))?;
     match cluster.move_leader(leader, to).await {
-        // The answer may be lost. In both cases the loop below checks whether the leadership has
-        // moved.
+        // Even if the answer was lost, the loop below checks whether the leadership has moved.
         Err(ClusterError::Ambiguous { .. }) | Ok(()) => {}
         Err(error) => return Err(error.into()),
     }
