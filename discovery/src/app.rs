@@ -100,7 +100,7 @@ pub(crate) struct ConsoleSettings {
     pub url: String,
     /// SHA-256 of the certificate that browsers are shown.
     pub certificate_sha256: Digest,
-    /// Whether browsers are shown the service's own certificate.
+    /// Whether the console shows browsers the service's own certificate, which they don't trust.
     pub uses_service_certificate: bool,
     /// Bounded slots for streams. The key is the hash of a session's cookie.
     pub stream_slots: SlotPool<[u8; 32]>,

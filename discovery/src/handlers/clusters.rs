@@ -326,8 +326,8 @@ pub(crate) async fn statements(
     Ok(Json(StatementList { statements: chain.jws(), service }))
 }
 
-/// Accepts from a member's agent owner-signed statements that this database has lost, for example
-/// after a restore.
+/// Accepts the statement chain of a member's agent, signed by owners. This database may have lost
+/// some of the statements, for example by a restore.
 #[utoipa::path(post, path = "/v1/clusters/{id}/statements", tag = "clusters",
     params(("id" = Uuid, Path,)), request_body = StatementsRequest,
     responses((status = 200, body = StatementList), (status = "default", body = Problem)))]
@@ -360,9 +360,9 @@ pub(crate) async fn restore_statements(
     Ok(Json(StatementList { statements: chain.jws(), service }))
 }
 
-/// Stores the signed addresses of the caller's member, if it has moved. Returns those of all
-/// present members that have moved. Agents use them to find peers while their cluster has no
-/// leader.
+/// Stores the signed addresses of the caller's member, if the member has moved. Returns the
+/// addresses of all present members that have moved. Agents use these addresses to find peers while
+/// their cluster has no leader.
 #[utoipa::path(post, path = "/v1/clusters/{id}/addresses", tag = "clusters",
     params(("id" = Uuid, Path,)), request_body = AddressesRequest,
     responses((status = 200, body = AddressesResponse), (status = "default", body = Problem)))]

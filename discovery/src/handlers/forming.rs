@@ -183,11 +183,12 @@ fn prefers_minimal(request: &HttpRequest) -> bool {
         .any(|preference| preference.trim().eq_ignore_ascii_case(RETURN_MINIMAL))
 }
 
-/// Query of the poll that changes nothing.
+/// Query of the poll by GET, which changes nothing.
 #[derive(Debug, Deserialize, IntoParams)]
 pub(crate) struct WatchQuery {
-    /// Revision that the caller has seen. The service waits until the revision differs, or until
-    /// the poll's time is up. Without this parameter it answers at once.
+    /// Value of the cluster's change counter (`rev`) that the caller has seen. The service waits
+    /// until the value differs, or until the poll's time is up. Without this parameter it answers
+    /// at once.
     pub after: Option<u64>,
 }
 
@@ -224,7 +225,7 @@ struct PollWait<'a> {
     app: &'a App,
     cluster: Uuid,
     caller: &'a Caller,
-    /// Revision that the caller has seen.
+    /// Value of the cluster's change counter that the caller has seen.
     after: Option<u64>,
     /// Next deadline of the cluster. It can be earlier than necessary.
     next_deadline: Option<UnixMicros>,
@@ -247,8 +248,9 @@ impl<'a> PollWait<'a> {
         PollWait::new(app, cluster, caller, Some(reply.answer.rev), next_deadline)
     }
 
-    /// Waits until the revision differs from the seen one, and returns the changed cluster. Returns
-    /// `None` if nothing has changed by the poll's time limit or the process's shutdown.
+    /// Waits until the cluster's change counter differs from [`Self::after`], and returns the
+    /// changed cluster. Returns `None` if nothing has changed by the poll's time limit or the
+    /// process's shutdown.
     async fn wait(mut self, mut news: Subscription) -> Result<Option<Box<ClusterReply>>, ApiError> {
         let app = self.app;
         if app.draining.is_cancelled() {
@@ -266,7 +268,7 @@ impl<'a> PollWait<'a> {
                     if due == end {
                         return Ok(None);
                     }
-                    if Box::pin(self.is_postponed()).await? {
+                    if Box::pin(self.postpone_deadline()).await? {
                         continue;
                     }
                     Box::pin(app.apply(self.cluster, ClusterRequest::Tick)).await?;
@@ -281,10 +283,10 @@ impl<'a> PollWait<'a> {
         }
     }
 
-    /// Postpones the cluster's next deadline, which has passed, if nothing is due because agents
-    /// have renewed their leases. Returns whether it was postponed. If so, stores the new deadline
-    /// in `self`.
-    async fn is_postponed(&mut self) -> Result<bool, ApiError> {
+    /// Called when the cluster's next deadline has passed. If agents have renewed their leases
+    /// meanwhile and nothing is due, stores a later deadline in the database and in `self`. Returns
+    /// whether it has stored one.
+    async fn postpone_deadline(&mut self) -> Result<bool, ApiError> {
         let (clusters, lease) = ([self.cluster], self.app.settings.lease);
         let postponed = self.app.store.postpone_deadlines(&clusters, lease).await?;
         let Some((_, next)) = postponed.first() else { return Ok(false) };

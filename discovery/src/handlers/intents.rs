@@ -101,8 +101,9 @@ pub(crate) async fn order(
 /// Filter of the intent list.
 #[derive(Debug, Deserialize, IntoParams)]
 pub(crate) struct IntentsQuery {
-    /// Revision that the caller has seen. The service waits until the revision differs, or until
-    /// the poll's time is up. Without this parameter it answers at once.
+    /// Value of the cluster's change counter (`rev`) that the caller has seen. The service waits
+    /// until the value differs, or until the poll's time is up. Without this parameter it answers
+    /// at once.
     pub after: Option<u64>,
     /// Whether to list ended intents, too, if they were made within the last day.
     pub all: Option<bool>,
@@ -137,8 +138,8 @@ pub(crate) struct IntentPath {
 /// Query of a request for one intent.
 #[derive(Debug, Deserialize, IntoParams)]
 pub(crate) struct IntentQuery {
-    /// Revision that the caller has seen. The service waits until the revision differs, or until
-    /// the poll's time is up. Without this parameter it answers at once.
+    /// Value of the intent's `rev` that the caller has seen. The service waits until the value
+    /// differs, or until the poll's time is up. Without this parameter it answers at once.
     pub after: Option<u64>,
 }
 

@@ -69,7 +69,7 @@ pub struct ConsoleLink {
     pub session_seconds: u64,
     /// SHA-256 of the certificate that the console shows to browsers.
     pub certificate_sha256: Digest,
-    /// Whether that certificate is the service's own, which browsers don't trust.
+    /// Whether the console shows browsers the service's own certificate, which they don't trust.
     pub uses_service_certificate: bool,
 }
 

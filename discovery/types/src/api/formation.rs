@@ -31,8 +31,8 @@ pub const RETURN_MINIMAL: &str = "return=minimal";
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct PollRequest {
-    /// Revision that the agent has seen. With it, the service delays the answer until there is a
-    /// later revision. Without it, the service answers at once.
+    /// Value of the cluster's change counter (`rev`) that the agent has seen. The service delays
+    /// its answer until the value differs. Without this field, the service answers at once.
     pub after: Option<u64>,
     /// Number of times that the agent has started with this key.
     pub boot: u64,
@@ -59,8 +59,8 @@ pub enum Standing {
 /// State of a cluster for one of its agents: the answer to poll, ack, nack, probes and release.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct PollResponse {
-    /// Revision of this state. A change of any other field increments it, except for `now_ms` and
-    /// leases.
+    /// Value of the cluster's change counter. A change of any other field increments it, except for
+    /// `now_ms` and leases.
     pub rev: u64,
     /// Time of the service, in milliseconds since 1970. Agents measure their clock skew against it.
     pub now_ms: i64,
@@ -224,8 +224,9 @@ pub struct MemberCas {
     /// Number of the statement since which all statements trust the CAs that the member's node
     /// trusts. 0 if the agent doesn't know which CAs the node trusts.
     pub trusted: u64,
-    /// Number of the statement since which the CAs that signed the member's certificates have been
-    /// the issuing CAs. `None` if they don't issue by the newest statement that the member knows.
+    /// Number of the earliest statement from which on the CAs that signed the member's certificates
+    /// have been the issuing CAs. `None` if the newest statement that the member knows has other
+    /// issuing CAs.
     pub certified: Option<u64>,
 }
 

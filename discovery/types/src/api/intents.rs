@@ -204,7 +204,7 @@ pub struct IntentView {
     pub intent: Intent,
     /// State of the intent.
     pub state: IntentState,
-    /// Revision of the cluster's intents. A change of any of them increments it.
+    /// Value of the cluster's change counter at this intent's last change.
     pub rev: u64,
     /// Subject of the change as a text for people: a newcomer's name, or a member's id.
     pub subject: String,
@@ -256,7 +256,7 @@ pub struct WaitRequest {
 /// answer until `rev` differs from `after`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct IntentList {
-    /// Revision of the cluster's intents. A change of any intent increments it.
+    /// Value of the cluster's change counter. A change of any intent increments it.
     pub rev: u64,
     /// Time of the service, in milliseconds since 1970.
     pub now_ms: i64,

@@ -135,7 +135,8 @@ impl DiscoveryClient {
         self.send(Method::POST, format!("/v1/clusters/{cluster}/leaves"), &body).await
     }
 
-    /// Renews the agent's lease, and waits for a revision later than the known one.
+    /// Renews the agent's lease, and waits until the cluster's change counter differs from
+    /// [`PollRequest::after`].
     pub async fn poll(
         &self,
         cluster: Uuid,
@@ -145,8 +146,8 @@ impl DiscoveryClient {
         self.note_service_time(self.send_within(Method::POST, path, poll, POLL_LIMIT).await)
     }
 
-    /// Polls as [`DiscoveryClient::poll`] does, but returns `None` if nothing has changed since the
-    /// known revision. The service then sends no body, which costs it less.
+    /// Polls as [`DiscoveryClient::poll`] does, but returns `None` if the cluster's change counter
+    /// still has the known value. The service then sends no body, which costs it less.
     pub async fn poll_for_changes(
         &self,
         cluster: Uuid,
@@ -284,8 +285,8 @@ impl DiscoveryClient {
         .await
     }
 
-    /// Fetches a signed checkpoint of a cluster's event chain, not verified. It repeats the hash of
-    /// the event with the number `known`.
+    /// Fetches a signed checkpoint of a cluster's event chain, without verifying it. The checkpoint
+    /// also contains the hash of the event with the number `known`.
     pub async fn checkpoint(&self, cluster: Uuid, known: u64) -> Result<Jws, ClientError> {
         let path = format!("/v1/clusters/{cluster}/checkpoint?known={known}");
         let answer: SignedBody = self.get(path).await?;
