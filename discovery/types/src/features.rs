@@ -7,9 +7,9 @@
 //! - at discovery, in a header of its reports ([`AGENT_BUILD`]), where admins' tools read them.
 //!
 //! Names decide, not versions: builds between two releases have the same version. An agent that
-//! publishes nothing is older than this module. A signature isn't needed, because nothing becomes
-//! allowed by a feature's absence or presence: whoever forges one can only delay the feature's use,
-//! or bring back the behaviour before this module.
+//! publishes nothing is older than this module. Builds aren't signed, because a feature's presence
+//! or absence permits nothing. A forged build can only delay the use of a feature, or bring back
+//! the behaviour of agents from before this module.
 //!
 //! A new feature gets a variant of [`Feature`]. The code that would use it asks [`lacking`] first.
 
@@ -134,7 +134,7 @@ impl FromStr for AgentBuild {
     }
 }
 
-/// A member, as people call it, and the build of its agent; `None` if the agent publishes nothing.
+/// A member's name for people, and the build of its agent; `None` if the agent publishes nothing.
 pub type MemberBuild<'a> = (String, Option<&'a AgentBuild>);
 
 /// Returns the members whose agents lack the feature, each with its version.

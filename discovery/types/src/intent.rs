@@ -179,7 +179,7 @@ pub enum IntentError {
     #[error("the intent's parts don't belong together: {0}")]
     Mismatch(&'static str),
     /// The operation id doesn't match the signed bytes.
-    #[error("the intent goes by another name than what was signed has")]
+    #[error("the intent's operation id doesn't match the signed bytes")]
     OtherOperation,
     /// The intent expires later than its ticket or order allows.
     #[error("the intent is said to live longer than its ticket or order allows")]

@@ -43,7 +43,7 @@ impl Leaves {
         verify_leaf("client", &self.client, node_key, statement.client_cas())
     }
 
-    /// Whether the CAs that issue by this statement signed both certificates.
+    /// Whether the statement's issuing CAs signed both certificates.
     pub fn are_by_issuing_cas(&self, statement: &Statement) -> bool {
         is_signed_by(&self.peer, &statement.peer_ca)
             && is_signed_by(&self.client, &statement.client_ca)
