@@ -165,14 +165,15 @@ impl RedeemRequest {
 }
 
 impl RedeemRequest {
-    /// Replaces an error about a stored grant or its record by the one for an unknown token, and
-    /// counts a wrong secret, unless the sender has the token's secret. Otherwise the answer would
-    /// tell that the token exists. `token_key` is the token's public key.
+    /// Hides from a sender without the token's secret that the token exists. If the endorsement's
+    /// signature proves the secret, returns `error`. Otherwise counts a wrong secret, and returns
+    /// the error for an unknown token. `token_key` is the token's public key.
     fn hide_from_guessers(&self, app: &App, token_key: &[u8], error: ApiError) -> ApiError {
         let key = token_key.try_into().ok().and_then(|key: [u8; 32]| PublicKey::try_from(key).ok());
         let endorsement = &self.redeem.signed.endorsement;
         let verified = key.map(|key| endorsement.verify::<Endorsement>(JwsType::Endorsement, &key));
-        // The payload is parsed only after the signature was verified.
+        // The payload is parsed only after the signature was verified. So these errors, too, mean
+        // that the sender has the secret.
         if let Some(Ok(_) | Err(JwsError::Newer { .. } | JwsError::Payload(_))) = verified {
             return error;
         }

@@ -48,7 +48,7 @@ const CONFIG_INDEX: u64 = 1;
 const REGISTRATION_TIMEOUT: Duration = Duration::from_secs(4);
 /// Maximum time for which a registration waits while its address is over the rate limit.
 const TURN_TIMEOUT: Duration = Duration::from_secs(2);
-/// Pause between two tries.
+/// Pause between two attempts to register a member.
 const REGISTRATION_PAUSE: Duration = Duration::from_millis(200);
 
 /// Query of a GET. etcd sends more parameters, which change nothing here.
@@ -83,7 +83,7 @@ struct KeyError {
 
 impl KeyError {
     fn new(status: StatusCode, code: u32, message: &'static str, cause: impl ToString) -> Self {
-        // The cause may quote a text of the request.
+        // The cause may quote the request, so it is made printable.
         let cause = printable(&cause.to_string()).into_owned();
         Self { status, code, message, cause, index: CONFIG_INDEX }
     }
@@ -341,8 +341,9 @@ fn parse_path(parts: &[String]) -> Result<(EtcdToken, Key), KeyError> {
     Ok((token, key))
 }
 
-/// Returns the discovery URL that the member was given, from which it computed its id. The request
-/// doesn't show whether that URL ended with a slash. So the id decides.
+/// Returns the discovery URL from which the member computed its id. The request doesn't show
+/// whether that URL ended with a slash. So the ids that follow from both spellings are compared
+/// with the member's id.
 fn discovery_url(
     request: &HttpRequest,
     path: &[String],

@@ -1,4 +1,5 @@
-//! Reads and shows a cluster's members and the hosts that ask for a seat; stores members' troubles.
+//! Reads and shows a cluster's members and the hosts that ask for a seat. Stores why a member's
+//! node has no leader.
 
 use discovery_formation::service::{Cluster, Phase};
 use discovery_types::api::{AskingHost, Explanation, MembersView};
@@ -78,7 +79,7 @@ impl App {
         Ok(rows.into_iter().filter_map(asking_host).collect())
     }
 
-    /// Stores why a member's node has no leader, as its agent reports.
+    /// Stores the reason why a member's node has no leader, as the member's agent reports it.
     pub(crate) async fn note_trouble(
         &self,
         cluster: Uuid,

@@ -232,8 +232,8 @@ pub(super) fn member_explanation(
     }
 }
 
-/// Explains that some members have not reported since this process began to listen, if there are
-/// such members. Only later can the service tell whether they are silent.
+/// Explains that some members have not reported since this process began to listen. Returns `None`
+/// if there are no such members. The service can tell only later whether they are silent.
 fn explain_awaited(view: &MembersView) -> Option<Explanation> {
     let awaited: Vec<String> = view
         .members

@@ -23,8 +23,8 @@ const INTERVAL: Duration = Duration::from_secs(1);
 pub(super) struct RotateCaArgs {
     /// Name or id of the cluster
     cluster: String,
-    /// Take only this step, and at most once. With --cancel, undo it. Required with --yes, except
-    /// to --cancel
+    /// Take only this step, and at most once. With --cancel, undo this step. Required with --yes,
+    /// unless --cancel is given
     #[arg(long, value_name = "1|2|3", value_parser = parse_step)]
     step: Option<RotationStep>,
     /// With --step 1: begin another replacement after a finished one
@@ -36,7 +36,8 @@ pub(super) struct RotateCaArgs {
     /// Time to wait for the members to be ready for the step
     #[arg(long, value_name = "TIME", value_parser = crate::server::parse_duration, default_value = "5m")]
     timeout: Duration,
-    /// Take the step even if members are not ready. Such members can't connect until they follow
+    /// Take the step even if members are not ready. Such members can't connect until they have
+    /// caught up
     #[arg(long)]
     force: bool,
     /// Skip the confirmation prompt
@@ -44,7 +45,7 @@ pub(super) struct RotateCaArgs {
     yes: bool,
 }
 
-/// Condition that each member has to meet before a step is done.
+/// Condition that each member has to meet before the next step may be taken.
 #[derive(Clone, Copy)]
 enum Readiness {
     /// The member trusts the CAs of the statement with this number.
@@ -168,7 +169,8 @@ async fn check_agents_read(
     force: bool,
 ) -> Result<(), CliError> {
     let present = session.client.show_cluster(cluster).await?.present;
-    // Whether agents that have never reported follow the statement is checked before step 2.
+    // Agents that have never reported are left out here. Before step 2, the command checks whether
+    // they follow the statement.
     let lacking = lacking(Feature::StatementVersion2, &present.reported_builds());
     if lacking.is_empty() || force {
         return Ok(());

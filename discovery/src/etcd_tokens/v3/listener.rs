@@ -76,7 +76,7 @@ pub(crate) async fn serve(
         .add_service(WatchServer::new(api.clone()).max_decoding_message_size(MAX_REQUEST))
         .add_service(AuthServer::new(api).max_decoding_message_size(MAX_REQUEST))
         .serve_with_incoming_shutdown(incoming, draining.clone().cancelled_owned());
-    // A client can hold a call open without an end.
+    // A client can hold a call open for ever, so the wait for open calls has a time limit.
     let end_of_drain = async {
         draining.cancelled().await;
         tokio::time::sleep(drain).await;
@@ -128,7 +128,7 @@ async fn accept(
 struct V3Connection {
     stream: TlsStream<TcpStream>,
     address: SocketAddr,
-    /// Freed when the connection ends.
+    /// Place among the open connections of the client's address; freed when the connection ends.
     _slot: Slot<IpAddr>,
 }
 
