@@ -31,7 +31,7 @@ fn trust(world: &ClusterFixture) -> SignatureTrust {
     SignatureTrust::of_chain(&world.chain())
 }
 
-/// Writes and reads a manifest, as its store would.
+/// Encodes a manifest and parses it again, as if it had been stored.
 fn stored(world: &ClusterFixture, manifest: &Manifest) -> Manifest {
     let name = manifest.name.parse().unwrap();
     Manifest::parse(&manifest.to_bytes(), &folder(world), &name).unwrap()
@@ -92,7 +92,7 @@ fn an_older_manifest_under_a_newer_name_is_refused() {
     };
     let refused = trust(&world).verify(&stored(&world, &replayed)).unwrap_err();
     assert!(refused.to_string().contains(&older.name), "{refused}");
-    // Without the change, it isn't even the manifest of that name.
+    // A manifest that still contains the older name isn't accepted as the newer backup's manifest.
     assert!(Manifest::parse(&older.to_bytes(), &folder(&world), &newer).is_err());
 }
 

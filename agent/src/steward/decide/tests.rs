@@ -130,8 +130,8 @@ fn a_newcomer_is_added_as_a_learner_bound_to_its_key_and_incarnation() {
     assert_eq!(new.node_key, Some(record.csr.verify().unwrap().node_key.to_string()));
 }
 
-/// The agent has hung, or discovery's answer is old: the newcomer has started meanwhile, and its name
-/// in the list of members is its own.
+/// The newcomer is in the list of members already, under its own name. The agent learns that late:
+/// it has hung, or discovery's answer is old.
 #[test]
 fn a_newcomer_that_is_a_member_already_is_not_refused_because_of_its_own_name() {
     let world = join_fixture();
@@ -424,7 +424,7 @@ fn the_agent_waits_for_a_newcomer_that_cannot_vote_yet() {
     assert!(waits(&members, MemberState::Answers { behind: Some(5) }), "it has not started");
 }
 
-/// Returns an intent whose ticket replaces member 2, and a list of members without that one.
+/// Returns an intent whose ticket replaces member 2, and a list of members without member 2.
 fn replacing(world: &mut ClusterFixture) -> (VerifiedIntent, MemberList) {
     world.grant.replaces = Some(digest::MemberId::new(2));
     let mut members = two_voters(Some(7));

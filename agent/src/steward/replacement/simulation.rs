@@ -52,14 +52,15 @@ const TICKS: u64 = 1_200;
 /// Number of histories in a run that expects no violation. `POLICY_HISTORIES` overrides it, and
 /// `POLICY_FROM` is the first seed.
 const HISTORIES: u64 = 300;
-/// Number of histories in which a switched-off guard has to be noticed.
+/// Number of histories of which at least one has to notice that a guard is switched off.
 const HISTORIES_TO_FIND: u64 = 400;
 /// Largest difference of an agent's clock from the true time, in seconds.
 const MAX_SKEW: u64 = 60;
 /// Upper bound, exclusive, of the number of steps between an agent's decision and its write, unless
 /// the agent hangs.
 const MAX_DELAY: u64 = 4;
-/// Upper bound, exclusive, of that number for an agent that hangs.
+/// Upper bound, exclusive, of the number of steps between the decision and the write of an agent
+/// that hangs.
 const MAX_HANG: u64 = 120;
 /// Time after which a newcomer that doesn't catch up is removed, in seconds.
 const STALLED_AFTER: u64 = 300;
@@ -173,7 +174,8 @@ struct SimulatedHost {
     pending: Option<PendingChange>,
     /// Whether the cluster has refused to add the newcomer of the use under way.
     is_addition_refused: bool,
-    /// Operation of which the agent knows whether it has removed its dead member.
+    /// Operation of a replacement, and whether it has removed the dead member, as far as the agent
+    /// knows.
     removal_origin: Option<(OperationId, RemovalOrigin)>,
 }
 
@@ -214,8 +216,8 @@ struct StoredObservation {
 #[derive(Clone, Copy)]
 struct Successor {
     voter: MemberId,
-    /// Whether an operator added it. If the cluster loses a voter later, the place counts as vacant
-    /// again.
+    /// Whether an operator added the voter. If the cluster loses a voter later, the place counts as
+    /// vacant again.
     is_added_by_hand: bool,
 }
 
@@ -225,7 +227,7 @@ struct Simulation {
     off: &'static [Guard],
     /// The only invariant that is checked; `None` for all.
     watched: Option<Invariant>,
-    /// The leader changes in one of so many steps.
+    /// Average number of steps between two changes of the leader.
     leader_changes_one_in: u64,
     /// Whether agents hang between a decision and its write.
     agents_hang: bool,
@@ -251,8 +253,8 @@ struct Simulation {
     /// Hosts that wait, with their operations, in the order in which discovery hands them out.
     waiting: Vec<(OperationId, MemberId)>,
     removed_by: BTreeMap<MemberId, OperationId>,
-    /// Operation that last announced in the store that it removes a member, as agents do with stock
-    /// etcd.
+    /// For each member, the operation that last announced its removal in the store. Agents announce
+    /// removals only with stock etcd.
     announced: BTreeMap<MemberId, OperationId>,
     learner_since: BTreeMap<MemberId, u64>,
     /// Newcomers that were members and were removed.
@@ -490,7 +492,8 @@ impl Simulation {
         self.check_members();
     }
 
-    /// Lets each agent look at the voters and make its pending change, and the leader's decide.
+    /// Lets each agent look at the voters and make its pending change. Then lets the leader's agent
+    /// decide.
     fn run_agents(&mut self) {
         for host in self.voters() {
             if self.is_alive(host) {

@@ -201,7 +201,7 @@ fn the_last_replacement_that_a_policy_allows_waits_until_a_quorum_of_agents_can_
         s.voters.unconfirming = vec![B];
     });
     assert!(is_wait(&decision, "agents are upgraded: b (b)"), "{decision:?}");
-    // Of five voters, three confirm the death without the older agent.
+    // Of five voters' agents, three can confirm the death even without the older agent.
     let decision = Scene::new().with(|s| {
         last(s);
         s.members.list.extend([member(d, "d2"), member(MemberId(5), "e2")]);

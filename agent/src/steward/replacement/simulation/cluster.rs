@@ -53,7 +53,8 @@ impl Simulation {
         self.events += 1;
     }
 
-    /// Counts a use. `ended` says how the policy had ended when the agent decided, if it had.
+    /// Counts a use. `ended` says why the policy was no longer in force when the agent decided;
+    /// `None` if it was in force.
     fn begin(&mut self, own: MemberId, new: PolicyUse, revision: u64, ended: Option<&'static str>) {
         if revision != self.uses.1 && !self.is_off(Guard::CompareAndSwap) {
             return;
@@ -125,7 +126,7 @@ impl Simulation {
         host.removal_origin = Some((*operation, origin));
     }
 
-    /// Carries out a step if the cluster would allow it.
+    /// Carries out an agent's step, unless the cluster refuses it.
     fn take(&mut self, own: MemberId, decided_at: u64, decision: &StepDecision) {
         let operation = decision.operation;
         let Some(policy_use) = self.uses.0.of(&operation).cloned() else { return };

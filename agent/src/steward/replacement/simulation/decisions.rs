@@ -31,8 +31,8 @@ impl Simulation {
         }
     }
 
-    /// Returns the voters, this agent's own included, whose observations this agent accepts: the
-    /// member has been unreachable for `after` seconds.
+    /// Returns the voters, this agent's own included, whose agents have observed for `after`
+    /// seconds that `dead` is unreachable. The agent of `own` accepts these observations.
     fn agreeing(&mut self, own: MemberId, dead: MemberId, after: u64) -> Vec<MemberId> {
         let (now, voters) = (self.instant(), self.voters());
         if self.is_off(Guard::Quorum) {
@@ -150,7 +150,8 @@ impl Simulation {
         }
     }
 
-    /// Returns the policy as agents judge it, and how it has ended by the true time, if it has.
+    /// Returns the policy as agents see it, and why it is no longer in force by the true time;
+    /// `None` if it is in force.
     fn policy_facts(&self) -> (PolicyFacts, Option<&'static str>) {
         let mut limits = LIMITS;
         if self.is_off(Guard::Limit) {
@@ -171,8 +172,8 @@ impl Simulation {
         (PolicyFacts { id: self.policy, limits, expires_at, standing }, ended)
     }
 
-    /// Decides about the next step of a replacement. `policy_use` may have ended: discovery hands
-    /// out its newcomer as if it had not.
+    /// Decides about the next step of a replacement. `policy_use` may have ended, because discovery
+    /// hands out newcomers even of uses that have ended.
     fn decide_step(&mut self, own: MemberId, policy_use: &PolicyUse) -> Option<Decision> {
         let operation = policy_use.operation;
         let host = host_of(operation);

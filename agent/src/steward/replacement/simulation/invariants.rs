@@ -43,7 +43,8 @@ pub(super) struct TruePath {
 }
 
 impl Simulation {
-    /// Records a violation, unless it is the second one or its invariant isn't watched.
+    /// Records the first violation. Ignores later violations, and those of invariants that aren't
+    /// watched.
     pub(super) fn violate(&mut self, invariant: Invariant, violation: String) {
         if self.watched.is_none_or(|watched| watched == invariant) {
             self.violation.get_or_insert((invariant, violation));
@@ -87,7 +88,8 @@ impl Simulation {
         path.cut_since.is_some() || path.last.is_some_and(|(end, _)| self.now - end <= slack)
     }
 
-    /// Checks the beginning of a replacement. `ended` says how the policy had ended, if it had.
+    /// Checks the beginning of a replacement. `ended` says why the policy was no longer in force;
+    /// `None` if it was in force.
     pub(super) fn check_beginning(
         &mut self,
         own: MemberId,
@@ -111,7 +113,8 @@ impl Simulation {
                 let violation = format!("{saw} of {} voters have missed the member", voters.len());
                 self.violate(Invariant::Agreement, violation);
             }
-            // The leader's own connection to the member must have been cut for that time, too.
+            // The leader's own connection to the member must have been cut for the policy's time,
+            // too.
             if !self.was_cut_for_long(own, dead) {
                 let violation = "the leader has not missed the member".to_owned();
                 self.violate(Invariant::Agreement, violation);
@@ -141,8 +144,9 @@ impl Simulation {
             let violation = format!("{old} was {lost} although it had come back");
             self.violate(Invariant::StillDead, violation);
         }
-        // The leader may see an observation's number as new a lifetime after it was written, and
-        // counts it for another lifetime. The observer may have looked some time before.
+        // The leader may first notice an observation's number one lifetime after it was written. It
+        // then counts the observation for another lifetime. The observer may have looked some time
+        // before it wrote.
         let slack = 2 * OBSERVATION_LIFETIME.as_secs() + (MAX_DELAY + 8) * TICK;
         let voters = self.voters();
         let others = voters.iter().filter(|from| **from != old);
