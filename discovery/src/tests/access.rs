@@ -242,8 +242,8 @@ async fn an_admin_planted_in_the_database_has_no_rights_and_raises_an_alarm() {
     service.stop().await;
 }
 
-/// While a command waits for an answer at its prompt, nothing notices that the service ends an idle
-/// connection. The next request needs a new connection.
+/// While a command waits for input at its prompt, the service closes the idle connection, and the
+/// client doesn't notice. The next request needs a new connection.
 #[tokio::test]
 async fn an_admin_who_thinks_for_a_while_can_still_send() {
     let world = TestInstallation::new().await;

@@ -118,7 +118,7 @@ async fn protocol_v2_serves_holders_of_a_valid_token_alone() {
     mixed[2] = parts(&one)[2].clone();
     callers.extend([("other", mixed.join("_")), ("right", one)]);
 
-    // The first request registers the member that others ask for.
+    // The first request registers the member that the other requests read.
     let requests = [
         ("PUT", "{member}", "PUT    /v2/{token}/{member}"),
         ("GET", "", "GET    /v2/{token}"),
@@ -223,8 +223,8 @@ pub(super) async fn connect(world: &TestInstallation, service: &RunningService) 
     Endpoint::from_static("http://127.0.0.1").connect_with_connector(dial).await.unwrap()
 }
 
-/// Returns whether an answer served the request. Panics at an error that doesn't come from the
-/// caller.
+/// Returns whether the service served the request. Panics at an error for which the caller isn't to
+/// blame.
 fn is_served<T>(answer: Result<T, Status>, serves: impl FnOnce(T) -> bool) -> bool {
     match answer {
         Ok(answer) => serves(answer),
@@ -250,7 +250,7 @@ async fn is_served_by_v3(channel: &Channel, caller: &V3Caller, method: &str) -> 
         "etcdserverpb.KV/Range size" => {
             let key = caller.key("_config/size").into();
             let request = RangeRequest { key, ..Default::default() };
-            // A range that finds nothing makes etcd exit.
+            // A range without keys makes etcd exit, so it counts as a refusal.
             is_served(kv.range(caller.request(request)).await, |found| {
                 !found.get_ref().kvs.is_empty()
             })
@@ -271,7 +271,8 @@ async fn is_served_by_v3(channel: &Channel, caller: &V3Caller, method: &str) -> 
                 refused => return is_served(refused, |_| true),
             };
             let first = tokio::time::timeout(WATCH_LIMIT, answers.message()).await.unwrap();
-            // A refused client gets entries that make etcd exit, and not that the watch is created.
+            // Only a served client is told that its watch is created. A refused client gets entries
+            // that make etcd exit.
             is_served(first, |answer| answer.unwrap().created)
         }
         "etcdserverpb.Auth/Authenticate" => {
@@ -288,8 +289,8 @@ async fn is_served_by_v3(channel: &Channel, caller: &V3Caller, method: &str) -> 
     }
 }
 
-/// Returns every method of etcd's API. The range of the size and of the members are two entries.
-/// The first method registers the member that others ask for.
+/// Returns every method of etcd's API. `KV/Range` is there twice: for the size, and for the
+/// members. The first method registers the member that the other methods read.
 fn methods() -> Vec<String> {
     let pool = DescriptorPool::decode(node_proto::API).unwrap();
     let mut methods = Vec::new();

@@ -17,11 +17,12 @@ use super::etcd_rights;
 use super::support::{TestInstallation, WAIT_TIMEOUT, etcd_address};
 use crate::server::RunningService;
 
-/// First bytes of a client.
+/// Connection preface: the first bytes that a client sends.
 const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 /// Longest frame that the service accepts, unless its settings say otherwise.
 const MAX_FRAME: usize = 16_384;
-/// Number of frames of a flood. A service that follows each one to its end would be busy for long.
+/// Number of frames of a flood. A service that handles each frame completely would be busy for
+/// long.
 const FLOOD: u32 = 20_000;
 /// Time for which an attacker writes, at most, to a service that reads nothing more.
 const WRITE_LIMIT: Duration = Duration::from_secs(20);

@@ -1,5 +1,5 @@
-//! Several hundred odd texts, in every field of the requests that names, reasons and ids arrive in.
-//! Everything else in a request is valid and rightly signed. No text may cause a fault of the
+//! Sends several hundred odd texts, in every field of a request that holds a name, a reason or an
+//! id. Everything else in a request is valid and rightly signed. No text may cause a fault of the
 //! service, and no answer may contain a control character.
 
 use std::collections::BTreeSet;
@@ -86,7 +86,8 @@ const PATHS: [&str; 20] = [
     "~root",
 ];
 
-/// Texts that templates, loggers, browsers or number parsers might interpret.
+/// Texts that templates, loggers, browsers or number parsers might interpret as something else than
+/// text.
 const INTERPRETED: [&str; 30] = [
     "${jndi:ldap://evil.example/x}",
     "{{7*7}}",
@@ -310,8 +311,9 @@ fn to_value(content: &impl serde::Serialize) -> Value {
     serde_json::to_value(content).unwrap()
 }
 
-/// Panics if a string in a JSON text has control characters. The programs that show such a text to
-/// a person replace further characters ([`discovery_types::text::printable`]). PEM texts have lines.
+/// Panics if a string in a JSON text has control characters. Only PEM texts may have them, as line
+/// breaks. Programs that show a text to a person replace further characters
+/// ([`discovery_types::text::printable`]).
 fn check_shown(body: &str, what: &str) {
     let Ok(value) = serde_json::from_str::<Value>(body) else { return };
     let mut found = Vec::new();
@@ -505,7 +507,7 @@ async fn odd_texts_in_every_field_cause_no_fault_and_are_shown_without_control_c
     let world = TestInstallation::new().await;
     let mut args = world.args("ledger");
     (args.limits.rate, args.limits.burst) = (1_000_000, 1_000_000);
-    // No seat may be lost because its agent doesn't poll meanwhile. A wait ends at once.
+    // The agents don't poll meanwhile, so long leases keep their seats. Polls end at once.
     let hour = Duration::from_secs(3_600);
     (args.times.lease, args.times.prepare) = (hour, hour);
     args.times.poll = Duration::from_millis(5);

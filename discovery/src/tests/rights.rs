@@ -103,9 +103,11 @@ struct RightsWorld {
     grant: String,
     operation: String,
     process: Uuid,
-    /// The founder of the running cluster, and its commit document.
+    /// Agent of the running cluster's founder.
     own: TestAgent,
+    /// Commit document of the running cluster.
     document: CommitDocument,
+    /// Hash of the running cluster's committed proposal.
     h: Digest,
     /// A host that redeemed a join ticket.
     newcomer: TestAgent,
@@ -144,7 +146,8 @@ async fn add_admins(
     (admins, last.unwrap())
 }
 
-/// Forms a cluster of one host. Returns its agent, its commit document and the document's hash.
+/// Forms a cluster of one host. Returns the host's agent, the commit document, and the hash `h` of
+/// the committed proposal.
 async fn formed(
     world: &TestInstallation,
     service: &RunningService,
@@ -347,7 +350,7 @@ impl RightsWorld {
         Some(body)
     }
 
-    /// Sends requests of one caller to one route.
+    /// Sends requests of one caller to one route, and returns whether the caller may use the route.
     async fn right(&self, number: usize, caller: &RightsCaller, random: &mut Random) -> Right {
         let (method, pattern) = &self.maker.operations()[number];
         let id = match pattern.split('/').nth(2) {

@@ -40,7 +40,7 @@ impl TestCa {
         self.issue_as(csr, rcgen::CertificateParams::default())
     }
 
-    /// Issues a certificate for an address or a name.
+    /// Issues a certificate for `host`, which is an address or a name.
     pub fn issue_for(&self, csr: &Csr, host: &str) -> String {
         self.issue_as(csr, rcgen::CertificateParams::new(vec![host.to_owned()]).unwrap())
     }
@@ -199,7 +199,8 @@ impl ClusterFixture {
         self.member_proof_with(i, rcgen::CertificateParams::default())
     }
 
-    /// Returns that proof, with a certificate that lasts until the first day of `year`.
+    /// Returns the proof that the agent of member `i` belongs to that member. The member's
+    /// certificate lasts until the first day of `year`.
     pub fn member_proof_until(&self, i: usize, year: i32) -> MemberProof {
         let mut params = rcgen::CertificateParams::default();
         params.not_after = rcgen::date_time_ymd(year, 1, 1);

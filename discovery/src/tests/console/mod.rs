@@ -112,7 +112,7 @@ impl Browser {
     }
 }
 
-/// Returns the path of a link, at whatever address the console listens.
+/// Returns the path of a sign-in link, without the console's address.
 fn path_of(link: &ConsoleLink) -> &str {
     let at = link.url.find("/sign-in/").unwrap();
     &link.url[at..]

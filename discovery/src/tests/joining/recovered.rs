@@ -250,8 +250,8 @@ async fn a_recovery_that_no_current_operator_signed_changes_nothing() {
     for who in [0, 1] {
         cluster.answer(founded, &cluster.agents[who], 70, &[a, b, c]).await.unwrap();
     }
-    // One statement adds an operator and the next one removes it. Only the first of these two names
-    // the operator.
+    // One statement adds an operator, and the next statement removes it. So only the first of these
+    // two statements names the operator.
     let operator = SigningKey::generate();
     let mut with = cluster.statement.clone();
     with.admins.push(discovery_types::admin::Admin {
@@ -336,7 +336,8 @@ async fn of_two_recoveries_the_first_is_followed_and_an_alarm_names_the_other() 
     let view = cluster.admin.show_cluster(cluster.statement.cluster).await.unwrap();
     let contests = view.timeline.iter().filter(|moment| moment.event == "recovery_contested");
     assert_eq!(contests.count(), 1, "the first of them is kept, and each one is logged");
-    // The followed recovery, signed and sent again, doesn't count as a competing one.
+    // The service already follows this recovery. Signed and sent again, it doesn't count as a
+    // competing recovery.
     let again = cluster.first(one);
     assert_eq!(cluster.show(one, &[&again]).await.unwrap().followed, 1);
     cluster.service.stop().await;

@@ -54,7 +54,7 @@ impl CommittedCluster {
         Ok(())
     }
 
-    /// Sends statements that change nothing, until the newest one has the number `seq`.
+    /// Sends statements that change nothing, until the newest statement has the number `seq`.
     async fn restate_until(&self, chain: &mut StatementChain, seq: u64) {
         while chain.newest().seq < seq {
             let again = next(chain);
@@ -94,7 +94,7 @@ impl CommittedCluster {
         agent.client.renew_leaves(self.statement.cluster, &agent.record.csr).await
     }
 
-    /// Returns the numbers of CA keys in the database: of CAs that issue, and of others.
+    /// Returns how many keys of issuing CAs, and how many keys of other CAs, the database has.
     async fn counts(&self) -> (i64, i64) {
         let count = async |table: &str| {
             let sql = format!("SELECT count(wrapped_key) FROM {table} WHERE cluster_id = $1");
@@ -210,7 +210,7 @@ async fn after_the_loss_of_the_new_keys_the_cas_can_be_replaced_again() {
     let new = cluster.admin.make_cas(id).await.unwrap();
     cluster.take(&mut chain, RotationStep::Begin, Some(&new)).await.unwrap();
     cluster.take(&mut chain, RotationStep::Switch, None).await.unwrap();
-    // The rows are as they would be after a restore: the old CAs issue, and there are no others.
+    // Make the rows what a restore would make them: the old CAs issue, and there are no other CAs.
     let mut database = cluster.world.database.connect().await;
     for sql in [
         "UPDATE authorities a SET certificate = o.certificate, wrapped_key = o.wrapped_key
