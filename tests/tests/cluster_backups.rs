@@ -182,8 +182,8 @@ fn backups_go_on_under_another_leader_and_each_one_can_be_restored() -> Result<(
 
     let first = tool.wait_for("the first backup", |_| true)?;
     let folder = store.join(text(&first["cluster"]));
-    // Add two files that a cleanup must keep, a foreign one and a recent incomplete one. Add an old
-    // backup without a manifest, which it must remove.
+    // Add two files that a cleanup must keep: a foreign file and a recent incomplete file. Add an
+    // old backup without a manifest, which the cleanup must remove.
     let old = folder.join("20200101T000000Z-r1-00000001.db.age");
     let others = [folder.join("README"), folder.join("20990101T000000Z-r1-00000001.db.part")];
     for file in others.iter().chain([&old]) {
@@ -314,7 +314,7 @@ fn a_damaged_backup_is_found_and_the_next_best_one_is_named() -> Result<()> {
 }
 
 /// Somebody with write access to the store copies an older backup to a newer name, and changes its
-/// manifest to fit. Without the signature, that backup is whole.
+/// manifest to fit. Apart from the signature, the copied backup is valid.
 #[test]
 fn a_forged_backup_is_refused_by_the_clusters_statements_and_by_its_ca() -> Result<()> {
     let testbed = Testbed::start(Network::loopback(1), TestbedOptions::default())?;

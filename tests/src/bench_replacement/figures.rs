@@ -3,17 +3,18 @@
 use std::fmt;
 use std::time::Duration;
 
-/// Durations of one replacement's phases. Their sum is the time from the death to the whole
-/// cluster.
+/// Durations of one replacement's phases, which follow each other. Their sum is the time from the
+/// member's death until the cluster is whole again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Phases {
-    /// Until the leader's agent says that the member is unreachable.
+    /// Time from the death until the leader's agent says that the member is unreachable.
     pub noticed: Duration,
-    /// Until the member has been unreachable for the policy's time.
+    /// Time from the end of `noticed` until the member has been unreachable for the policy's time.
     pub waited: Duration,
-    /// Until a quorum of agents has observed that, and a use is counted.
+    /// Time from the end of `waited` until a quorum of agents has observed the death, and a use of
+    /// the policy is counted.
     pub observed: Duration,
-    /// Until the newcomer votes and the dead member is removed.
+    /// Time from the end of `observed` until the newcomer votes and the dead member is removed.
     pub steps: Duration,
 }
 
@@ -21,8 +22,8 @@ impl Phases {
     /// Names of the phases, in their order.
     const NAMES: [&'static str; 5] = ["noticed", "waited", "observed", "steps", "total"];
 
-    /// Makes the durations from the times of their ends after the death. A phase whose end no agent
-    /// has logged ends with the next one.
+    /// Makes the phases from the times between the death and each phase's end. If no agent has
+    /// logged a phase's end, that phase ends together with the next one.
     #[must_use]
     pub fn from_ends(
         noticed: Option<Duration>,
@@ -40,7 +41,7 @@ impl Phases {
         }
     }
 
-    /// Returns the time from the death to the whole cluster.
+    /// Returns the time from the member's death until the cluster is whole again.
     #[must_use]
     pub fn total(&self) -> Duration {
         self.noticed + self.waited + self.observed + self.steps
@@ -60,14 +61,14 @@ impl fmt::Display for Phases {
     }
 }
 
-/// Durations with one program and one kind of successor.
+/// Durations of replacements with one node program and one kind of successor.
 #[derive(Clone, Debug)]
 pub struct ReplacementFigures {
     /// Name of the node program.
     pub node: String,
     /// Origin of the dead member's successor: `policy` for a fresh host, or `standby`.
     pub successor: &'static str,
-    /// Durations of each run.
+    /// Phases of each run.
     pub runs: Vec<Phases>,
 }
 

@@ -27,12 +27,14 @@ const NEWCOMER: usize = 3;
 const FORM_LIMIT: Duration = Duration::from_secs(180);
 /// Time for which the cluster runs undisturbed before a member dies.
 const QUIET_TIME: Duration = Duration::from_secs(10);
-/// Time between two looks at the logs and at the members.
+/// Time between two readings of the logs and of the list of members.
 const LOOK_INTERVAL: Duration = Duration::from_millis(100);
 
-/// Texts of the agents' logs that mark the ends of phases.
+/// Part of the log line that ends the phase [`Phases::noticed`].
 const NOTICED: &str = "unreachable";
+/// Part of the log line that ends the phase [`Phases::waited`].
 const WAITED: &str = "voters' agents have observed for";
+/// Part of the log line that ends the phase [`Phases::observed`].
 const BEGUN: &str = "by the policy ";
 
 /// Node program of the measured cluster.
@@ -86,7 +88,7 @@ pub struct ReplacementPlan {
     pub runs: usize,
     /// The policy's `--after`, as its option takes it.
     pub after: String,
-    /// Time limit from the death to the whole cluster.
+    /// Time limit from the member's death until the cluster is whole again.
     pub limit: Duration,
 }
 
@@ -232,7 +234,7 @@ fn watch(
     bail!("the cluster is not whole after {} s", limit.as_secs())
 }
 
-/// An agent's log, and where the last look at it ended.
+/// An agent's log, and the position up to which it was read.
 struct GrowingLog {
     path: PathBuf,
     read: u64,
@@ -246,7 +248,7 @@ impl GrowingLog {
         Self { path, read }
     }
 
-    /// Returns the whole lines that were logged since the last look.
+    /// Returns the whole lines that were logged since the last call.
     fn read_new_text(&mut self) -> Result<String> {
         let mut file = fs_err::File::open(&self.path)?;
         file.seek(SeekFrom::Start(self.read))?;

@@ -19,7 +19,7 @@ use crate::harness::{AgentProcess, Etcdctl, Network, RetryingWriter, Testbed, po
 const LIMIT: Duration = Duration::from_secs(120);
 /// Name of the cluster.
 const CLUSTER: &str = "demo";
-/// Hosts of the founders; one more host joins later.
+/// Number of founders, each on a host of its own. One more host joins later.
 const FOUNDERS: usize = 3;
 
 /// Arguments of the program.

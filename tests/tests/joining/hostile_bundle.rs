@@ -44,7 +44,8 @@ fn hosts_that_never_start_use_up_the_policy_and_a_ticket_fills_the_place() -> Re
     })?;
     ensure!(!running.is_voter(&honest), "{:?}", running.members());
     running.testbed.admin_command(&["policy", "revoke", &id, "--yes"])?;
-    // A newcomer with a ticket may need longer than 3 s, too.
+    // Restart the agents without the limit of 3 s for a newcomer's progress. A newcomer with a
+    // ticket may need longer.
     running.restart_agents(&[AFTER, ZONE])?;
     let newcomer = running.newcomer(6, &[])?;
     running.wait_voter(&newcomer, 3)

@@ -27,7 +27,7 @@ fn an_order_to_remove_the_host_whose_agent_hangs_beside_the_leader_is_carried_ou
     let printed = String::from_utf8_lossy(&output.stderr).into_owned();
     ensure!(output.status.success(), "{printed}\n{:?}", running.intents());
     ensure!(running.members()?.len() == 2, "{:?}", running.members());
-    // The output of the operator's waiting command names the host with the silent agent.
+    // The operator's command waits. Its output names the host whose agent is silent.
     ensure!(printed.contains(&format!("beside the cluster's leader, {name} (")), "{printed}");
     let others = running.agents.iter().enumerate().filter(|(at, _)| *at != hung);
     let took = others.filter(|(_, agent)| agent.output().contains("takes the leadership over"));
@@ -52,8 +52,8 @@ fn a_host_joins_though_the_agent_beside_the_leader_hangs() -> Result<()> {
     running.wait_intent("join", "promoted")
 }
 
-/// Lets a voter of five die, and the agent beside the leader hang. With five members, the remaining
-/// agents are still those of a quorum. If `begins_first`, that agent has counted a use of the
+/// Lets one of five voters die, and the agent beside the leader hang. The other three agents are
+/// still those of a quorum. If `begins_first`, the agent beside the leader counts a use of the
 /// policy before it hangs.
 fn replace_beside_a_hung_agent(begins_first: bool) -> Result<()> {
     let mut running = FormedCluster::start(Network::loopback(6), 5, None)?;
