@@ -36,7 +36,7 @@ use crate::state::Layout;
 const PASS_INTERVAL: Duration = Duration::from_secs(10);
 /// How often the stored backups are listed while no backup is due.
 const LOOK_INTERVAL: Duration = Duration::from_mins(5);
-/// How often the progress of a round is shown.
+/// How often the progress of saving a backup is shown.
 const PROGRESS_INTERVAL: Duration = Duration::from_secs(2);
 
 /// The task that saves backups on schedule.
@@ -169,7 +169,8 @@ impl BackupKeeper {
         self.ask_if_responsible(node).await == Some(true)
     }
 
-    /// Returns whether this agent is responsible; `None` if the node can't be asked.
+    /// Returns whether this agent has to save and verify the backups; `None` if the node can't be
+    /// asked.
     async fn ask_if_responsible(&self, node: Option<&ClusterApiClient>) -> Option<bool> {
         match node?.status().await {
             Ok(status) => Some(
@@ -304,7 +305,7 @@ impl BackupKeeper {
         }
     }
 
-    /// Shows the progress of a round until the round ends.
+    /// Shows the progress of saving a backup until that ends.
     async fn show_progress<T>(
         &self,
         progress: &BackupProgress,

@@ -98,7 +98,7 @@ pub(crate) struct Manifest {
     pub node_version: String,
     /// Version of the agent that saved the backup.
     pub agent_version: String,
-    /// When the round began.
+    /// When the agent began to save this backup.
     pub begun_at: Timestamp,
     /// When the snapshot had been checked and stored.
     pub stored_at: Timestamp,

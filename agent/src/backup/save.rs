@@ -25,7 +25,8 @@ use crate::cluster::{ClusterApiClient, ClusterError, NodeStatus};
 use crate::crash::{self, Failpoint};
 use crate::exit::error_chain;
 
-/// Time limit of a whole round, shorter than the age at which leftovers are removed.
+/// Time limit for saving one backup. It is shorter than the age at which the files of interrupted
+/// attempts are removed.
 const ROUND_LIMIT: Duration = Duration::from_hours(12);
 /// The longest that a node may take for the next bytes of a snapshot. The node reads a large store
 /// before it sends the first byte.
@@ -47,7 +48,7 @@ pub(crate) enum FailureReason {
     Store,
     /// The agent's own files can't be used.
     Files,
-    /// The round took too long.
+    /// Saving the backup took too long.
     Time,
 }
 
@@ -69,7 +70,7 @@ impl FailureReason {
     }
 }
 
-/// Why a round has published no backup.
+/// Why no backup was saved.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum SaveError {
     /// The node can't be asked, or refuses.
@@ -113,7 +114,7 @@ pub(crate) enum SaveError {
         /// Number of bytes that were sent.
         expected: u64,
     },
-    /// The round took too long.
+    /// Saving the backup took too long.
     #[error("the backup was not done within {} s", ROUND_LIMIT.as_secs())]
     Slow,
 }
@@ -136,7 +137,7 @@ impl SaveError {
     }
 }
 
-/// Settings that all rounds of one cluster have in common.
+/// Settings for saving the backups of one cluster.
 #[derive(Clone)]
 pub(crate) struct BackupRound {
     pub cluster: ClusterFolder,
@@ -279,8 +280,8 @@ impl BackupRound {
         })
     }
 
-    /// Deletes leftovers, and the backups that the policy doesn't keep, after the backup `saved`
-    /// was published. Returns the deleted backups.
+    /// Deletes the files of interrupted attempts, and the backups that are no longer kept, after
+    /// the backup `saved` was published. Returns the deleted backups.
     pub(crate) async fn delete_old(
         &self,
         store: &BackupStore,

@@ -27,7 +27,7 @@ use crate::observe::status::StatusHandle;
 
 /// Time limit of one verification. A backup that is due meanwhile is saved afterwards.
 const VERIFICATION_LIMIT: Duration = Duration::from_hours(2);
-/// Pause before a store that had no backup is read again.
+/// Pause before the backups are listed again after the store had none.
 const EMPTY_STORE_PAUSE: Duration = Duration::from_mins(5);
 
 /// Why the stored backups were not found whole.
@@ -106,13 +106,14 @@ impl BackupVerifier {
         !self.shown().damaged.is_empty()
     }
 
-    /// Withdraws the failure of an attempt, because another member's agent verifies from now on.
+    /// Removes the last attempt's failure from the status, because another member's agent verifies
+    /// from now on.
     pub(super) fn withdraw_failure(&mut self) {
         (self.failures, self.retry_at) = (0, None);
         self.show(|status| status.failure = None);
     }
 
-    /// Withdraws the failure about damaged backups that the store doesn't have any more.
+    /// Removes those damaged backups from the status that the store doesn't have any more.
     pub(super) fn note_listing(&self, listing: &BackupListing) {
         if self.clear_damage(|name| !has_backup(listing, name)) {
             self.keep_result();

@@ -25,7 +25,8 @@ use crate::cluster::{
 use crate::exit::error_chain;
 use crate::observe::status::StatusHandle;
 
-/// Key of the builds. Keys that begin with `muster/` are Muster's own.
+/// Key in the cluster's store whose value has the builds. Keys that begin with `muster/` are
+/// Muster's own.
 const BUILDS: &str = "muster/v1/agents";
 /// Version of the value's format.
 const VERSION: u32 = 1;

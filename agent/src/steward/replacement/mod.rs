@@ -58,7 +58,8 @@ use crate::exit::error_chain as causes;
 use crate::observe::status::StatusHandle;
 use crate::plan::MemberState;
 
-/// Key of the uses. Keys that begin with `muster/` are Muster's own.
+/// Key in the cluster's store whose value is the log of uses. Keys that begin with `muster/` are
+/// Muster's own.
 const USES: &str = "muster/v1/replacements";
 /// Why a newcomer under a policy waits while nobody is dead.
 const STANDBY: &str = "all voters can be reached: this host is a standby";
