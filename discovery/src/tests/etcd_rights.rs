@@ -11,8 +11,10 @@
 //! - `protocol`: a token of the other protocol.
 //! - `foreign`: a token that is bound to other networks.
 //! - `other`: the id of one token with the secret of another one that is valid.
-//! - `right`, `user`, `whole`: a valid token. In the protocol v3, the key contains either the
-//!   token's id, with the whole token as the password of the user, or the whole token.
+//! - `right`: a valid token, in the protocol v2.
+//! - `user`: a valid token, in the protocol v3. The key contains the token's id, and the password
+//!   is the whole token.
+//! - `whole`: a valid token, in the protocol v3. The key contains the whole token.
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -48,7 +48,8 @@ use crate::server::RunningService;
 /// whose body is refused tells nothing about rights.
 const ATTEMPTS: u64 = 60;
 
-/// Number of the first of these requests that have a body made for the route, if there is one.
+/// Number of requests that have a body made for the route, if the test makes one. A caller sends
+/// these requests before those with random bodies.
 const MADE_BODIES: u64 = 3;
 
 /// Answer to the question whether a caller may use a route.

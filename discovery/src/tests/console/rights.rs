@@ -12,8 +12,8 @@ use tokio::io::AsyncReadExt;
 use super::*;
 use crate::tests::rights::{RightsRow, format_rights};
 
-/// Method and path of each route, in the order of the requests: the last ones end sessions. A
-/// stream has no HEAD.
+/// Method and path of each route, in the order of the requests. The last routes end sessions. The
+/// streams below `/live` have no HEAD.
 const ROUTES: [(&str, &str); 13] = [
     ("GET", "/"),
     ("GET", "/clusters"),
