@@ -316,7 +316,7 @@ pub(super) fn bind(addresses: &[SocketAddr]) -> Result<Vec<(SocketAddr, TcpSocke
         .collect()
 }
 
-/// Listens for stock etcd.
+/// Listens for stock etcd on sockets that are already bound.
 fn listen_for_etcd(sockets: Vec<(SocketAddr, TcpSocket)>) -> Result<Vec<TcpListener>, ServerError> {
     let listen = |(address, socket): (SocketAddr, TcpSocket)| {
         let listener = socket.listen(BACKLOG).map_err(|error| cant_listen(address, error))?;

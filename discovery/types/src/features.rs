@@ -44,8 +44,8 @@ impl Feature {
     pub const ALL: [Self; 3] =
         [Self::StatementVersion2, Self::GrantVersion2, Self::ConfirmedReplacements];
 
-    /// Returns the feature's name, which never changes. A version of a signed record has the name
-    /// of its kind and its number.
+    /// Returns the feature's name, which never changes. The ability to read a version of a signed
+    /// message is named after the message's kind and that version.
     pub fn name(self) -> &'static str {
         match self {
             Self::StatementVersion2 => "statement-2",

@@ -351,9 +351,9 @@ pub struct MemberView {
     pub last_heard_ms: Option<i64>,
     /// Whether the member's agent has not reported for [`SILENT_AFTER`], although it could have.
     pub is_silent: bool,
-    /// Whether the member's agent has not reported for [`SILENT_AFTER`], but had less time than
-    /// that to report. The service or its database was down meanwhile, or the database's clock was
-    /// set.
+    /// Whether the member's agent has not reported for [`SILENT_AFTER`], but could not have
+    /// reported for all of that time. The service or its database was down meanwhile, or the
+    /// database's clock was set.
     #[serde(default)]
     pub is_awaited: bool,
     /// Whether the member's agent has reported that it no longer runs the node. Such a member is

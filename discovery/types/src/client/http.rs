@@ -33,7 +33,7 @@ const IDLE_LIMIT: Duration = Duration::from_secs(3);
 const CONNECT_LIMIT: Duration = Duration::from_secs(5);
 /// Time limit of a request that doesn't wait at the service.
 pub(super) const REQUEST_LIMIT: Duration = Duration::from_secs(20);
-/// An access token is renewed this long before its end.
+/// How long before its end an access token is renewed.
 const RENEW_BEFORE: Duration = Duration::from_secs(60);
 
 /// Configuration of a client: the service to call, and the key to authenticate with.

@@ -20,7 +20,7 @@ pub enum JwsType {
     /// Approval of a host that may found a cluster; signed by an issuer.
     #[serde(rename = "muster-approval+jwt")]
     Approval,
-    /// Record that describes one seat; signed by the agent.
+    /// Record that describes a host, its keys and its addresses; signed by the agent.
     #[serde(rename = "muster-record+jwt")]
     Record,
     /// Endorsement of a record by the token's holder; signed with the token's key.
