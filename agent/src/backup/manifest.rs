@@ -94,7 +94,7 @@ pub(crate) struct Manifest {
     pub raft_cluster_id: String,
     /// The member whose node sent the snapshot.
     pub member: BackupMember,
-    /// Version of etcd's API that this member has.
+    /// Version of etcd's API in the node that sent the snapshot.
     pub node_version: String,
     /// Version of the agent that saved the backup.
     pub agent_version: String,

@@ -252,7 +252,8 @@ impl BackupRound {
         Ok(file.into_std().await)
     }
 
-    /// Stores the snapshot, and compares the store's size with what was sent.
+    /// Stores the snapshot, and compares its size in the store with the number of bytes that were
+    /// sent.
     async fn store_snapshot(
         &self,
         store: &BackupStore,

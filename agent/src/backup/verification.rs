@@ -78,8 +78,8 @@ impl BackupVerifier {
         Self { every, board, file, failures: 0, retry_at: None }
     }
 
-    /// Shows the interval in the status. If this process has no result yet, shows the last one of
-    /// an earlier process, too.
+    /// Shows the interval between verifications in the status. If this process has no result yet,
+    /// also shows the last result of an earlier process.
     pub(super) fn show_last_result(&self) {
         let every_seconds = self.every.as_secs();
         let last = match self.shown() {

@@ -81,7 +81,7 @@ pub(crate) enum AgentCommand {
         this host's member from a running cluster first: the cluster goes on counting it until \
         then.")]
     Reset(ResetArguments),
-    /// Bring an etcd that runs already under management, without an interruption.
+    /// Bring a running etcd under management, without an interruption.
     #[command(
         subcommand,
         long_about = "A running etcd cluster (3.4 to 3.7, with TLS) comes under management while it \

@@ -53,7 +53,7 @@ const NODE_POLL_INTERVAL: Duration = Duration::from_millis(50);
 const TROUBLE_REPORT_INTERVAL: Duration = Duration::from_secs(5);
 
 /// How long the start of the node must be delayed before the reason is reported to discovery. A
-/// host that has just booted gets its addresses sooner, and then nothing is reported.
+/// host that has just booted gets its addresses within this time, so it reports nothing.
 const START_REPORT_DELAY: Duration = Duration::from_secs(10);
 
 /// Minimum time until an accepted report is repeated; jitter adds at most as much again.

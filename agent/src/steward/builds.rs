@@ -89,7 +89,7 @@ impl StoredBuilds {
         before.as_ref() != Some(build)
     }
 
-    /// Returns the agents of these members, for [`waiting_features`].
+    /// Returns the builds of these members' agents, for [`waiting_features`].
     fn of_members<'a>(&'a self, members: &'a MemberList) -> Vec<MemberBuild<'a>> {
         let name = |member: &ClusterMember| match member.is_started() {
             true => member.name.clone(),

@@ -8,8 +8,8 @@
 //!
 //! Discovery hands out intents, which the agent examines in regular passes. Signatures alone decide
 //! whether an intent may be carried out. Before each step, the agent asks the cluster which steps
-//! were carried out. Nothing begins without a signed intent, and a node serves whether or not this
-//! works.
+//! were carried out. Nothing begins without a signed intent. A node serves even if its agent can
+//! carry out no intents.
 
 mod act;
 mod adoption;
@@ -542,7 +542,7 @@ impl Steward {
         }
     }
 
-    /// Notes in the store that the replacement of an intent has ended in this state.
+    /// Notes in the store that the replacement of an intent has ended in `state`.
     async fn end_replacement(
         &mut self,
         intent: &VerifiedIntent,

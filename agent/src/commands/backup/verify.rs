@@ -21,7 +21,7 @@ struct VerifiedBackup {
     proof: Option<Proof>,
     /// Newest revision in the backup.
     revision: u64,
-    /// Number of keys at that revision; `None` unless the snapshot was opened.
+    /// Number of keys at the backup's newest revision; `None` unless the snapshot was opened.
     keys: Option<u64>,
     /// Result of the verification of the signature: `valid`, `unsigned` or `unchecked`. `None`
     /// unless the backup was proved.

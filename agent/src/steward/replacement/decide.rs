@@ -94,8 +94,8 @@ pub(crate) struct PolicyReplacementFacts<'a> {
     /// Member of this host, which leads.
     pub own: MemberId,
     pub voters: &'a VoterFacts,
-    /// Zones of the members, if they are spread over zones. They come from discovery, so they only
-    /// decide which host comes first.
+    /// Zones of the members, if the members are spread over zones. The zones come from discovery,
+    /// so they only decide which host comes first.
     pub zones: Option<&'a BTreeMap<MemberId, String>>,
     /// Another change of members that is under way, if any.
     pub other_change: Option<&'a str>,

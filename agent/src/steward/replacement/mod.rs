@@ -92,7 +92,7 @@ pub(crate) struct ReplacementKeeper {
     known: Vec<(VerifiedGrant, bool)>,
     /// Policies in the cluster's own store, when they were last read.
     stored: StoredPolicies,
-    /// Zones of the members, as discovery said last, if they are spread over zones.
+    /// Zones of the members, as discovery said last, if the members are spread over zones.
     zones: Option<BTreeMap<MemberId, String>>,
     /// Uses in the cluster's own store, when they were last read.
     uses: UseLog,
