@@ -127,7 +127,7 @@ fn empty_continuations() -> Vec<u8> {
     bytes
 }
 
-/// Names one long entry of the dynamic table again and again (CVE-2016-6581).
+/// Refers to one long entry of the dynamic table again and again (CVE-2016-6581).
 fn header_bomb() -> Vec<u8> {
     // The table has room for 4,096 bytes. The value's length is an integer with a prefix of 7 bits.
     let mut entry = b"\x40\x01a\x7f".to_vec();

@@ -297,7 +297,7 @@ async fn a_client_that_reads_no_response_loses_its_connection() {
     let requests = "GET /openapi.json HTTP/1.1\r\nhost: x\r\n\r\n".repeat(40);
     stream.write_all(requests.as_bytes()).await.unwrap();
     let ended = async {
-        // A client notices a connection that was closed without a TLS alert only when it sends
+        // Without a TLS alert, a client notices the end of its connection only when it sends
         // something.
         while stream.write_all(b"G").await.is_ok() && stream.flush().await.is_ok() {
             tokio::time::sleep(Duration::from_millis(100)).await;

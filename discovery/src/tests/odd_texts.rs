@@ -28,7 +28,7 @@ use super::malformed::{CallerKind, answer_to, connect};
 use super::support::{TestInstallation, send_with};
 use crate::server::RunningService;
 
-/// Statements and conditions of SQL, and what else databases or shells might run.
+/// Texts that a database or a shell might run, such as statements and conditions of SQL.
 const INJECTIONS: [&str; 30] = [
     "'",
     "''",
@@ -62,7 +62,7 @@ const INJECTIONS: [&str; 30] = [
     "*",
 ];
 
-/// Paths and URLs that lead elsewhere.
+/// Paths and URLs that lead to another file or host.
 const PATHS: [&str; 20] = [
     "..",
     "../..",
@@ -121,7 +121,7 @@ const INTERPRETED: [&str; 30] = [
     "=cmd|' /C calc'!A0",
 ];
 
-/// Names that look like others, or that a comparison might take for others.
+/// Names that look like another name, or that a comparison might take for another name.
 const LOOKALIKES: [&str; 30] = [
     "dеmo",
     "dem\u{043e}",
@@ -293,7 +293,7 @@ impl<'a> OddRequest<'a> {
         }
     }
 
-    /// A request with a form, whose fields are the content's.
+    /// A request whose body is a form with the fields of the content.
     fn form(name: &'static str, path: String, content: Value) -> Self {
         let make = move |content: &Value| {
             let fields = content.as_object().into_iter().flatten();

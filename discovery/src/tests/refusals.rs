@@ -163,7 +163,7 @@ async fn wrong_secrets_of_a_token_are_answered_as_an_unknown_token_and_raise_an_
         endorsement: wrong_secret.record.clone(),
     };
     let refused = elsewhere.sign(&agent.key, &other);
-    // A record with the signature of another one.
+    // Case: a record with the signature of another record.
     let parts = |jws: &Jws| {
         let (input, signature) = jws.as_str().rsplit_once('.').unwrap();
         (input.to_owned(), signature.to_owned())

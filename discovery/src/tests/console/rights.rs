@@ -108,8 +108,7 @@ async fn status(browser: &Browser, method: &str, path: &str) -> u16 {
     head.strip_prefix("HTTP/1.1 ").unwrap().parse().unwrap()
 }
 
-/// The table has every route: the number of resources that the console registers is counted in its
-/// source.
+/// The table has every route: the test counts the resources that the console's source registers.
 #[tokio::test]
 async fn each_page_is_shown_to_the_visitors_that_it_is_for() {
     let resources = include_str!("../../console/mod.rs").matches("page_at(").count();
