@@ -114,9 +114,9 @@ enum Guard {
     FindRemover,
 }
 
-/// Groups of guards that are switched off together, each with an invariant that is then violated.
-/// A second unreachable voter isn't in sync either, so the guards `OneDead` and `InSync` catch each
-/// other's faults.
+/// Groups of guards that are switched off together, and for each group an invariant that is then
+/// violated. A second unreachable voter isn't in sync either, so the guards `OneDead` and `InSync`
+/// catch each other's faults.
 const GUARDS: [(&[Guard], Invariant); 16] = [
     (&[Guard::Quorum], Invariant::Agreement),
     (&[Guard::Freshness], Invariant::Agreement),
@@ -207,7 +207,7 @@ struct StepDecision {
 /// An observation in the store.
 struct StoredObservation {
     number: u64,
-    /// Revision that wrote it.
+    /// Revision of the store at which the observation was written.
     revision: u64,
     unreachable: Vec<(MemberId, Duration)>,
 }
@@ -272,7 +272,8 @@ struct Simulation {
     violation: Option<(Invariant, String)>,
 }
 
-/// Returns when the policy of a history expires: in one of six histories, within that history.
+/// Returns when the policy of a history expires. That is before the history's end in one of six
+/// histories, and never in the others.
 fn expiry_of(seed: u64) -> u64 {
     let mut random = Random(!seed);
     match random.one_in(6) {
@@ -517,7 +518,8 @@ impl Simulation {
         }
     }
 
-    /// Runs one history. Returns the violation, if there was one.
+    /// Runs one history. Returns how many replacements have begun, and how many have finished.
+    /// Returns the violation as an error, if there was one.
     fn run(mut self) -> Result<(u64, u64), String> {
         for tick in 1..=TICKS {
             self.tick();

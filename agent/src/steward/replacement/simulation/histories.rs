@@ -134,8 +134,8 @@ fn a_place_stays_vacant_for_the_next_newcomer_however_many_fail() {
 
 /// Plays one history: the leader's agent begins the replacement of a member that nobody reaches.
 /// While there is no leader for some minutes, the other voter reaches the member again. Then the
-/// leader is back, which still can't reach it. Returns whether the member remains, and the
-/// violation.
+/// old leader leads again, and still can't reach the member. Returns whether the member remains,
+/// and the violation.
 fn play_a_disputed_replacement(off: &'static [Guard]) -> (bool, Option<(Invariant, String)>) {
     let mut simulation = Simulation::with(Random(0), 3, NodeKind::Muster, off);
     let [leader, other, old] = simulation.voters()[..] else { panic!("three voters") };
