@@ -132,7 +132,7 @@ struct PolicyCluster {
 impl PolicyCluster {
     fn form(plan: &ReplacementPlan, node: &MeasuredNode) -> Result<Self> {
         let network = Network::namespaces(4).context("network namespaces need root")?;
-        // The service has its usual times here.
+        // The service has its usual time limits here.
         let serve_args = ["--rate", "1000"].map(ToOwned::to_owned).to_vec();
         let options = TestbedOptions { serve_args, ..TestbedOptions::default() };
         let testbed = Testbed::start(network, options)?;

@@ -15,8 +15,8 @@ use muster_tests::stock_etcd;
 /// Node programs that can be measured.
 const NODES: [&str; 2] = ["muster-node", "etcd"];
 
-/// Measures the time from a virtual machine's death to the whole cluster, by a replacement policy
-/// with a fresh host, and with a standby. Needs root, for network namespaces.
+/// Measures the time from a virtual machine's death until a replacement policy has made the cluster
+/// whole again, with a fresh host and with a standby. Needs root, for network namespaces.
 #[derive(Debug, Parser)]
 #[command(name = "bench-replacement")]
 struct BenchReplacementArgs {

@@ -143,7 +143,8 @@ impl Upgrade {
         self.wait_healthy()
     }
 
-    /// Restarts the service with the programs in this folder; `None` is this version.
+    /// Restarts the service with the programs in this folder. `None` means the programs of this
+    /// version.
     fn restart_service(&mut self, programs: Option<PathBuf>) -> Result<()> {
         self.testbed.stop_discovery()?;
         self.testbed.options.programs = programs;
