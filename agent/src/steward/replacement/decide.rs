@@ -10,10 +10,13 @@
 //!
 //! A place that an earlier replacement has left vacant is filled while all voters are reachable.
 //!
-//! Until the newcomer votes, a replacement goes on only while the member stays unreachable, for
-//! this host and for a quorum of the voters' agents, and the policy isn't revoked. Once the dead
-//! member is removed, the cluster lacks a voter. Then the replacement ends only if somebody else
-//! fills the place.
+//! While the dead member is in the cluster and the newcomer doesn't vote, a replacement goes on only
+//! if both of these conditions hold:
+//! - the policy isn't revoked;
+//! - the member is unreachable, for this host and for a quorum of the voters' agents.
+//!
+//! Once the dead member is removed, the cluster lacks a voter. Then the replacement ends only if
+//! somebody else fills the place.
 
 use std::collections::BTreeMap;
 use std::time::Duration;

@@ -132,10 +132,10 @@ impl Simulation {
         }
     }
 
-    /// Checks that the member `old` did not come back long before its replacement took this step,
-    /// for the leader or for so many voters that no quorum misses it. `lost` says what the step did
-    /// to the member, as a word of a sentence. Once the newcomer votes, the old member is removed
-    /// in any case.
+    /// Checks that the member `old` had not been back for long when its replacement took this step.
+    /// A member is back if the leader reaches it, or if no quorum of the voters misses it. `lost`
+    /// says what the step did to the member, as a word of a sentence. Once the newcomer votes, the
+    /// old member is removed in any case.
     pub(super) fn check_still_dead(&mut self, own: MemberId, old: MemberId, lost: &str) {
         if self.members.of_id(old).is_none() {
             return;
