@@ -1,8 +1,8 @@
 //! Every route of the console with every kind of visitor, as the running service answers.
 //!
 //! In the table, `yes` means that the page was shown or the form was accepted, and `-` that it was
-//! refused. A visitor signs in by a link. So in the line of `POST /sign-in/{code}`, `nobody` and
-//! `guess` have a random code, `late` has a link whose time is over, and the others have a link of
+//! refused. A visitor signs in by a link. In the line of `POST /sign-in/{code}`, `nobody` and
+//! `guess` have a random code. `late` has a link whose time is over, and the others have a link of
 //! their own.
 
 use std::collections::BTreeSet;
