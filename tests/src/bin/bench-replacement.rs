@@ -16,7 +16,7 @@ use muster_tests::stock_etcd;
 const NODES: [&str; 2] = ["muster-node", "etcd"];
 
 /// Measures the time from a virtual machine's death until a replacement policy has made the cluster
-/// whole again, with a fresh host and with a standby. Needs root, for network namespaces.
+/// whole again. The successor is a fresh host or a standby. Needs root, for network namespaces.
 #[derive(Debug, Parser)]
 #[command(name = "bench-replacement")]
 struct BenchReplacementArgs {
