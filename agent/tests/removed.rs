@@ -1,5 +1,6 @@
-//! Tests of the built agent: with a tombstone, or an empty or damaged directory, the agent never
-//! bootstraps again. Each test has a bundle at hand, and a service that must not be contacted.
+//! Tests of the built agent: with a tombstone, or an empty or damaged directory, the agent doesn't
+//! bootstrap again until a reset. The tests offer it a bundle and a service, which it must not
+//! contact.
 
 #![allow(clippy::unwrap_used, reason = "a helper that fails fails its test")]
 

@@ -77,8 +77,8 @@ pub(crate) fn check_issuing(authorities: &Authorities, newest: &Statement) -> Re
                   they were replaced.";
     let next = "An owner replaces the CAs again: muster-discovery cluster rotate-ca NAME --step 1 --again; if \
                 a replacement is under way, with --cancel first.";
-    // A retry can succeed in two cases: the CAs were switched between two reads, or an agent sends
-    // a statement that the database has lost.
+    // The same request may succeed later. The CAs may have been switched between this request's two
+    // reads. Or the database has lost the newest statement, and an agent will send it again.
     Err(ApiError::new(Code::WrongState, detail, next).mark_retryable())
 }
 

@@ -11,12 +11,13 @@ use governor::clock::{Clock, DefaultClock};
 use governor::{DefaultKeyedRateLimiter, Quota, RateLimiter};
 use muster_shares::network_of;
 
-/// Number of buckets at which the table of all addresses' buckets is full. While it is full, only
-/// known addresses have buckets of their own, and all other addresses share one bucket. So a flood
-/// from many addresses slows down new clients, but not known ones.
+/// Number of buckets at which the table of buckets is full. An address is known if it has sent a
+/// request while the table wasn't full, and another one recently. While the table is full, each
+/// known address still gets its own bucket. All other addresses share one. So a flood from many
+/// addresses slows down only new clients.
 ///
-/// This is also the maximum number of known addresses. So there are at most twice as many buckets,
-/// and the shared one.
+/// At most this many addresses are known. A full table can therefore grow by this many buckets, to
+/// twice the number, and by the shared bucket.
 const ADDRESSES_MAX: usize = 65_536;
 /// How long an address stays known after its last request. Agents send several in that time.
 const KNOWN_FOR: Duration = Duration::from_mins(10);

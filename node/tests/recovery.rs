@@ -127,8 +127,8 @@ async fn a_survivor_that_moved_just_before_the_loss_keeps_its_new_address() {
     common::retry_while_unhealthy(update).await;
     members.iter_mut().for_each(TestMember::kill);
 
-    // A start with `--force-new-cluster` gives the new member the peer URL in its flags. The
-    // command `data recover`, which the test uses, gives it the URL in the member table.
+    // This test uses the command `data recover`, because it takes the survivor's peer URL from the
+    // member table. A start with `--force-new-cluster` takes the URL from its flags instead.
     let survivor = &mut members[leader];
     let recover = ["data", "recover", "--i-accept-data-loss"];
     let command = Command::new(env!("CARGO_BIN_EXE_muster-node"))

@@ -181,7 +181,7 @@ fn the_service_names_a_broken_key_directory_and_certificate() -> Result<()> {
 }
 
 #[test]
-fn the_service_names_a_broken_ledger_address_or_folder_of_keys() -> Result<()> {
+fn the_check_names_what_is_broken_the_ledger_the_address_or_the_identity_keys() -> Result<()> {
     let setup = ServiceSetup::new()?;
     let ledger = setup.testbed.path("ledger");
     fs_err::create_dir(&ledger)?;

@@ -374,8 +374,8 @@ fn a_newcomer_accepts_only_a_recovery_that_an_operator_signed() -> Result<()> {
     let made = make(&testbed, &agents[0], &[])?;
     ensure!(made.status.success(), "{}", output_text(&made));
     agents[0].start()?;
-    // The newcomer dies after it was added. The other agent is killed too, so that no agent
-    // corrects the stored recoveries.
+    // The newcomer crashes right after it was added. The first host's agent is killed too: it would
+    // put the signed recovery statements back into the store, and this test forges them.
     let mut newcomer = start_with_ticket(&testbed, 1, None, &[("MUSTER_CRASH_AT", "added")])?;
     newcomer.exit_code(LIMIT)?;
     let signed = etcdctl.run(&["get", RECOVERIES, "--print-value-only"])?;

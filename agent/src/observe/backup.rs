@@ -31,7 +31,8 @@ pub(crate) struct RunningBackup {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct BackupFailure {
     pub at: Timestamp,
-    /// Name of the reason, as in the metric's label.
+    /// Kind of the failure, for instance `store` or `damaged`. The metrics of failed backups and
+    /// verifications use it as the label `reason`.
     pub reason: String,
     /// Text of the error, with its causes.
     pub text: String,

@@ -218,9 +218,9 @@ impl NodeReporter {
         }
     }
 
-    /// Returns whether a refusal means that the service doesn't know how this host joined. An
-    /// access token from before the restore is still valid there, but proves no membership any
-    /// more.
+    /// Returns whether the service refuses this host because a restore of its database has lost
+    /// how this host joined. The host's older access token is still valid then, so the refusal is
+    /// `Forbidden`.
     fn is_join_lost(&self, code: Code) -> bool {
         self.readmit.is_some() && code == Code::Forbidden
     }

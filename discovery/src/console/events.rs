@@ -10,7 +10,7 @@ use uuid::Uuid;
 use super::text::{ShownTime, plain};
 
 /// Longest value of an event's body that is shown whole, in characters.
-const MAX_VALUE: usize = 200;
+const MAX_SHOWN_CHARS: usize = 200;
 
 /// Names of hosts by their agents' public keys in hexadecimal, as events write them.
 pub(super) type HostNames = BTreeMap<String, String>;
@@ -58,7 +58,7 @@ fn details(body: &str, names: &HostNames) -> Vec<EventDetail> {
 }
 
 fn shorten(text: &str) -> String {
-    match text.char_indices().nth(MAX_VALUE) {
+    match text.char_indices().nth(MAX_SHOWN_CHARS) {
         Some((end, _)) => format!("{}…", &text[..end]),
         None => text.to_owned(),
     }
@@ -91,9 +91,9 @@ mod tests {
             [pair("key", "db-1"), pair("seat", "1")]
         );
         assert_eq!(shown("no JSON\n"), [pair("", "no JSON ")]);
-        let long = "x".repeat(MAX_VALUE + 1);
+        let long = "x".repeat(MAX_SHOWN_CHARS + 1);
         let [(_, value)] = &shown(&format!(r#"{{"a":"{long}"}}"#))[..] else { panic!() };
-        assert_eq!(value.chars().count(), MAX_VALUE + 1, "cut, with an ellipsis");
+        assert_eq!(value.chars().count(), MAX_SHOWN_CHARS + 1, "cut, with an ellipsis");
     }
 
     #[test]

@@ -499,7 +499,8 @@ mod tests {
                 if clients[n].from == 0 {
                     continue;
                 }
-                // The client waits. That renews its lease, and shows the next member or that its list is stale.
+                // The client waits for a change, which renews its member's lease. It then learns
+                // the next member, or that it must read the list again.
                 let (mut next, mut then) = (registry.clone(), clients.clone());
                 next.renew(host(address), 0, LEASE);
                 if next.is_stale(then[n].from) {

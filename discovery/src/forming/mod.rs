@@ -205,10 +205,10 @@ impl App {
         cluster: Uuid,
         key: Option<formation::AgentKey>,
     ) -> Result<ClusterReply, ApiError> {
-        with_timeout(self.view_cluster_untimed(cluster, key)).await
+        with_timeout(self.view_cluster_without_timeout(cluster, key)).await
     }
 
-    async fn view_cluster_untimed(
+    async fn view_cluster_without_timeout(
         &self,
         cluster: Uuid,
         key: Option<formation::AgentKey>,

@@ -46,7 +46,8 @@ impl LeaseRenewals {
 
 impl App {
     /// Renews an agent's lease. Returns the cluster's next deadline, or `None` if the poll needs a
-    /// transaction: something has changed, or the database gave no answer.
+    /// transaction of its own. That is so if something has changed or is due, too many renewals
+    /// wait, the database is unsettled, or it gave no answer.
     pub(crate) async fn renew_lease(&self, renewal: LeaseRenewal) -> Option<UnixMicros> {
         let (sender, receiver) = oneshot::channel();
         {

@@ -134,7 +134,8 @@ pub(super) struct CopiedDecisions {
 }
 
 impl CopiedDecisions {
-    /// Makes the record of a copy that ended at the decision `mark` and found no new entries.
+    /// Makes the ledger's line which says that all decisions up to `mark` were copied from the
+    /// database. It lists no commits and no ended clusters yet; callers may add them.
     pub(super) fn up_to(generation: u64, mark: HistoryPosition) -> Self {
         CopiedDecisions {
             generation,

@@ -130,9 +130,9 @@ impl DatabaseWatch {
         self.compared_generation.load(Ordering::Relaxed) != generation
     }
 
-    /// Whether the last check of the database (`look`) found the ledger complete in `generation`
-    /// and, in a settled generation, compared with the database. Otherwise this process may not
-    /// freeze, decide or end anything.
+    /// Whether the ledger is complete in `generation`, according to the last check of the database
+    /// (`look`). In a settled generation, the ledger must also have been compared with the
+    /// database. Unless it is complete, this process may not freeze, decide or end anything.
     pub(crate) fn is_complete(&self, generation: u64) -> bool {
         self.complete_generation.load(Ordering::Acquire).unsigned_abs() == generation
     }

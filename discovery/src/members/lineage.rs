@@ -57,7 +57,8 @@ impl Lineage {
         self.followed.all().len()
     }
 
-    /// The last followed recovery. `None` for the founded cluster.
+    /// Returns the newest recovery that discovery follows. `None` if it still follows the cluster
+    /// that was founded.
     pub(crate) fn newest(&self) -> Option<&Recovery> {
         self.followed.newest()
     }

@@ -59,9 +59,9 @@ const SUMMARY_COUNTS: &str = "
 /// Filter of the list of clusters.
 #[derive(Clone, Debug)]
 pub(crate) struct ClusterFilter<'a> {
-    /// Name of the clusters.
+    /// Only clusters with this name are listed, if one is given.
     pub name: Option<&'a str>,
-    /// Phases of the clusters.
+    /// Only clusters in one of these phases are listed.
     pub phases: &'a [&'static str],
     /// The clusters were created at this time or later.
     pub created_from_us: UnixMicros,

@@ -193,11 +193,11 @@ pub struct ReplacementLimits {
 }
 
 impl ReplacementLimits {
-    /// Shortest and longest time that a member must have been unreachable, in seconds.
+    /// Values that a policy may have for [`ReplacementLimits::after_seconds`].
     pub const AFTER: RangeInclusive<u64> = 30..=7 * 86_400;
-    /// Smallest and largest number of replacements within [`ReplacementLimits::per_seconds`].
+    /// Values that a policy may have for [`ReplacementLimits::at_most`].
     pub const AT_MOST: RangeInclusive<u8> = 1..=16;
-    /// Shortest and longest time in which replacements are counted, in seconds.
+    /// Values that a policy may have for [`ReplacementLimits::per_seconds`].
     pub const PER: RangeInclusive<u64> = 3_600..=30 * 86_400;
 
     fn are_valid(&self) -> bool {

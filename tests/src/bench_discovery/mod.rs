@@ -194,7 +194,8 @@ pub async fn run(
     })
 }
 
-/// Measures starts and requests with the clusters that are in the database.
+/// Measures the service with the clusters that are now in the database. First come a start without
+/// a ledger, a start with one, and the idle service; then each kind of request.
 async fn measure_fill(
     plan: &BenchDiscoveryPlan,
     service: &mut BenchService,

@@ -128,7 +128,7 @@ impl CampaignReport {
         }
     }
 
-    /// Returns the searches that this machine can run.
+    /// Returns the searches that were not skipped: this machine has the programs that they need.
     fn ran(&self) -> impl Iterator<Item = &SearchEntry> {
         self.searches.iter().filter(|entry| entry.missing.is_none())
     }

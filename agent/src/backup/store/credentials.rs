@@ -19,8 +19,8 @@ pub(super) struct S3Credentials {
 }
 
 impl S3Credentials {
-    /// Reads the section `[default]`, or the lines before the first section. The error is a text
-    /// for people.
+    /// Reads the lines before the first section, and those of the section `[default]`. The error is
+    /// a text for people.
     pub(super) fn read(path: &Path) -> Result<Self, String> {
         let failed = |what: String| format!("--backup-credentials {}: {what}", path.display());
         let read = muster_files::open_named(path).and_then(|file| file.metadata());

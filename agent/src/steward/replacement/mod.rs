@@ -63,9 +63,9 @@ use crate::plan::MemberState;
 const USES: &str = "muster/v1/replacements";
 /// Why a newcomer under a policy waits while nobody is dead.
 const STANDBY: &str = "all voters can be reached: this host is a standby";
-/// How long an agent may take from its look at the members to a step of a replacement whose
-/// newcomer doesn't vote. An agent may hang in between, and the dead member may come back
-/// meanwhile.
+/// Maximum time between an agent's look at the members and the step of a replacement that it
+/// decides from that look. In a longer time, the dead member may have come back. The limit applies
+/// until the newcomer votes.
 pub(super) const STEP_LIFETIME: Duration = Duration::from_secs(15);
 
 /// Returns the uses in a cluster's own store, oldest first.

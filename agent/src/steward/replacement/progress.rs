@@ -76,7 +76,8 @@ impl Steward {
         is_vacant(self).ok_or_else(|| format!("the cluster doesn't say who has removed {member}"))
     }
 
-    /// Returns whether a member is unreachable, as this host alone sees it.
+    /// Returns whether a member is unreachable, back or of unknown state, as this host alone sees
+    /// it.
     fn own_view_of(&self, member: MemberId) -> DeadMemberState {
         let (seen, now) = (self.replacement.voters.borrow(), Instant::now());
         match (seen.is_known(member, now), seen.unreachable_for(member, now)) {

@@ -13,8 +13,8 @@ use crate::cluster::MemberId;
 
 /// Version of the log's format.
 const VERSION: u32 = 1;
-/// Maximum number of uses in the log. If the log is full and all of its uses still count, no
-/// replacement can begin.
+/// Maximum number of uses in a [`UseLog`]. If it is full and all of its uses are newer than
+/// [`KEPT_SECONDS`], no replacement can begin.
 const MAX_USES: usize = 256;
 /// Time for which an ended use is kept, in seconds: the longest time for which a policy counts a
 /// use.

@@ -100,8 +100,9 @@ pub struct Cluster {
     /// Second valid commit document, if one was received. From then on only ticks, a retirement and
     /// events of the database are applied.
     pub split: Option<Split>,
-    /// Whether the database has changed, and the ledgers have not agreed on it since. Until they
-    /// agree, no list of members is frozen or committed.
+    /// Whether the cluster waits for the database to be settled. That is so after the database was
+    /// replaced or has lost entries of a ledger. Meanwhile no list of members is frozen or
+    /// committed.
     pub is_unsettled: bool,
     /// Last error of the cluster, for `explain`.
     pub last_error: Option<LastError>,

@@ -161,7 +161,8 @@ async fn a_confirmed_list_can_make_earlier_reports_a_quorum() {
 #[tokio::test]
 async fn an_impossible_position_is_refused_and_the_next_report_corrects_a_wrong_one() {
     const MAX: u64 = i64::MAX as u64;
-    /// The highest number that the service accepts in a report.
+    /// A false term, index or configuration that the service still accepts, because it is the
+    /// highest one allowed.
     const WRONG: u64 = 1 << 53;
     let cluster = CommittedCluster::of(3).await;
     let [a, b, c] = [0, 1, 2].map(|i| cluster.id(&cluster.agents[i]));
@@ -171,8 +172,8 @@ async fn an_impossible_position_is_refused_and_the_next_report_corrects_a_wrong_
         let refused = cluster.report(liar, configuration, index, &all).await;
         assert_eq!(code(refused), Code::InvalidRequest, "{configuration:?} {index}");
     }
-    // A false number within the limits is accepted, but confirms nothing. The same reporter's next
-    // report replaces it.
+    // A report with a false configuration and index within the limits is accepted, but confirms no
+    // list of members. The same agent's next report replaces it.
     cluster.report(liar, Some(WRONG), WRONG, &[(c, false)]).await.unwrap();
     cluster.report(&cluster.agents[1], Some(3), 12, &all).await.unwrap();
     assert_eq!(cluster.confirmed().await, None);

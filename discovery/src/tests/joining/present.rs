@@ -16,8 +16,8 @@ use crate::server::RunningService;
 use crate::store::counts::SilentMembersCount;
 use crate::tests::agent::TestAgent;
 
-/// Makes the service look as if agents could report to it for long enough that it may call a member
-/// silent.
+/// Makes the service believe that agents could report to it for more than [`SILENT_AFTER`]. Before
+/// that time it calls no member silent.
 fn listen(service: &RunningService) {
     service.app().clock.pretend_listening_for(SILENT_AFTER + Duration::from_secs(60));
 }

@@ -76,7 +76,8 @@ impl CommittedCluster {
         StatementChain::verify_links(&list.statements).unwrap().newest().clone()
     }
 
-    /// Returns the CAs of any cluster in the database: table and purpose, certificate, and key.
+    /// Returns the CAs that the database has for `cluster`. Each row has a label (`issuing` or
+    /// `other`, then the purpose), the certificate, and the wrapped key.
     async fn ca_rows(&self, cluster: Uuid) -> Vec<(String, Vec<u8>, Option<Vec<u8>>)> {
         sqlx::query_as(
             "SELECT 'issuing ' || purpose, certificate, wrapped_key FROM authorities

@@ -574,7 +574,8 @@ pub struct ExplainResponse {
     pub state: ClusterState,
     /// Epoch of the present proposal (the frozen list of members), or of the next one.
     pub epoch: u64,
-    /// Agents, as in [`ClusterView::seats`].
+    /// Seats with their agents in order, then the standbys, longest waiting first: the same list as
+    /// [`ClusterView::seats`].
     pub seats: Vec<SeatView>,
     /// Reasons why the cluster waits; empty if it doesn't.
     pub explain: Vec<Explanation>,

@@ -102,7 +102,7 @@ pub struct Redemption {
 /// A certificate of a host's member.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct IssuedCertificate {
-    /// CA that signed the certificate.
+    /// Purpose of the certificate, which tells the CA that signed it.
     pub purpose: CertificatePurpose,
     /// Serial number, in hexadecimal digits as `openssl x509 -serial` prints them.
     pub serial: String,

@@ -194,11 +194,13 @@ fn rewrite_text(value: &mut [u8]) -> bool {
     true
 }
 
-/// Huffman codes of `http://` and `https://`: the bits, and their number.
+/// Huffman code of `http://`: the bits, and their number.
 const HTTP: (u64, u32) = (0b1_0011_1010_0101_0011_0101_1101_1100_0110_0001_1000, 41);
+/// Huffman code of `https://`: the bits, and their number.
 const HTTPS: (u64, u32) = (0b10_0111_0100_1010_0110_1011_0100_0101_1100_0110_0001_1000, 46);
-/// Huffman codes of `://` and `--x`, each of 19 bits.
+/// Huffman code of `://`, 19 bits.
 const SLASHES: u64 = 0b101_1100_0110_0001_1000;
+/// Huffman code of `--x`, which replaces `://` and is as long.
 const DASHES: u64 = 0b010_1100_1011_0111_1001;
 
 fn rewrite_huffman(value: &mut [u8]) -> bool {

@@ -191,7 +191,7 @@ impl CallContext {
     }
 }
 
-/// Response that [`ApiContext::call`] can complete.
+/// Response of a unary call. [`ApiContext::call`] fills in its header.
 pub(crate) trait Answer: prost::Message {
     /// Returns the response's header, if it has one.
     fn header(&mut self) -> Option<&mut ResponseHeader>;

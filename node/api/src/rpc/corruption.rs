@@ -115,7 +115,8 @@ pub(super) async fn run_comparisons(context: Arc<ApiContext>) {
     }
 }
 
-/// Raises the member's CORRUPT alarm. Returns false if that failed.
+/// Raises a member's CORRUPT alarm, unless it is raised already. Member id 0 stands for the whole
+/// cluster. Returns false if that failed.
 async fn raise(context: &ApiContext, member_id: u64) -> bool {
     let alarm = AlarmType::Corrupt;
     let same = |a: &AlarmMember| a.member_id == member_id && a.alarm() == alarm;

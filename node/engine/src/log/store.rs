@@ -51,7 +51,7 @@ impl Log {
     }
 
     /// Returns the persisted hard state. Its commit index is raised to the position that the store
-    /// has applied, because applied entries are committed.
+    /// has applied, because applied entries are committed. It never exceeds the log's last entry.
     pub fn hard_state_with(&self, applied: Position) -> HardState {
         let mut state = self.hard_state();
         state.commit = state.commit.max(applied.index).min(self.last().index);

@@ -2,8 +2,11 @@
 //!
 //! [`KvStateMachine`] is the node's [`StateMachine`](crate::state_machine::StateMachine). A batch
 //! of entries becomes one transaction and one publication of events. Refusals at this stage depend
-//! only on the store, so every member refuses the same requests. Checks that need no store are made
-//! in the crate `node-api`; a request that fails them never reaches the log.
+//! only on the store, so every member refuses the same requests.
+//!
+//! Checks that need no store are in the module `check`. The API calls them for clients' requests,
+//! and the node for proposals that a peer forwards. A request that fails them never reaches the
+//! log.
 
 mod auth;
 mod check;

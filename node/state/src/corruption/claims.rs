@@ -46,8 +46,9 @@ impl Question {
 /// same claim.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum ClaimSubject {
-    /// Whether a store has reached the question's revision and compaction. A readable store makes
-    /// no claim about this subject before it has applied the question's entry.
+    /// Whether a store has reached the question's revision and compaction. A store claims this only
+    /// once it has applied the question's entry. A store that can't be read claims
+    /// [`ClaimValue::Unreadable`] instead.
     Progress(Question),
     /// The data up to a revision, as a compaction has left it.
     Data {

@@ -108,8 +108,8 @@ impl Environment {
 /// How often each fault may happen on one path.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct FaultCounts {
-    /// Maximum number of restores of the database from its backup. There is one backup, taken at
-    /// any time.
+    /// Maximum number of restores of the database from its backup. There is at most one backup,
+    /// taken in one of the phases that `backup_in` allows.
     pub restores: u8,
     /// Maximum number of lost node directories. Each loss restarts the host.
     pub lost_directories: u8,

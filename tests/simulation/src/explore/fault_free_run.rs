@@ -322,8 +322,8 @@ fn find_hosts_able_to_form(system: &SystemState, config: &ExplorationConfig) -> 
     sets.map(members).find(linked).unwrap_or_default()
 }
 
-/// Returns whether a new list of members could contain this host. The answer comes from the state
-/// of the host's disk, not from the production code.
+/// Returns whether a new list of members could contain this host. The answer comes from the
+/// explored state (disks, agents and sent releases), not from the production code.
 fn is_usable(system: &SystemState, config: &ExplorationConfig, at: usize) -> bool {
     let host = &system.hosts[at];
     let blank = host.directory.marker.is_none()

@@ -76,7 +76,7 @@ pub(super) struct Operator {
 impl Simulation {
     /// Calls `f` with a judge of membership changes. The judge knows what the node's process knows
     /// now.
-    fn with_judge<T>(
+    fn with_change_judge<T>(
         &self,
         node: &SimulatedNode,
         f: impl FnOnce(&ChangeJudge<'_>) -> T,
@@ -128,7 +128,7 @@ impl Simulation {
             },
         };
         let node = &self.nodes[index_of(id)];
-        if !matches!(self.with_judge(node, |judge| judge.precheck(&request)), Some(Ok(()))) {
+        if !matches!(self.with_change_judge(node, |judge| judge.precheck(&request)), Some(Ok(()))) {
             self.report.changes_refused += 1;
             return Ok(());
         }
@@ -186,7 +186,7 @@ impl Simulation {
             return Ok(());
         }
         let node = &self.nodes[index_of(id)];
-        let decision = self.with_judge(node, |judge| judge.decide(&change.request));
+        let decision = self.with_change_judge(node, |judge| judge.decide(&change.request));
         match decision {
             None => Ok(()),
             Some(Err(ChangeRefusal::Objection(ChangeObjection::Unsettled)))

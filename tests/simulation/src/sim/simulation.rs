@@ -175,9 +175,10 @@ pub struct SimulationReport {
     /// Changes of a key that failed, because the store had another record of the key than the API
     /// server's copy.
     pub updates_conflicted: u64,
-    /// Won races for the right to compact.
+    /// Number of races for the right to compact that an API server has won. The servers race by
+    /// conditional writes to one key.
     pub races_won: u64,
-    /// Lost races for the right to compact.
+    /// Number of those races that an API server has lost.
     pub races_lost: u64,
     /// Compactions by API servers that had won the race for the right to compact.
     pub races_compacted: u64,

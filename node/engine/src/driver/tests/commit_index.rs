@@ -49,7 +49,8 @@ fn the_append_of_the_next_entry_informs_the_followers() {
     assert_eq!(applied(&cluster), [[1], [1], [1]]);
 }
 
-/// The leader takes the next write in the same round in which its wait for an append ends.
+/// The leader delays sending the commit index, because the next append can carry it. Here the delay
+/// ends (`SendCommitIndex`) in the round in which the leader takes the next write.
 #[test]
 fn no_message_without_entries_is_sent_beside_an_append_with_entries() {
     let mut cluster = with_unsent_commit();

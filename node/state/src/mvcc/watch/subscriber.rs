@@ -398,8 +398,8 @@ impl Subscriber {
 
 impl Drop for Subscriber {
     fn drop(&mut self) {
-        // The queue is closed first, because the hub attaches no watch to a closed queue. Then the
-        // hub is told which watches it has attached, so that it detaches them.
+        // The queue is closed first, so that the hub attaches no more watches of this stream. Then
+        // this stream's attached watches are reported to the hub, which detaches them.
         self.queue.close();
         let attached = self.watches.iter().filter(|(_, watch)| watch.is_attached());
         let attached: Vec<WatcherId> = attached.map(|(token, _)| *token).collect();

@@ -24,9 +24,9 @@ impl MembershipChanges {
         *known = commit.max(*known);
     }
 
-    /// Checks a change that the leader `member` proposes, whose configuration has `voters`.
-    /// `may_count` takes index and term of an entry in the leader's log, and returns whether the
-    /// entry may have changed the configuration.
+    /// Checks a change that the leader `member` proposes. `voters` are the voters of the leader's
+    /// present configuration. `may_count(index, term)` says whether an earlier change is in the
+    /// leader's log and may have changed the members.
     pub fn check_proposal(
         &mut self,
         member: u64,
