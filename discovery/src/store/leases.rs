@@ -82,6 +82,9 @@ RETURNING fit.place, fit.next_deadline_us";
 /// The new deadline is that of `next_deadline` in the formation crate, for an open cluster. It is
 /// at most one lease of `$2` microseconds away. A cluster that has changed since it was read keeps
 /// the deadline that the change has stored.
+///
+/// If the backoff of an agent with a seat has ended since the stored deadline, something is due:
+/// the cluster's list of members can perhaps be frozen now.
 const POSTPONE: &str = "
 WITH due AS (
     SELECT c.id, c.rev, c.next_deadline_us, t.now, least(c.deadline_us, t.now + $2, (
@@ -92,6 +95,8 @@ WITH due AS (
     FROM clusters c CROSS JOIN generation g CROSS JOIN (SELECT now_us() AS now OFFSET 0) t
     WHERE c.id = ANY($1) AND c.phase = 'open' AND c.next_deadline_us <= t.now AND g.settled
         AND NOT c.unsettled AND c.split_other IS NULL
+        AND NOT EXISTS (SELECT FROM agents a WHERE a.cluster_id = c.id AND a.seat IS NOT NULL
+            AND a.held_us BETWEEN c.next_deadline_us AND t.now)
 ), moved AS (
     UPDATE clusters c SET next_deadline_us = due.next_us FROM due
     WHERE c.id = due.id AND c.rev = due.rev AND c.next_deadline_us = due.next_deadline_us

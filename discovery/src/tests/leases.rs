@@ -214,8 +214,10 @@ async fn only_an_open_cluster_that_has_nothing_due_is_postponed() {
         (true, "UPDATE agents SET lease_us = now_us() + 50000000 WHERE seat = 2"),
         // The first agent's backoff ends before any lease.
         (true, "UPDATE agents SET held_us = now_us() + 20000000 WHERE seat = 1"),
-        // A backoff that has ended is no deadline.
-        (true, "UPDATE agents SET held_us = now_us() - 1 WHERE seat = 1"),
+        // The list of members may be frozen once a backoff has ended.
+        (false, "UPDATE agents SET held_us = now_us() - 1 WHERE seat = 1"),
+        // The last step has taken the end of this backoff into account.
+        (true, "UPDATE agents SET held_us = now_us() - 60000000 WHERE seat = 1"),
         // Agents without a place have no lease.
         (true, "UPDATE agents SET seat = NULL, lease_us = now_us() - 1 WHERE seat = 2"),
         (true, "UPDATE clusters SET deadline_us = now_us() + 10000000"),
@@ -269,6 +271,29 @@ async fn a_waiting_poll_hears_of_a_lease_that_lapses_after_the_stored_deadline()
     let news = waiting.agents[0].poll_for_changes(Some(rev)).await.unwrap().unwrap();
     assert_eq!(news.seated, 1, "the second agent has lost its seat");
     waiting.service.stop().await;
+}
+
+/// All seats are taken, and only the first agent's backoff holds the list of members back. Polls
+/// renew all leases meanwhile.
+#[tokio::test]
+async fn a_list_is_frozen_when_a_backoff_ends_by_a_waiting_poll_or_by_a_sweep() {
+    for is_swept in [false, true] {
+        let mut waiting = WaitingCluster::new(|args| *args = with_long_polls(args.clone())).await;
+        waiting.run("UPDATE agents SET held_us = now_us() + 1000000 WHERE seat = 1").await;
+        waiting.agents[2].redeem().await.unwrap();
+        let rev = waiting.cluster().await.rev;
+        let renewal = waiting.renewal().await;
+        assert!(waiting.renew(&[renewal]).await[0].is_some());
+        if is_swept {
+            tokio::time::sleep(Duration::from_millis(1_100)).await;
+            waiting.service.app().sweep().await.unwrap();
+            assert!(waiting.cluster().await.frozen.is_some());
+        } else {
+            let news = waiting.agents[0].poll_for_changes(Some(rev)).await.unwrap();
+            assert!(news.is_some_and(|news| news.proposal.is_some()));
+        }
+        waiting.service.stop().await;
+    }
 }
 
 #[tokio::test]
