@@ -322,7 +322,10 @@ fn a_forged_backup_is_refused_by_the_clusters_statements_and_by_its_ca() -> Resu
     let elsewhere = BackupTool::new(&directory_flags(&store)?);
     let (agents, _etcdctl) = form(&testbed, 1, &[])?;
     let on_host = elsewhere.on_host_of(&agents[0]);
-    let (older, newer) = (on_host.json(&["run"])?, on_host.json(&["run"])?);
+    let older = on_host.json(&["run"])?;
+    // A name has the second of the backup. Backups of one second have no order.
+    std::thread::sleep(Duration::from_millis(1_100));
+    let newer = on_host.json(&["run"])?;
     ensure!(newer["signature"]["signed"].is_string(), "{newer}");
     let export = testbed.path("export.json");
     testbed.admin_command(&["cluster", "export", "demo", "--out", path_text(&export)?])?;

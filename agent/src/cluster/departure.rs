@@ -17,7 +17,7 @@ use super::{
 /// the operation that last announced the replacement of that member.
 const REPLACED: &str = "muster/v1/replaced/";
 
-/// Which operation removed a member that is being replaced.
+/// Origin of the removal of a member that is being replaced.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum RemovalOrigin {
     /// This agent has not yet asked the cluster which operation removed the member.

@@ -28,7 +28,7 @@ pub(crate) struct ReplacementFacts<'a> {
     pub old: Option<MemberId>,
     /// Peer URLs of the new member.
     pub peer_urls: &'a [String],
-    /// Which operation removed the old member, once that member is gone.
+    /// Origin of the removal of the old member, once that member is gone.
     pub removal_origin: RemovalOrigin,
     /// Whether the cluster has refused to add the new member because too few voters are healthy.
     pub is_addition_refused: bool,

@@ -46,7 +46,7 @@ pub(super) struct IntentFacts<'a> {
     /// Members that did not answer when the cluster refused the newcomer because too few voters are
     /// healthy; `None` if the cluster has not refused.
     pub refused_addition: Option<&'a [MemberId]>,
-    /// Which operation removed the replaced member, once that member is gone.
+    /// Origin of the removal of the replaced member, once that member is gone.
     pub removal_origin: RemovalOrigin,
     /// Why a replacement by a policy has to be given up; `None` if it goes on.
     pub given_up: Option<&'a str>,

@@ -107,7 +107,7 @@ struct IntentObservations {
     /// Members that did not answer when the cluster refused the newcomer because too few voters are
     /// healthy.
     refused_addition: Option<Vec<MemberId>>,
-    /// Which operation removed the replaced member, once that member is gone.
+    /// Origin of the removal of the replaced member, once that member is gone.
     removal_origin: RemovalOrigin,
     last_logged_wait: String,
     /// The last reason to wait that was reported to discovery, and when it was reported.

@@ -26,7 +26,7 @@ struct Replacement<'a> {
     old: MemberId,
     /// Operation id of the removal of the old member.
     operation: [u8; 16],
-    /// Which operation removed the old member, once that member is gone.
+    /// Origin of the removal of the old member, once that member is gone.
     removal_origin: RemovalOrigin,
     /// Whether the cluster has refused to add the new member because too few voters are healthy.
     is_addition_refused: bool,
