@@ -548,7 +548,8 @@ impl Simulation {
 
     pub(super) fn describe_state(&self) -> String {
         let served: Vec<u64> = self.clients.iter().map(|client| client.served).collect();
-        let mut text = format!("served {served:?}");
+        let table = self.latest_table();
+        let mut text = format!("served {served:?}; members {:?}", table.voters_and_learners());
         for stream in &self.streams {
             text = format!("{text}; {:?}", stream.watch);
         }
