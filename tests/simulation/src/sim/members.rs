@@ -6,6 +6,8 @@
 //! from the members that it knows. If all of these have been removed meanwhile, the member has to
 //! be replaced ([`Simulation::remove_stranded_member`]).
 
+use std::collections::BTreeSet;
+
 use bytes::Bytes;
 use node_consensus::{Entry, Role};
 use node_engine::driver::ClientProposal;
@@ -305,10 +307,18 @@ impl Simulation {
 
     /// Removes a stranded member, as an operator would once the faults have ended. A member is
     /// stranded if all members in its member table are gone, so that it can't learn the present
-    /// members.
+    /// members. Several members that know only each other and members that are gone are stranded,
+    /// too.
     pub(super) fn remove_stranded_member(&mut self) {
         self.schedule(200_000, ScheduledEvent::GiveUpStranded);
-        let leader = self.find_leader(0);
+        let status = |node: &SimulatedNode| Some(node.process.as_ref()?.core.driver().status());
+        let leader = self
+            .acting_machines()
+            .filter_map(|node| Some((status(node)?, node.id)))
+            .filter(|(status, _)| status.role == Role::Leader)
+            .max_by_key(|(status, _)| status.term);
+        let Some((_, leader)) = leader else { return };
+        let linked = self.machines_linked_to(leader);
         let knows_nobody = |node: &&SimulatedNode| {
             node.store_view().is_some_and(|view| {
                 let mut known = view.members().members().map(|known| known.id.0);
@@ -317,13 +327,37 @@ impl Simulation {
                 })
             })
         };
-        let is_not_leader = |node: &&SimulatedNode| leader.is_some_and(|leader| leader != node.id);
-        let stranded = self.acting_machines().filter(is_not_leader).find(knows_nobody);
+        let is_unlinked =
+            |node: &&SimulatedNode| node.process.is_some() && !linked.contains(&node.id);
+        let stranded = self
+            .acting_machines()
+            .filter(|node| node.id != leader)
+            .find(|node| knows_nobody(node) || is_unlinked(node));
         if let Some(id) = stranded.map(|node| node.id) {
             self.report.stranded += 1;
             self.end_process(id, true);
             let node = self.node(id);
             (node.has_lost_promises, node.has_ended_for_good) = (true, true);
+        }
+    }
+
+    /// Returns the leader's machine and all running machines that know its member, or know a member
+    /// that knows it, and so on. A process refuses connections of members that it doesn't know.
+    fn machines_linked_to(&self, leader: u64) -> BTreeSet<u64> {
+        let mut linked = BTreeSet::from([leader]);
+        let mut members = BTreeSet::from([self.nodes[index_of(leader)].member]);
+        loop {
+            let before = linked.len();
+            for node in self.acting_machines() {
+                let mut known = node.neighbours().into_iter().map(|known| known.id.0);
+                if known.any(|id| members.contains(&id)) {
+                    linked.insert(node.id);
+                    members.insert(node.member);
+                }
+            }
+            if linked.len() == before {
+                return linked;
+            }
         }
     }
 
