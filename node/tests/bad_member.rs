@@ -192,7 +192,7 @@ fn whole_store(at: Position) -> Vec<u8> {
     let mut writer =
         StoreWriter::open(RedbBackend::new(file).unwrap(), StoreOptions::default()).unwrap();
     let put = |batch: &mut node_state::mvcc::Batch<'_>| {
-        batch.put(Bytes::from_static(b"other"), Bytes::from_static(b"v"), 0)?;
+        batch.put(Bytes::from_static(b"other"), Bytes::from_static(b"v"), 0);
         batch.end_request();
         Ok(())
     };

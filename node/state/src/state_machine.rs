@@ -64,6 +64,10 @@ pub trait Snapshot: Send + 'static {
     fn write(&self, out: &mut dyn Write) -> Result<(), Self::Error>;
 }
 
+/// Work that makes all entries durable which are applied when it runs. It returns the position of
+/// the last of them. It may run on any thread, while the state machine applies further entries.
+pub type CheckpointWork<E> = Box<dyn FnOnce() -> Result<Position, E> + Send>;
+
 /// The replicated state, as the driver uses it.
 ///
 /// Every error is fatal: the process stops. When it restarts, it recovers from the log and the last
@@ -89,15 +93,15 @@ pub trait StateMachine: Send + 'static {
     /// Returns the voters and learners at `applied()`.
     fn members(&self) -> Members;
 
-    /// Applies `entries` in order, in one transaction. The changes are not durable until the next
-    /// [`Self::checkpoint`]. Entries at or below `applied()` are skipped.
+    /// Applies `entries` in order, as one batch. The changes are not durable until the next
+    /// [`Self::checkpoint`] has run. Entries at or below `applied()` are skipped.
     fn apply(
         &mut self,
         entries: &[CommittedEntry],
     ) -> Result<ApplyResult<Self::Outcome>, Self::Error>;
 
-    /// Makes all applied entries durable, and returns the new `durable()`.
-    fn checkpoint(&mut self) -> Result<Position, Self::Error>;
+    /// Returns work that makes the applied entries durable.
+    fn checkpoint(&self) -> CheckpointWork<Self::Error>;
 
     /// Returns a snapshot of the whole state at `applied()`. This is cheap; writing the snapshot
     /// takes long.

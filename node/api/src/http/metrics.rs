@@ -224,7 +224,7 @@ impl MetricsCollector {
         out.gauge(
             "etcd_mvcc_db_total_size_in_bytes",
             "Total size of the underlying database physically allocated in bytes",
-            signed(store.file_bytes()),
+            signed(store.total_bytes()),
         )?;
         out.gauge(
             "etcd_mvcc_db_total_size_in_use_in_bytes",

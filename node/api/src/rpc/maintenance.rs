@@ -67,7 +67,7 @@ impl MaintenanceService {
         StatusResponse {
             header: header(view.revision()),
             version: self.context.identity.version.to_owned(),
-            db_size: i64::try_from(store.file_bytes()).unwrap_or(i64::MAX),
+            db_size: i64::try_from(store.total_bytes()).unwrap_or(i64::MAX),
             leader: node.leader,
             // The applied index may briefly be ahead of the commit index that the driver publishes.
             // A client must never see that.

@@ -8,12 +8,15 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::time::Instant;
 
 use node_consensus::Position;
-use node_state::state_machine::{ApplyResult, CommittedEntry, RequestId, StateMachine};
+use node_state::state_machine::{
+    ApplyResult, CheckpointWork, CommittedEntry, RequestId, StateMachine,
+};
 
 use super::{DriverMetrics, Notice, QUEUED_JOBS, SLOW_APPLY};
 
 /// Policy that decides when to make the store durable. The log can drop entries that the store
-/// holds durably.
+/// holds durably. Until then the store has their changes in memory, and a restart applies them
+/// again.
 #[derive(Clone, Copy, Debug)]
 pub struct CheckpointPolicy {
     /// Number of applied bytes after which a checkpoint is due.
@@ -24,7 +27,7 @@ pub struct CheckpointPolicy {
 
 impl Default for CheckpointPolicy {
     fn default() -> Self {
-        Self { bytes: 16 * 1024 * 1024, entries: 10_000 }
+        Self { bytes: 16 * 1024 * 1024, entries: 100_000 }
     }
 }
 
@@ -82,11 +85,23 @@ pub trait ApplySink<M: StateMachine> {
     /// Starts to write a snapshot; [`Notice::Built`] reports the end. Returns false if another
     /// snapshot already waits to be written.
     fn build(&mut self, snapshot: M::Snapshot) -> bool;
+    /// Runs the checkpoint on another thread; [`Notice::Checkpointed`] reports the end. If another
+    /// checkpoint waits to be run, this one is dropped, since the other one will include its
+    /// entries.
+    fn checkpoint(&mut self, work: CheckpointWork<M::Error>);
     /// Opens the body of a received snapshot for reading.
     fn open(&mut self, body: &Path) -> io::Result<impl Read>;
     /// Reports that the store has durably installed the received snapshot `body`. The file is no
     /// longer needed.
     fn installed(&mut self, body: &Path);
+}
+
+/// Runs a checkpoint, and returns the notice of its end for the core thread.
+pub fn run_checkpoint<E>(work: CheckpointWork<E>, metrics: &DriverMetrics) -> Result<Notice, E> {
+    let started = Instant::now();
+    let at = work()?;
+    metrics.checkpoint_durations.record(started.elapsed());
+    Ok(Notice::Checkpointed(at))
 }
 
 /// Reason why the applier failed. The driver can't continue after any of these errors.
@@ -105,14 +120,17 @@ pub struct Applier<M> {
     machine: M,
     policy: CheckpointPolicy,
     metrics: Arc<DriverMetrics>,
-    /// Bytes of entries applied since the last checkpoint.
+    /// Bytes of entries applied since the last checkpoint was begun.
     bytes: usize,
+    /// Position of the last entry applied when the last checkpoint was begun.
+    checkpoint_begun: Position,
 }
 
 impl<M: StateMachine> Applier<M> {
     /// Takes ownership of the state machine.
     pub fn new(machine: M, policy: CheckpointPolicy, metrics: Arc<DriverMetrics>) -> Self {
-        Self { machine, policy, metrics, bytes: 0 }
+        let checkpoint_begun = machine.durable();
+        Self { machine, policy, metrics, bytes: 0, checkpoint_begun }
     }
 
     /// Returns the state machine, read-only.
@@ -120,8 +138,7 @@ impl<M: StateMachine> Applier<M> {
         &self.machine
     }
 
-    /// Applies the entries of `turn`, and runs its final job. Waiting requests are answered before
-    /// a checkpoint, because a checkpoint may take long.
+    /// Applies the entries of `turn`, and runs its final job.
     pub fn run(
         &mut self,
         turn: ApplyBatch,
@@ -165,24 +182,34 @@ impl<M: StateMachine> Applier<M> {
         self.metrics.slow_applies.fetch_add(u64::from(took > SLOW_APPLY), Relaxed);
         out.notice(Notice::Applied { at, changes });
         out.answer(outcomes);
-        let behind = at.index.saturating_sub(self.machine.durable().index);
-        if self.bytes >= self.policy.bytes || behind >= self.policy.entries {
-            self.checkpoint(out)?;
+        let entries = at.index.saturating_sub(self.checkpoint_begun.index);
+        if self.bytes >= self.policy.bytes || entries >= self.policy.entries {
+            self.begin_checkpoint(out);
         }
         Ok(())
     }
 
-    /// Makes the store durable, unless everything applied is already durable.
-    pub fn checkpoint(&mut self, out: &mut impl ApplySink<M>) -> Result<(), M::Error> {
-        if self.machine.durable() == self.machine.applied() {
-            return Ok(());
+    /// Has the store made durable on another thread, unless everything applied is already durable.
+    pub fn begin_checkpoint(&mut self, out: &mut impl ApplySink<M>) {
+        if let Some(work) = self.take_checkpoint() {
+            out.checkpoint(work);
         }
-        let started = Instant::now();
-        self.bytes = 0;
-        let at = self.machine.checkpoint()?;
-        self.metrics.checkpoint_durations.record(started.elapsed());
-        out.notice(Notice::Checkpointed(at));
+    }
+
+    /// Makes the store durable before it returns, unless everything applied is already durable.
+    pub fn checkpoint(&mut self, out: &mut impl ApplySink<M>) -> Result<(), M::Error> {
+        let Some(work) = self.take_checkpoint() else { return Ok(()) };
+        out.notice(run_checkpoint(work, &self.metrics)?);
         Ok(())
+    }
+
+    fn take_checkpoint(&mut self) -> Option<CheckpointWork<M::Error>> {
+        if self.machine.durable() == self.machine.applied() {
+            return None;
+        }
+        self.bytes = 0;
+        self.checkpoint_begun = self.machine.applied();
+        Some(self.machine.checkpoint())
     }
 
     fn install(
@@ -193,6 +220,7 @@ impl<M: StateMachine> Applier<M> {
     ) -> Result<(), ApplierError<M::Error>> {
         let mut reader = BufReader::new(out.open(body).map_err(ApplierError::Body)?);
         self.bytes = 0;
+        self.checkpoint_begun = at;
         self.metrics.installing.store(true, Relaxed);
         let installed = self.machine.install_snapshot(&mut reader);
         self.metrics.installing.store(false, Relaxed);

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender};
 use std::time::Duration;
 
-use node_state::state_machine::{RequestId, StateMachine};
+use node_state::state_machine::{CheckpointWork, RequestId, StateMachine};
 
 use super::applier::{Applier, ApplierError, ApplyBatch, ApplyJob, ApplySink};
 use super::fatal::{exit_on_snapshot_failure, exit_on_store_failure};
@@ -15,7 +15,7 @@ use super::mailbox::{CoreInbox as _, Mailbox};
 use super::snapshot_store::{SnapshotFiles, SnapshotStore};
 use super::waiters::Waiters;
 
-/// Maximum time between applying an entry and making the store durable.
+/// Time without new entries after which the store is made durable.
 const CHECKPOINT_INTERVAL: Duration = Duration::from_secs(30);
 
 /// Runs jobs until the queue is closed.
@@ -27,9 +27,12 @@ pub(super) fn apply<M: StateMachine>(
     loop {
         let (done, goes_on) = match jobs.recv_timeout(CHECKPOINT_INTERVAL) {
             Ok(first) => (applier.run(ApplyBatch::gather(first, jobs.try_iter()), &mut out), true),
-            Err(why) => {
-                let done = applier.checkpoint(&mut out).map_err(ApplierError::Store);
-                (done, why == RecvTimeoutError::Timeout)
+            Err(RecvTimeoutError::Timeout) => {
+                applier.begin_checkpoint(&mut out);
+                (Ok(()), true)
+            }
+            Err(RecvTimeoutError::Disconnected) => {
+                (applier.checkpoint(&mut out).map_err(ApplierError::Store), false)
             }
         };
         match done {
@@ -47,6 +50,7 @@ pub(super) struct ApplyThreadSink<M: StateMachine> {
     pub waiters: Arc<Waiters<M::Outcome>>,
     pub snapshots: Arc<SnapshotStore<SnapshotFiles>>,
     pub to_back: SyncSender<M::Snapshot>,
+    pub to_checkpoint: SyncSender<CheckpointWork<M::Error>>,
 }
 
 impl<M: StateMachine> ApplySink<M> for ApplyThreadSink<M> {
@@ -60,6 +64,11 @@ impl<M: StateMachine> ApplySink<M> for ApplyThreadSink<M> {
 
     fn build(&mut self, snapshot: M::Snapshot) -> bool {
         self.to_back.try_send(snapshot).is_ok()
+    }
+
+    fn checkpoint(&mut self, work: CheckpointWork<M::Error>) {
+        // The only reason to refuse the work is a full queue.
+        let _ = self.to_checkpoint.try_send(work);
     }
 
     fn open(&mut self, body: &Path) -> io::Result<impl Read> {

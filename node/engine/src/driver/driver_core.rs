@@ -306,6 +306,9 @@ impl DriverCore {
         match notice {
             Notice::Persisted(batch) => self.handle_persisted(batch),
             Notice::Applied { at, changes } => self.handle_applied(at, changes),
+            // A checkpoint and an installed snapshot end on different threads, so the report of an
+            // earlier position can come later.
+            Notice::Checkpointed(at) if at.index <= self.durable.index => {}
             Notice::Checkpointed(at) => {
                 self.durable = at;
                 let through = at.index.saturating_sub(self.options.catch_up_entries);

@@ -9,7 +9,8 @@
 //! | [`Mail`] | inputs that wait for consensus, and their limits | filled by all, emptied by **core** |
 //! | [`RoundRunner`] | [`DriverCore`] (consensus, timers, barriers); reports of lost messages | **core** |
 //! | [`LogWriter`] | the log: grouping of writes into one sync, work when idle | **wal** |
-//! | [`Applier`] | the state machine: grouping into transactions, answers to requests | **apply** |
+//! | [`Applier`] | the state machine: grouping into batches, answers to requests | **apply** |
+//! | [`run_checkpoint`] | nothing; it makes the store durable | **checkpoint** |
 //! | [`SnapshotStore`] | bodies of snapshots: the current one, removal of files | core, apply, **back** |
 //! | [`run_fetch`] | nothing; it reads old entries | **fetch** |
 //!
@@ -47,7 +48,9 @@ mod tests;
 use std::path::PathBuf;
 use std::time::Duration;
 
-pub use applier::{Applier, ApplierError, ApplyBatch, ApplyJob, ApplySink, CheckpointPolicy};
+pub use applier::{
+    Applier, ApplierError, ApplyBatch, ApplyJob, ApplySink, CheckpointPolicy, run_checkpoint,
+};
 pub use driver_core::{DriverCore, DriverOptions, Effects};
 pub use error::{ProposeError, ReadBarrierError, TransferError};
 pub use fatal::exit_on_defragmentation_failure;

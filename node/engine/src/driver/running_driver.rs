@@ -8,11 +8,13 @@ use std::thread::JoinHandle;
 use std::time::Instant;
 
 use node_consensus::{Config, FetchRequest, Message, Position, Role, StepError};
-use node_state::state_machine::{RequestId, StateMachine};
+use node_state::state_machine::{CheckpointWork, RequestId, Snapshot, StateMachine};
 use tokio::sync::watch;
 
 use super::apply_thread::{ApplyThreadSink, apply};
-use super::back_threads::{QUEUED_FETCHES, QUEUED_SNAPSHOTS, fetch, write_snapshots};
+use super::back_threads::{
+    QUEUED_CHECKPOINTS, QUEUED_FETCHES, QUEUED_SNAPSHOTS, fetch, run_checkpoints, write_snapshots,
+};
 use super::driver_core::{DriverCore, DriverOptions};
 use super::fatal::spawn;
 use super::handle::Handle;
@@ -98,10 +100,12 @@ pub fn start<M: StateMachine>(
     let (to_log, log_jobs) = sync_channel(QUEUED_JOBS);
     let (to_apply, apply_jobs) = sync_channel(QUEUED_JOBS);
     let (to_fetch, fetches) = sync_channel(QUEUED_FETCHES);
-    let (to_back, wanted) = sync_channel(QUEUED_SNAPSHOTS);
     let reader = parts.log.reader();
 
     let mut threads = Vec::new();
+    let (bodies, inbox) = (Arc::clone(&snapshots), Arc::clone(&mailbox));
+    let to_back = start_back_thread(bodies, inbox, &mut threads)?;
+    let to_checkpoint = start_checkpoint_thread::<M>(&metrics, &mailbox, &mut threads)?;
     let writer = LogWriter::new(parts.log, Arc::clone(&metrics));
     let (wal, space) = WalThread::new(writer, log_jobs, Arc::clone(&mailbox));
     threads.push(spawn("wal", move || wal.run())?);
@@ -112,10 +116,9 @@ pub fn start<M: StateMachine>(
         waiters: Arc::clone(&waiters),
         snapshots: Arc::clone(&snapshots),
         to_back,
+        to_checkpoint,
     };
     threads.push(spawn("apply", move || apply(applier, &apply_jobs, out))?);
-    let (bodies, inbox) = (Arc::clone(&snapshots), Arc::clone(&mailbox));
-    threads.push(spawn("back", move || write_snapshots(&wanted, &bodies, &inbox))?);
     let inbox = Arc::clone(&mailbox);
     threads.push(spawn("fetch", move || fetch(&reader, &fetches, &inbox))?);
     let out: CoreThreadSink<M> = CoreThreadSink {
@@ -153,6 +156,30 @@ pub fn start<M: StateMachine>(
         next_read: Arc::default(),
     };
     Ok((handle, inbox, RunningDriver { mailbox, threads }))
+}
+
+/// Starts the thread that writes snapshots. Returns its queue.
+fn start_back_thread<S: Snapshot>(
+    bodies: Arc<SnapshotStore<SnapshotFiles>>,
+    mailbox: Arc<Mailbox>,
+    threads: &mut Vec<JoinHandle<()>>,
+) -> Result<SyncSender<S>, StartError> {
+    let (queue, wanted) = sync_channel(QUEUED_SNAPSHOTS);
+    threads.push(spawn("back", move || write_snapshots(&wanted, &bodies, &mailbox))?);
+    Ok(queue)
+}
+
+/// Starts the thread that makes the store durable. Returns its queue.
+fn start_checkpoint_thread<M: StateMachine>(
+    metrics: &Arc<DriverMetrics>,
+    mailbox: &Arc<Mailbox>,
+    threads: &mut Vec<JoinHandle<()>>,
+) -> Result<SyncSender<CheckpointWork<M::Error>>, StartError> {
+    let (queue, checkpoints) = sync_channel(QUEUED_CHECKPOINTS);
+    let (metrics, mailbox) = (Arc::clone(metrics), Arc::clone(mailbox));
+    let run = move || run_checkpoints::<M>(&checkpoints, &metrics, &mailbox);
+    threads.push(spawn("checkpoint", run)?);
+    Ok(queue)
 }
 
 /// Limit on unapplied bytes: see [`DriverOptions::max_backlog_bytes`].

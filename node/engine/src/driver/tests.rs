@@ -19,8 +19,8 @@ use bytes::{Bytes, BytesMut};
 use node_consensus::{Config, InitialState};
 use node_state::disk::{RealDisk, SharedDisk};
 use node_state::state_machine::{
-    AppliedChange, ApplyResult, CommittedEntry, ConfChange, EntryKind, Members, RequestId,
-    Snapshot, StateMachine,
+    AppliedChange, ApplyResult, CheckpointWork, CommittedEntry, ConfChange, EntryKind, Members,
+    RequestId, Snapshot, StateMachine,
 };
 
 use super::*;
@@ -30,7 +30,7 @@ use crate::log::{Log, LogIdentity, LogOptions};
 /// a file.
 struct List {
     applied: Position,
-    durable: Position,
+    durable: Arc<Mutex<Position>>,
     requests: Vec<u64>,
     members: Members,
     file: PathBuf,
@@ -41,7 +41,7 @@ impl List {
         let file = dir.join("list");
         let mut list = Self {
             applied: Position::default(),
-            durable: Position::default(),
+            durable: Arc::default(),
             requests: Vec::new(),
             members: Members::default(),
             file,
@@ -75,7 +75,7 @@ impl List {
         };
         self.members = Members { voters: ids(), learners: ids() };
         self.requests = numbers;
-        self.durable = self.applied;
+        *self.durable.lock().unwrap() = self.applied;
     }
 }
 
@@ -112,7 +112,7 @@ impl StateMachine for List {
     }
 
     fn durable(&self) -> Position {
-        self.durable
+        *self.durable.lock().unwrap()
     }
 
     fn members(&self) -> Members {
@@ -142,10 +142,14 @@ impl StateMachine for List {
         Ok(ApplyResult { position: self.applied, outcomes, changes })
     }
 
-    fn checkpoint(&mut self) -> std::io::Result<Position> {
-        std::fs::write(&self.file, self.save())?;
-        self.durable = self.applied;
-        Ok(self.durable)
+    fn checkpoint(&self) -> CheckpointWork<std::io::Error> {
+        let (file, bytes, at) = (self.file.clone(), self.save(), self.applied);
+        let durable = Arc::clone(&self.durable);
+        Box::new(move || {
+            std::fs::write(&file, bytes)?;
+            *durable.lock().unwrap() = at;
+            Ok(at)
+        })
     }
 
     fn snapshot(&self) -> ListSnapshot {
@@ -156,7 +160,7 @@ impl StateMachine for List {
         let mut bytes = Vec::new();
         input.read_to_end(&mut bytes)?;
         self.load(&bytes);
-        self.checkpoint()
+        self.checkpoint()()
     }
 }
 

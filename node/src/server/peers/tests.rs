@@ -55,7 +55,7 @@ fn whole_store(at: Position) -> Vec<u8> {
     let options = mvcc::StoreOptions { members, ..mvcc::StoreOptions::default() };
     let mut writer = mvcc::StoreWriter::open(RedbBackend::new(file).unwrap(), options).unwrap();
     let put = |batch: &mut mvcc::Batch<'_>| {
-        batch.put(Bytes::from_static(b"k"), Bytes::from_static(b"v"), 0)?;
+        batch.put(Bytes::from_static(b"k"), Bytes::from_static(b"v"), 0);
         batch.end_request();
         Ok(())
     };

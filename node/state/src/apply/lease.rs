@@ -27,7 +27,7 @@ pub(super) fn grant(
     if batch.lease(id).is_some() {
         return Err(ApplyError::LeaseExists.into());
     }
-    batch.grant(Lease { id, ttl, remaining_ttl: 0, grant_index: at.index })?;
+    batch.grant(Lease { id, ttl, remaining_ttl: 0, grant_index: at.index });
     let (header, error) = (response_header(batch.revision()), String::new());
     Ok(Response::LeaseGrant(LeaseGrantResponse { header, id, ttl, error }))
 }
@@ -36,7 +36,7 @@ pub(super) fn revoke(
     batch: &mut Batch<'_>,
     request: &LeaseRevokeRequest,
 ) -> Result<Response, ApplyFailure> {
-    if !batch.revoke(request.id)? {
+    if !batch.revoke(request.id) {
         return Err(ApplyError::LeaseNotFound.into());
     }
     Ok(Response::LeaseRevoke(LeaseRevokeResponse { header: response_header(batch.revision()) }))
@@ -74,7 +74,7 @@ pub(super) fn checkpoint(
     }
     for one in &noted.leases {
         if batch.lease(one.id).is_some_and(|lease| lease.grant_index == one.granted) {
-            batch.set_remaining_ttl(one.id, one.left)?;
+            batch.set_remaining_ttl(one.id, one.left);
         }
     }
     Ok(Response::LeasesCheckpointed)

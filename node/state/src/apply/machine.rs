@@ -20,8 +20,8 @@ use crate::membership::{ChangeError, ChangeRequest, Member};
 use crate::mvcc::watch::{Publisher, WatchHub};
 use crate::mvcc::{AnswerBudget, Batch, Store, StoreError, StoreOptions, StoreWriter, View};
 use crate::state_machine::{
-    AppliedChange, ApplyResult, CommittedEntry, EntryKind, Members, Position, RequestId, Snapshot,
-    StateMachine,
+    AppliedChange, ApplyResult, CheckpointWork, CommittedEntry, EntryKind, Members, Position,
+    RequestId, Snapshot, StateMachine,
 };
 
 /// State machine that applies the log to the store and publishes its events to watchers.
@@ -144,8 +144,9 @@ impl StateMachine for KvStateMachine {
         Ok(applied)
     }
 
-    fn checkpoint(&mut self) -> Result<Position, StoreError> {
-        self.writer.checkpoint()
+    fn checkpoint(&self) -> CheckpointWork<StoreError> {
+        let store = self.writer.store();
+        Box::new(move || store.flush())
     }
 
     fn snapshot(&self) -> Arc<View> {

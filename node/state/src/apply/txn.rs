@@ -271,7 +271,7 @@ pub(super) fn apply_put(
             lease = kv.lease;
         }
     }
-    let revision = batch.put(put.key.clone(), value, lease)?;
+    let revision = batch.put(put.key.clone(), value, lease);
     let prev_kv = room.and_then(|room| room.charge(previous?));
     Ok(PutResponse { header: response_header(revision), prev_kv })
 }
@@ -293,6 +293,6 @@ pub(super) fn apply_delete(
         prev_kvs = batch.range(&all, room)?.map(|response| response.kvs).unwrap_or_default();
     }
     let range = KeyRange::new(delete.key.clone(), delete.range_end.clone());
-    let deleted = batch.delete(&range)?;
+    let deleted = batch.delete(&range);
     Ok(DeleteRangeResponse { header: response_header(batch.revision()), deleted, prev_kvs })
 }

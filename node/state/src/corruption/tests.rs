@@ -33,7 +33,7 @@ fn apply(writer: &mut StoreWriter, index: u64, work: impl Fn(&mut Batch<'_>)) {
 
 fn put(key: &'static str, value: &'static str) -> impl Fn(&mut Batch<'_>) + Copy {
     move |batch| {
-        batch.put(key.into(), value.into(), 0).unwrap();
+        batch.put(key.into(), value.into(), 0);
     }
 }
 
@@ -116,8 +116,8 @@ fn equal_stores_are_sound_at_any_progress_of_their_compactions() {
     cluster.assert_sound();
     // The only key is deleted and written again in one revision.
     cluster.all(4, |batch| {
-        batch.delete(&crate::mvcc::KeyRange::One("a".into())).unwrap();
-        batch.put("a".into(), "3".into(), 0).unwrap();
+        batch.delete(&crate::mvcc::KeyRange::One("a".into()));
+        batch.put("a".into(), "3".into(), 0);
     });
     cluster.all(5, |batch| batch.compact(4).unwrap());
     for n in [0, 2, 1] {
@@ -207,7 +207,7 @@ fn during_a_compaction_nothing_is_compared_instead_of_a_false_difference() {
     store.compact_all().unwrap();
     apply(&mut writer, 4, |batch| {
         for key in ["a", "b"] {
-            batch.delete(&crate::mvcc::KeyRange::One(key.into())).unwrap();
+            batch.delete(&crate::mvcc::KeyRange::One(key.into()));
         }
     });
     let (before, revision) = (store.view(), store.view().revision());
@@ -238,8 +238,8 @@ fn a_store_with_a_compaction_under_way_is_not_compared() {
     let mut cluster = ComparedStores::new();
     cluster.all(1, put("a", "1"));
     cluster.all(2, |batch| {
-        batch.delete(&crate::mvcc::KeyRange::One("a".into())).unwrap();
-        batch.put("a".into(), "2".into(), 0).unwrap();
+        batch.delete(&crate::mvcc::KeyRange::One("a".into()));
+        batch.put("a".into(), "2".into(), 0);
     });
     cluster.all(3, |batch| batch.compact(3).unwrap());
     let mut snapshot = Vec::new();

@@ -1,6 +1,7 @@
 //! Changes to the store within one batch of log entries.
 
 use std::cell::Cell;
+use std::ops::Range;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, RwLockReadGuard, RwLockWriteGuard};
 
@@ -9,18 +10,19 @@ use node_consensus::Guards;
 use node_proto::etcdserverpb::{AlarmMember, RangeRequest, RangeResponse};
 use node_proto::mvccpb::KeyValue;
 use prost::Message as _;
-use redb::{Table, WriteTransaction};
 
 use super::error::{ReadError, StoreError};
 use super::event::{Event, EventBatch, EventKind, encode_deleted, key_of};
 use super::history::KeyState;
 use super::index::WalkOutcome;
+use super::memtable::MemoryChanges;
 use super::operation_counters::OperationCounts;
 use super::range::{AnswerBudget, ReadSource, lock_index};
+use super::record_rows::RowLookup;
 use super::revision::{KeyRange, Revision};
 use super::rows::{TombstoneRow, is_tombstone_row, weight};
-use super::store::StoreState;
-use super::tables::{ClusterData, LEASES, RECORDS, StoreProgress, encode_lease};
+use super::store::{StoreState, View};
+use super::tables::{ClusterData, StoreProgress};
 use crate::auth::{AuthState, RevokedTokens, SecretHash, SimpleTokens};
 use crate::lease::{Lease, LeaseTable};
 use crate::membership::MemberTable;
@@ -34,6 +36,8 @@ pub(crate) struct BatchResult {
     pub(crate) progress: StoreProgress,
     /// Members, alarms and users after the batch; `None` if the batch didn't change them.
     pub(crate) cluster: Option<ClusterData>,
+    /// New rows and changed leases, for the memtable.
+    pub(crate) changes: MemoryChanges,
     pub(crate) events: EventBatch,
     pub(crate) tokens: Vec<TokenChange>,
 }
@@ -58,20 +62,37 @@ impl TokenChange {
 /// Event whose encoded `KeyValue` is still in the batch's buffer, because the buffer grows until
 /// the batch is done.
 struct BufferedEvent {
-    /// Offset in the buffer at which the event's bytes end. They begin at the `end` of the previous
-    /// event.
-    end: usize,
+    /// Place of the event's bytes in the buffer.
+    bytes: Range<usize>,
     kind: EventKind,
     revision: Revision,
     is_create: bool,
 }
 
-/// Changes of one storage transaction. Each write request is a group of changes that share a main
+/// Rows that the batch can read: its own, and those of the view before it.
+struct BatchRows {
+    before: Arc<View>,
+    /// Encoded `KeyValue`s of all events, and rows of several tombstones. The row of a put is its
+    /// event's `KeyValue`.
+    buffer: BytesMut,
+    /// New rows in ascending order, with the places of their bytes in `buffer`.
+    new: Vec<(u128, Range<usize>)>,
+}
+
+impl RowLookup for BatchRows {
+    fn get<R>(&self, row: u128, show: impl FnOnce(&[u8]) -> R) -> Result<Option<R>, StoreError> {
+        match self.new.binary_search_by_key(&row, |(number, _)| *number) {
+            Ok(at) => Ok(Some(show(&self.buffer[self.new[at].1.clone()]))),
+            Err(_) => self.before.get(row, show),
+        }
+    }
+}
+
+/// Changes of one batch of log entries. Each write request is a group of changes that share a main
 /// revision: make the changes, then call [`Batch::end_request`].
-pub struct Batch<'txn> {
-    txn: &'txn WriteTransaction,
-    records: Table<'txn, u128, &'static [u8]>,
-    shared: &'txn StoreState,
+pub struct Batch<'a> {
+    rows: BatchRows,
+    shared: &'a StoreState,
     progress: StoreProgress,
     cluster: Arc<ClusterData>,
     cluster_changed: bool,
@@ -79,44 +100,51 @@ pub struct Batch<'txn> {
     changes: u32,
     /// Operations of the current request, for the metrics.
     operation_counts: Cell<OperationCounts>,
-    /// Encoded `KeyValue`s of all events, one after the other.
-    buffer: BytesMut,
     events: Vec<BufferedEvent>,
+    /// Changed leases by id, in the order of the changes; `None` for a revoked lease.
+    changed_leases: Vec<(i64, Option<Lease>)>,
     record_bytes: i64,
     tokens: Vec<TokenChange>,
 }
 
-impl<'txn> Batch<'txn> {
-    pub(crate) fn new(
-        txn: &'txn WriteTransaction,
-        shared: &'txn StoreState,
-        progress: StoreProgress,
-        cluster: Arc<ClusterData>,
-    ) -> Result<Self, StoreError> {
-        Ok(Self {
-            txn,
-            records: txn.open_table(RECORDS)?,
+/// Maximum share of a batch's buffer that may be unused while the memtable holds it, as a divisor
+/// of the used part. A buffer with more unused bytes is copied.
+const UNUSED_BUFFER_DIVISOR: usize = 8;
+
+/// Makes a batch's buffer immutable, without much unused memory.
+fn freeze_buffer(buffer: BytesMut) -> Bytes {
+    let unused = buffer.capacity() - buffer.len();
+    if unused > buffer.len() / UNUSED_BUFFER_DIVISOR {
+        Bytes::copy_from_slice(&buffer)
+    } else {
+        buffer.freeze()
+    }
+}
+
+impl<'a> Batch<'a> {
+    /// Begins a batch after `before`, which is the view of the previous batch.
+    pub(crate) fn new(shared: &'a StoreState, before: Arc<View>) -> Self {
+        Self {
             shared,
-            progress,
-            cluster,
+            progress: before.progress,
+            cluster: before.cluster.clone(),
+            rows: BatchRows { before, buffer: BytesMut::new(), new: Vec::new() },
             cluster_changed: false,
             changes: 0,
             operation_counts: Cell::default(),
-            buffer: BytesMut::new(),
             events: Vec::new(),
+            changed_leases: Vec::new(),
             record_bytes: 0,
             tokens: Vec::new(),
-        })
+        }
     }
 
     pub(crate) fn finish(self) -> BatchResult {
         assert_eq!(self.changes, 0, "a write request was begun and not ended");
         self.shared.record_bytes.fetch_add(self.record_bytes, Ordering::Relaxed);
-        let buffer = self.buffer.freeze();
-        let mut start = 0;
-        let events = self.events.iter().map(|pending| {
-            let kv = buffer.slice(start..pending.end);
-            start = pending.end;
+        let buffer = freeze_buffer(self.rows.buffer);
+        let events = self.events.into_iter().map(|pending| {
+            let kv = buffer.slice(pending.bytes);
             Event {
                 key: key_of(&kv),
                 kind: pending.kind,
@@ -125,10 +153,13 @@ impl<'txn> Batch<'txn> {
                 kv,
             }
         });
+        let events = EventBatch { events: events.collect(), revision: self.progress.revision };
+        let rows = self.rows.new.into_iter().map(|(row, bytes)| (row, buffer.slice(bytes)));
         BatchResult {
             progress: self.progress,
             cluster: self.cluster_changed.then(|| ClusterData::clone(&self.cluster)),
-            events: EventBatch { events: events.collect(), revision: self.progress.revision },
+            changes: MemoryChanges { rows: rows.collect(), leases: self.changed_leases },
+            events,
             tokens: self.tokens,
         }
     }
@@ -146,10 +177,10 @@ impl<'txn> Batch<'txn> {
         self.progress.compact_revision
     }
 
-    fn source(&self) -> ReadSource<'_, Table<'txn, u128, &'static [u8]>> {
+    fn source(&self) -> ReadSource<'_, BatchRows> {
         ReadSource {
             index: &self.shared.index,
-            records: &self.records,
+            records: &self.rows,
             revision: self.revision(),
             compact_revision: self.progress.compact_revision,
         }
@@ -206,29 +237,30 @@ impl<'txn> Batch<'txn> {
     }
 
     /// Writes `key`. Returns the request's main revision.
-    pub fn put(&mut self, key: Bytes, value: Bytes, lease: i64) -> Result<i64, StoreError> {
+    pub fn put(&mut self, key: Bytes, value: Bytes, lease: i64) -> i64 {
         self.count(|counted| counted.puts += 1);
         let at = self.next_change();
         let (create_revision, version) =
             self.shared.index.write().expect("the writer is the only one to write").put(&key, at);
         self.leases().attach(&key, lease);
         let kv = KeyValue { key, create_revision, mod_revision: at.main, version, value, lease };
-        let start = self.buffer.len();
-        kv.encode_raw(&mut self.buffer);
-        let record = &self.buffer[start..];
-        self.records.insert(at.to_row(), record)?;
-        self.record_bytes += weight(record.len());
+        let buffer = &mut self.rows.buffer;
+        let start = buffer.len();
+        kv.encode_raw(buffer);
+        let bytes = start..buffer.len();
+        self.record_bytes += weight(bytes.len());
+        self.rows.new.push((at.to_row(), bytes.clone()));
         self.events.push(BufferedEvent {
-            end: self.buffer.len(),
+            bytes,
             kind: EventKind::Put,
             revision: at,
             is_create: version == 1,
         });
-        Ok(at.main)
+        at.main
     }
 
     /// Deletes every key of `range`, in key order. Returns how many keys were deleted.
-    pub fn delete(&mut self, range: &KeyRange) -> Result<i64, StoreError> {
+    pub fn delete(&mut self, range: &KeyRange) -> i64 {
         self.count(|counted| counted.deletes += 1);
         let mut keys: Vec<Bytes> = Vec::new();
         let now = self.revision();
@@ -241,16 +273,16 @@ impl<'txn> Batch<'txn> {
             let mut leases = self.leases();
             keys.iter().for_each(|key| leases.detach(key));
         }
-        self.delete_all(&keys)?;
-        Ok(deleted)
+        self.delete_all(&keys);
+        deleted
     }
 
     /// Locks the table of leases and their attached keys for reading.
-    pub(crate) fn lease_table(&self) -> RwLockReadGuard<'txn, LeaseTable> {
+    pub(crate) fn lease_table(&self) -> RwLockReadGuard<'a, LeaseTable> {
         self.shared.leases.read().expect("nothing panics while it holds this lock")
     }
 
-    fn leases(&self) -> RwLockWriteGuard<'txn, LeaseTable> {
+    fn leases(&self) -> RwLockWriteGuard<'a, LeaseTable> {
         self.shared.leases.write().expect("nothing panics while it holds this lock")
     }
 
@@ -261,34 +293,32 @@ impl<'txn> Batch<'txn> {
     }
 
     /// Grants a lease. No lease with its ID may exist yet.
-    pub fn grant(&mut self, lease: Lease) -> Result<(), StoreError> {
-        self.txn.open_table(LEASES)?.insert(lease.id, &encode_lease(lease)[..])?;
+    pub fn grant(&mut self, lease: Lease) {
+        self.changed_leases.push((lease.id, Some(lease)));
         self.leases().grant(lease);
-        Ok(())
     }
 
     /// Records a lease's remaining time in seconds; 0 means its whole TTL. An unknown lease is
     /// ignored.
-    pub fn set_remaining_ttl(&mut self, id: i64, left: i64) -> Result<(), StoreError> {
+    pub fn set_remaining_ttl(&mut self, id: i64, left: i64) {
         let noted = self.leases().checkpoint(id, left);
         if let Some(lease) = noted {
-            self.txn.open_table(LEASES)?.insert(id, &encode_lease(lease)[..])?;
+            self.changed_leases.push((id, Some(lease)));
         }
-        Ok(())
     }
 
     /// Revokes a lease and deletes the keys attached to it, in key order. Returns whether the lease
     /// existed.
-    pub fn revoke(&mut self, id: i64) -> Result<bool, StoreError> {
+    pub fn revoke(&mut self, id: i64) -> bool {
         let revoked = self.leases().revoke(id);
-        let Some(keys) = revoked else { return Ok(false) };
-        self.txn.open_table(LEASES)?.remove(id)?;
-        self.delete_all(&keys)?;
-        Ok(true)
+        let Some(keys) = revoked else { return false };
+        self.changed_leases.push((id, None));
+        self.delete_all(&keys);
+        true
     }
 
     /// Deletes `keys`, which must exist and be in key order.
-    fn delete_all<K: AsRef<[u8]>>(&mut self, keys: &[K]) -> Result<(), StoreError> {
+    fn delete_all<K: AsRef<[u8]>>(&mut self, keys: &[K]) {
         let mut together = TombstoneRow::default();
         for keys in keys.chunks(MAX_DELETES_PER_LOCK) {
             let first = Revision { main: self.progress.revision + 1, sub: self.changes };
@@ -298,30 +328,32 @@ impl<'txn> Batch<'txn> {
             for key in keys {
                 let (key, at) = (key.as_ref(), self.next_change());
                 if together.is_full_with(key.len()) {
-                    self.write_tombstones(&mut together)?;
+                    self.write_tombstones(&mut together);
                 }
                 together.push(at, key);
-                encode_deleted(key, at, &mut self.buffer);
+                let start = self.rows.buffer.len();
+                encode_deleted(key, at, &mut self.rows.buffer);
                 self.events.push(BufferedEvent {
-                    end: self.buffer.len(),
+                    bytes: start..self.rows.buffer.len(),
                     kind: EventKind::Delete,
                     revision: at,
                     is_create: false,
                 });
             }
         }
-        self.write_tombstones(&mut together)
+        self.write_tombstones(&mut together);
     }
 
-    fn write_tombstones(&mut self, together: &mut TombstoneRow) -> Result<(), StoreError> {
-        let Some((row, bytes)) = together.row() else { return Ok(()) };
-        self.records.insert(row, bytes)?;
+    fn write_tombstones(&mut self, together: &mut TombstoneRow) {
+        let Some((row, bytes)) = together.row() else { return };
+        let start = self.rows.buffer.len();
+        self.rows.buffer.extend_from_slice(bytes);
+        self.rows.new.push((row, start..self.rows.buffer.len()));
         self.record_bytes += together.weight();
         if is_tombstone_row(bytes) {
             self.shared.lock_tombstones().insert(row);
         }
         together.clear();
-        Ok(())
     }
 
     /// Counts an applied entry and its duration. `kind` is an index into

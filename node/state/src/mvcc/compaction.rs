@@ -6,20 +6,25 @@
 //! histories of some keys and deletes the records that these histories drop. The last steps delete
 //! the rows that hold several tombstones ([`super::rows`]).
 //!
+//! All records that a compaction deletes are in the file: its first step flushes the memtables,
+//! unless a flush since the request has done so.
+//!
 //! The work may stop anywhere. A store that is opened with the work unfinished begins again at the
 //! first key. The repeated deletion finds only the records that are still in the file.
 
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use redb::{Durability, ReadableDatabase as _, ReadableTable as _, Table};
+use redb::{Durability, ReadableTable as _, Table};
 
 use super::error::{ReadError, StoreError};
 use super::event::decode;
 use super::index::WalkOutcome;
 use super::range::lock_index;
+use super::record_rows::first_row_after;
 use super::revision::Revision;
 use super::rows::{TombstoneRow, is_tombstone_row, records, weight};
-use super::store::{Store, StoreDatabase};
+use super::store::{FileView, Store, StoreDatabase};
 use super::tables::{META, RECORDS, write_finished_compaction};
 
 type Rows<'txn> = Table<'txn, u128, &'static [u8]>;
@@ -48,11 +53,6 @@ pub(crate) struct CompactionCursor {
     previous: Option<i64>,
 }
 
-/// Returns the first row that a compaction at `revision` does not affect.
-fn first_row_after(revision: i64) -> u128 {
-    Revision { main: revision.saturating_add(1), sub: 0 }.to_row()
-}
-
 impl CompactionCursor {
     pub(crate) fn new(revision: i64) -> Self {
         Self { revision, stage: CompactionStage::Keys(None), previous: None }
@@ -73,24 +73,26 @@ pub enum CompactionProgress {
 }
 
 impl Store {
-    /// Runs one bounded step of the current compaction, if there is one. Blocks while a batch is
-    /// being written.
+    /// Runs one bounded step of the current compaction, if there is one. Blocks while the memtables
+    /// are being flushed.
     pub fn compact_step(&self) -> Result<CompactionProgress, StoreError> {
         let _alone = self.shared.deletion_lock.lock().expect("a panic under it stops the process");
         let _same = self.shared.state_lock.lock().expect("a panic under it stops the process");
         self.compact_piece(&self.shared.file())
     }
 
-    fn compact_piece(&self, file: &StoreDatabase) -> Result<CompactionProgress, StoreError> {
+    fn compact_piece(&self, file: &Arc<StoreDatabase>) -> Result<CompactionProgress, StoreError> {
         let shared = &self.shared;
         let Some(cursor) = shared.lock_cursor().take() else {
             return Ok(CompactionProgress::Idle);
         };
+        let flushed = shared.lock_memory().flushed.progress;
+        if flushed.compact_revision < cursor.revision {
+            self.flush_to(file)?;
+        }
         if let Some(previous) = cursor.previous {
             self.keep_hash(file, cursor.revision, previous)?;
         }
-        // The transaction begins before the index changes. A batch that begins meanwhile waits for
-        // this transaction, so that index and records change together.
         let mut txn = file.db.begin_write()?;
         txn.set_durability(Durability::None)?;
         let (left, freed) = {
@@ -110,6 +112,7 @@ impl Store {
         }
         txn.commit()?;
         shared.record_bytes.fetch_sub(freed, Ordering::Relaxed);
+        shared.lock_memory().is_file_changed = true;
 
         let mut next = shared.lock_cursor();
         if let Some(left) = left {
@@ -123,6 +126,8 @@ impl Store {
         let more = next.is_some();
         drop(next);
         if finished {
+            // The file can reuse the pages of deleted records once no view contains them.
+            shared.publish_view(file)?;
             shared.finished_compaction.send_replace(cursor.revision);
         }
         Ok(if more { CompactionProgress::More } else { CompactionProgress::Idle })
@@ -215,15 +220,13 @@ impl Store {
     /// must not have deleted anything yet.
     fn keep_hash(
         &self,
-        file: &StoreDatabase,
+        file: &Arc<StoreDatabase>,
         revision: i64,
         previous: i64,
     ) -> Result<(), StoreError> {
-        // The records are read in a new transaction, because the newest published view may be older
-        // than this compaction.
-        let records = file.db.begin_read()?.open_table(RECORDS)?;
+        let rows = FileView::open(file, 0)?.rows(0..first_row_after(revision))?;
         let nothing = lock_index(&self.shared.index).compacts_to_nothing(revision);
-        match self.hash_upto(&records, revision, previous, nothing) {
+        match self.hash_upto(rows, revision, previous, nothing) {
             Ok(hash) => self.shared.hashes.keep(hash),
             Err(ReadError::Store(error)) => return Err(error),
             // A newer compaction was requested and will do the work of this one as well. So no
@@ -241,7 +244,7 @@ impl Store {
 
     /// Runs the current compaction to its end on `file`, for a caller that holds the store's file
     /// lock.
-    pub(crate) fn compact_in(&self, file: &StoreDatabase) -> Result<(), StoreError> {
+    pub(crate) fn compact_in(&self, file: &Arc<StoreDatabase>) -> Result<(), StoreError> {
         while self.compact_piece(file)? == CompactionProgress::More {}
         Ok(())
     }
@@ -252,13 +255,13 @@ impl Store {
         self.shared.compaction_requested.notified().await;
     }
 
-    /// Returns the number of records in the file, unreachable ones included.
+    /// Returns the number of records in the store, unreachable ones included.
     #[cfg(test)]
     pub(crate) fn stored_revisions(&self) -> Result<u64, StoreError> {
         let mut count = 0;
-        for row in self.view().records.iter()? {
+        for row in self.view().all_rows()? {
             let (at, row) = row?;
-            for record in records(at.value(), row.value()) {
+            for record in records(at, &row) {
                 record?;
                 count += 1;
             }

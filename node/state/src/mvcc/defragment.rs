@@ -3,9 +3,9 @@
 //! redb, the library under the store, reuses freed pages, but its file hardly shrinks by itself. So
 //! the contents are copied into a new file, in these steps:
 //!
-//! 1. All records of one view are copied. This may take long, and writes continue.
-//! 2. Once each running writer has published its view, a lock keeps writers out. The few records
-//!    that were added during step 1 are copied, and all tables other than that of the records.
+//! 1. All records in the file are copied. This may take long, and writes continue.
+//! 2. Once a running flush has ended, a lock keeps flushes out. The records that were flushed during
+//!    step 1 are copied, and all tables other than that of the records.
 //! 3. The new file is made durable and renamed over the old one. All reads and writes use the new
 //!    file from then on.
 //!
@@ -29,8 +29,8 @@ use redb::{
 };
 
 use super::error::StoreError;
-use super::revision::Revision;
-use super::store::{Store, StoreDatabase, StoreState, View, freeze};
+use super::record_rows::first_row_of;
+use super::store::{FileView, Store, StoreDatabase, StoreState};
 use super::tables::{ALARMS, LEASES, MEMBERS, META, RECORDS, REMOVED, ROLES, USERS};
 use crate::disk::{OpenMode, RedbBackend, SharedDisk};
 
@@ -149,14 +149,14 @@ pub(super) struct StoreCopy {
 
 pub(super) fn copy(shared: &StoreState, at: &StoreFile) -> Result<StoreCopy, DefragmentError> {
     let replaced = shared.replacement_count.load(Ordering::Relaxed);
-    let view = freeze(&shared.file())?.view;
+    let view = FileView::open(&shared.file(), 0)?;
     let file = StoreDatabase::open(at.open_new(OpenMode::New)?, shared.cache_bytes)?;
     {
         let txn = begin(&file)?;
         copy_records(&view, 0, &txn)?;
         txn.commit().map_err(StoreError::from)?;
     }
-    Ok(StoreCopy { file, revision: view.revision(), replaced })
+    Ok(StoreCopy { file, revision: view.progress.revision, replaced })
 }
 
 pub(super) fn replace_store_file(
@@ -168,7 +168,7 @@ pub(super) fn replace_store_file(
     if shared.replacement_count.load(Ordering::Relaxed) != copy.replaced {
         return Err(DefragmentError::Replaced);
     }
-    let newest = freeze(&place)?.view;
+    let newest = FileView::open(&place, 0)?;
     {
         let txn = begin(&copy.file)?;
         copy_records(&newest, copy.revision + 1, &txn)?;
@@ -185,18 +185,12 @@ pub(super) fn replace_store_file(
     // Closing the file truncates the space that redb allocated and doesn't need.
     drop(copy.file);
     let file = Arc::new(StoreDatabase::open(at.open_new(OpenMode::Existing)?, shared.cache_bytes)?);
-    let View { records, txn, .. } = freeze(&file)?.view;
+    // A file that can't be read must not replace the old one.
+    FileView::open(&file, 0)?;
     at.disk.rename(&at.dir.join(NEW_FILE_NAME), &at.path())?;
     at.disk.sync_dir(&at.dir).map_err(DefragmentError::RenameNotDurable)?;
     let old = std::mem::replace(&mut *place, file.clone());
-    let shown = shared.view();
-    shared.publish_view(View {
-        records,
-        txn,
-        _file: file,
-        cluster: shown.cluster.clone(),
-        progress: shown.progress,
-    });
+    shared.publish_view(&file)?;
     drop(place);
     // Closing the old file may take a while. It happens after the lock is released, so that no read
     // or write waits for it.
@@ -219,11 +213,11 @@ fn begin(file: &StoreDatabase) -> Result<WriteTransaction, StoreError> {
 }
 
 /// Copies the records of `view` whose main revision is `from` or higher.
-fn copy_records(view: &View, from: i64, to: &WriteTransaction) -> Result<(), StoreError> {
+fn copy_records(view: &FileView, from: i64, to: &WriteTransaction) -> Result<(), StoreError> {
     let mut records = to.open_table(RECORDS)?;
-    for row in view.records.range(Revision { main: from, sub: 0 }.to_row()..)? {
-        let (at, record) = row?;
-        records.insert(at.value(), record.value())?;
+    for row in view.rows(first_row_of(from)..u128::MAX)? {
+        let (number, row) = row?;
+        records.insert(number, &row[..])?;
     }
     Ok(())
 }

@@ -1,17 +1,12 @@
 //! Changes as watchers get them: encoded once and shared by all watchers.
 
-use std::sync::Arc;
-
-use bytes::{Buf as _, BufMut, Bytes, BytesMut};
+use bytes::{Buf as _, BufMut, Bytes};
 use node_proto::mvccpb::KeyValue;
 use prost::Message as _;
 use prost::encoding::encode_varint;
 
 use super::error::StoreError;
 use super::revision::Revision;
-
-/// [`EventBatch::relocate`] copies a batch with at most this many bytes of encoded keys and values.
-const RELOCATED_BYTES: usize = 16 * 1024;
 
 /// Kind of a change.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -73,27 +68,6 @@ impl EventBatch {
     pub fn weight(&self) -> usize {
         self.events.iter().map(|event| event.kv.len() + size_of::<Event>()).sum()
     }
-
-    /// Returns a copy of the batch in memory that the calling thread allocates. A large batch is
-    /// not copied but returned as it is.
-    ///
-    /// Batches are made by the thread that writes the store. Each transaction there allocates pages
-    /// and frees them. A small batch that stays between such pages keeps the allocator from reusing
-    /// them. With glibc's allocator, each batch that stayed cost one page.
-    pub(crate) fn relocate(self: Arc<Self>) -> Arc<Self> {
-        let bytes = self.events.iter().map(|event| event.kv.len()).sum::<usize>();
-        if bytes > RELOCATED_BYTES {
-            return self;
-        }
-        let mut buffer = BytesMut::with_capacity(bytes);
-        self.events.iter().for_each(|event| buffer.extend_from_slice(&event.kv));
-        let mut buffer = buffer.freeze();
-        let copy = |event: &Event| {
-            let kv = buffer.split_to(event.kv.len());
-            Event { key: key_of(&kv), kv, ..*event }
-        };
-        Arc::new(Self { revision: self.revision, events: self.events.iter().map(copy).collect() })
-    }
 }
 
 /// Decodes a stored record: a `KeyValue`, encoded as etcd stores it. A tombstone has only a key.
@@ -137,36 +111,6 @@ pub(crate) fn key_of(kv: &Bytes) -> Bytes {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    fn batch(value_bytes: usize) -> Arc<EventBatch> {
-        let event = |main: i64| {
-            let key = Bytes::from(format!("k{main}"));
-            let value = vec![7; value_bytes].into();
-            let kv = KeyValue {
-                key,
-                value,
-                create_revision: main,
-                mod_revision: main,
-                version: 1,
-                ..KeyValue::default()
-            };
-            let record = kv.encode_to_vec();
-            Event::of_record(Revision { main, sub: 0 }, &record).unwrap()
-        };
-        Arc::new(EventBatch { revision: 3, events: (1..=3).map(event).collect() })
-    }
-
-    #[test]
-    fn only_a_small_batch_is_copied_by_relocate() {
-        let small = batch(100);
-        let relocated = small.clone().relocate();
-        assert_eq!(relocated, small);
-        for (new, old) in relocated.events.iter().zip(&small.events) {
-            assert_ne!((new.key.as_ptr(), new.kv.as_ptr()), (old.key.as_ptr(), old.kv.as_ptr()));
-        }
-        let large = batch(RELOCATED_BYTES);
-        assert!(Arc::ptr_eq(&large.clone().relocate(), &large));
-    }
 
     #[test]
     fn the_key_is_found_in_an_encoded_record() {

@@ -14,12 +14,11 @@ use std::collections::VecDeque;
 use std::sync::atomic::Ordering;
 use std::sync::{Mutex, MutexGuard};
 
-use redb::ReadableTable;
-
 use super::error::ReadError;
 use super::event::{decode, is_tombstone};
 use super::range::lock_index;
-use super::revision::{EtcdKey, Revision};
+use super::record_rows::{Rows, first_row_after};
+use super::revision::EtcdKey;
 use super::rows::records;
 use super::store::{Store, View};
 
@@ -132,29 +131,29 @@ impl Store {
         let upto = if revision == 0 { view.revision() } else { revision };
         let last = upto.max(-1);
         let nothing = lock_index(&self.shared.index).counts_nothing(last);
-        let hash = self.hash_upto(&view.records, last, compacted, nothing)?;
+        let rows = view.rows(0..first_row_after(last))?;
+        let hash = self.hash_upto(rows, last, compacted, nothing)?;
         Ok(KeyValueHash { revision: upto, ..hash })
     }
 
-    /// Hashes the records up to `upto`. At or below `compacted`, only changes in force at `upto`
-    /// count.
+    /// Hashes the records of `rows`, which are those up to `upto`. At or below `compacted`, only
+    /// changes in force at `upto` count.
     ///
     /// `nothing` must be true if no change is in force at `upto`. Then the changes in force at
     /// `compacted` count instead. etcd does this too: it treats an empty list of revisions to keep
     /// like a missing list.
     pub(crate) fn hash_upto(
         &self,
-        rows: &impl ReadableTable<u128, &'static [u8]>,
+        rows: Rows,
         upto: i64,
         compacted: i64,
         nothing: bool,
     ) -> Result<KeyValueHash, ReadError> {
-        let end = Revision { main: upto + 1, sub: 0 }.to_row();
         let in_force = if nothing { compacted } else { upto };
         let mut hash = crc32c::crc32c(BUCKET);
-        for row in rows.range(..end).map_err(ReadError::from)? {
-            let (first, row) = row.map_err(ReadError::from)?;
-            for record in records(first.value(), row.value()) {
+        for row in rows {
+            let (first, row) = row?;
+            for record in records(first, &row) {
                 let (at, record) = record?;
                 let kv = decode(record)?;
                 let dead = is_tombstone(&kv);

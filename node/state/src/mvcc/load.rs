@@ -4,13 +4,13 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use redb::{Database, ReadableTable as _};
+use redb::Database;
 
 use super::error::StoreError;
 use super::event::decode;
 use super::index::Index;
 use super::rows::{is_tombstone_row, records, weight};
-use super::store::{FrozenView, StoreDatabase, View, freeze};
+use super::store::{StoreDatabase, View, view_file};
 use super::tables::{
     self, ALARMS, ClusterData, FORMAT, LEASES, MEMBERS, META, RECORDS, REMOVED, ROLES,
     StoreProgress, UPGRADABLE_FORMATS, USERS, read_format, write_cluster, write_format,
@@ -21,7 +21,7 @@ use crate::membership::{Member, MemberTable};
 
 /// Contents of a file after it was read as a whole.
 pub(super) struct LoadedStore {
-    pub(super) frozen: FrozenView,
+    pub(super) view: View,
     pub(super) contents: DerivedState,
 }
 
@@ -34,9 +34,9 @@ pub(super) struct DerivedState {
 }
 
 pub(super) fn load(file: &Arc<StoreDatabase>) -> Result<LoadedStore, StoreError> {
-    let frozen = freeze(file)?;
-    let contents = index(&frozen.view)?;
-    Ok(LoadedStore { frozen, contents })
+    let view = view_file(file)?;
+    let contents = index(&view)?;
+    Ok(LoadedStore { view, contents })
 }
 
 /// Runs `work`, which reads a file that may be damaged. redb panics if some of what it reads is
@@ -98,17 +98,16 @@ fn index(view: &View) -> Result<DerivedState, StoreError> {
         (Index::new(view.progress.compact_revision), LeaseTable::default());
     view.leases()?.into_iter().for_each(|lease| leases.restore(lease));
     let (mut tombstones, mut record_bytes) = (BTreeSet::new(), 0);
-    for row in view.records.iter()? {
+    for row in view.all_rows()? {
         let (first, row) = row?;
-        let (first, row) = (first.value(), row.value());
-        for record in records(first, row) {
+        for record in records(first, &row) {
             let (at, record) = record?;
             record_bytes += weight(record.len());
             let kv = decode(record)?;
             index.restore(&kv.key, at, kv.create_revision, kv.version);
             leases.attach(&kv.key, kv.lease);
         }
-        if is_tombstone_row(row) {
+        if is_tombstone_row(&row) {
             tombstones.insert(first);
         }
     }

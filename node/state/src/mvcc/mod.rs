@@ -1,15 +1,17 @@
 //! The store: every revision of every key until compaction, on disk, with an index in RAM.
 //!
-//! One redb table holds the records by revision. The key index (`index`) says which revisions
-//! belong to a key. All replicated state is in one file: records, the applied position, members,
-//! alarms. This state changes in one transaction per batch of log entries. These commits need not
-//! be durable, because the log is durable. A *checkpoint* makes everything so far durable at once.
-//! After it, only later entries of the log are still needed.
+//! All replicated state is in one file: records by revision, the applied position, members, alarms,
+//! leases, users. The key index (`index`) says which revisions belong to a key.
+//!
+//! A batch of log entries changes only memory: the index, and a *memtable* (`memtable`) that has
+//! what the file lacks. The log is durable, so nothing is lost in a crash. A *flush* (`flush`)
+//! writes the memtable to the file, all of it in one durable transaction. Afterwards only later
+//! entries of the log are still needed.
 //!
 //! There is one [`StoreWriter`], owned by the code that applies the log, and any number of
 //! [`Store`] handles for reading. After each batch the writer publishes a [`View`]: a snapshot of
-//! the file, with its revision and log position. A read takes the newest view and never waits for a
-//! write.
+//! the file and the memtables, with its revision and log position. A read takes the newest view and
+//! never waits for a write.
 //!
 //! The index is not versioned. It is read at the view's revision, behind a short lock, a bounded
 //! number of keys at a time. A read that a compaction has overtaken is noticed and refused, never
@@ -24,13 +26,16 @@ mod compaction;
 mod defragment;
 mod error;
 mod event;
+mod flush;
 mod hash;
 mod history;
 mod index;
 mod length_tracking;
 mod load;
+mod memtable;
 mod operation_counters;
 mod range;
+mod record_rows;
 mod revision;
 mod rows;
 mod snapshot;

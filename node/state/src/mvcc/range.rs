@@ -8,11 +8,11 @@ use bytes::Bytes;
 use node_proto::etcdserverpb::range_request::{SortOrder, SortTarget};
 use node_proto::etcdserverpb::{RangeRequest, RangeResponse, ResponseHeader};
 use node_proto::mvccpb::KeyValue;
-use redb::ReadableTable;
 
 use super::error::{ReadError, StoreError};
 use super::event::decode;
 use super::index::{Index, WalkOutcome};
+use super::record_rows::RowLookup;
 use super::revision::{KeyRange, Revision};
 
 /// Maximum number of keys examined under one hold of the index lock.
@@ -85,13 +85,10 @@ pub(crate) struct ReadSource<'a, T> {
     pub(crate) compact_revision: i64,
 }
 
-impl<T: ReadableTable<u128, &'static [u8]>> ReadSource<'_, T> {
+impl<T: RowLookup> ReadSource<'_, T> {
     /// Reads the record of a revision that the index has returned.
     pub(crate) fn record(&self, at: Revision) -> Result<KeyValue, StoreError> {
-        match self.records.get(at.to_row())? {
-            Some(record) => decode(record.value()),
-            None => Err(missing_record(at)),
-        }
+        self.records.get(at.to_row(), decode)?.ok_or_else(|| missing_record(at))?
     }
 
     /// Returns the newest value of `key`, or `None` if the key doesn't exist.
@@ -302,10 +299,10 @@ impl RangeRead {
         self.record_limit > 0 && self.returned + self.kvs.len() >= self.record_limit
     }
 
-    pub(crate) fn step<T>(&mut self, source: &ReadSource<'_, T>) -> Result<RangeStep, ReadError>
-    where
-        T: ReadableTable<u128, &'static [u8]>,
-    {
+    pub(crate) fn step(
+        &mut self,
+        source: &ReadSource<'_, impl RowLookup>,
+    ) -> Result<RangeStep, ReadError> {
         if self.found.is_empty() {
             self.walk(source)?;
         }

@@ -8,11 +8,11 @@
 //! request. Until then it may contain tombstones that the index has dropped already. That is
 //! normal: an unfinished compaction leaves such records as well.
 
-use redb::ReadableTable;
-
 use super::error::StoreError;
 use super::event::{KEY_TAG, encode_tombstone};
+use super::record_rows::RowLookup as _;
 use super::revision::Revision;
+use super::store::View;
 
 /// Maximum length of a row of several tombstones. Together with redb's overhead, such a row fills a
 /// page.
@@ -152,25 +152,26 @@ pub(crate) fn weight(length: usize) -> i64 {
 /// Passes the record of a revision to `show`, whichever kind of row it is in. Returns `None` if
 /// there is no record.
 pub(crate) fn read_record<R>(
-    rows: &impl ReadableTable<u128, &'static [u8]>,
+    view: &View,
     at: Revision,
     show: impl FnOnce(&[u8]) -> R,
 ) -> Result<Option<R>, StoreError> {
-    let row = at.to_row();
-    if let Some(own) = rows.get(row)?
-        && !is_tombstone_row(own.value())
-    {
-        return Ok(Some(show(own.value())));
+    let mut show = Some(show);
+    let mut show_single = |row: &[u8]| {
+        let is_single = !is_tombstone_row(row);
+        show.take_if(|_| is_single).map(|show| show(row))
+    };
+    if let Some(shown) = view.get(at.to_row(), &mut show_single)?.flatten() {
+        return Ok(Some(shown));
     }
-    let Some(before) = rows.range(..=row)?.next_back() else { return Ok(None) };
-    let (first, bytes) = before?;
-    if !is_tombstone_row(bytes.value()) || Revision::from_row(first.value()).main != at.main {
+    let Some((first, row)) = view.last_row_upto(at.to_row())? else { return Ok(None) };
+    if !is_tombstone_row(&row) || Revision::from_row(first).main != at.main {
         return Ok(None);
     }
-    for record in records(first.value(), bytes.value()) {
+    for record in records(first, &row) {
         let (found, record) = record?;
         if found == at {
-            return Ok(Some(show(record)));
+            return Ok(show.take().map(|show| show(record)));
         }
     }
     Ok(None)

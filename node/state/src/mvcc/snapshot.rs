@@ -11,7 +11,7 @@ use std::sync::Arc;
 use node_proto::etcdserverpb::AlarmMember;
 use node_proto::musterpb;
 use prost::Message;
-use redb::{Durability, ReadableTable as _};
+use redb::Durability;
 
 use super::error::StoreError;
 use super::event::decode;
@@ -266,6 +266,7 @@ impl StoreWriter {
         let shared = self.shared.clone();
         let _alone = shared.state_lock.lock().expect("a panic under it stops the process");
         let file = shared.file();
+        let _no_flush = shared.flush_lock.lock().expect("a panic under it stops the process");
         let mut txn = file.db.begin_write().map_err(StoreError::from)?;
         let empty = |txn: &mut redb::WriteTransaction| {
             txn.set_durability(Durability::Immediate)?;
@@ -328,9 +329,9 @@ fn read_header(input: &mut dyn Read) -> Result<(FrameReader<'_>, StoreProgress),
 fn write_records(view: &View, frames: &mut FrameWriter<'_>) -> Result<(), StoreError> {
     let mut payload = Vec::with_capacity(FRAME_BYTES);
     let mut count: u64 = 0;
-    for row in view.records.iter()? {
+    for row in view.all_rows()? {
         let (first, row) = row?;
-        for record in records(first.value(), row.value()) {
+        for record in records(first, &row) {
             let (at, record) = record?;
             let length = u32::try_from(record.len());
             let length = length.map_err(|_| corrupt("a record is too long"))?;

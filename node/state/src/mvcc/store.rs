@@ -1,6 +1,6 @@
 //! State shared by all users of an open store, its views, and the handle for reading.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, RwLock, RwLockReadGuard};
 
@@ -15,9 +15,11 @@ use redb::{
 use super::channels::{FollowedValue, ValueFollower, Wake};
 use super::compaction::CompactionCursor;
 use super::error::{ReadError, StoreError};
+use super::flush::{BatchEnd, MemoryState};
 use super::hash::CompactionHashes;
 use super::index::Index;
 use super::length_tracking::LengthTrackingBackend;
+use super::memtable::Memtables;
 use super::operation_counters::{OperationCounters, OperationCounts};
 use super::range::{AnswerBudget, RangeRead, RangeStep, ReadSource, Scan};
 use super::revision::Revision;
@@ -34,28 +36,48 @@ use crate::state_machine::Position;
 /// Size of a page of the store's file.
 const PAGE_BYTES: u64 = 4096;
 
-type RecordTable = ReadOnlyTable<u128, &'static [u8]>;
-
-/// The store as one applied batch left it. A request must not keep a view for long, because the
-/// file can't reuse the view's pages meanwhile.
-pub struct View {
-    pub(crate) records: RecordTable,
+/// The store's file as one flush or compaction step left it.
+pub(crate) struct FileView {
+    pub(crate) records: ReadOnlyTable<u128, &'static [u8]>,
     pub(crate) txn: ReadTransaction,
-    /// The file of this view, which stays open while a view of it exists. So the view remains
+    /// The database of this file, which stays open while a view of it exists. So the view remains
     /// readable after a defragmentation replaced the file.
-    pub(crate) _file: Arc<StoreDatabase>,
+    database: Arc<StoreDatabase>,
+    /// Progress of the last flushed batch.
+    pub(crate) progress: StoreProgress,
+    /// Number of the last flushed batch, counted by this process.
+    batch: u64,
+}
+
+/// The store as one applied batch left it: the file, and what the memtables have in addition. A
+/// request must not keep a view for long. Meanwhile the file can't reuse the view's pages, and the
+/// memtables stay in memory.
+pub struct View {
+    pub(crate) file: Arc<FileView>,
+    pub(super) memtables: Memtables,
     pub(crate) cluster: Arc<ClusterData>,
     pub(crate) progress: StoreProgress,
+    /// Number of the last batch of the view, counted by this process.
+    batch: u64,
 }
 
 impl View {
     /// Returns all leases, ordered by ID.
     pub fn leases(&self) -> Result<Vec<Lease>, StoreError> {
-        let mut leases = Vec::new();
-        for row in self.txn.open_table(LEASES)?.iter()? {
-            leases.push(decode_lease(row?.1.value()).map_err(StoreError::Corrupt)?);
+        let mut leases = BTreeMap::new();
+        for row in self.file.txn.open_table(LEASES)?.iter()? {
+            let lease = decode_lease(row?.1.value()).map_err(StoreError::Corrupt)?;
+            leases.insert(lease.id, lease);
         }
-        Ok(leases)
+        for table in self.memtables.iter() {
+            table.lease_changes(self.file.batch, self.batch, |id, lease| {
+                match lease {
+                    Some(lease) => leases.insert(id, lease),
+                    None => leases.remove(&id),
+                };
+            });
+        }
+        Ok(leases.into_values().collect())
     }
 
     #[must_use]
@@ -97,7 +119,7 @@ impl View {
 
 /// A view, together with the data outside it that an export of the store as a file needs.
 pub struct FrozenView {
-    pub view: View,
+    pub view: Arc<View>,
     /// Last compaction whose old revisions are all deleted; -1 if there is none.
     pub finished_compaction: i64,
 }
@@ -108,9 +130,9 @@ impl FrozenView {
         &self,
         mut show: impl FnMut(Revision, &[u8]) -> Result<(), E>,
     ) -> Result<(), E> {
-        for row in self.view.records.iter().map_err(StoreError::from)? {
-            let (first, row) = row.map_err(StoreError::from)?;
-            for record in records(first.value(), row.value()) {
+        for row in self.view.all_rows()? {
+            let (first, row) = row?;
+            for record in records(first, &row) {
                 let (at, record) = record?;
                 show(at, record)?;
             }
@@ -140,9 +162,16 @@ impl StoreDatabase {
 }
 
 pub(crate) struct StoreState {
-    /// The store's file. Writers hold the read lock from before their transaction until the view is
-    /// published. A defragmentation takes the write lock to replace the file.
+    /// The store's file. A flush, a step of a compaction, and whatever publishes a view hold the
+    /// read lock. A defragmentation takes the write lock to replace the file.
+    ///
+    /// Threads that need several of this struct's locks take them in this order: `deletion_lock`,
+    /// `state_lock`, `file`, `flush_lock`, `view`, `memory`.
     pub(crate) file: RwLock<Arc<StoreDatabase>>,
+    /// Memtables, and how much of the state is in the file.
+    pub(super) memory: Mutex<MemoryState>,
+    /// Lock held by each flush, and while a snapshot replaces the store's contents.
+    pub(super) flush_lock: Mutex<()>,
     /// Lock held by a defragmentation and by each step of a compaction, so that compaction deletes
     /// no records while they are copied.
     pub(crate) deletion_lock: Mutex<()>,
@@ -189,16 +218,35 @@ impl StoreState {
         self.file.read().expect("nothing panics while it replaces the file")
     }
 
-    /// Publishes `view` as the newest one.
-    pub(crate) fn publish_view(&self, view: View) {
+    pub(super) fn lock_memory(&self) -> MutexGuard<'_, MemoryState> {
+        self.memory.lock().expect("nothing panics while it changes the memtables")
+    }
+
+    /// Publishes a view of the newest batch. `file` is the store's file, whose lock the caller
+    /// holds.
+    pub(super) fn publish_view(&self, file: &Arc<StoreDatabase>) -> Result<(), StoreError> {
         let last = {
+            // The newest state is read under this lock, so that an older view never replaces a
+            // newer one.
             let mut slot = self.view.write().expect("nothing panics under this lock");
-            self.auth_enabled.store(view.auth().is_enabled(), Ordering::Release);
+            let mut memory = self.lock_memory();
+            let is_current = !memory.is_file_changed && Arc::ptr_eq(&slot.file.database, file);
+            let file = match is_current {
+                true => slot.file.clone(),
+                false => Arc::new(FileView::open(file, memory.flushed.batch)?),
+            };
+            memory.is_file_changed = false;
+            let BatchEnd { batch, progress, cluster } = memory.newest.clone();
+            let memtables = memory.tables.clone();
+            drop(memory);
+            self.auth_enabled.store(cluster.auth.is_enabled(), Ordering::Release);
+            let view = View { file, memtables, cluster, progress, batch };
             std::mem::replace(&mut *slot, Arc::new(view))
         };
         // The old view is dropped after the lock is released, because ending its read transaction
         // takes another lock.
         drop(last);
+        Ok(())
     }
 
     pub(crate) fn request_compaction(&self, cursor: CompactionCursor) {
@@ -214,10 +262,10 @@ impl StoreState {
         self.tombstones.lock().expect("nothing panics under this lock")
     }
 
-    pub(crate) fn source<'a>(&'a self, view: &'a View) -> ReadSource<'a, RecordTable> {
+    pub(crate) fn source<'a>(&'a self, view: &'a View) -> ReadSource<'a, View> {
         ReadSource {
             index: &self.index,
-            records: &view.records,
+            records: view,
             revision: view.progress.revision,
             compact_revision: view.progress.compact_revision,
         }
@@ -237,10 +285,11 @@ impl Store {
         self.shared.view()
     }
 
-    /// Returns the store as it is now, to be read as a whole. The file can't reuse the pages of the
-    /// returned view while that view exists.
+    /// Returns the newest view, with the data outside it that an export of the store needs.
     pub fn freeze(&self) -> Result<FrozenView, StoreError> {
-        freeze(&self.shared.file())
+        let view = self.view();
+        let finished_compaction = view.file.finished_compaction()?;
+        Ok(FrozenView { view, finished_compaction })
     }
 
     /// Begins to read a range; call [`Self::step_range`] until it is done. On
@@ -332,6 +381,15 @@ impl Store {
         self.shared.file().bytes.load(Ordering::Relaxed)
     }
 
+    /// Returns the approximate number of bytes of the whole store: the length of its file, and the
+    /// size of the memtables.
+    #[must_use]
+    pub fn total_bytes(&self) -> u64 {
+        let tables = self.shared.lock_memory().tables.clone();
+        let memory: usize = tables.iter().map(|table| table.bytes()).sum();
+        self.file_bytes().saturating_add(memory as u64)
+    }
+
     /// Returns the size of all records in bytes: keys, values and metadata.
     #[must_use]
     pub fn record_bytes(&self) -> u64 {
@@ -359,14 +417,26 @@ impl Store {
     }
 }
 
-/// Opens a read transaction on `file`, and returns its view.
-pub(crate) fn freeze(file: &Arc<StoreDatabase>) -> Result<FrozenView, StoreError> {
-    let txn = file.db.begin_read()?;
-    let meta = txn.open_table(META)?;
-    let progress = read_progress(&meta)?;
-    let finished_compaction = read_finished_compaction(&meta)?;
-    let cluster = Arc::new(read_cluster(&txn)?);
-    let records = txn.open_table(RECORDS)?;
-    let view = View { records, txn, _file: file.clone(), cluster, progress };
-    Ok(FrozenView { view, finished_compaction })
+impl FileView {
+    /// Opens a read transaction on `file`, which contains all batches up to the number `batch`.
+    pub(super) fn open(file: &Arc<StoreDatabase>, batch: u64) -> Result<Self, StoreError> {
+        let txn = file.db.begin_read()?;
+        let progress = read_progress(&txn.open_table(META)?)?;
+        let records = txn.open_table(RECORDS)?;
+        Ok(Self { records, txn, database: file.clone(), progress, batch })
+    }
+
+    /// Returns the last compaction whose old revisions are all deleted from the file; -1 if there
+    /// is none.
+    pub(super) fn finished_compaction(&self) -> Result<i64, StoreError> {
+        read_finished_compaction(&self.txn.open_table(META)?)
+    }
+}
+
+/// Opens a read transaction on `file`, and returns its view, without memtables.
+pub(super) fn view_file(file: &Arc<StoreDatabase>) -> Result<View, StoreError> {
+    let file = FileView::open(file, 0)?;
+    let cluster = Arc::new(read_cluster(&file.txn)?);
+    let progress = file.progress;
+    Ok(View { file: Arc::new(file), memtables: Memtables::default(), cluster, progress, batch: 0 })
 }

@@ -4,20 +4,19 @@ use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, RwLock};
 
 use node_consensus::Guards;
-use redb::{Durability, ReadableDatabase as _, StorageBackend};
+use redb::StorageBackend;
 
 use super::batch::Batch;
 use super::channels::{FollowedValue, Wake};
 use super::compaction::CompactionCursor;
 use super::error::StoreError;
 use super::event::EventBatch;
+use super::flush::{MAX_MEMTABLE_BYTES, MemoryState};
 use super::hash::CompactionHashes;
 use super::load::{DerivedState, LoadedStore, catch_panic, load, prepare};
 use super::operation_counters::OperationCounters;
-use super::store::{FrozenView, Store, StoreDatabase, StoreState, View};
-use super::tables::{
-    ClusterData, META, RECORDS, StoreProgress, write_auth, write_cluster, write_progress,
-};
+use super::store::{Store, StoreDatabase, StoreState};
+use super::tables::{ClusterData, StoreProgress};
 use super::watch::WatchOptions;
 use crate::membership::Member;
 use crate::state_machine::Position;
@@ -67,10 +66,7 @@ impl Default for StoreOptions {
 /// The one handle that writes the store. It belongs to the code that applies the log.
 pub struct StoreWriter {
     pub(crate) shared: Arc<StoreState>,
-    pub(crate) progress: StoreProgress,
-    pub(crate) cluster: Arc<ClusterData>,
     pub(crate) compaction: CompactionMode,
-    durable: Position,
 }
 
 impl StoreWriter {
@@ -93,15 +89,17 @@ impl StoreWriter {
                 return Err(error);
             }
         };
-        let LoadedStore { frozen, contents } = loaded;
+        let LoadedStore { view, contents } = loaded;
         let DerivedState { index, leases, tombstones, record_bytes } = contents;
-        let FrozenView { view, finished_compaction: finished } = frozen;
+        let finished = view.file.finished_compaction()?;
         let (progress, cluster) = (view.progress, view.cluster.clone());
         let members = FollowedValue::new(cluster.members.clone());
         let alarms = FollowedValue::new(cluster.alarms.clone());
         let unfinished = progress.compact_revision > finished;
         let shared = StoreState {
             file: RwLock::new(file),
+            memory: Mutex::new(MemoryState::new(progress, cluster)),
+            flush_lock: Mutex::default(),
             deletion_lock: Mutex::default(),
             state_lock: Mutex::default(),
             replacement_count: AtomicU64::new(0),
@@ -125,14 +123,7 @@ impl StoreWriter {
             alarms,
             record_bytes: AtomicI64::new(record_bytes),
         };
-        let shared = Arc::new(shared);
-        let writer = Self {
-            shared,
-            progress,
-            cluster,
-            compaction: options.compaction,
-            durable: progress.applied,
-        };
+        let writer = Self { shared: Arc::new(shared), compaction: options.compaction };
         if writer.compaction == CompactionMode::Inline {
             writer.store().compact_all()?;
         }
@@ -148,57 +139,49 @@ impl StoreWriter {
     /// Returns the position of the last applied entry.
     #[must_use]
     pub fn applied(&self) -> Position {
-        self.progress.applied
+        self.shared.lock_memory().newest.progress.applied
     }
 
     /// Returns the position of the last entry whose effects survive a crash.
     #[must_use]
     pub fn durable(&self) -> Position {
-        self.durable
+        self.shared.lock_memory().flushed.progress.applied
     }
 
-    /// Runs `work` in one transaction that ends at the log position `applied`, and publishes the
-    /// new view. Returns the result of `work` and the events that it caused. The changes are not
-    /// durable until [`Self::checkpoint`].
+    /// Runs `work`, whose changes belong to the log entries up to the position `applied`, and
+    /// publishes the new view. Returns the result of `work` and the events that it caused. The
+    /// changes are not durable until the next [`Store::flush`].
     ///
-    /// After an error the writer must not be used again: its index may be ahead of the file.
+    /// After an error the writer must not be used again: its index may be ahead of the memtable.
     pub fn batch<R>(
         &mut self,
         applied: Position,
         work: impl FnOnce(&mut Batch<'_>) -> Result<R, StoreError>,
     ) -> Result<(R, EventBatch), StoreError> {
         let shared = self.shared.clone();
-        let file = shared.file();
-        let mut txn = file.db.begin_write()?;
-        txn.set_durability(Durability::None)?;
-        let (result, done) = {
-            let mut batch = Batch::new(&txn, &shared, self.progress, self.cluster.clone())?;
-            let result = work(&mut batch)?;
-            (result, batch.finish())
-        };
-        let before = self.progress.compact_revision;
-        self.progress = StoreProgress { applied, ..done.progress };
-        write_progress(&mut txn.open_table(META)?, self.progress)?;
-        if let Some(cluster) = done.cluster {
-            write_cluster(&txn, &cluster)?;
-            if !Arc::ptr_eq(&cluster.auth, &self.cluster.auth) {
-                write_auth(&txn, &cluster.auth)?;
-            }
-            self.cluster = Arc::new(cluster);
+        if shared.lock_memory().tables.active.bytes() >= MAX_MEMTABLE_BYTES {
+            self.store().flush()?;
         }
-        txn.commit()?;
+        let before = shared.view();
+        let compacted = before.progress.compact_revision;
+        let mut batch = Batch::new(&shared, before);
+        let result = work(&mut batch)?;
+        let done = batch.finish();
+        let progress = StoreProgress { applied, ..done.progress };
+        shared.lock_memory().append(progress, done.cluster, done.changes);
         if !done.tokens.is_empty() {
             let mut tokens = shared.tokens.lock().expect("nothing panics under this lock");
             done.tokens.into_iter().for_each(|news| news.apply_to(&mut tokens));
         }
-        if self.progress.compact_revision > before {
-            let cursor = CompactionCursor::new(self.progress.compact_revision);
+        let file = shared.file();
+        if progress.compact_revision > compacted {
+            let cursor = CompactionCursor::new(progress.compact_revision);
             // As in etcd, the checksum is kept only if the previous compaction has finished.
             // Otherwise the checksum would include records that the previous compaction has yet to
             // delete.
-            let is_whole = *shared.finished_compaction.borrow() == before;
+            let is_whole = *shared.finished_compaction.borrow() == compacted;
             shared.request_compaction(if is_whole {
-                cursor.after_finished(before)
+                cursor.after_finished(compacted)
             } else {
                 cursor
             });
@@ -212,35 +195,24 @@ impl StoreWriter {
 
     /// Makes everything applied so far durable. Returns the last durable position.
     pub fn checkpoint(&mut self) -> Result<Position, StoreError> {
-        if self.durable != self.progress.applied {
-            let file = self.shared.file();
-            let mut txn = file.db.begin_write()?;
-            txn.set_durability(Durability::Immediate)?;
-            // After a crash, redb reads the whole file at the next start, unless the last durable
-            // commit had quick repair enabled.
-            txn.set_quick_repair(true);
-            txn.commit()?;
-            self.durable = self.progress.applied;
-        }
-        Ok(self.durable)
+        self.store().flush()
     }
 
-    /// Loads the in-memory state after a snapshot has replaced the contents of the file.
+    /// Loads the in-memory state after a snapshot has replaced the contents of the file. The caller
+    /// holds the lock of flushes.
     pub(crate) fn replace(
         &mut self,
         file: &Arc<StoreDatabase>,
         progress: StoreProgress,
         cluster: ClusterData,
     ) -> Result<(), StoreError> {
-        self.progress = progress;
-        self.durable = progress.applied;
-        self.cluster = Arc::new(cluster);
         self.shared.replacement_count.fetch_add(1, Ordering::Relaxed);
         // The snapshot contains records that the sender's compaction had not deleted yet. So this
         // store begins that compaction again, even if it had finished the same compaction before.
         self.shared.finished_compaction.send_replace(StoreProgress::START.compact_revision);
         let LoadedStore { contents, .. } = load(file)?;
         let DerivedState { index, leases, tombstones, record_bytes } = contents;
+        self.shared.lock_memory().replace(progress, cluster);
         *self.shared.lock_tombstones() = tombstones;
         *self.shared.index.write().expect("the writer is the only one to write") = index;
         *self.shared.leases.write().expect("nothing panics while it holds this lock") = leases;
@@ -257,25 +229,19 @@ impl StoreWriter {
     }
 
     fn publish(&self, file: &Arc<StoreDatabase>) -> Result<(), StoreError> {
-        let txn = file.db.begin_read()?;
-        self.shared.publish_view(View {
-            records: txn.open_table(RECORDS)?,
-            txn,
-            _file: file.clone(),
-            cluster: self.cluster.clone(),
-            progress: self.progress,
-        });
+        self.shared.publish_view(file)?;
+        let cluster = self.shared.lock_memory().newest.cluster.clone();
         self.shared.members.send_if_modified(|known| {
-            let changed = !Arc::ptr_eq(known, &self.cluster.members);
+            let changed = !Arc::ptr_eq(known, &cluster.members);
             if changed {
-                *known = self.cluster.members.clone();
+                *known = cluster.members.clone();
             }
             changed
         });
         self.shared.alarms.send_if_modified(|known| {
-            let changed = *known != self.cluster.alarms;
+            let changed = *known != cluster.alarms;
             if changed {
-                known.clone_from(&self.cluster.alarms);
+                known.clone_from(&cluster.alarms);
             }
             changed
         });

@@ -13,6 +13,10 @@ use super::ports::RoundOutput;
 use super::simulation::{ScheduledEvent, Simulation};
 use super::watch_streams::SingleWatchStream;
 
+/// Maximum number of disk operations after which power fails in a checkpoint. Most checkpoints of
+/// the simulation's small stores need fewer.
+const MAX_CHECKPOINT_OPERATIONS: u64 = 40;
+
 /// Virtual microseconds between two checks whether a member that was cut off may rejoin.
 const CHECK_INTERVAL: u64 = 20_000;
 
@@ -272,6 +276,13 @@ impl Simulation {
         self.abort_transfers(id);
         let operations =
             if self.rng.chance(100) { None } else { Some(1 + u64::from(self.rng.chance(250))) };
+        let is_in_checkpoint = self.node(id).process.as_ref();
+        let is_in_checkpoint = is_in_checkpoint.is_some_and(|p| p.checkpoint_to_run.is_some());
+        if is_in_checkpoint && self.rng.chance(500) {
+            let operations = self.rng.range(0, MAX_CHECKPOINT_OPERATIONS);
+            self.report.interrupted_checkpoints += 1;
+            self.node(id).interrupt_checkpoint(operations);
+        }
         let node = self.node(id);
         node.interrupt_log_write(operations);
         if process_only {

@@ -23,7 +23,7 @@ use node_state::lease::Lessor;
 use node_state::membership::{Censuses, Neighbour};
 use node_state::mvcc::watch::{WatchHub, WatchOptions};
 use node_state::mvcc::{CompactionMode, Store, StoreError, StoreOptions, View};
-use node_state::state_machine::{RequestId, StateMachine as _};
+use node_state::state_machine::{CheckpointWork, RequestId, StateMachine as _};
 
 use super::InvariantViolation;
 use super::clients::is_awaited_on;
@@ -81,6 +81,8 @@ pub(super) struct MemberProcess {
     pub fetches_in_progress: usize,
     /// Snapshot that is requested, and not written yet.
     pub snapshot_to_write: Option<Arc<View>>,
+    /// Checkpoint that was begun, and has not run yet.
+    pub checkpoint_to_run: Option<CheckpointWork<StoreError>>,
     pub snapshots: SnapshotStore<MemoryBodies>,
     /// Bodies of the snapshots in `snapshots`, kept in memory.
     pub bodies: MemoryBodies,
@@ -474,6 +476,7 @@ impl SimulatedNode {
             was_torn: recovered.truncated_at.is_some(),
             fetches_in_progress: 0,
             snapshot_to_write: None,
+            checkpoint_to_run: None,
             snapshots: SnapshotStore::new("/outgoing".into(), bodies.clone()),
             bodies,
             drops_next_body: faults.chance(plan.lost_bodies),
@@ -517,6 +520,16 @@ impl SimulatedNode {
             // The restart finds out whether the write completed.
             let _ = process.writer.run(group);
         }
+    }
+
+    /// Lets power fail in a checkpoint that has begun, after `operations` disk operations. A
+    /// checkpoint with fewer operations completes, but the process doesn't report that.
+    pub(super) fn interrupt_checkpoint(&mut self, operations: u64) {
+        let Some(process) = &mut self.process else { return };
+        let Some(work) = process.checkpoint_to_run.take() else { return };
+        self.disk.power_off_after(operations);
+        // The restart finds out whether the checkpoint completed.
+        let _ = work();
     }
 
     /// Ends the process and loses everything that was not synced.
@@ -611,6 +624,7 @@ impl MemberProcess {
         let mut out = MachinePorts {
             snapshots: &self.snapshots,
             snapshot_to_write: &mut self.snapshot_to_write,
+            checkpoint_to_run: &mut self.checkpoint_to_run,
             output,
         };
         let mut done = self.applier.run(turn, &mut out);

@@ -16,8 +16,8 @@ use node_engine::driver::{
 };
 use node_engine::log::Batch;
 use node_state::apply::{KvStateMachine, Outcome};
-use node_state::mvcc::View;
-use node_state::state_machine::RequestId;
+use node_state::mvcc::{StoreError, View};
+use node_state::state_machine::{CheckpointWork, RequestId};
 
 use super::node::ConnectedStream;
 use super::plan::HistoryPlan;
@@ -234,6 +234,8 @@ pub(super) struct TurnOutput {
     pub installed: Vec<PathBuf>,
     /// Whether a snapshot must be written now.
     pub must_write_snapshot: bool,
+    /// Whether a checkpoint was begun.
+    pub begun_checkpoint: bool,
 }
 
 /// Everything that the state machine can call in the simulation.
@@ -241,6 +243,8 @@ pub(super) struct MachinePorts<'a> {
     pub snapshots: &'a SnapshotStore<MemoryBodies>,
     /// Snapshot that is requested, and not written yet.
     pub snapshot_to_write: &'a mut Option<Arc<View>>,
+    /// Checkpoint that was begun, and has not run yet.
+    pub checkpoint_to_run: &'a mut Option<CheckpointWork<StoreError>>,
     pub output: TurnOutput,
 }
 
@@ -260,6 +264,13 @@ impl ApplySink<KvStateMachine> for MachinePorts<'_> {
         *self.snapshot_to_write = Some(snapshot);
         self.output.must_write_snapshot = true;
         true
+    }
+
+    fn checkpoint(&mut self, work: CheckpointWork<StoreError>) {
+        if self.checkpoint_to_run.is_none() {
+            *self.checkpoint_to_run = Some(work);
+            self.output.begun_checkpoint = true;
+        }
     }
 
     fn open(&mut self, body: &Path) -> io::Result<impl Read> {

@@ -5,7 +5,9 @@ use std::sync::Arc;
 
 use bytes::{Bytes, BytesMut};
 use node_consensus::{FetchRequest, Members};
-use node_engine::driver::{COMMIT_INDEX_DELAY, Message, Notice, run_fetch};
+use node_engine::driver::{
+    COMMIT_INDEX_DELAY, DriverMetrics, Message, Notice, run_checkpoint, run_fetch,
+};
 use node_state::identity::MemberId;
 use node_state::mvcc::CompactionProgress;
 use node_state::state_machine::RequestId;
@@ -200,6 +202,10 @@ impl Simulation {
             let delay = self.rng.range(100, 60_000);
             self.schedule(delay, ScheduledEvent::SnapshotWritten { node: id, generation });
         }
+        if output.begun_checkpoint {
+            let delay = self.rng.range(100, 60_000);
+            self.schedule(delay, ScheduledEvent::CheckpointDone { node: id, generation });
+        }
         let end = result.err().map(|error| self.node(id).process_end(&*error));
         for entry in &entries {
             self.invariants.machines.observe(id, entry)?;
@@ -280,6 +286,27 @@ impl Simulation {
         let Some(process) = self.running_process(id, generation) else { return Ok(()) };
         let Some(notice) = process.write_snapshot() else { return Ok(()) };
         self.notice(id, generation, notice)
+    }
+
+    /// Makes the store durable while the state machine continues.
+    pub(super) fn run_checkpoint(
+        &mut self,
+        id: u64,
+        generation: u64,
+    ) -> Result<(), InvariantViolation> {
+        if let Some(wait) = self.remaining_pause(id) {
+            self.schedule(wait, ScheduledEvent::CheckpointDone { node: id, generation });
+            return Ok(());
+        }
+        let Some(process) = self.running_process(id, generation) else { return Ok(()) };
+        let Some(work) = process.checkpoint_to_run.take() else { return Ok(()) };
+        match run_checkpoint(work, &DriverMetrics::default()) {
+            Ok(notice) => self.notice(id, generation, notice),
+            Err(error) => {
+                let end = self.node(id).process_end(&error);
+                self.handle_process_end(id, end)
+            }
+        }
     }
 
     /// Takes one step of the store's compaction, if one is under way.

@@ -143,6 +143,7 @@ fn sum(a: SimulationReport, b: SimulationReport) -> SimulationReport {
         moves: a.moves + b.moves,
         stranded: a.stranded + b.stranded,
         interrupted_installs: a.interrupted_installs + b.interrupted_installs,
+        interrupted_checkpoints: a.interrupted_checkpoints + b.interrupted_checkpoints,
         torn: a.torn + b.torn,
         conflicts: a.conflicts + b.conflicts,
         compactions: a.compactions + b.compactions,

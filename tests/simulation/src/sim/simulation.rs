@@ -50,6 +50,7 @@ pub(super) enum ScheduledEvent {
     ApplyDone { node: u64, generation: u64 },
     Fetch { node: u64, generation: u64, fetch: FetchRequest },
     SnapshotWritten { node: u64, generation: u64 },
+    CheckpointDone { node: u64, generation: u64 },
     SnapshotReport { node: u64, generation: u64, peer: u64, arrived: bool },
     CompactStep { node: u64, generation: u64 },
     Hub { node: u64, generation: u64 },
@@ -127,6 +128,8 @@ pub struct SimulationReport {
     pub stranded: u64,
     /// Processes that ended during the installation of a snapshot.
     pub interrupted_installs: u64,
+    /// Checkpoints in which the process ended.
+    pub interrupted_checkpoints: u64,
     /// Logs that had a torn end at the start of a process.
     pub torn: u64,
     /// Batches that replaced entries of another leader in a log.
@@ -374,6 +377,9 @@ impl Simulation {
             }
             ScheduledEvent::SnapshotWritten { node, generation } => {
                 self.write_snapshot(node, generation)
+            }
+            ScheduledEvent::CheckpointDone { node, generation } => {
+                self.run_checkpoint(node, generation)
             }
             ScheduledEvent::SnapshotReport { node, generation, peer, arrived } => {
                 self.notice(node, generation, Notice::SnapshotSent { peer, arrived })

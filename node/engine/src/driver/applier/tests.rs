@@ -1,4 +1,5 @@
 use std::io::Cursor;
+use std::sync::Mutex;
 
 use bytes::Bytes;
 use node_state::state_machine::{EntryKind, Members, Snapshot};
@@ -9,7 +10,7 @@ use super::*;
 #[derive(Debug, Default)]
 struct Count {
     applied: Position,
-    durable: Position,
+    durable: Arc<Mutex<Position>>,
     batches: Vec<usize>,
 }
 
@@ -45,7 +46,7 @@ impl StateMachine for Count {
     }
 
     fn durable(&self) -> Position {
-        self.durable
+        *self.durable.lock().unwrap()
     }
 
     fn members(&self) -> Members {
@@ -60,9 +61,12 @@ impl StateMachine for Count {
         Ok(ApplyResult { position: self.applied, outcomes, changes: Vec::new() })
     }
 
-    fn checkpoint(&mut self) -> io::Result<Position> {
-        self.durable = self.applied;
-        Ok(self.durable)
+    fn checkpoint(&self) -> CheckpointWork<io::Error> {
+        let (applied, durable) = (self.applied, Arc::clone(&self.durable));
+        Box::new(move || {
+            *durable.lock().unwrap() = applied;
+            Ok(applied)
+        })
     }
 
     fn snapshot(&self) -> EmptySnapshot {
@@ -73,7 +77,7 @@ impl StateMachine for Count {
         let mut index = [0; 8];
         input.read_exact(&mut index)?;
         self.applied = at(u64::from_be_bytes(index));
-        self.durable = self.applied;
+        *self.durable.lock().unwrap() = self.applied;
         Ok(self.applied)
     }
 }
@@ -83,6 +87,8 @@ impl StateMachine for Count {
 struct OutputRecorder {
     all: Vec<String>,
     is_building: bool,
+    /// Checkpoints that were begun and not run yet.
+    checkpoints: Vec<CheckpointWork<io::Error>>,
 }
 
 impl ApplySink<Count> for OutputRecorder {
@@ -104,6 +110,11 @@ impl ApplySink<Count> for OutputRecorder {
     fn build(&mut self, snapshot: EmptySnapshot) -> bool {
         self.all.push(format!("build {}", snapshot.0.index));
         !std::mem::replace(&mut self.is_building, true)
+    }
+
+    fn checkpoint(&mut self, work: CheckpointWork<io::Error>) {
+        self.all.push("begin checkpoint".to_owned());
+        self.checkpoints.push(work);
     }
 
     fn open(&mut self, body: &Path) -> io::Result<impl Read> {
@@ -179,26 +190,45 @@ fn queued_entries_share_a_transaction_up_to_the_next_other_job() {
 }
 
 #[test]
-fn waiting_requests_are_answered_before_a_checkpoint() {
+fn a_checkpoint_is_begun_after_the_answers_and_runs_elsewhere() {
     let by_entries = CheckpointPolicy { bytes: usize::MAX, entries: 2 };
     let by_bytes = CheckpointPolicy { bytes: 20, entries: u64::MAX };
     for policy in [by_entries, by_bytes] {
         let one_by_one =
             |index| run(policy, vec![entries(1..=1), ApplyJob::Build, entries(2..=index)]);
         let (told, _) = one_by_one(2);
-        assert_eq!(told[3..], ["applied 2", "answers [2]", "durable 2"]);
+        assert_eq!(told[3..], ["applied 2", "answers [2]", "begin checkpoint"]);
         let (told, _) = run(policy, vec![entries(1..=1)]);
         assert_eq!(told, ["applied 1", "answers [1]"], "not due yet");
     }
 }
 
 #[test]
-fn a_checkpoint_resets_the_counts_of_bytes_and_entries() {
+fn a_begun_checkpoint_resets_the_counts_of_bytes_and_entries() {
+    for policy in [
+        CheckpointPolicy { bytes: 20, entries: u64::MAX },
+        CheckpointPolicy { bytes: usize::MAX, entries: 2 },
+    ] {
+        let jobs =
+            vec![entries(1..=2), ApplyJob::Build, entries(3..=3), ApplyJob::Build, entries(4..=4)];
+        let (told, _) = run(policy, jobs);
+        let begun = |told: &[String]| told.iter().filter(|all| *all == "begin checkpoint").count();
+        let third = told.iter().position(|line| line == "applied 3").unwrap();
+        let fourth = told.iter().position(|line| line == "applied 4").unwrap();
+        assert_eq!([third, fourth, told.len()].map(|end| begun(&told[..end])), [1, 1, 2]);
+    }
+}
+
+#[test]
+fn a_checkpoint_reports_its_position_when_it_has_run() {
     let policy = CheckpointPolicy { bytes: 20, entries: 2 };
-    let jobs = vec![entries(1..=2), ApplyJob::Build, entries(3..=3), ApplyJob::Build];
-    let (told, _) = run(policy, jobs);
-    assert!(told.contains(&"durable 2".to_owned()));
-    assert!(!told.contains(&"durable 3".to_owned()), "{told:?}");
+    let (mut applier, mut told) = (applier(policy), OutputRecorder::default());
+    applier.run(ApplyBatch::gather(entries(1..=2), std::iter::empty()), &mut told).unwrap();
+    let work = told.checkpoints.pop().unwrap();
+    assert_eq!(applier.machine.durable().index, 0, "it was only begun");
+    let notice = run_checkpoint(work, &DriverMetrics::default()).unwrap();
+    assert!(matches!(notice, Notice::Checkpointed(end) if end == at(2)), "{notice:?}");
+    assert_eq!(applier.machine.durable(), at(2));
 }
 
 #[test]

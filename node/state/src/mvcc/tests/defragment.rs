@@ -114,8 +114,11 @@ fn writes_between_copy_and_replacement_are_in_the_new_file() {
         batch.members_mut();
     });
     let expected = everything(&store);
+    store.flush().unwrap();
+    put(&mut writer, 10_003, "key-00002", "only in the memtable");
+    let with_memtable = everything(&store);
     defragment::replace_store_file(&shared, &store_file(&disk), copied).unwrap();
-    assert_eq!(everything(&store), expected);
+    assert_eq!(everything(&store), with_memtable);
     drop((writer, store, shared));
     disk.crash();
     assert_eq!(everything(&open(&disk, CompactionMode::Background).store()), expected);

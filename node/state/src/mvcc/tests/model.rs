@@ -35,6 +35,8 @@ enum Op {
     Snapshot,
     /// Runs one step of the second store's compaction.
     Step,
+    /// Flushes the second store.
+    Flush,
 }
 
 fn change() -> impl Strategy<Value = KeyChange> {
@@ -54,6 +56,7 @@ fn op() -> impl Strategy<Value = Op> {
         1 => Just(Op::Crash),
         1 => Just(Op::Snapshot),
         2 => Just(Op::Step),
+        2 => Just(Op::Flush),
     ]
 }
 
@@ -119,10 +122,10 @@ fn apply(writer: &mut StoreWriter, index: u64, entry: &ModelEntry) {
             for change in changes {
                 match change {
                     KeyChange::Put(number, value) => {
-                        batch.put(key(*number), bytes(&value.to_string()), 0).unwrap();
+                        batch.put(key(*number), bytes(&value.to_string()), 0);
                     }
                     KeyChange::Delete(from, to) => {
-                        batch.delete(&KeyRange::Between(key(*from), key(*to))).unwrap();
+                        batch.delete(&KeyRange::Between(key(*from), key(*to)));
                     }
                 }
             }
@@ -177,6 +180,16 @@ fn failed_sync(after: u8) -> Fault {
     Fault { operation, after: after.into(), times: 1, failure }
 }
 
+/// Opens a store on `other` and installs a snapshot of `store` there.
+fn moved_by_snapshot(store: &StoreWriter, other: &SimulatedDisk) -> StoreWriter {
+    let mut stream = Vec::new();
+    store.store().view().write_snapshot(&mut stream).unwrap();
+    let mut moved = open(other, CompactionMode::Inline);
+    assert_eq!(moved.install_snapshot(&mut &stream[..]).unwrap(), store.applied());
+    assert_eq!(moved.durable(), store.applied());
+    moved
+}
+
 fn run(ops: Vec<Op>, seed: u64) {
     let mut disk_a = disk(seed);
     let mut a = open(&disk_a, CompactionMode::Inline);
@@ -226,20 +239,18 @@ fn run(ops: Vec<Op>, seed: u64) {
                 replay(&mut a, &log);
             }
             Op::Snapshot => {
-                let mut stream = Vec::new();
-                let at = a.applied();
-                a.store().view().write_snapshot(&mut stream).unwrap();
-                let other = disk(seed + 2);
-                let mut moved = open(&other, CompactionMode::Inline);
-                assert_eq!(moved.install_snapshot(&mut &stream[..]).unwrap(), at);
-                assert_eq!(moved.durable(), at);
-                (a, disk_a) = (moved, other);
+                disk_a = disk(seed + 2);
+                a = moved_by_snapshot(&a, &disk_a);
             }
             Op::Step => {
                 b.store().compact_step().unwrap();
             }
+            Op::Flush => {
+                assert_eq!(b.store().flush().unwrap(), b.applied());
+            }
         }
         compare(&a, &model);
+        compare(&b, &model);
         compare_hashes(&a, &b, &model);
     }
     compare(&b, &model);

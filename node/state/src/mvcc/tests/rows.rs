@@ -1,8 +1,6 @@
 //! Tests of rows that contain several tombstones: readers see the same records as if each tombstone
 //! had a row of its own.
 
-use redb::ReadableTable as _;
-
 use super::*;
 use crate::lease::Lease;
 use crate::mvcc::revision::Revision;
@@ -27,14 +25,14 @@ fn value() -> Bytes {
 fn revoked(disk: &SimulatedDisk) -> StoreWriter {
     let mut writer = open(disk, CompactionMode::Background);
     write(&mut writer, 1, |batch| {
-        batch.grant(Lease { id: 7, ttl: 60, remaining_ttl: 0, grant_index: 1 }).unwrap();
+        batch.grant(Lease { id: 7, ttl: 60, remaining_ttl: 0, grant_index: 1 });
     });
     for number in 0..KEYS {
         write(&mut writer, 2 + number.cast_unsigned(), |batch| {
-            batch.put(key(number), value(), 7).unwrap();
+            batch.put(key(number), value(), 7);
         });
     }
-    let events = write(&mut writer, 2_000, |batch| assert!(batch.revoke(7).unwrap()));
+    let events = write(&mut writer, 2_000, |batch| assert!(batch.revoke(7)));
     let told: Vec<_> = events.events.iter().map(|event| event.revision).collect();
     let subs = (0..).take(told.len());
     assert_eq!(told, subs.map(|sub| Revision { main: REVOKED, sub }).collect::<Vec<_>>());
@@ -55,7 +53,7 @@ fn store_with_single_rows(writer: &StoreWriter, disk: &SimulatedDisk) -> StoreWr
 fn rows(writer: &StoreWriter) -> (usize, usize) {
     let view = writer.store().view();
     let all: Vec<bool> =
-        view.records.iter().unwrap().map(|row| is_tombstone_row(row.unwrap().1.value())).collect();
+        view.all_rows().unwrap().map(|row| is_tombstone_row(&row.unwrap().1)).collect();
     let together = all.iter().filter(|together| **together).count();
     (together, all.len() - together)
 }
@@ -155,9 +153,9 @@ fn tombstones_of_keys_recreated_by_the_same_request_are_compacted() {
         put(&mut writer, 3_000 + number.cast_unsigned(), &format!("k{number:06}"), "old");
     }
     write(&mut writer, 5_000, |batch| {
-        assert_eq!(batch.delete(&KeyRange::Between(bytes("k"), bytes("l"))).unwrap(), KEYS);
+        assert_eq!(batch.delete(&KeyRange::Between(bytes("k"), bytes("l"))), KEYS);
         for number in (0..KEYS).step_by(2) {
-            batch.put(bytes(&format!("k{number:06}")), bytes("new"), 0).unwrap();
+            batch.put(bytes(&format!("k{number:06}")), bytes("new"), 0);
         }
     });
     let mut single = store_with_single_rows(&writer, &super::disk(2));
@@ -198,15 +196,14 @@ fn a_record_in_a_tombstone_row_is_found_by_its_revision() {
     let writer = revoked(&disk(1));
     let view = writer.store().view();
     for sub in [0, 1, 500, 999] {
-        let record = crate::mvcc::rows::read_record(
-            &view.records,
-            Revision { main: REVOKED, sub },
-            |record| crate::mvcc::event::decode(record).unwrap().key,
-        );
+        let record =
+            crate::mvcc::rows::read_record(&view, Revision { main: REVOKED, sub }, |record| {
+                crate::mvcc::event::decode(record).unwrap().key
+            });
         assert_eq!(record.unwrap(), Some(key(sub.into())));
     }
     for (main, sub) in [(REVOKED, 1_000), (REVOKED + 1, 0), (2, 1), (1, 0)] {
-        let record = crate::mvcc::rows::read_record(&view.records, Revision { main, sub }, |_| ());
+        let record = crate::mvcc::rows::read_record(&view, Revision { main, sub }, |_| ());
         assert_eq!(record.unwrap(), None, "{main} {sub}");
     }
 }

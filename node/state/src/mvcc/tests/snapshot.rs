@@ -37,7 +37,7 @@ fn a_snapshot_has_all_replicated_state_and_survives_a_power_cut() {
     // The snapshot doesn't contain the rows of these records, so its installation must delete them.
     write(&mut other, 1, |batch| {
         for key in ["old", "older", "oldest"] {
-            batch.put(bytes(key), bytes("gone"), 0).unwrap();
+            batch.put(bytes(key), bytes("gone"), 0);
         }
     });
     other.install_snapshot(&mut &stream(&writer)[..]).unwrap();

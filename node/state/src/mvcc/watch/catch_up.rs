@@ -8,6 +8,7 @@ use super::picked::EventSelection;
 use crate::mvcc::error::StoreError;
 use crate::mvcc::event::{Event, EventBatch};
 use crate::mvcc::range::{lock_index, missing_record};
+use crate::mvcc::record_rows::first_row_of;
 use crate::mvcc::revision::Revision;
 use crate::mvcc::rows;
 use crate::mvcc::store::{Store, View};
@@ -113,7 +114,7 @@ fn read_changes(
         {
             return Ok((read.events, told));
         }
-        let event = rows::read_record(&view.records, at, |record| Event::of_record(at, record))?;
+        let event = rows::read_record(view, at, |record| Event::of_record(at, record))?;
         read.push(event.ok_or_else(|| missing_record(at))??);
     }
     Ok((read.events, upto))
@@ -123,9 +124,9 @@ fn read_changes(
 /// to which the events are complete.
 fn read_all(view: &View, next: i64, size: PieceSize) -> Result<(Vec<Event>, i64), StoreError> {
     let mut read = CollectedEvents::default();
-    for row in view.records.range(Revision { main: next, sub: 0 }.to_row()..)? {
+    for row in view.rows(first_row_of(next)..u128::MAX)? {
         let (first, row) = row?;
-        for record in rows::records(first.value(), row.value()) {
+        for record in rows::records(first, &row) {
             let (at, record) = record?;
             if read.is_full(size)
                 && let Some(told) = read.ends_before(at)

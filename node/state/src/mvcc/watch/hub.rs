@@ -264,7 +264,7 @@ impl Hub {
         }
         for batch in arrived.batches {
             if batch.revision > self.revision {
-                self.dispatch(batch.relocate());
+                self.dispatch(batch);
             }
         }
     }

@@ -8,6 +8,7 @@ use prost::encoding::{WireType, encode_key, encode_varint, encoded_len_varint};
 
 use crate::mvcc::event::{Event, EventBatch, EventKind};
 use crate::mvcc::range::lock_index;
+use crate::mvcc::record_rows::RowLookup as _;
 use crate::mvcc::store::Store;
 
 /// Field number of `WatchResponse.events`.
@@ -88,8 +89,8 @@ fn previous(store: &Store, event: &Event) -> Option<Vec<u8>> {
         }
         index.get(&event.key, before)?
     };
-    match view.records.get(at.to_row()) {
-        Ok(record) => record.map(|record| record.value().to_vec()),
+    match view.get(at.to_row(), <[u8]>::to_vec) {
+        Ok(record) => record,
         Err(error) => {
             tracing::error!(error = %error, "a previous value could not be read");
             None
