@@ -53,7 +53,7 @@ pub struct StoreOptions {
 impl Default for StoreOptions {
     fn default() -> Self {
         Self {
-            cache_bytes: 64 * 1024 * 1024,
+            cache_bytes: 16 * 1024 * 1024,
             compaction: CompactionMode::Background,
             compacted_keys_per_step: 1_000,
             watch: WatchOptions::default(),
