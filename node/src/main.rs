@@ -11,6 +11,9 @@ use muster_node::{
 };
 use node_engine::causes::error_chain;
 
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
 /// Exit code of a failure that a restart may cure.
 const FAILED: u8 = 1;
 /// Exit code of a wrong command line or configuration.
