@@ -25,7 +25,7 @@ impl Etcdctl {
 
     /// Returns a copy of the tool that uses only the endpoint of `host`.
     pub fn with_endpoint(&self, host: &TestHost) -> Self {
-        Self { endpoints: vec![format!("https://{}:2379", host.address)], ..self.clone() }
+        Self { endpoints: vec![format!("https://{}", host.at_port(2379))], ..self.clone() }
     }
 
     /// Returns the folder with the client's certificate, key and CA.

@@ -5,7 +5,7 @@
 //! joined to the bridge by a veth pair. Discovery and the admin run in the hub. The machine's own
 //! network is not touched, and everything is deleted with the hub.
 
-use std::net::{IpAddr, Ipv4Addr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::AsFd;
 use std::process::Command;
 use std::sync::atomic::{AtomicU8, Ordering};
@@ -14,6 +14,10 @@ use anyhow::{Context, Result, ensure};
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 
 use super::skip;
+
+mod variants;
+
+use variants::names_folder;
 
 /// A host. [`TestHost::command`] starts programs on it.
 #[derive(Clone, Debug)]
@@ -52,9 +56,43 @@ impl TestHost {
         self.namespace.as_ref().map(enter).unwrap_or_default()
     }
 
+    /// Returns the host's address with a port, as URLs contain it: an IPv6 address in brackets.
+    pub fn at_port(&self, port: u16) -> SocketAddr {
+        (self.address, port).into()
+    }
+
     /// Whether the host is only an address on the loopback interface.
     pub fn is_loopback(&self) -> bool {
         self.namespace.is_none()
+    }
+}
+
+/// Version of the Internet Protocol that a network of namespaces uses alone.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum AddressFamily {
+    V4,
+    V6,
+}
+
+impl AddressFamily {
+    /// Returns the address in the hosts' network whose last number is `last`.
+    fn address(self, last: u8) -> IpAddr {
+        match self {
+            Self::V4 => Ipv4Addr::new(10, 77, 0, last).into(),
+            Self::V6 => Ipv6Addr::new(0xfd77, 0, 0, 0, 0, 0, 0, last.into()).into(),
+        }
+    }
+
+    /// Returns the arguments of `ip` that give this address to an interface.
+    fn assignment(self, address: IpAddr, interface: &str) -> Vec<String> {
+        let prefix = match self {
+            Self::V4 => 24,
+            Self::V6 => 64,
+        };
+        let mut words = vec![format!("{address}/{prefix}"), "dev".to_owned(), interface.to_owned()];
+        // Without this word, an IPv6 address can't be used until nobody else has claimed it.
+        words.extend((self == Self::V6).then(|| "nodad".to_owned()));
+        [vec!["addr".to_owned(), "add".to_owned()], words].concat()
     }
 }
 
@@ -66,6 +104,9 @@ pub struct Network {
     /// Hosts for agents. No configuration names their addresses.
     pub hosts: Vec<TestHost>,
     namespaces: Vec<String>,
+    family: AddressFamily,
+    /// Whether the names of this network's machines are in a hosts file of each namespace.
+    has_names: bool,
 }
 
 /// Number of networks that this process has created. Addresses depend on this number, because
@@ -86,6 +127,8 @@ impl Network {
             hub: host("hub".to_owned(), 1),
             hosts: (1..=hosts).map(|i| host(format!("host-{i}"), 10 + i)).collect(),
             namespaces: Vec::new(),
+            family: AddressFamily::V4,
+            has_names: false,
         }
     }
 
@@ -105,23 +148,37 @@ impl Network {
 
     /// Creates hosts in network namespaces of their own; needs root.
     pub fn namespaces(hosts: u8) -> Result<Self> {
+        Self::namespaces_of(AddressFamily::V4, hosts)
+    }
+
+    /// Creates hosts as [`Network::namespaces`] does, which have IPv6 addresses only.
+    pub fn ipv6_namespaces(hosts: u8) -> Result<Self> {
+        Self::namespaces_of(AddressFamily::V6, hosts)
+    }
+
+    fn namespaces_of(family: AddressFamily, hosts: u8) -> Result<Self> {
         let tag = format!(
             "mu{}x{}",
             std::process::id(),
             CREATED_NETWORKS.fetch_add(1, Ordering::Relaxed)
         );
         let hub_name = format!("{tag}-hub");
-        let address = |last: u8| IpAddr::V4(Ipv4Addr::new(10, 77, 0, last));
         let hub = TestHost {
             name: "hub".to_owned(),
-            address: address(1),
+            address: family.address(1),
             namespace: Some(hub_name.clone()),
         };
-        let mut network = Self { hub, hosts: Vec::new(), namespaces: vec![hub_name.clone()] };
+        let mut network = Self {
+            hub,
+            hosts: Vec::new(),
+            namespaces: vec![hub_name.clone()],
+            family,
+            has_names: false,
+        };
         run("ip", &["netns", "add", &hub_name])?;
         run_in(&hub_name, &["link", "set", "lo", "up"])?;
         run_in(&hub_name, &["link", "add", "br0", "type", "bridge"])?;
-        run_in(&hub_name, &["addr", "add", "10.77.0.1/24", "dev", "br0"])?;
+        network.assign(&hub_name, network.hub.address, "br0")?;
         run_in(&hub_name, &["link", "set", "br0", "up"])?;
         for i in 1..=hosts {
             let name = format!("{tag}-{i}");
@@ -132,14 +189,14 @@ impl Network {
             run_in(&hub_name, &[&["link", "add", &port, "type", "veth"][..], &peer].concat())?;
             run_in(&hub_name, &["link", "set", &port, "master", "br0", "up"])?;
             run_in(&name, &["link", "set", "lo", "up"])?;
-            let last = 10 + i;
-            run_in(&name, &["addr", "add", &format!("{}/24", address(last)), "dev", "eth0"])?;
+            let address = family.address(10 + i);
+            network.assign(&name, address, "eth0")?;
             run_in(&name, &["link", "set", "eth0", "up"])?;
             // Check that the namespace can be entered: a container may allow only its creation.
             run("ip", &["netns", "exec", &name, "true"])?;
             network.hosts.push(TestHost {
                 name: format!("host-{i}"),
-                address: address(last),
+                address,
                 namespace: Some(name),
             });
         }
@@ -155,13 +212,21 @@ impl Network {
     /// Replaces a host's address, as a new DHCP lease does, and returns the host. `last` is the
     /// last number of the new address. Works in namespaces only.
     pub fn change_address(&mut self, host: usize, last: u8) -> Result<TestHost> {
-        let host = &mut self.hosts[host];
-        let namespace = host.namespace.as_deref().context("loopback hosts keep their address")?;
-        let address = IpAddr::V4(Ipv4Addr::new(10, 77, 0, last));
+        let address = self.family.address(last);
+        let namespace = self.hosts[host].namespace.as_deref();
+        let namespace = namespace.context("loopback hosts keep their address")?;
         run_in(namespace, &["addr", "flush", "dev", "eth0"])?;
-        run_in(namespace, &["addr", "add", &format!("{address}/24"), "dev", "eth0"])?;
-        host.address = address;
-        Ok(host.clone())
+        self.assign(namespace, address, "eth0")?;
+        self.hosts[host].address = address;
+        if self.has_names {
+            self.write_names()?;
+        }
+        Ok(self.hosts[host].clone())
+    }
+
+    fn assign(&self, namespace: &str, address: IpAddr, interface: &str) -> Result<()> {
+        let words = self.family.assignment(address, interface);
+        run_in(namespace, &words.iter().map(String::as_str).collect::<Vec<_>>())
     }
 
     /// Drops all packets from host `from` to host `to`. Works in namespaces only, and needs nft.
@@ -228,6 +293,9 @@ impl Drop for Network {
     fn drop(&mut self) {
         for namespace in self.namespaces.iter().rev() {
             let _ = run("ip", &["netns", "del", namespace]);
+            if self.has_names {
+                let _ = fs_err::remove_dir_all(names_folder(namespace));
+            }
         }
     }
 }

@@ -146,10 +146,10 @@ pub fn last_log_lines(nodes: &[NodeProcess]) -> String {
 
 /// Returns the URL at which other nodes reach the host's node.
 pub fn peer_url(host: &TestHost) -> String {
-    format!("http://{}:2380", host.address)
+    format!("http://{}", host.at_port(2380))
 }
 
 /// Returns the URL at which clients reach the host's node.
 pub fn client_url(host: &TestHost) -> String {
-    format!("http://{}:2379", host.address)
+    format!("http://{}", host.at_port(2379))
 }

@@ -115,7 +115,7 @@ impl Testbed {
         let mut command = self.network.hub.command(self.program()?);
         command
             .args(["serve", "--keys", path_text(&self.keys_dir())?])
-            .args(["--listen", &format!("{}:{port}", self.network.hub.address)])
+            .args(["--listen", &self.network.hub.at_port(port).to_string()])
             .args(["--ledger", path_text(&self.path(&format!("{name}-ledger")))?])
             .args(&self.options.serve_args)
             .envs(self.options.serve_env.iter().cloned());
@@ -259,7 +259,7 @@ impl Testbed {
             let out = path_text(&folder)?.to_owned();
             self.admin_command(&["cluster", "credentials", cluster, "--out", &out])?;
         }
-        let endpoints = hosts.iter().map(|h| format!("https://{}:2379", h.address)).collect();
+        let endpoints = hosts.iter().map(|h| format!("https://{}", h.at_port(2379))).collect();
         Ok(Etcdctl::new(self.network.hub.clone(), folder, endpoints))
     }
 
@@ -274,7 +274,7 @@ impl Testbed {
     }
 
     fn url_of(&self, port: u16) -> String {
-        format!("https://{}:{port}", self.network.hub.address)
+        format!("https://{}", self.network.hub.at_port(port))
     }
 
     /// Returns the process id of the managed Postgres.
