@@ -9,16 +9,22 @@ use anyhow::{Context, Result};
 use clap::Command;
 use clap_complete::Shell;
 
+#[cfg(test)]
+mod documented;
+
 fn main() -> Result<()> {
     let folder = std::env::args_os().nth(1).map(PathBuf::from);
     write_all(&folder.context("usage: muster-manual DIR")?)
 }
 
+/// Returns the descriptions of the three command lines.
+fn programs() -> [Command; 3] {
+    [muster_discovery::cli::command(), muster_agent::command(), muster_node::command()]
+}
+
 /// Writes `man1/PROGRAM[-COMMAND…].1`, `bash/PROGRAM`, `zsh/_PROGRAM` and `fish/PROGRAM.fish`.
 fn write_all(folder: &Path) -> Result<()> {
-    for command in
-        [muster_discovery::cli::command(), muster_agent::command(), muster_node::command()]
-    {
+    for command in programs() {
         write_program(folder, command).with_context(|| folder.display().to_string())?;
     }
     Ok(())
