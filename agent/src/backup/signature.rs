@@ -9,6 +9,8 @@
 //!   fields. Programs of older versions read only the unsigned fields.
 //! - The name is a part of the manifest: an older backup under a newer name doesn't pass.
 //! - All CAs that the cluster ever had count, because a backup outlives a replacement of the CAs.
+//!   Whoever has the key of a CA can forge signatures by it, with any date. So a signature by a CA
+//!   that the cluster has dropped is named as such.
 //! - The backup has to be begun while the certificate is valid. So a member that was removed can
 //!   forge backups only with a time before its last certificate ends.
 //!
@@ -145,6 +147,18 @@ pub(crate) struct SignatureTrust {
     cluster: Option<Uuid>,
     /// Certificates of the peers' CAs, PEM.
     peer_cas: Vec<String>,
+    /// Certificates of the peers' CAs that the cluster has dropped, PEM. Known from statements only.
+    dropped_cas: Vec<String>,
+}
+
+/// The member whose agent has signed a manifest.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct ManifestSigner {
+    /// The member as its certificate names it.
+    pub member: CertifiedMember,
+    /// Whether the certificate is by a CA that the cluster has dropped since. If that CA's key was
+    /// stolen, the signature proves nothing.
+    pub is_by_dropped_ca: bool,
 }
 
 /// A part of the file that `muster-discovery cluster export` writes.
@@ -174,7 +188,7 @@ impl SignatureTrust {
         let certificates = text.split_inclusive(PEM_END).filter(|part| part.contains(PEM_END));
         let peer_cas: Vec<String> = certificates.map(str::to_owned).collect();
         match !peer_cas.is_empty() && peer_cas.iter().all(|ca| ca_der(ca).is_some()) {
-            true => Ok(Self { cluster: None, peer_cas }),
+            true => Ok(Self { cluster: None, peer_cas, dropped_cas: Vec::new() }),
             false => Err(TrustFileError::Other),
         }
     }
@@ -186,13 +200,14 @@ impl SignatureTrust {
 
     /// Returns all CAs that the cluster ever trusted.
     fn of_chain(chain: &StatementChain) -> Self {
-        let mut peer_cas: Vec<String> = Vec::new();
+        let peer_cas: Vec<String> = chain.newest().peer_cas().map(str::to_owned).collect();
+        let mut dropped_cas: Vec<String> = Vec::new();
         for ca in chain.statements().flat_map(|statement| statement.peer_cas()) {
-            if !peer_cas.iter().any(|known| known == ca) {
-                peer_cas.push(ca.to_owned());
+            if !peer_cas.iter().chain(&dropped_cas).any(|known| known == ca) {
+                dropped_cas.push(ca.to_owned());
             }
         }
-        Self { cluster: Some(chain.newest().cluster), peer_cas }
+        Self { cluster: Some(chain.newest().cluster), peer_cas, dropped_cas }
     }
 
     /// Returns the CAs in the journal of the agent whose state lies in `layout`. `None` if there is
@@ -206,7 +221,7 @@ impl SignatureTrust {
     }
 
     /// Verifies a manifest, and returns the member whose agent has signed it.
-    pub(super) fn verify(&self, manifest: &Manifest) -> Result<CertifiedMember, SignatureError> {
+    pub(super) fn verify(&self, manifest: &Manifest) -> Result<ManifestSigner, SignatureError> {
         let ManifestSignature { signed, proof } =
             manifest.signature.as_ref().ok_or(SignatureError::Unsigned)?;
         let claimed: SignedManifest =
@@ -217,9 +232,14 @@ impl SignatureTrust {
         if is_other || ClusterFolder::of_cluster(found.cluster).as_str() != manifest.cluster {
             return Err(SignatureError::OtherCluster(found.cluster));
         }
-        let cas = self.peer_cas.iter().map(String::as_str);
-        let proven = proof.verify_by_cas(&found.agent, found.cluster, cas);
-        let proven = proven.map_err(SignatureError::Signer)?;
+        let by = |cas: &[String]| {
+            proof.verify_by_cas(&found.agent, found.cluster, cas.iter().map(String::as_str))
+        };
+        let (member, is_by_dropped_ca) = match (by(&self.peer_cas), by(&self.dropped_cas)) {
+            (Ok(proven), _) => (proven.member, false),
+            (Err(_), Ok(proven)) => (proven.member, true),
+            (Err(error), Err(_)) => return Err(SignatureError::Signer(error)),
+        };
         if found.manifest != (Manifest { signature: None, ..manifest.clone() }) {
             let signed = found.manifest.name.parse::<BackupName>();
             let signed =
@@ -230,7 +250,8 @@ impl SignatureTrust {
         let is_valid = Validity::of_pem(&proof.certificate).is_some_and(|life| {
             (life.begins.saturating_sub(CLOCK_TOLERANCE)..=life.ends).contains(&begun)
         });
-        if is_valid { Ok(proven.member) } else { Err(SignatureError::Outdated) }
+        let signer = ManifestSigner { member, is_by_dropped_ca };
+        if is_valid { Ok(signer) } else { Err(SignatureError::Outdated) }
     }
 }
 
@@ -247,7 +268,7 @@ pub(crate) struct SignaturePolicy {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum SignatureFinding {
     /// The agent of this member has signed the manifest.
-    Valid(CertifiedMember),
+    Valid(ManifestSigner),
     /// The manifest isn't signed.
     Unsigned,
     /// The policy has no CAs by which the signature could be verified.
@@ -258,6 +279,7 @@ impl SignatureFinding {
     /// Returns the finding's name in JSON.
     pub(crate) fn as_str(self) -> &'static str {
         match self {
+            Self::Valid(ManifestSigner { is_by_dropped_ca: true, .. }) => "by-dropped-ca",
             Self::Valid(_) => "valid",
             Self::Unsigned => "unsigned",
             Self::Unchecked => "unchecked",
@@ -267,10 +289,17 @@ impl SignatureFinding {
     /// Describes the finding in a few words.
     pub(crate) fn to_text(self) -> String {
         match self {
-            Self::Valid(CertifiedMember::Founder(seat)) => {
-                format!("signed by the founder of seat {seat}")
+            Self::Valid(ManifestSigner { member, is_by_dropped_ca }) => {
+                let signer = match member {
+                    CertifiedMember::Founder(seat) => format!("the founder of seat {seat}"),
+                    CertifiedMember::Added(id) => format!("member {:x}", id.get()),
+                };
+                let doubt = match is_by_dropped_ca {
+                    true => " with a certificate of a CA that the cluster has dropped",
+                    false => "",
+                };
+                format!("signed by {signer}{doubt}")
             }
-            Self::Valid(CertifiedMember::Added(id)) => format!("signed by member {:x}", id.get()),
             Self::Unsigned => "NOT SIGNED".to_owned(),
             Self::Unchecked => "signature not checked".to_owned(),
         }

@@ -51,7 +51,9 @@ fn a_members_signature_is_proved_by_statements_by_an_export_and_by_the_ca() {
         bundle,
     ] {
         let trust = SignatureTrust::parse(file.as_bytes()).unwrap();
-        assert_eq!(trust.verify(&manifest).unwrap(), CertifiedMember::Founder(1), "{file}");
+        let signer =
+            ManifestSigner { member: CertifiedMember::Founder(1), is_by_dropped_ca: false };
+        assert_eq!(trust.verify(&manifest).unwrap(), signer, "{file}");
     }
     for junk in ["", "junk", "[]", "{}", "-----BEGIN CERTIFICATE-----\n-----END CERTIFICATE-----"] {
         assert!(SignatureTrust::parse(junk.as_bytes()).is_err(), "{junk:?}");
@@ -131,9 +133,10 @@ fn a_removed_member_signs_nothing_that_is_dated_after_its_last_certificate() {
     assert!(matches!(refused, SignatureError::Outdated), "{refused}");
 }
 
-/// A backup outlives the CA that issued its signer's certificate.
+/// A backup outlives the CA that issued its signer's certificate. Once the cluster has dropped that
+/// CA, the finding says so, because whoever has stolen its key could have signed, too.
 #[test]
-fn a_backup_from_before_a_replacement_of_the_cas_is_proved_by_the_earlier_statement() {
+fn a_backup_from_before_a_replacement_of_the_cas_is_proved_and_its_dropped_ca_is_named() {
     let world = ClusterFixture::new(3);
     let manifest = signed(&world);
     let new = CaPair { peer: TestCa::new("new peers").pem, client: TestCa::new("new clients").pem };
@@ -150,9 +153,16 @@ fn a_backup_from_before_a_replacement_of_the_cas_is_proved_by_the_earlier_statem
         next.also_trusted = Some(next.issuing_cas());
         (next.peer_ca, next.client_ca) = (new.peer.clone(), new.client.clone());
     });
+    let finding = |chain: &StatementChain| {
+        let trust = Some(SignatureTrust::of_chain(chain));
+        SignaturePolicy { trust, allows_unsigned: false }.check(&manifest).unwrap()
+    };
+    assert_eq!(finding(&chain).as_str(), "valid", "both CAs are trusted");
     append(&mut chain, &|next: &mut Statement| next.also_trusted = None);
-    assert!(SignatureTrust::of_chain(&chain).verify(&manifest).is_ok());
-    let newest = SignatureTrust { cluster: None, peer_cas: vec![new.peer] };
+    assert_eq!(finding(&chain).as_str(), "by-dropped-ca");
+    let text = finding(&chain).to_text();
+    assert!(text.starts_with("signed by the founder of seat 1 with a certificate of a"), "{text}");
+    let newest = SignatureTrust::parse(new.peer.as_bytes()).unwrap();
     let refused = newest.verify(&manifest).unwrap_err();
     assert!(matches!(refused, SignatureError::Signer(_)), "{refused}");
 }

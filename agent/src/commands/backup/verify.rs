@@ -23,8 +23,8 @@ struct VerifiedBackup {
     revision: u64,
     /// Number of keys at the backup's newest revision; `None` unless the snapshot was opened.
     keys: Option<u64>,
-    /// Result of the verification of the signature: `valid`, `unsigned` or `unchecked`. `None`
-    /// unless the backup was proved.
+    /// Result of the verification of the signature: `valid`, `by-dropped-ca`, `unsigned` or
+    /// `unchecked`. `None` unless the backup was proved.
     signature: Option<&'static str>,
     #[serde(skip)]
     signature_text: String,
