@@ -146,9 +146,6 @@ impl RedeemRequest {
         let record = VerifiedRecord::verify(&self.redeem.signed, &grant, permissions);
         let record = record.map_err(|error| refusal(error.into()))?;
         app.store.caches().add_record(&record, &grant);
-        if purpose == TokenUse::Seat {
-            record.check_founder(chain.newest())?;
-        }
         let void_before = loaded.void_before;
         let is_confirmed = row.confirmation.as_ref().is_some_and(|jws| {
             jws.parse().is_ok_and(|jws| {

@@ -389,9 +389,23 @@ fn verify_redeem(
     }
     if is_forming {
         check_token_is_young(loaded, grant)?;
+        check_founder(loaded, &verified)?;
     }
     let must_check_host = is_forming && !is_known && !grant.require.is_empty();
     Ok(SeatRedeem { verified, must_check_host })
+}
+
+/// Checks that the host can have a seat. In a cluster that is being adopted, only its signed members
+/// can. A host with a policy's token is told to come back, because it can be a standby later.
+fn check_founder(loaded: &LoadedCluster, verified: &VerifiedRedeem) -> Result<(), ApiError> {
+    match verified.record.check_founder(loaded.chain.newest()) {
+        Err(error) if verified.grant.admits_newcomers() => {
+            let next = "Wait: the host can be a standby once the members' agents are enrolled.";
+            let detail = format!("The cluster is being adopted: {error}.");
+            Err(ApiError::new(Code::WrongState, detail, next).mark_retryable())
+        }
+        checked => Ok(checked?),
+    }
 }
 
 fn redeem_event(verified: &VerifiedRedeem, request: &RedeemRequest) -> ClusterEvent {
