@@ -194,15 +194,23 @@ pub(crate) fn explanations(
     let known = generation.is_some();
     let own = explain(cluster, settings, now).into_iter();
     let own = own.filter(|line| !(known && line.code == DATABASE_CHANGED));
+    let is_adopted = chain.newest().adopted.is_some();
+    let remedy = |line: &WaitReason| {
+        let for_adoption = advice_for_adoption(line.code).filter(|_| is_adopted);
+        for_adoption.map_or_else(|| line.remedy.clone(), str::to_owned).replace("NAME", called)
+    };
     lines.extend(own.map(|line: WaitReason| Explanation {
+        command: Some(remedy(&line)).filter(|text| !text.is_empty()),
         code: line.code.into(),
         missing: line.explanation,
         held_by: line.blocking_agents.iter().map(name).collect(),
         last_error: line.last_error,
         next_retry_ms: line.next_try.map(milliseconds),
-        command: Some(line.remedy.replace("NAME", called)).filter(|text| !text.is_empty()),
     }));
-    if chain.newest().also_trusted.is_some() {
+    if chain.trusts_cas_before_adoption() {
+        // Until all members are taken over, the earlier lines say what is next.
+        lines.extend((cluster.phase == Phase::Formed).then(|| cas_before_adoption(called)));
+    } else if chain.newest().also_trusted.is_some() {
         lines.push(Explanation {
             code: "cas_being_replaced".into(),
             missing: "the cluster's CAs are being replaced: members trust the old and the new ones"
@@ -214,6 +222,39 @@ pub(crate) fn explanations(
         });
     }
     lines
+}
+
+/// Returns what to do in a cluster that is being adopted, for these reasons to wait. Its members run
+/// already, so the advice for a cluster that forms would be wrong. `None` for other reasons.
+fn advice_for_adoption(code: &str) -> Option<&'static str> {
+    match code {
+        "seats_free" => Some(
+            "run `muster-agent adopt enrol` on the hosts of all members, with a bundle for each; give \
+             up with `muster-discovery cluster abandon NAME`, since no etcd is changed yet",
+        ),
+        "nodes_not_reported" => Some(
+            "run `muster-agent adopt take-over` on these hosts, one after the other; where that is \
+             done, look at `muster-agent status`",
+        ),
+        _ => None,
+    }
+}
+
+/// Explains that the CAs from before the adoption are still trusted. If an owner drops them too
+/// early, members and clients refuse each other.
+fn cas_before_adoption(called: &str) -> Explanation {
+    Explanation {
+        code: "cas_before_adoption".into(),
+        missing: "members still trust the CAs from before the adoption".into(),
+        held_by: vec!["owner".into()],
+        last_error: None,
+        next_retry_ms: None,
+        command: Some(format!(
+            "take over all members; then run `muster-agent adopt certificates` on one host after the \
+             other; once no client uses a certificate of those CAs, run `muster-discovery cluster \
+             rotate-ca {called}`"
+        )),
+    }
 }
 
 /// Builds an item of the cluster list from its row.
