@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use clap::{Args, Subcommand};
+use clap::{ArgGroup, Args, Subcommand};
 
 use super::DataDir;
 
@@ -60,6 +60,7 @@ pub(crate) struct SurveyArguments {
 
 /// Arguments of `adopt enrol`.
 #[derive(Args, Debug)]
+#[command(group = ArgGroup::new("etcd").required(true).args(["unit", "pid"]))]
 pub(crate) struct EnrolArguments {
     /// Option for the data directory.
     #[command(flatten)]
@@ -69,10 +70,10 @@ pub(crate) struct EnrolArguments {
     #[arg(long, value_name = "FILE")]
     pub bundle_file: Option<PathBuf>,
     /// The systemd unit that runs the etcd.
-    #[arg(long, value_name = "UNIT", required_unless_present = "pid")]
+    #[arg(long, value_name = "UNIT")]
     pub unit: Option<String>,
     /// Process id of the etcd, if no systemd unit runs it.
-    #[arg(long, value_name = "PID", conflicts_with = "unit")]
+    #[arg(long, value_name = "PID")]
     pub pid: Option<u32>,
     /// A client's certificate, PEM (default: the one that the etcd serves).
     #[arg(long, value_name = "FILE", requires = "key")]

@@ -42,8 +42,18 @@ impl EnrolledHost {
             ))
         };
         let node = read_adopted(&layout).map_err(state_exit_error)?;
-        let node = node.ok_or_else(|| missing("no etcd was enrolled here"))?;
         let loaded = journal::read(&layout).map_err(state_exit_error)?;
+        let has_run =
+            loaded.as_ref().is_some_and(|(_, it)| it.journal.launch_state == LaunchState::Ran);
+        if node.is_none() && has_run {
+            // A newcomer of an adopted cluster, or a member of a cluster that formed under agents.
+            return Err(ExitError::Usage(format!(
+                "{}: there is nothing to do on this host, because its agent has run the member from \
+                 the beginning: the member serves certificates of the cluster's own CAs",
+                layout.root().display()
+            )));
+        }
+        let node = node.ok_or_else(|| missing("no etcd was enrolled here"))?;
         let (key, loaded) = loaded.ok_or_else(|| missing("no etcd was enrolled here"))?;
         let document =
             loaded.document.ok_or_else(|| missing("the list of members isn't signed"))?;

@@ -132,7 +132,7 @@ impl TakeOver<'_> {
         wait_until(self.patience, json, async || {
             let node = lock::holder(&host.layout.node_lock()).map_err(state_exit_error)?;
             if node.is_none() {
-                return Ok(Some("the agent hasn't started the etcd yet".to_owned()));
+                return Ok(Some(why_not_started(&host.node.directory)?));
             }
             Ok(match own.status().await {
                 Ok(status) if status.member_id == host.member => None,
@@ -242,6 +242,18 @@ async fn refuse_new_certificates_of_others(host: &EnrolledHost) -> Result<(), Ex
          be given back: finish the take-over, and say muster-agent release",
         exchanged.join(", ")
     )))
+}
+
+/// Returns why the agent runs no node on this data directory yet. Somebody may have started the etcd
+/// again, for example by its old unit after a restart of the host. Then the agent can't start it.
+fn why_not_started(directory: &Path) -> Result<String, ExitError> {
+    Ok(match check_in_use(directory)? {
+        true => format!(
+            "an etcd that isn't the agent's runs on {}: stop it, and let nothing start it again",
+            directory.display()
+        ),
+        false => "the agent hasn't started the etcd yet".to_owned(),
+    })
 }
 
 /// Whether an etcd runs on this data directory.
