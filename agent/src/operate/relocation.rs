@@ -40,6 +40,7 @@ use crate::cluster::{
     ChangeMetadata, ClusterApiClient, ClusterError, ClusterMember, ClusterMemberChange, MemberId,
 };
 use crate::exit::error_chain;
+use crate::launch::node_command::serves_own_certificates;
 use crate::observe::status::StatusHandle;
 use crate::retry::jittered;
 use crate::state::Layout;
@@ -181,7 +182,11 @@ impl Relocation {
     /// note if the cluster has.
     fn show(&self, is_recorded: bool) {
         let text = (!is_recorded).then(|| {
-            format!("this member is at {}, and its cluster hasn't recorded that yet", self.peer_url)
+            format!(
+                "this member is at {}, and its cluster hasn't recorded that yet; if neither a leader nor \
+                 discovery can be reached, see muster-agent address --help",
+                self.peer_url
+            )
         });
         self.board.update(|status| status.unrecorded_address = text);
     }
@@ -232,6 +237,14 @@ impl Relocation {
         };
         self.node.carry_out(&change, &metadata).await.map_err(failed)?;
         tracing::info!("the cluster has recorded that this member is at {}", self.peer_url);
+        if serves_own_certificates(&self.layout) == Some(false) {
+            tracing::warn!(
+                "this member serves its certificates from before the adoption, and these may not name \
+                 {}: then clients, and peers that connect to it, refuse it. Once agents run all members, \
+                 say muster-agent adopt certificates on this host",
+                self.peer_url
+            );
+        }
         Ok(())
     }
 
