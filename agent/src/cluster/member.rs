@@ -111,6 +111,8 @@ pub(crate) struct NodeStatus {
     pub revision: u64,
     /// Size in bytes of the member's database.
     pub database_bytes: u64,
+    /// Whether the member is a learner. Stock etcd then refuses to read its store.
+    pub is_learner: bool,
 }
 
 impl From<pb::StatusResponse> for NodeStatus {
@@ -126,6 +128,7 @@ impl From<pb::StatusResponse> for NodeStatus {
             version: status.version,
             revision: u64::try_from(header.revision).unwrap_or_default(),
             database_bytes: u64::try_from(status.db_size).unwrap_or_default(),
+            is_learner: status.is_learner,
         }
     }
 }

@@ -122,8 +122,11 @@ impl BuildKeeper {
     pub(super) async fn run(self, node: ClusterApiClient) -> Infallible {
         let mut logged = None;
         loop {
-            // A node without a leader can't read the store. Other tasks log that already.
-            if let Ok(NodeStatus { leader: Some(_), member_id, .. }) = node.status().await {
+            // A node without a leader can't read the store, and other tasks log that already. A
+            // learner of stock etcd can't read it, either.
+            if let Ok(NodeStatus { leader: Some(_), is_learner: false, member_id, .. }) =
+                node.status().await
+            {
                 let failure = self.check(&node, member_id).await.err();
                 if let Some(why) = failure.as_ref().filter(|_| logged != failure) {
                     tracing::warn!("the agents' versions can't be compared: {why}");

@@ -289,7 +289,9 @@ impl Steward {
         if leader != status.member_id {
             self.observe_voters(intents, status.member_id).await;
         }
+        // A learner can't lead, and stock etcd lets it read nothing.
         if leader != status.member_id
+            && !status.is_learner
             && let Err(error) = self.watch_leader(intents, status, leader).await
         {
             self.warn_once(&format!("the leadership can't be taken over now: {error}"));
