@@ -77,7 +77,9 @@ impl StoreSettings {
             };
         };
         let Some(place) = to.strip_prefix("s3://") else {
-            if to.contains("://") {
+            // `s3:/bucket` and `S3:bucket` are slips, which would otherwise name a local folder.
+            let is_slip = to.get(..3).is_some_and(|start| start.eq_ignore_ascii_case("s3:"));
+            if to.contains("://") || is_slip {
                 return Err(usage(&format!(
                     "--backup-to {to}: say a directory, or s3://BUCKET/PREFIX"
                 )));
@@ -240,6 +242,8 @@ mod tests {
         assert_eq!(place("s3://b/p/q/").unwrap(), "s3://b/p/q");
         for wrong in
             ["gs://b", "s3://", "s3:///p", "s3://b/../c", "s3://b/c//d", "s3://b?x", "file:///b"]
+                .into_iter()
+                .chain(["s3:/b", "s3:b/p", "S3://b"])
         {
             assert!(matches!(place(wrong), Err(ExitError::Usage(_))), "{wrong}");
         }
