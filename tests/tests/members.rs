@@ -70,6 +70,53 @@ fn three_grow_to_five_and_shrink_to_three_under_a_writer() -> Result<()> {
     writer.stop_and_check(&machines.all[left].client_url)
 }
 
+/// Before its first start, a member has no name. A command that is given the name changes nothing,
+/// and says what to type: the id. The id and the peer URL work before the first start.
+#[test]
+fn a_member_that_never_started_is_named_by_its_id_or_peer_url() -> Result<()> {
+    for program in programs()? {
+        check_unnamed_member(&program).with_context(|| program.display().to_string())?;
+    }
+    Ok(())
+}
+
+fn check_unnamed_member(program: &Path) -> Result<()> {
+    let mut machines = AgentlessCluster::start_three(program, 4)?;
+    let number = machines.add_machine();
+    let (name, url) = (machines.all[number].name.clone(), machines.all[number].peer_url.clone());
+    let add = ["add", name.as_str(), "--peer-urls", &url];
+    let mut removed = Vec::new();
+    for by_id in [true, false] {
+        let added = machines.run_member_command(&add)?;
+        let id = added["member_id"].as_str().context("an id")?.to_owned();
+        for verb in ["promote", "remove"] {
+            let said = machines.expect_refusal(&[verb, &name], 2)?;
+            for part in [format!("no member {name} here"), format!("{id} (not started, {url})")] {
+                ensure!(said.contains(&part), "{part}: {said}");
+            }
+            ensure!(said.contains("say the id of one that has not started"), "{said}");
+        }
+        let list = machines.run_member_command(&["list"])?;
+        ensure!(list["members"].as_array().map(Vec::len) == Some(4), "{list}");
+        machines.run_member_command(&["remove", if by_id { &id } else { &url }])?;
+        machines.wait_voters(&["n1", "n2", "n3"])?;
+        removed.push(id);
+    }
+    // The promotion is ordered before the member's first start, and waits for it.
+    let added = machines.run_member_command(&add)?;
+    let id = added["member_id"].as_str().context("an id")?;
+    ensure!(removed.iter().all(|old| old != id), "an id is used again: {added}");
+    let mut promotion = machines.member(&["promote", &url])?;
+    let mut promotion = promotion.stdout(Stdio::null()).stderr(Stdio::piped()).spawn()?;
+    let said = BufReader::new(promotion.stderr.take().context("its standard error")?);
+    let mut lines = said.lines().map_while(Result::ok);
+    let waits = lines.any(|line| line.contains("has not started; start it"));
+    ensure!(waits, "the command doesn't say that the member has to be started");
+    machines.join(number, &added)?;
+    ensure!(promotion.wait()?.success(), "the member isn't promoted");
+    machines.wait_voters(&["n1", "n2", "n3", "n4"])
+}
+
 /// Runs `member replace`, and kills the command as soon as it prints one of `words`. Returns
 /// whether the command succeeded before that, and its output.
 fn replace_until(

@@ -135,6 +135,15 @@ impl ChangeSession {
                     }
                     sleep(SETTLE_PAUSE).await;
                 }
+                // Stock etcd makes a member's id of its peer URLs and the time in seconds. Within
+                // the second of its removal, a member would get its removed id again.
+                Err(error)
+                    if error.refusal() == Some(ClusterRefusal::MemberNotFound)
+                        && matches!(change, ClusterMemberChange::Add(_))
+                        && start.elapsed() < SETTLE_LIMIT =>
+                {
+                    sleep(SETTLE_PAUSE).await;
+                }
                 answer => return Ok(answer?),
             }
         }
