@@ -8,8 +8,11 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use muster_tests::client::tls_from;
 use muster_tests::harness::process::last_lines;
+use muster_tests::harness::programs::program_path;
 use muster_tests::harness::testbed::path_text;
-use muster_tests::harness::{Network, RetryingWriter, Testbed, poll_slowly, wait_for};
+use muster_tests::harness::{
+    AgentProcess, ChildProcess, Network, RetryingWriter, Testbed, poll_slowly, wait_for,
+};
 use muster_tests::stock_etcd;
 use serde_json::{Value, json};
 
@@ -41,6 +44,38 @@ fn a_cluster_of_two_shrinks_to_one_and_discovery_learns_of_it() -> Result<()> {
     running.wait_intents("join", "promoted", 2)?;
     running.remove(&third)?;
     ensure!(third.exit_code(LIMIT)? == 3, "{}", third.output());
+    Ok(())
+}
+
+/// No agent runs when the order is given. Until the end, the waiting command says what the intent
+/// waits for, each state once.
+#[test]
+fn a_command_that_waits_for_an_intent_says_how_far_the_intent_is() -> Result<()> {
+    let mut running = FormedCluster::start(Network::loopback(3), 3, None)?;
+    let name = running.name(&running.agents[2])?;
+    running.agents.iter_mut().for_each(AgentProcess::kill);
+    let order = ["intent", "remove", "demo", &name, "--yes"];
+    let made = running.testbed.admin_json(&order)?;
+    let id = made["intent"]["operation"].as_str().context("an id")?.to_owned();
+    let mut command = running.testbed.network.hub.command(program_path("muster-discovery")?);
+    command
+        .args(["intent", "show", "demo", &id, "--wait"])
+        .env("MUSTER_ADMIN_HOME", running.testbed.admin_home())
+        .env("MUSTER_ADMIN_KEY", running.testbed.admin_key());
+    let mut waiting =
+        ChildProcess::spawn("waiting", command, &running.testbed.path("waiting.log"))?;
+    let task = format!("open: member {name} (");
+    waiting.wait_for_output(&task, LIMIT)?;
+    std::thread::sleep(OBSERVATION_TIME);
+    ensure!(waiting.is_running(), "{}", waiting.output());
+    running.agents.iter_mut().try_for_each(AgentProcess::start)?;
+    ensure!(waiting.exit_code(LIMIT)? == 0, "{}", waiting.output());
+    let printed = waiting.output();
+    let mut notes: Vec<&str> = printed.lines().filter(|line| line.starts_with("open: ")).collect();
+    let count = notes.len();
+    notes.dedup();
+    ensure!(count == notes.len() && printed.contains("removed"), "{printed}");
+    ensure!(running.agents[2].exit_code(LIMIT)? == 3, "{}", running.agents[2].output());
     Ok(())
 }
 
