@@ -46,7 +46,8 @@ impl LogArgs {
                 let fields = debug_fn(|to, field, value| log_field(to, field.name(), value));
                 builder.fmt_fields(fields.delimited(" ")).try_init()
             }
-            ServeLogFormat::Json => builder.json().try_init(),
+            // Fields stand beside the message, as in the agent's lines.
+            ServeLogFormat::Json => builder.json().flatten_event(true).try_init(),
         };
         installed.map_err(|error| CliError::Usage(format!("logging: {error}")))
     }

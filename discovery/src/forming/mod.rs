@@ -15,6 +15,7 @@ mod sweep;
 use std::sync::Arc;
 use std::time::Duration;
 
+use data_encoding::HEXLOWER;
 use discovery_formation as formation;
 use discovery_formation::Rules;
 use discovery_formation::memory::{ClusterDecision, LedgerVerdict, contradicts};
@@ -26,6 +27,7 @@ use discovery_types::convert;
 use discovery_types::jws::Jws;
 use discovery_types::problem::Code;
 use discovery_types::statement::StatementChain;
+use serde_json::Value;
 use uuid::Uuid;
 
 use crate::app::App;
@@ -406,7 +408,8 @@ impl App {
         for change in changes {
             let (kind, body) = describe(change);
             self.metrics.count_change(kind);
-            tracing::info!(cluster.id = %id, change = kind, %body, "cluster changed");
+            let (host, facts) = log_facts(cluster, &body);
+            tracing::info!(cluster.id = %id, change = kind, host, facts, "cluster changed");
         }
         if !changes.is_empty() {
             self.notifier.wake(id);
@@ -490,4 +493,23 @@ fn frozen_list_grants(loaded: &LoadedCluster) -> Result<Vec<Jws>, ApiError> {
         Some(frozen) => Ok(loaded.grants_of(&frozen.proposal)?),
         None => Ok(Vec::new()),
     }
+}
+
+/// Returns the facts of a change for a line of the log: the host's name, and all facts as
+/// `name=value`. In JSON, an object inside a string couldn't be searched.
+fn log_facts<'c>(cluster: &'c Cluster, body: &Value) -> (Option<&'c str>, String) {
+    let mut host = None;
+    let mut facts = Vec::new();
+    for (name, value) in body.as_object().into_iter().flatten() {
+        let text = value.as_str().map_or_else(|| value.to_string(), str::to_owned);
+        let agents = || cluster.agents.iter().filter(|_| name == "key");
+        match agents().find(|(key, _)| HEXLOWER.encode(&key.0) == text) {
+            Some((key, agent)) => {
+                host = Some(agent.record.name.as_str());
+                facts.push(format!("{name}={key}"));
+            }
+            None => facts.push(format!("{name}={text}")),
+        }
+    }
+    (host, facts.join(" "))
 }
