@@ -1,6 +1,7 @@
 //! An agent adopts each member of a running etcd cluster, and releases it again, while a client
 //! writes.
 
+mod chains;
 mod units;
 
 use std::path::{Path, PathBuf};
@@ -76,7 +77,12 @@ struct AdoptionTestbed {
 
 impl AdoptionTestbed {
     fn start(etcd: &Path) -> Result<Self> {
-        let testbed = Testbed::start(Network::loopback(4), TestbedOptions::default())?;
+        Self::start_on(Network::loopback(4), etcd)
+    }
+
+    /// Starts the etcds on the first three hosts of a network.
+    fn start_on(network: Network, etcd: &Path) -> Result<Self> {
+        let testbed = Testbed::start(network, TestbedOptions::default())?;
         let mut hosts: Vec<String> =
             testbed.network.hosts.iter().map(|host| host.address.to_string()).collect();
         // On loopback, a peer connects from 127.0.0.1. So the certificates must name that address,
@@ -325,7 +331,9 @@ fn check_whole_way(etcd: &Path) -> Result<()> {
     let signed = adoption.sign()?;
     ensure!(signed["state"] == "open", "{signed}");
     let writer = adoption.writer()?;
+    check_advice(&adoption, &["seats_free: run `muster-agent adopt enrol`"])?;
     adoption.enrol()?;
+    check_advice(&adoption, &["nodes_not_reported: run `muster-agent adopt take-over`"])?;
     let counter = DownMemberCounter::start(
         (1..=3).map(|n| adoption.testbed.path(&format!("etcd-{n}"))).collect(),
     );
@@ -353,6 +361,7 @@ fn check_whole_way(etcd: &Path) -> Result<()> {
     let raft = format!("{:016x}", raft.context("an id")?);
     ensure!(shown["raft_cluster_id"] == raft.as_str(), "{shown}");
     check_settings_are_kept(&adoption)?;
+    check_advice(&adoption, &["cas_before_adoption: take over all members; then run"])?;
 
     for index in 0..3 {
         let (code, text) = adoption.run(index, &["adopt", "certificates"])?;
@@ -369,6 +378,20 @@ fn check_whole_way(etcd: &Path) -> Result<()> {
     check_old_ca_is_dropped(&mut adoption)?;
     check_management(&mut adoption)?;
     check_release(&mut adoption)
+}
+
+/// Checks which advice `cluster explain` gives: code and beginning of each line.
+fn check_advice(adoption: &AdoptionTestbed, expected: &[&str]) -> Result<()> {
+    let shown = adoption.testbed.admin_json(&["cluster", "explain", "demo"])?;
+    let reasons = shown["explain"].as_array().context("reasons")?.iter();
+    let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+    let given: Vec<String> = reasons
+        .map(|reason| format!("{}: {}", text(&reason["code"]), text(&reason["command"])))
+        .collect();
+    let fits = given.len() == expected.len()
+        && given.iter().zip(expected).all(|(given, expected)| given.starts_with(expected));
+    ensure!(fits, "{given:#?}");
+    Ok(())
 }
 
 fn check_settings_are_kept(adoption: &AdoptionTestbed) -> Result<()> {
@@ -389,9 +412,8 @@ fn check_settings_are_kept(adoption: &AdoptionTestbed) -> Result<()> {
     Ok(())
 }
 
-/// Restarts the agents, one after the other, because etcd reads its CAs only when it starts. Then a
-/// client with a certificate of the old CA must be refused.
-fn check_old_ca_is_dropped(adoption: &mut AdoptionTestbed) -> Result<()> {
+/// Restarts the agents, one after the other, because etcd reads its CAs only when it starts.
+fn restart_for_cas(adoption: &mut AdoptionTestbed) -> Result<()> {
     for index in 0..3 {
         poll_slowly("the agent to want a restart", LIMIT, || {
             let status = adoption.agents[index].status().ok()?;
@@ -402,6 +424,12 @@ fn check_old_ca_is_dropped(adoption: &mut AdoptionTestbed) -> Result<()> {
         let etcdctl = adoption.etcdctl("demo-new");
         wait_for("all members to answer", LIMIT, || etcdctl.run(&["endpoint", "health"]).ok())?;
     }
+    Ok(())
+}
+
+/// Once the old CA is dropped, a client with a certificate of that CA must be refused.
+fn check_old_ca_is_dropped(adoption: &mut AdoptionTestbed) -> Result<()> {
+    restart_for_cas(adoption)?;
     let old = adoption.etcdctl("writer").output(&["put", "client", "old"])?;
     ensure!(!old.status.success(), "{}", String::from_utf8_lossy(&old.stdout));
     Ok(())
