@@ -1,13 +1,17 @@
 //! `policy`: lists and revokes the replacement policies in the cluster's own store. No request is
 //! sent to discovery.
 
+use std::path::Path;
+
 use discovery_types::grant::{Grant, GrantId, ReplacementLimits};
 use serde::Serialize;
+use uuid::Uuid;
 
 use crate::cli::{PolicyCommand, PolicySubcommand};
 use crate::commands::member::cluster_client;
 use crate::commands::printer::Printer;
 use crate::exit::ExitError;
+use crate::state::{Layout, journal};
 use crate::steward::replacement::uses::PolicyUse;
 use crate::steward::replacement::{read_uses, store};
 
@@ -25,6 +29,9 @@ struct ListedPolicy {
     id: GrantId,
     /// Whether the policy was revoked.
     revoked: bool,
+    /// Whether the policy is for another cluster, whose data this one got by a snapshot. Then it has
+    /// no effect here. Known only on a member's host.
+    of_other_cluster: bool,
     /// End and limits of the policy. `None` if the store has only the policy's revocation.
     #[serde(flatten)]
     terms: Option<PolicyTerms>,
@@ -62,9 +69,12 @@ pub(crate) async fn run(typed: &PolicyCommand, printer: &mut Printer<'_>) -> Res
             let stored = store::read(&node).await.map_err(ExitError::Failed)?;
             let replacements = read_uses(&node).await.map_err(ExitError::Failed)?;
             let now = jiff::Timestamp::now().as_second().unsigned_abs();
+            let own = own_cluster(&typed.access.data_dir);
             let listed = |(id, revoked, grant): (GrantId, bool, Option<Grant>)| {
+                let of = grant.as_ref().map(|grant| grant.cluster);
+                let of_other_cluster = own.zip(of).is_some_and(|(own, of)| own != of);
                 let terms = grant.and_then(|grant| PolicyTerms::new(&grant, &replacements, now));
-                ListedPolicy { id, revoked, terms }
+                ListedPolicy { id, revoked, of_other_cluster, terms }
             };
             let policies = stored.list().map(listed).collect();
             let listing = PolicyListing { policies, replacements };
@@ -72,7 +82,7 @@ pub(crate) async fn run(typed: &PolicyCommand, printer: &mut Printer<'_>) -> Res
         }
         PolicySubcommand::Revoke { id } => {
             let is_new = store::revoke(&node, id).await.map_err(ExitError::Failed)?;
-            let revoked = ListedPolicy { id, revoked: true, terms: None };
+            let revoked = ListedPolicy { id, revoked: true, of_other_cluster: false, terms: None };
             match (json, is_new) {
                 (true, _) => to_json(&revoked)?,
                 (false, true) => format!("policy {id} is revoked in this cluster, for ever"),
@@ -81,6 +91,13 @@ pub(crate) async fn run(typed: &PolicyCommand, printer: &mut Printer<'_>) -> Res
         }
     };
     printer.line(&text).map_err(|error| ExitError::Failed(error.to_string()))
+}
+
+/// Returns the id of the cluster of this host's agent. `None` without an agent.
+fn own_cluster(data_dir: &Path) -> Option<Uuid> {
+    let layout = Layout::new_read_only(data_dir).ok()?;
+    let (_, loaded) = journal::read(&layout).ok()??;
+    loaded.extras.join.map(|join| join.cluster)
 }
 
 fn to_json(value: &impl Serialize) -> Result<String, ExitError> {
@@ -97,6 +114,9 @@ impl ListedPolicy {
     fn to_text(&self, now: u64) -> String {
         let state = match &self.terms {
             _ if self.revoked => "is revoked".to_owned(),
+            _ if self.of_other_cluster => {
+                "is for the cluster that this data came from, and has no effect here".to_owned()
+            }
             None => "is in force".to_owned(),
             Some(terms) if terms.expires_at <= now => {
                 format!("ended at {}", format_time(terms.expires_at))
@@ -162,13 +182,18 @@ mod tests {
         ];
         let terms = || PolicyTerms::new(&grant, &uses, now);
         assert_eq!(terms().unwrap().used, 2, "neither the oldest nor another policy's use counts");
-        let text =
-            |revoked, now| ListedPolicy { id: grant.id, revoked, terms: terms() }.to_text(now);
+        let text = |revoked, now| {
+            let (id, terms) = (grant.id, terms());
+            ListedPolicy { id, revoked, of_other_cluster: false, terms }.to_text(now)
+        };
         let shown = text(false, now);
         let (most, end) = (limits.at_most, format_time(grant.expires_at));
         assert!(shown.contains(&format!("is in force until {end}: after")), "{shown}");
         assert!(shown.contains(&format!("at most {most} in")) && shown.ends_with("2 are used"));
         assert!(text(false, grant.expires_at).ends_with(&format!("ended at {end}")));
         assert!(text(true, now).ends_with("is revoked"));
+        let (id, terms) = (grant.id, terms());
+        let foreign = ListedPolicy { id, revoked: false, of_other_cluster: true, terms };
+        assert!(foreign.to_text(now).ends_with("has no effect here"));
     }
 }
