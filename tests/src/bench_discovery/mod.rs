@@ -60,6 +60,13 @@ const PARKED_POLL: Duration = Duration::from_secs(50);
 /// Lease of a seat (`--lease`) while parked polls are measured. It is longer than it takes to seat
 /// all their agents.
 const PARKED_LEASE: &str = "1200s";
+/// Time from a start of the service until its memory is measured before any request.
+const BEFORE_MEASURING: Duration = Duration::from_secs(2);
+/// Number of connections without a request that are opened at a time to measure their memory.
+const IDLE_CONNECTIONS: usize = 2_000;
+/// Maximum time in which these connections are opened and measured. After five seconds the service
+/// closes a connection that has sent no request.
+const MAX_OPEN_TIME: Duration = Duration::from_secs(4);
 /// Number of clusters that change while polls are parked, one after the other.
 const CHANGED_CLUSTERS: usize = 100;
 /// Pause between two changes.
@@ -384,15 +391,16 @@ async fn fill_last_seats(
 
 /// Measures the memory of parked polls, each on a connection of its own, and how quickly they end
 /// when their cluster changes.
+///
+/// Each memory figure begins with a new process, whose memory holds nothing of earlier requests.
+/// The agents have their seats by then, and their earlier connections are closed.
 async fn measure_parked(service: &mut BenchService, parked: usize) -> Result<ParkedFigures> {
-    // Restart the service. The new process starts with little memory, and its polls wait for longer
-    // than the measurement lasts.
     service.stop().await?;
+    // The polls wait for longer than the measurement lasts.
     let poll = format!("{}s", PARKED_POLL.as_secs());
     let options = [&LIMITS[..], &["--poll", &poll, "--lease", PARKED_LEASE]].concat();
     service.start(&options).await?;
     let admin = service.admin()?;
-    let before_bytes = service.resident_bytes()?;
     let clusters = parked.div_ceil(usize::from(SEATS) - 1);
     let name = |part: &str, number: usize| format!("{part}-parked-{number}");
     let (agents, last_agents) = seated_agents(service, &admin, &name, clusters).await?;
@@ -400,7 +408,13 @@ async fn measure_parked(service: &mut BenchService, parked: usize) -> Result<Par
     for agent in &agents {
         revisions.push(agent.poll(None).await?.rev);
     }
-    let connected = service.resident_bytes()?;
+    service.stop().await?;
+    service.start(&options).await?;
+    let idle_connection_bytes = measure_idle_connections(service).await?;
+    service.stop().await?;
+    service.start(&options).await?;
+    tokio::time::sleep(BEFORE_MEASURING).await;
+    let before_bytes = service.resident_bytes()?;
     let woken: RefCell<Vec<Instant>> = RefCell::default();
     let polls = (0..).zip(agents.iter().zip(revisions)).map(|(number, (agent, rev))| {
         let woken = &woken;
@@ -435,14 +449,29 @@ async fn measure_parked(service: &mut BenchService, parked: usize) -> Result<Par
     tokio::time::sleep(PARKED_POLL + SETTLE_TIME).await;
     Ok(ParkedFigures {
         parked: usize::try_from(count)?,
-        idle_connection_bytes: connected.saturating_sub(before_bytes) / count,
-        poll_bytes: waiting.saturating_sub(connected) / count,
+        idle_connection_bytes,
+        poll_bytes: (waiting.saturating_sub(before_bytes) / count)
+            .saturating_sub(idle_connection_bytes),
         woken: times.len(),
         wake_median: at(50).unwrap_or_default(),
         wake_p99: at(99).unwrap_or_default(),
         before_bytes,
         after_bytes: service.resident_bytes()?,
     })
+}
+
+/// Measures the resident memory of a connection that has sent no request.
+async fn measure_idle_connections(service: &BenchService) -> Result<u64> {
+    tokio::time::sleep(BEFORE_MEASURING).await;
+    let before = service.resident_bytes()?;
+    let began = Instant::now();
+    let connections = service.connect_without_request(IDLE_CONNECTIONS).await?;
+    let opened = service.resident_bytes()?;
+    ensure!(
+        began.elapsed() < MAX_OPEN_TIME,
+        "opening {IDLE_CONNECTIONS} connections took too long, so the service closed some of them"
+    );
+    Ok(opened.saturating_sub(before) / u64::try_from(connections.len())?)
 }
 
 impl fmt::Display for BenchDiscoveryReport {
@@ -525,17 +554,25 @@ impl fmt::Display for DatabaseSizeFigures {
         )?;
         writeln!(
             f,
-            "  {:38} {:>7} {:>11} {:>11} {:>8} {:>9} {:>9}",
-            "request", "count", "service ms", "Postgres ms", "per s", "median ms", "p99 ms"
+            "  {:38} {:>7} {:>11} {:>11} {:>10} {:>8} {:>9} {:>9}",
+            "request",
+            "count",
+            "service ms",
+            "Postgres ms",
+            "clients ms",
+            "per s",
+            "median ms",
+            "p99 ms"
         )?;
         for operation in &self.operations {
             writeln!(
                 f,
-                "  {:38} {:>7} {:>11.3} {:>11.3} {:>8.0} {:>9.1} {:>9.1}",
+                "  {:38} {:>7} {:>11.3} {:>11.3} {:>10.3} {:>8.0} {:>9.1} {:>9.1}",
                 operation.name,
                 operation.count,
                 ms(operation.service),
                 ms(operation.postgres),
+                ms(operation.clients),
                 operation.per_second,
                 ms(operation.median),
                 ms(operation.p99)

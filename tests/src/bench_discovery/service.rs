@@ -19,10 +19,12 @@ use discovery_types::key::SigningKey;
 use discovery_types::role::Role;
 use discovery_types::statement::{Permissions, Statement};
 use discovery_types::token::Token;
+use futures_util::{StreamExt as _, TryStreamExt as _};
 use rustix::process::{Pid, Signal, kill_process};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
+use tokio_rustls::client::TlsStream;
 
 use super::postgres;
 use crate::bench::process::ServerProcess;
@@ -33,6 +35,8 @@ const START_LIMIT: Duration = Duration::from_secs(300);
 const STOP_LIMIT: Duration = Duration::from_secs(60);
 /// Interval at which the service's state is checked.
 const PAUSE: Duration = Duration::from_millis(10);
+/// Number of connections that are opened at a time.
+const CONNECTING: usize = 32;
 /// Text that the readiness answer contains once the service is ready.
 const READY: &str = r#""status":"ready""#;
 
@@ -135,6 +139,25 @@ impl BenchService {
         // Ignore errors: the service may close the connection without a TLS `close_notify` alert.
         let _ = stream.read_to_end(&mut answer).await;
         Ok(String::from_utf8_lossy(&answer).into_owned())
+    }
+
+    /// Opens connections with mutual TLS, each with a key of its own, and sends no request.
+    pub(super) async fn connect_without_request(
+        &self,
+        count: usize,
+    ) -> Result<Vec<TlsStream<TcpStream>>> {
+        let connect = |_| async {
+            let key = SigningKey::generate();
+            let config = client_tls_config(&self.context.pins, Some(&key));
+            let socket = TcpStream::connect(self.address()).await?;
+            let connector = TlsConnector::from(Arc::new(config));
+            anyhow::Ok(connector.connect("127.0.0.1".try_into()?, socket).await?)
+        };
+        futures_util::stream::iter(0..count)
+            .map(connect)
+            .buffer_unordered(CONNECTING)
+            .try_collect()
+            .await
     }
 
     /// Removes the ledger and the log, so that the next start begins with an empty ledger.
