@@ -25,27 +25,28 @@ use crate::kek::KeyPurpose;
 use crate::ledger;
 use crate::store::StoreError;
 use crate::store::cluster::{
-    Authorities, AuthorityRow, ClusterTransaction, LeafPair, NewCommit, StoredCommit, authorities,
+    Authorities, AuthorityRow, LeafPair, LoadedCluster, NewCommit, StoredCommit, authorities,
     stored_commit,
 };
 
 impl App {
-    /// Signs the commit document, or takes `shown`, a document that an agent sent or a ledger
-    /// holds. Issues the members' certificates.
-    pub(super) async fn build_commit(
+    /// Signs the commit document of the list with the hash `h`, or takes `shown`, a document that an
+    /// agent sent or a ledger holds. Issues the members' certificates.
+    pub(super) fn build_commit(
         &self,
-        transaction: &mut ClusterTransaction,
+        loaded: &LoadedCluster,
         h: formation::Hash,
         shown: Option<Jws>,
+        authorities: &Authorities,
     ) -> Result<NewCommit, ApiError> {
-        let id = transaction.id();
-        let frozen = transaction.cluster.frozen.clone();
+        let id = loaded.id();
+        let frozen = loaded.cluster.frozen.as_ref();
         let frozen = frozen.ok_or_else(|| StoreError::damaged("a decision without a list"))?;
         let adopted = shown.is_some();
         let document = match shown {
             Some(document) => document,
             None => {
-                let grants = transaction.grants_of(&frozen.proposal)?;
+                let grants = loaded.grants_of(&frozen.proposal)?;
                 let damaged = |_| StoreError::damaged(format!("a record of cluster {id}"));
                 let proposal = convert::wire_proposal(&frozen.proposal, grants).map_err(damaged)?;
                 assert_eq!(proposal.hash().0, h.0, "the wire's hash and the machine's are one");
@@ -63,8 +64,7 @@ impl App {
                 document.as_str().parse().map_err(unreadable)?
             }
         };
-        let authorities = transaction.authorities().await?;
-        let leaves = self.issue_leaves(id, &frozen.proposal, &authorities, transaction.now)?;
+        let leaves = self.issue_leaves(id, &frozen.proposal, authorities, loaded.now)?;
         Ok(NewCommit { epoch: frozen.proposal.epoch, h, document, adopted, leaves })
     }
 
@@ -160,14 +160,41 @@ impl App {
             return Ok(None);
         }
         let authorities = authorities(connection, id).await?;
-        Ok(Some(ledger::Commit {
-            cluster_id: id,
-            h: HEXLOWER.encode(&stored.h),
-            document: stored.document.as_str().to_owned(),
-            statements: chain.jws().iter().map(|jws| jws.as_str().to_owned()).collect(),
-            peer_ca: ledger_authority(&authorities.peer),
-            client_ca: ledger_authority(&authorities.client),
-        }))
+        Ok(Some(ledger_entry(id, chain, (&stored.h[..], &stored.document), &authorities)))
+    }
+}
+
+/// Returns what `asker` gets of its cluster's new commit, and the entry that the ledger must hold
+/// before that leaves: the document, and the asker's own certificates.
+pub(super) fn parts_to_deliver(
+    commit: &NewCommit,
+    loaded: &LoadedCluster,
+    authorities: &Authorities,
+    asker: Option<formation::AgentKey>,
+) -> (Delivery, ledger::Commit) {
+    let frozen = loaded.cluster.frozen.as_ref();
+    let seat = frozen.zip(asker).and_then(|(frozen, key)| frozen.proposal.seat_of(key));
+    let index = seat.and_then(|seat| usize::from(seat).checked_sub(1));
+    let leaves = index.and_then(|index| commit.leaves.get(index)).cloned();
+    let delivery = Delivery { document: commit.document.clone(), leaves };
+    let stored = (&commit.h.0[..], &commit.document);
+    (delivery, ledger_entry(loaded.id(), &loaded.chain, stored, authorities))
+}
+
+/// Returns the ledger entry for a cluster's commit: the hash of its list, and its document.
+fn ledger_entry(
+    cluster: Uuid,
+    chain: &StatementChain,
+    (h, document): (&[u8], &Jws),
+    authorities: &Authorities,
+) -> ledger::Commit {
+    ledger::Commit {
+        cluster_id: cluster,
+        h: HEXLOWER.encode(h),
+        document: document.as_str().to_owned(),
+        statements: chain.jws().iter().map(|jws| jws.as_str().to_owned()).collect(),
+        peer_ca: ledger_authority(&authorities.peer),
+        client_ca: ledger_authority(&authorities.client),
     }
 }
 

@@ -34,12 +34,15 @@ use crate::app::App;
 use crate::domain::describe;
 use crate::error::ApiError;
 use crate::gate::with_timeout;
-use crate::ledger;
+use crate::ledger::{self, LedgerError};
 use crate::store::changes::removal_of;
-use crate::store::cluster::{ClusterTransaction, LeafPair, LoadedCluster, RequestDetails, Trust};
+use crate::store::cluster::{
+    Authorities, ClusterTransaction, LeafPair, LoadedCluster, NewCommit, RequestDetails, Trust,
+};
 
 use batch::BatchAnswer;
 pub(crate) use batch::ClusterBatches;
+use commit::parts_to_deliver;
 pub(crate) use event::ClusterRequest;
 pub(crate) use hints::PendingHints;
 pub(crate) use renewals::LeaseRenewals;
@@ -117,21 +120,17 @@ impl App {
         changes.extend(own);
         let shown = prepared.document.filter(|_| committed.is_some());
         let decisions = decisions(&changes, committed, shown.is_some());
-        if let Some(doubt) =
-            self.find_decision_blocker(&mut transaction, &decisions, accepts).await?
-        {
+        let blocker = self.find_decision_blocker(&mut transaction, &decisions, accepts).await?;
+        if let Some(blocker) = blocker {
             drop(transaction);
-            return Err(match doubt {
-                DecisionBlocker::LedgerBehind => self.ledger_behind_error(),
-                DecisionBlocker::DatabaseSetBack(why) => {
-                    self.report_database_change(cluster, why).await
-                }
-            });
+            return Err(self.report_blocker(cluster, blocker).await);
         }
-        let new_commit = match committed {
-            Some(h) => Some(self.build_commit(&mut transaction, h, shown).await?),
-            None => None,
-        };
+        let mut new_commit = None;
+        if let Some(h) = committed {
+            let authorities = transaction.authorities().await?;
+            let commit = self.build_commit(&transaction, h, shown, &authorities)?;
+            new_commit = Some((commit, authorities));
+        }
         let statement = prepared.statement.as_ref().filter(|_| !refused);
         let revocation = prepared.revocation.as_ref().filter(|_| !refused);
         transaction.add_statement_and_revocation(statement, revocation).await?;
@@ -146,11 +145,13 @@ impl App {
                 instance: prepared.instance.as_deref(),
                 revocation,
             };
-            transaction.save(&changes, new_commit.as_ref(), next, &request).await?;
+            let commit = new_commit.as_ref().map(|(commit, _)| commit);
+            transaction.save(&changes, commit, next, &request).await?;
         }
-        let (delivery, entry) = match &answer {
-            Ok(answer) => self.delivery(&mut transaction, answer, asker).await?,
-            Err(_) => (None, None),
+        let has_document = answer.as_ref().is_ok_and(|answer| answer.document.is_some());
+        let (delivery, entry) = match has_document {
+            true => self.delivery(&mut transaction, asker, new_commit).await?,
+            false => (None, None),
         };
         let grants = match &answer {
             Ok(Answer { proposal: Some(_), .. }) => frozen_list_grants(&transaction)?,
@@ -166,7 +167,7 @@ impl App {
         self.announce(&cluster, &changes, &alarms, has_notified);
         // The commit must be durable in the ledger before its document leaves with the response.
         if let Some(entry) = entry {
-            self.record_in_ledger(entry).await?;
+            self.record_in_ledger(vec![entry]).await?.into_iter().collect::<Result<(), _>>()?;
         }
         let answer = answer.map_err(|refusal| self.refusal_error(&refusal, &cluster))?;
         Ok(ClusterReply { cluster, chain, now, answer, document: delivery, grants, redeemed_grant })
@@ -349,6 +350,16 @@ impl App {
         )))
     }
 
+    /// Returns the error for a decision that this process may not make, after reporting the reason.
+    async fn report_blocker(&self, cluster: Uuid, blocker: DecisionBlocker) -> ApiError {
+        match blocker {
+            DecisionBlocker::LedgerBehind => self.ledger_behind_error(),
+            DecisionBlocker::DatabaseSetBack(why) => {
+                self.report_database_change(cluster, why).await
+            }
+        }
+    }
+
     /// Returns the error for a ledger that lacks too many decisions of other processes. Starts
     /// filling the ledger.
     fn ledger_behind_error(&self) -> ApiError {
@@ -373,23 +384,30 @@ impl App {
         step(&mut loaded.cluster, &context, loaded.now, event)
     }
 
-    /// Makes a commit durable in the ledger. Only afterwards may its document leave this process.
-    async fn record_in_ledger(&self, commit: ledger::Commit) -> Result<(), ApiError> {
+    /// Makes commits of different clusters durable in the ledger. Only afterwards may their
+    /// documents leave this process. The results have the order of `commits`.
+    async fn record_in_ledger(
+        &self,
+        commits: Vec<ledger::Commit>,
+    ) -> Result<Vec<Result<(), LedgerError>>, LedgerError> {
         crate::crash::point("before", "ledger");
-        self.store.record_commit(commit).await?;
+        let results = self.store.record_commits(commits).await?;
         self.metrics.ledger_entries.set(self.store.ledger().commits() as i64);
         crate::crash::point("after", "ledger");
-        Ok(())
+        Ok(results)
     }
 
+    /// Returns what `asker` gets of the cluster's commit, and the ledger entry of the commit if the
+    /// ledger lacks it. `new_commit` is given if this transaction commits the list.
     async fn delivery(
         &self,
         transaction: &mut ClusterTransaction,
-        answer: &Answer,
         asker: Option<formation::AgentKey>,
+        new_commit: Option<(NewCommit, Authorities)>,
     ) -> Result<(Option<Delivery>, Option<ledger::Commit>), ApiError> {
-        if answer.document.is_none() {
-            return Ok((None, None));
+        if let Some((commit, authorities)) = new_commit {
+            let (delivery, entry) = parts_to_deliver(&commit, transaction, &authorities, asker);
+            return Ok((Some(delivery), Some(entry)));
         }
         let (cluster, chain) = (transaction.cluster.clone(), transaction.chain.clone());
         self.delivery_of(transaction.connection(), &cluster, &chain, asker).await

@@ -9,7 +9,7 @@
 //! this module provides what they need.
 //!
 //! 1. **A commit document is fsynced in the ledger before it first leaves this process**
-//!    ([`Ledger::ensure_commit`]). The entry holds the document, the statements and the wrapped CA
+//!    ([`Ledger::ensure_commits`]). The entry holds the document, the statements and the wrapped CA
 //!    keys: enough to restore the cluster into an empty database. The admin chain is likewise
 //!    written before the process acts on it ([`Ledger::ensure_admins`]).
 //! 2. **Ledgers are complete** (`copy`). The database numbers commits and ends in the order in
@@ -273,17 +273,39 @@ impl Ledger {
         self.memory().database
     }
 
+    /// Writes commits of different clusters in one append; they are durable when this returns. If
+    /// the ledger holds another commit of a cluster, the result is an error for that cluster alone,
+    /// and the other commits are written. The results have the order of `commits`. The outer error
+    /// means that the disk has failed.
+    pub(crate) async fn ensure_commits(
+        &self,
+        commits: Vec<Commit>,
+    ) -> Result<Vec<Result<(), LedgerError>>, LedgerError> {
+        let (mut lines, mut results) = (Vec::new(), Vec::new());
+        for commit in commits {
+            let cluster_id = commit.cluster_id;
+            results.push(match self.entry(cluster_id)? {
+                Some(LedgerEntry::Commit { h, .. }) if Some(h) != commit.hash() => {
+                    Err(LedgerError::Contradiction { cluster_id })
+                }
+                Some(LedgerEntry::Commit { document: true, .. }) => Ok(()),
+                _ => {
+                    lines.push(LedgerLine::Commit(Box::new(commit)));
+                    Ok(())
+                }
+            });
+        }
+        if !lines.is_empty() {
+            self.append(lines).await?;
+        }
+        Ok(results)
+    }
+
     /// Writes a commit; it is durable when this returns. A second, different commit of one cluster
     /// is an error and writes nothing.
+    #[cfg(test)]
     pub(crate) async fn ensure_commit(&self, commit: Commit) -> Result<(), LedgerError> {
-        match self.entry(commit.cluster_id)? {
-            Some(LedgerEntry::Commit { h, .. }) if Some(h) != commit.hash() => {
-                return Err(LedgerError::Contradiction { cluster_id: commit.cluster_id });
-            }
-            Some(LedgerEntry::Commit { document: true, .. }) => return Ok(()),
-            _ => {}
-        }
-        self.append(vec![LedgerLine::Commit(Box::new(commit))]).await
+        self.ensure_commits(vec![commit]).await?.remove(0)
     }
 
     /// Writes copied decisions; they are durable when this returns.

@@ -76,16 +76,24 @@ impl Store {
         Ok(settled)
     }
 
-    /// Writes a commit to the ledger, then the number of the ledger's commits to the process's row.
-    /// By that number an owner decides whether a process may be forgotten. A ledger that holds
-    /// fewer commits than the row says was set back to an older state. The commit is durable when
-    /// this returns.
-    pub(crate) async fn record_commit(&self, commit: Commit) -> Result<(), LedgerError> {
-        self.ledger().ensure_commit(commit).await?;
+    /// Writes commits of different clusters to the ledger, then the number of the ledger's commits
+    /// to the process's row. By that number an owner decides whether a process may be forgotten. A
+    /// ledger that holds fewer commits than the row says was set back to an older state. The
+    /// commits are durable when this returns. The results have the order of `commits`.
+    pub(crate) async fn record_commits(
+        &self,
+        commits: Vec<Commit>,
+    ) -> Result<Vec<Result<(), LedgerError>>, LedgerError> {
+        let results = self.ledger().ensure_commits(commits).await?;
         if let Err(error) = self.count_entries().await {
-            tracing::debug!(%error, "the sweep will count this commit");
+            tracing::debug!(%error, "the sweep will count these commits");
         }
-        Ok(())
+        Ok(results)
+    }
+
+    /// Writes a commit as [`Store::record_commits`] does.
+    pub(crate) async fn record_commit(&self, commit: Commit) -> Result<(), LedgerError> {
+        self.record_commits(vec![commit]).await?.pop().unwrap_or(Err(LedgerError::Failed))
     }
 
     async fn count_entries(&self) -> Result<(), StoreError> {

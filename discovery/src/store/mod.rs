@@ -43,7 +43,7 @@ use crate::metrics::{DatabaseTimer, DatabaseUse};
 
 pub(crate) use connect::{ConnectError, PoolSettings, connect, inspect};
 pub(crate) use error::StoreError;
-pub(crate) use transaction::Transaction;
+pub(crate) use transaction::{KeptConnection, Transaction};
 
 /// Time in microseconds since 1970, by Postgres' clock.
 pub(crate) type UnixMicros = i64;
@@ -133,16 +133,18 @@ impl Store {
 
     /// Begins a transaction with the statements in `begin`.
     pub(crate) async fn begin(&self, begin: impl SqlSafeStr) -> Result<Transaction, StoreError> {
-        Ok(self.begin_and_fetch(begin).await?.0)
+        Ok(self.begin_and_fetch(begin, None).await?.0)
     }
 
-    /// Begins a transaction with the statements in `begin`. Also returns the rows that they select.
+    /// Begins a transaction with the statements in `begin`, on `kept` if it is given and alive.
+    /// Also returns the rows that the statements select.
     pub(crate) async fn begin_and_fetch(
         &self,
         begin: impl SqlSafeStr,
+        kept: Option<KeptConnection>,
     ) -> Result<(Transaction, Vec<PgRow>), StoreError> {
         let timer = self.watch.metrics.time_database(DatabaseUse::Transaction);
-        Ok(Transaction::begin(&self.pool, begin, timer).await?)
+        Ok(Transaction::begin(&self.pool, kept, begin, timer).await?)
     }
 
     /// Returns the caches of verified signatures.

@@ -28,6 +28,11 @@ const COMMIT_WAIT: Duration = Duration::from_secs(10);
 /// after `statement_timeout`.
 const ROLLBACK_WAIT: Duration = Duration::from_secs(5);
 
+/// A connection that goes from one transaction to the next of the same caller. Meanwhile it isn't
+/// in the pool, which would ping it.
+#[derive(Debug)]
+pub(crate) struct KeptConnection(PoolConnection<Postgres>);
+
 /// A transaction. Dropping it rolls it back, unless it was committed.
 #[derive(Debug)]
 pub(crate) struct Transaction {
@@ -38,16 +43,26 @@ pub(crate) struct Transaction {
 }
 
 impl Transaction {
-    /// Starts a transaction. `begin` is BEGIN, followed by any SQL statements that share its round
-    /// trip. Also returns the rows that these statements select. BEGIN also tests whether the
-    /// connection is alive. `timer` is dropped when the transaction ends, or can't begin.
+    /// Starts a transaction, on `kept` if it is given and alive. `begin` is BEGIN, followed by any
+    /// SQL statements that share its round trip. Also returns the rows that these statements select.
+    /// BEGIN also tests whether the connection is alive. `timer` is dropped when the transaction
+    /// ends, or can't begin.
     pub(super) async fn begin(
         pool: &PgPool,
+        kept: Option<KeptConnection>,
         begin: impl SqlSafeStr,
         timer: DatabaseTimer,
     ) -> Result<(Self, Vec<PgRow>), sqlx::Error> {
         let begin = begin.into_sql_str();
         let begun = async {
+            if let Some(KeptConnection(connection)) = kept {
+                match Transaction::begin_on(connection, begin.clone()).await {
+                    Err(error) if is_dead_connection(&error) => {
+                        tracing::debug!(%error, "a kept connection has died");
+                    }
+                    begun => return begun,
+                }
+            }
             // BEGIN on a dead connection has changed nothing, so trying the next connection is
             // safe. Dead connections have left the pool, so at most `pool.size()` tries fail.
             for _ in 0..pool.size() {
@@ -77,13 +92,18 @@ impl Transaction {
 
     /// Commits the transaction. An error means that it was rolled back, or that its fate is
     /// unknown.
-    pub(crate) async fn commit(mut self) -> Result<(), sqlx::Error> {
+    pub(crate) async fn commit(self) -> Result<(), sqlx::Error> {
+        self.commit_and_keep().await.map(drop)
+    }
+
+    /// Commits the transaction as [`Transaction::commit`] does. Returns the connection, for the
+    /// caller's next transaction.
+    pub(crate) async fn commit_and_keep(mut self) -> Result<Option<KeptConnection>, sqlx::Error> {
         let asked = sqlx::raw_sql("COMMIT").execute(&mut *self);
         tokio::time::timeout(COMMIT_WAIT, asked)
             .await
             .unwrap_or_else(|_| Err(no_answer_error()))?;
-        self.connection = None;
-        Ok(())
+        Ok(self.connection.take().map(KeptConnection))
     }
 }
 

@@ -4,6 +4,7 @@ mod access;
 mod agent;
 mod approvals;
 mod audit;
+mod batch_commits;
 mod batches;
 mod confirmed;
 mod console;

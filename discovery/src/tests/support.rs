@@ -311,6 +311,35 @@ pub(super) fn times() -> TimeArgs {
     }
 }
 
+/// Returns the arguments of a service for tests.
+pub(super) fn serve_args(keys: PathBuf, ledger: PathBuf, database_url: String) -> ServeArgs {
+    ServeArgs {
+        check: false,
+        etcd_listen: Vec::new(),
+        identity_keys: None,
+        console: ConsoleArgs::default(),
+        keys,
+        listen: vec!["127.0.0.1:0".parse().unwrap()],
+        ledger,
+        database: DatabaseArgs {
+            managed_postgres: None,
+            database_url: Some(database_url),
+            database_url_file: None,
+            postgres_bin: None,
+            postgres_user: "postgres".into(),
+            pool_size: 4,
+        },
+        times: times(),
+        limits: LimitArgs {
+            max_connections: 1_000,
+            max_connections_per_address: 1_000,
+            max_parked_polls: 100,
+            rate: 10_000,
+            burst: 10_000,
+        },
+    }
+}
+
 /// One installation: keys, ledgers and a database. Services can be started and stopped.
 pub(super) struct TestInstallation {
     pub folder: tempfile::TempDir,
@@ -335,31 +364,8 @@ impl TestInstallation {
     }
 
     pub(super) fn args(&self, ledger: &str) -> ServeArgs {
-        ServeArgs {
-            check: false,
-            etcd_listen: Vec::new(),
-            identity_keys: None,
-            console: ConsoleArgs::default(),
-            keys: self.folder.path().join("keys"),
-            listen: vec!["127.0.0.1:0".parse().unwrap()],
-            ledger: self.folder.path().join(ledger),
-            database: DatabaseArgs {
-                managed_postgres: None,
-                database_url: Some(self.database.url()),
-                database_url_file: None,
-                postgres_bin: None,
-                postgres_user: "postgres".into(),
-                pool_size: 4,
-            },
-            times: times(),
-            limits: LimitArgs {
-                max_connections: 1_000,
-                max_connections_per_address: 1_000,
-                max_parked_polls: 100,
-                rate: 10_000,
-                burst: 10_000,
-            },
-        }
+        let folder = self.folder.path();
+        serve_args(folder.join("keys"), folder.join(ledger), self.database.url())
     }
 
     pub(super) async fn serve(&self) -> RunningService {

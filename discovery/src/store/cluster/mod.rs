@@ -32,6 +32,7 @@ use super::{Store, StoreError, Transaction, UnixMicros};
 use crate::domain::number_to_row;
 use crate::ledger;
 
+pub(crate) use batch::BatchTransaction;
 pub(super) use load::Hex;
 pub(crate) use load::{RequestedGrant, Trust};
 pub(crate) use records::Caches;
@@ -349,6 +350,12 @@ impl LoadedCluster {
         check_ledger(self.known.as_ref(), &self.read)
     }
 
+    /// Number of decisions that this transaction saw and the ledger lacked.
+    fn missing_decisions(&self) -> u64 {
+        let copied = self.known.map_or(0, |known| known.last_copied.number);
+        self.read.newest.saturating_sub(copied)
+    }
+
     /// Returns the database's generation, as this transaction read it.
     pub(crate) fn generation(&self) -> u64 {
         self.read.generation
@@ -373,7 +380,7 @@ impl LoadedCluster {
     }
 
     /// Notes that a step has changed the cluster from `before` to its present state, so that
-    /// [`batch::BatchTransaction::save`] or [`ClusterTransaction::save`] writes it. Returns whether
+    /// [`BatchTransaction::save`] or [`ClusterTransaction::save`] writes it. Returns whether
     /// the COMMIT will notify other processes. It does so if the cluster has another phase or list.
     ///
     /// Postgres commits notifying transactions one after the other, and each waits for the disk
@@ -411,12 +418,7 @@ impl ClusterTransaction {
     /// of copied decisions is limited, because the cluster stays locked meanwhile. Returns whether
     /// the ledger has all decisions now.
     pub(crate) async fn copy_new_decisions(&mut self, store: &Store) -> Result<bool, StoreError> {
-        let from = self.loaded.known.map_or(HistoryPosition::START, |known| known.last_copied);
-        let limit = ledger::LOOK_LIMIT;
-        ledger::copy_decisions(&mut self.transaction, &store.ledger, &store.watch, from, limit)
-            .await?;
-        let copied = store.ledger.known().map_or(0, |known| known.last_copied.number);
-        Ok(copied >= self.loaded.read.newest)
+        copy_decisions_up_to(&mut self.transaction, store, &self.loaded).await
     }
 
     /// Ends this connection, so that the pool can't hand it out again. Called if the connected
@@ -451,7 +453,7 @@ impl ClusterTransaction {
         self.has_notified |= self.loaded.note_step(&before, changes, next_deadline, request);
         save::save(&mut self.transaction, &[&self.loaded]).await?;
         if let Some(commit) = commit {
-            save::commit(&mut self.transaction, id, now, commit).await?;
+            save::commits(&mut self.transaction, now, &[(id, commit)]).await?;
         }
         Ok(())
     }
@@ -466,6 +468,20 @@ impl ClusterTransaction {
         self.transaction.commit().await?;
         Ok(self.loaded.cluster)
     }
+}
+
+/// Copies decisions into the ledger until it has those that the transaction of `loaded` saw, or
+/// until the limit is reached. Returns whether the ledger has all of them now.
+async fn copy_decisions_up_to(
+    connection: &mut PgConnection,
+    store: &Store,
+    loaded: &LoadedCluster,
+) -> Result<bool, StoreError> {
+    let from = loaded.known.map_or(HistoryPosition::START, |known| known.last_copied);
+    let limit = ledger::LOOK_LIMIT;
+    ledger::copy_decisions(connection, &store.ledger, &store.watch, from, limit).await?;
+    let copied = store.ledger.known().map_or(0, |known| known.last_copied.number);
+    Ok(copied >= loaded.read.newest)
 }
 
 /// Whether the change only replaces an earlier value of the same agent. Such a change appends no
@@ -513,16 +529,42 @@ pub(crate) async fn authorities(
     connection: &mut PgConnection,
     cluster: Uuid,
 ) -> Result<Authorities, StoreError> {
-    let rows: Vec<AuthorityRow> = sqlx::query_as(
-        "SELECT certificate, wrapped_key FROM authorities
-         WHERE cluster_id = $1 AND purpose IN ('peer', 'client') ORDER BY purpose DESC",
+    let mut found = authorities_of(connection, &[cluster]).await?;
+    found
+        .remove(&cluster)
+        .ok_or_else(|| StoreError::damaged(format!("cluster {cluster} has no CA")))
+}
+
+/// Returns both CAs of each cluster, by the cluster's id. A cluster that lacks one is left out.
+pub(crate) async fn authorities_of(
+    connection: &mut PgConnection,
+    clusters: &[Uuid],
+) -> Result<BTreeMap<Uuid, Authorities>, StoreError> {
+    #[derive(sqlx::FromRow)]
+    struct PairRow {
+        cluster_id: Uuid,
+        peer_certificate: Vec<u8>,
+        peer_key: Option<Vec<u8>>,
+        client_certificate: Vec<u8>,
+        client_key: Option<Vec<u8>>,
+    }
+    let rows: Vec<PairRow> = sqlx::query_as(
+        "SELECT p.cluster_id, p.certificate AS peer_certificate, p.wrapped_key AS peer_key,
+                c.certificate AS client_certificate, c.wrapped_key AS client_key
+         FROM authorities p JOIN authorities c
+             ON c.cluster_id = p.cluster_id AND c.purpose = 'client'
+         WHERE p.cluster_id = ANY($1) AND p.purpose = 'peer'",
     )
-    .bind(cluster)
+    .bind(clusters)
     .fetch_all(connection)
     .await?;
-    let [peer, client] = <[AuthorityRow; 2]>::try_from(rows)
-        .map_err(|_| StoreError::damaged(format!("cluster {cluster} has no CA")))?;
-    Ok(Authorities { peer, client })
+    let pair = |row: PairRow| {
+        let peer = AuthorityRow { certificate: row.peer_certificate, wrapped_key: row.peer_key };
+        let client =
+            AuthorityRow { certificate: row.client_certificate, wrapped_key: row.client_key };
+        (row.cluster_id, Authorities { peer, client })
+    };
+    Ok(rows.into_iter().map(pair).collect())
 }
 
 /// A decision as stored in the database.

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use data_encoding::{BASE64, HEXLOWER};
+use data_encoding::HEXLOWER;
 use discovery_formation as formation;
 use discovery_formation::service::{
     Applicant, Cluster, ClusterChange, FrozenList, ProbeOutcome, Seating,
@@ -14,7 +14,7 @@ use uuid::Uuid;
 
 use super::super::StoreError;
 use super::load::{MatrixRow, ProbeJson};
-use super::{CHANNEL, LoadedCluster, NewCommit, RequestDetails};
+use super::{CHANNEL, LeafPair, LoadedCluster, NewCommit, RequestDetails};
 use crate::domain::{describe, number_to_row};
 
 /// SQL that writes rows of clusters into their tables. `$rows` stands for the rows as JSON, each
@@ -446,35 +446,62 @@ pub(in crate::store) async fn append_event(
     Ok(())
 }
 
-/// Stores the decision and the members' certificates. Call this after the decided rows are written.
-pub(super) async fn commit(
+/// Stores decisions with the members' certificates, in one SQL statement. Call this after the
+/// decided rows are written: a trigger compares each commit with them.
+pub(super) async fn commits(
     connection: &mut PgConnection,
-    id: Uuid,
     now: formation::UnixMicros,
-    commit: &NewCommit,
+    commits: &[(Uuid, &NewCommit)],
 ) -> Result<(), StoreError> {
-    let leaves = (1_u8..).zip(&commit.leaves).flat_map(|(seat, (peer, client))| {
-        [("peer", peer), ("client", client)].map(|(purpose, certificate)| {
-            json!({ "seat": seat, "purpose": purpose, "certificate": BASE64.encode(certificate) })
-        })
-    });
+    let epochs = commits.iter().map(|(_, commit)| number_to_row(commit.epoch));
+    let mut leaves = LeafColumns::default();
+    for (cluster, commit) in commits {
+        leaves.add(*cluster, &commit.leaves);
+    }
     sqlx::query(
         "WITH c AS (
              INSERT INTO commits (cluster_id, epoch, h, document, adopted, committed_us)
-             VALUES ($1, $2, $3, $4, $5, $6)
+             SELECT n.cluster_id, n.epoch, n.h, n.document, n.adopted, $6
+             FROM unnest($1, $2, $3, $4, $5) AS n (cluster_id, epoch, h, document, adopted)
          )
          INSERT INTO leaves (cluster_id, seat, purpose, certificate)
-         SELECT $1, n.seat, n.purpose, decode(n.certificate, 'base64')
-         FROM jsonb_to_recordset($7) AS n (seat smallint, purpose text, certificate text)",
+         SELECT n.cluster_id, n.seat, n.purpose, n.certificate
+         FROM unnest($7, $8, $9, $10) AS n (cluster_id, seat, purpose, certificate)",
     )
-    .bind(id)
-    .bind(number_to_row(commit.epoch)?)
-    .bind(&commit.h.0[..])
-    .bind(commit.document.as_str())
-    .bind(commit.adopted)
+    .bind(commits.iter().map(|(cluster, _)| *cluster).collect::<Vec<Uuid>>())
+    .bind(epochs.collect::<Result<Vec<i64>, _>>()?)
+    .bind(commits.iter().map(|(_, commit)| &commit.h.0[..]).collect::<Vec<&[u8]>>())
+    .bind(commits.iter().map(|(_, commit)| commit.document.as_str()).collect::<Vec<&str>>())
+    .bind(commits.iter().map(|(_, commit)| commit.adopted).collect::<Vec<bool>>())
     .bind(number_to_row(now.0)?)
-    .bind(Json(leaves.collect::<Vec<Value>>()))
+    .bind(leaves.clusters)
+    .bind(leaves.seats)
+    .bind(leaves.purposes)
+    .bind(leaves.certificates)
     .execute(connection)
     .await?;
     Ok(())
+}
+
+/// Rows of the table `leaves`, one vector for each column.
+#[derive(Default)]
+struct LeafColumns<'a> {
+    clusters: Vec<Uuid>,
+    seats: Vec<i16>,
+    purposes: Vec<&'static str>,
+    certificates: Vec<&'a [u8]>,
+}
+
+impl<'a> LeafColumns<'a> {
+    /// Adds the certificates of all members of a cluster, seat 1 first.
+    fn add(&mut self, cluster: Uuid, leaves: &'a [LeafPair]) {
+        for (seat, (peer, client)) in (1..).zip(leaves) {
+            for (purpose, certificate) in [("peer", peer), ("client", client)] {
+                self.clusters.push(cluster);
+                self.seats.push(seat);
+                self.purposes.push(purpose);
+                self.certificates.push(certificate);
+            }
+        }
+    }
 }
