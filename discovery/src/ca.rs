@@ -10,7 +10,7 @@ use std::time::Duration;
 use rcgen::{
     BasicConstraints, CertificateParams, CertificateSigningRequestParams, DistinguishedName,
     DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair, KeyUsagePurpose,
-    PKCS_ECDSA_P256_SHA256, SanType, SerialNumber,
+    PKCS_ECDSA_P256_SHA256, PublicKey, PublicKeyData, SanType, SerialNumber,
 };
 use ring::rand::{SecureRandom, SystemRandom};
 use rustls::pki_types::{CertificateDer, CertificateSigningRequestDer, PrivatePkcs8KeyDer};
@@ -112,20 +112,32 @@ pub(crate) struct ClusterIssuer {
 }
 
 impl ClusterIssuer {
-    /// Issues a member's two leaves and returns their DER: the peer leaf, then the client leaf. The
-    /// client leaf contains the hosts of both kinds of URL, because the member serves clients at
-    /// all of them.
+    /// Issues a member's two leaves for the key in `csr` (PKCS#10 DER), whose signature is checked,
+    /// and returns them as [`ClusterIssuer::issue_for_key`] does. Everything else in `csr` is
+    /// ignored.
     pub(crate) fn issue_member(
         &self,
         csr: &[u8],
         leaf: &MemberLeaf<'_>,
         now: u64,
     ) -> Result<(Vec<u8>, Vec<u8>), CaError> {
+        self.issue_for_key(&requested_key(csr)?, leaf, now)
+    }
+
+    /// Issues a member's two leaves for its key, and returns their DER: the peer leaf, then the
+    /// client leaf. The client leaf contains the hosts of both kinds of URL, because the member
+    /// serves clients at all of them. The caller has verified that the member has the private key.
+    pub(crate) fn issue_for_key(
+        &self,
+        key: &impl PublicKeyData,
+        leaf: &MemberLeaf<'_>,
+        now: u64,
+    ) -> Result<(Vec<u8>, Vec<u8>), CaError> {
         let mut both = [leaf.peer_hosts, leaf.client_hosts].concat();
         both.sort();
         both.dedup();
-        let peer = self.peer.issue_member(csr, leaf, leaf.peer_hosts, now)?;
-        Ok((peer, self.client.issue_member(csr, leaf, &both, now)?))
+        let peer = self.peer.issue_member(key, leaf, leaf.peer_hosts, now)?;
+        Ok((peer, self.client.issue_member(key, leaf, &both, now)?))
     }
 }
 
@@ -171,11 +183,10 @@ impl IssuingCa {
         Ok(IssuingCa { issuer })
     }
 
-    /// Returns the DER of a leaf for the key in `csr` (PKCS#10 DER). Everything else in `csr` is
-    /// ignored.
+    /// Returns the DER of a leaf for a member's key.
     fn issue_member(
         &self,
-        csr: &[u8],
+        key: &impl PublicKeyData,
         leaf: &MemberLeaf<'_>,
         hosts: &[String],
         now: u64,
@@ -189,7 +200,7 @@ impl IssuingCa {
             params.subject_alt_names.push(host_name(host)?);
         }
         params.extended_key_usages.push(ExtendedKeyUsagePurpose::ServerAuth);
-        self.sign(csr, &params)
+        self.sign(key, &params)
     }
 
     /// Returns the DER of a client certificate for `etcdctl` or an application.
@@ -199,18 +210,27 @@ impl IssuingCa {
         name: &str,
         now: u64,
     ) -> Result<Vec<u8>, CaError> {
-        self.sign(csr, &leaf_params(name, now, CREDENTIAL_LIFE)?)
+        self.sign(&requested_key(csr)?, &leaf_params(name, now, CREDENTIAL_LIFE)?)
     }
 
-    fn sign(&self, csr: &[u8], params: &CertificateParams) -> Result<Vec<u8>, CaError> {
-        let request =
-            CertificateSigningRequestParams::from_der(&CertificateSigningRequestDer::from(csr))
-                .map_err(CaError::Request)?;
-        if *request.public_key.algorithm() != PKCS_ECDSA_P256_SHA256 {
-            return Err(CaError::KeyType);
-        }
-        let leaf = params.signed_by(&request.public_key, &self.issuer).map_err(CaError::Signing)?;
+    fn sign(
+        &self,
+        key: &impl PublicKeyData,
+        params: &CertificateParams,
+    ) -> Result<Vec<u8>, CaError> {
+        let leaf = params.signed_by(key, &self.issuer).map_err(CaError::Signing)?;
         Ok(leaf.der().to_vec())
+    }
+}
+
+/// Returns the key in `csr` (PKCS#10 DER), which must have signed `csr`.
+fn requested_key(csr: &[u8]) -> Result<PublicKey, CaError> {
+    let request =
+        CertificateSigningRequestParams::from_der(&CertificateSigningRequestDer::from(csr))
+            .map_err(CaError::Request)?;
+    match *request.public_key.algorithm() == PKCS_ECDSA_P256_SHA256 {
+        true => Ok(request.public_key),
+        false => Err(CaError::KeyType),
     }
 }
 

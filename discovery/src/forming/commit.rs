@@ -86,7 +86,10 @@ impl App {
                 peer_hosts: &hosts(&record.peer_urls),
                 client_hosts: &hosts(&record.client_urls),
             };
-            leaves.push(authority.issue_member(claims.csr.der(), &leaf, now.0 / 1_000_000)?);
+            // The request was verified with the record. So only its key's hash is compared.
+            let key = claims.csr.verified_key(&convert::digest(record.node_key));
+            let key = key.map_err(|_| StoreError::damaged("the key of a verified record"))?;
+            leaves.push(authority.issue_for_key(&key, &leaf, now.0 / 1_000_000)?);
         }
         Ok(leaves)
     }

@@ -37,6 +37,9 @@ pub enum CsrError {
     /// The request is not signed by its own key.
     #[error("the signing request is not signed by its own key")]
     BadSignature,
+    /// The request has another key than the one that was verified.
+    #[error("the signing request has another key than the one that was verified")]
+    OtherKey,
 }
 
 /// A PKCS#10 request in DER, written as base64url. Nothing is checked before [`Csr::verify`].
@@ -51,6 +54,23 @@ pub struct VerifiedCsr {
     /// SHA-256 of the key's SubjectPublicKeyInfo. `muster-node` identifies a node's key by this
     /// hash.
     pub node_key: Digest,
+}
+
+/// Public key of a request that was verified before ([`Csr::verified_key`]), to be certified.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NodePublicKey {
+    /// Uncompressed point on P-256 (SEC 1, section 2.3.3).
+    point: Vec<u8>,
+}
+
+impl rcgen::PublicKeyData for NodePublicKey {
+    fn der_bytes(&self) -> &[u8] {
+        &self.point
+    }
+
+    fn algorithm(&self) -> &'static rcgen::SignatureAlgorithm {
+        &rcgen::PKCS_ECDSA_P256_SHA256
+    }
 }
 
 /// A P-256 private key with its request.
@@ -93,6 +113,30 @@ impl Csr {
 
     /// Checks the self-signature and the kind of key.
     pub fn verify(&self) -> Result<VerifiedCsr, CsrError> {
+        let spki = self.spki()?;
+        let der = CertificateSigningRequestDer::from(self.0.as_slice());
+        let params = CertificateSigningRequestParams::from_der(&der).map_err(|e| match e {
+            rcgen::Error::InvalidCertificationRequestSignature => CsrError::BadSignature,
+            _ => CsrError::Malformed,
+        })?;
+        Ok(VerifiedCsr { public_key: params.public_key, node_key: Digest::of(&spki) })
+    }
+
+    /// Returns the key of a request that was verified before, without verifying its signature
+    /// again. `node_key` is the hash in the earlier result ([`VerifiedCsr::node_key`]), so the key
+    /// is the one that proved possession then.
+    pub fn verified_key(&self, node_key: &Digest) -> Result<NodePublicKey, CsrError> {
+        let spki = self.spki()?;
+        if Digest::of(&spki) != *node_key {
+            return Err(CsrError::OtherKey);
+        }
+        // The last byte of the prefix is the first one of the point.
+        Ok(NodePublicKey { point: spki[P256_SPKI_PREFIX.len() - 1..].to_vec() })
+    }
+
+    /// Returns the SubjectPublicKeyInfo of the request's key, which must be on P-256. Doesn't check
+    /// the self-signature.
+    fn spki(&self) -> Result<Vec<u8>, CsrError> {
         if self.0.len() > MAX_CSR {
             return Err(CsrError::Malformed);
         }
@@ -103,15 +147,10 @@ impl Csr {
         }
         let spki = parsed.certification_request_info.subject_pki.raw;
         // Check the curve in the key: the request's signature algorithm names only a hash function.
-        if !spki.starts_with(&P256_SPKI_PREFIX) {
-            return Err(CsrError::NotP256);
+        match spki.starts_with(&P256_SPKI_PREFIX) {
+            true => Ok(spki.to_vec()),
+            false => Err(CsrError::NotP256),
         }
-        let der = CertificateSigningRequestDer::from(self.0.as_slice());
-        let params = CertificateSigningRequestParams::from_der(&der).map_err(|e| match e {
-            rcgen::Error::InvalidCertificationRequestSignature => CsrError::BadSignature,
-            _ => CsrError::Malformed,
-        })?;
-        Ok(VerifiedCsr { public_key: params.public_key, node_key: Digest::of(spki) })
     }
 }
 
@@ -148,6 +187,16 @@ mod tests {
         let verified = node.csr.verify().unwrap();
         let spki = rcgen::PublicKeyData::subject_public_key_info(&pair);
         assert_eq!(verified.node_key, Digest::of(&spki));
+    }
+
+    #[test]
+    fn a_request_that_was_verified_before_has_the_verified_key() {
+        let (one, two) = (NodeKey::generate(), NodeKey::generate());
+        let verified = one.csr.verify().unwrap();
+        let key = one.csr.verified_key(&verified.node_key).unwrap();
+        let spki = rcgen::PublicKeyData::subject_public_key_info(&key);
+        assert_eq!(Digest::of(&spki), verified.node_key);
+        assert_eq!(two.csr.verified_key(&verified.node_key), Err(CsrError::OtherKey));
     }
 
     #[test]
