@@ -129,7 +129,18 @@ impl App {
     }
 
     /// Issues an access token for `key`, valid from now for `MAX_ACCESS_SECONDS`.
+    #[cfg(test)]
     pub(crate) fn issue_access_token(&self, key: &PublicKey, subject: ClientKind) -> TokenResponse {
+        self.sign_access_token(key, subject).1
+    }
+
+    /// Issues an access token for `key`, valid from now for `MAX_ACCESS_SECONDS`. Returns its
+    /// content, and the response with its signed form.
+    pub(crate) fn sign_access_token(
+        &self,
+        key: &PublicKey,
+        subject: ClientKind,
+    ) -> (AccessToken, TokenResponse) {
         let iat = self.clock.seconds();
         let token = AccessToken {
             iss: self.issuer.to_string(),
@@ -141,10 +152,11 @@ impl App {
             jti: Nonce::random(),
             cnf: Confirmation { jkt: key.key_id() },
         };
-        TokenResponse {
+        let response = TokenResponse {
             access_token: token.sign(&self.keys.signer().key),
             token_type: "Bearer".into(),
             expires_in: MAX_ACCESS_SECONDS,
-        }
+        };
+        (token, response)
     }
 }

@@ -12,10 +12,14 @@
 //! this by [`check_statement_of`], [`check_named_or_owner`] or [`check_statement_allows`]. Every
 //! admin may read every cluster.
 
+use std::sync::Arc;
+
 use actix_web::HttpRequest;
 use actix_web::http::header;
 use discovery_types::access::{AccessToken, ClientKind};
 use discovery_types::admin::Admin;
+use discovery_types::api::TokenResponse;
+use discovery_types::digest::Digest;
 use discovery_types::jws::Jws;
 use discovery_types::key::PublicKey;
 use discovery_types::problem::Code;
@@ -75,10 +79,7 @@ async fn find_caller(
     cluster: Option<Uuid>,
 ) -> Result<Caller, ApiError> {
     let key = tls_key(request)?;
-    let token = bearer_token(request)?;
-    let signing = app.keys.signing_keys.iter().map(|signing| signing.key.public());
-    let now = app.clock.seconds();
-    let token = AccessToken::verify(&token, signing, &app.issuer, &key, now)?;
+    let token = access_token(request, app, &key)?;
     let (principal, name) = match token.subject {
         ClientKind::Agent(own) => (Principal::Agent { cluster: own }, key.key_id().to_string()),
         ClientKind::Admin => {
@@ -195,12 +196,45 @@ fn refuses_removed_itself(action: Action) -> bool {
     )
 }
 
-fn bearer_token(request: &HttpRequest) -> Result<Jws, ApiError> {
+/// Issues an access token for `key` in answer to `request`. The connection remembers the token,
+/// because its next request shows it.
+pub(crate) fn answer_with_access_token(
+    request: &HttpRequest,
+    app: &App,
+    key: &PublicKey,
+    subject: ClientKind,
+) -> Result<TokenResponse, ApiError> {
+    let (token, response) = app.sign_access_token(key, subject);
+    let hash = Digest::of(response.access_token.as_str().as_bytes());
+    peer(request)?.last_token.set(hash, Arc::new(token));
+    Ok(response)
+}
+
+/// Returns the request's access token, verified. `key` is the key that the connection proves.
+///
+/// A connection remembers its last token, because nearly all its requests show the same one. Such a
+/// token's signature isn't verified again.
+fn access_token(
+    request: &HttpRequest,
+    app: &App,
+    key: &PublicKey,
+) -> Result<Arc<AccessToken>, ApiError> {
     let next = "Ask for a token at /v1/token.";
     let missing = || ApiError::new(Code::TokenMissing, "There is no access token.", next);
     let header = request.headers().get(header::AUTHORIZATION).ok_or_else(missing)?;
     let text = header.to_str().ok().and_then(|text| text.strip_prefix("Bearer "));
     let text = text.ok_or_else(missing)?;
-    text.parse()
-        .map_err(|_| ApiError::new(Code::TokenInvalid, "The access token can't be read.", next))
+    let (hash, now) = (Digest::of(text.as_bytes()), app.clock.seconds());
+    let last = &peer(request)?.last_token;
+    if let Some(token) = last.with_hash(&hash) {
+        token.check_again(key, now)?;
+        return Ok(token);
+    }
+    let token: Jws = text
+        .parse()
+        .map_err(|_| ApiError::new(Code::TokenInvalid, "The access token can't be read.", next))?;
+    let signing = app.keys.signing_keys.iter().map(|signing| signing.key.public());
+    let token = Arc::new(AccessToken::verify(&token, signing, &app.issuer, key, now)?);
+    last.set(hash, token.clone());
+    Ok(token)
 }

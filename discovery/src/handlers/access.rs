@@ -8,7 +8,7 @@ use discovery_types::problem::{Code, Problem};
 
 use super::body::FormBody;
 use crate::app::App;
-use crate::auth::tls_key;
+use crate::auth::{answer_with_access_token, tls_key};
 use crate::error::ApiError;
 use crate::store::StoreError;
 
@@ -70,7 +70,7 @@ pub(crate) async fn token(
         app.metrics.count_alarm("assertion_replayed");
         return Err(refused("The assertion was used before.".into()));
     }
-    Ok(Json(app.issue_access_token(&key, subject)))
+    Ok(Json(answer_with_access_token(&request, &app, &key, subject)?))
 }
 
 /// Returns the service's URLs, the pins of its TLS keys, and the start of its admin chain.

@@ -31,7 +31,7 @@ use super::access::jwks_of;
 use super::agent_key;
 use super::body::{JsonBody, unreadable_request};
 use crate::app::App;
-use crate::auth::{Caller, authorise, peer, tls_key};
+use crate::auth::{Caller, answer_with_access_token, authorise, peer, tls_key};
 use crate::error::ApiError;
 use crate::forming::{ClusterReply, ClusterRequest, poll_response, summary_of};
 use crate::intents;
@@ -71,7 +71,7 @@ pub(crate) async fn redeem(
     let grant = applied.redeemed_grant.as_ref().ok_or_else(unknown_token)?;
     let agent = convert::key(&key);
     Ok(Json(RedeemResponse {
-        token: app.issue_access_token(&key, ClientKind::Agent(cluster)),
+        token: answer_with_access_token(&request, &app, &key, ClientKind::Agent(cluster))?,
         issuer: app.issuer.to_string(),
         jwks: jwks_of(&app),
         grant: grant.parse().map_err(|error| unreadable_request(&error))?,

@@ -25,7 +25,7 @@ use uuid::Uuid;
 use super::access::jwks_of;
 use super::body::JsonBody;
 use crate::app::App;
-use crate::auth::{Caller, authorise, check_statement_of, peer, tls_key};
+use crate::auth::{Caller, answer_with_access_token, authorise, check_statement_of, peer, tls_key};
 use crate::error::ApiError;
 use crate::intents::IntentReader;
 use crate::redeem::RedeemRequest;
@@ -74,7 +74,7 @@ pub(crate) async fn join(
     let redeem = RedeemRequest::open(body.jws, key, app.keys.pin(), address)?;
     let joined = app.join(&redeem, query.program).await?;
     Ok(Json(JoinResponse {
-        token: app.issue_access_token(&key, ClientKind::Agent(redeem.cluster())),
+        token: answer_with_access_token(&request, &app, &key, ClientKind::Agent(redeem.cluster()))?,
         issuer: app.issuer.to_string(),
         jwks: jwks_of(&app),
         now_ms: app.clock.micros() / 1_000,

@@ -7,10 +7,13 @@
 
 use std::any::Any;
 use std::net::SocketAddr;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use actix_tls::accept::rustls_0_23::TlsStream;
 use actix_web::dev::Extensions;
 use actix_web::rt::net::TcpStream;
+use discovery_types::access::AccessToken;
+use discovery_types::digest::Digest;
 use muster_tls::{CertificateRule, PeerCertificate};
 use rustls::pki_types::CertificateDer;
 use rustls::server::ParsedCertificate;
@@ -29,6 +32,30 @@ pub(crate) struct ConnectionPeer {
     pub address: SocketAddr,
     /// The client's certificate, if it sent one.
     pub certificate: Option<ClientCertificate>,
+    /// Access token that the connection got or showed last.
+    pub last_token: LastToken,
+}
+
+/// Access token that a connection got from this process, or showed and whose signature was
+/// verified, whichever was later. Clones share it.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct LastToken(Arc<Mutex<Option<HashedToken>>>);
+
+/// Hash of a token's text, and the token.
+type HashedToken = (Digest, Arc<AccessToken>);
+
+impl LastToken {
+    /// Returns the token if its text has this hash.
+    pub(crate) fn with_hash(&self, hash: &Digest) -> Option<Arc<AccessToken>> {
+        let last = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        last.as_ref().filter(|(known, _)| known == hash).map(|(_, token)| token.clone())
+    }
+
+    /// Remembers a token whose text has this hash, instead of the last one. The caller has signed it
+    /// or verified its signature.
+    pub(crate) fn set(&self, hash: Digest, token: Arc<AccessToken>) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some((hash, token));
+    }
 }
 
 /// The parts of a client's certificate that requests use.
@@ -60,7 +87,7 @@ pub(crate) fn remember_peer(connection: &dyn Any, extensions: &mut Extensions) {
         .peer_certificates()
         .and_then(|chain| chain.first())
         .and_then(ClientCertificate::read);
-    extensions.insert(ConnectionPeer { address, certificate });
+    extensions.insert(ConnectionPeer { address, certificate, last_token: LastToken::default() });
 }
 
 /// Makes the listener's TLS configuration.
@@ -84,5 +111,39 @@ impl CertificateRule for AnyKeyRule {
 
     fn is_mandatory(&self) -> bool {
         false
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use discovery_types::access::{ClientKind, Confirmation};
+    use discovery_types::digest::Nonce;
+    use discovery_types::key::SigningKey;
+
+    use super::*;
+
+    #[test]
+    fn a_connection_remembers_only_its_last_token() {
+        let id = SigningKey::generate().key_id();
+        let token = AccessToken {
+            iss: "i".into(),
+            aud: "i".into(),
+            sub: id,
+            subject: ClientKind::Admin,
+            iat: 1,
+            exp: 2,
+            jti: Nonce::random(),
+            cnf: Confirmation { jkt: id },
+        };
+        let other = AccessToken { exp: 3, ..token.clone() };
+        let (first, second) = (Digest::of(b"first"), Digest::of(b"second"));
+        let last = LastToken::default();
+        assert_eq!(last.with_hash(&first), None);
+        last.set(first, Arc::new(token.clone()));
+        assert_eq!(last.clone().with_hash(&first), Some(Arc::new(token)), "clones share it");
+        assert_eq!(last.with_hash(&second), None);
+        last.set(second, Arc::new(other.clone()));
+        assert_eq!(last.with_hash(&first), None);
+        assert_eq!(last.with_hash(&second), Some(Arc::new(other)));
     }
 }

@@ -162,11 +162,16 @@ impl AccessToken {
     ) -> Result<Self, AccessError> {
         let parties = Parties { issuer, subject: None, audience: issuer };
         let token: Self = jws.verify_jwt(JwsType::Access, service, parties)?;
-        if token.cnf.jkt != tls_key.key_id() || token.sub != token.cnf.jkt {
+        token.check_again(tls_key, now)?;
+        Ok(token)
+    }
+
+    /// Checks the key and the times of a token that [`AccessToken::verify`] has verified before.
+    pub fn check_again(&self, tls_key: &PublicKey, now: u64) -> Result<(), AccessError> {
+        if self.cnf.jkt != tls_key.key_id() || self.sub != self.cnf.jkt {
             return Err(AccessError::OtherTlsKey);
         }
-        check_time(token.iat, token.exp, now, MAX_ACCESS_SECONDS)?;
-        Ok(token)
+        check_time(self.iat, self.exp, now, MAX_ACCESS_SECONDS)
     }
 }
 

@@ -108,3 +108,18 @@ fn each_claim_of_an_access_token_is_checked() {
         Some(AccessError::Time { .. })
     ));
 }
+
+#[test]
+fn a_token_that_was_verified_before_is_refused_after_its_end_and_with_another_key() {
+    let (service, client, thief) =
+        (SigningKey::generate(), SigningKey::generate(), SigningKey::generate());
+    let jws = access(&service, &client, |_| ());
+    let token =
+        AccessToken::verify(&jws, &[*service.public()], ISSUER, client.public(), NOW).unwrap();
+    assert_eq!(token.check_again(client.public(), NOW + 1), Ok(()));
+    assert_eq!(token.check_again(thief.public(), NOW + 1), Err(AccessError::OtherTlsKey));
+    for now in [NOW + MAX_ACCESS_SECONDS, NOW - 3] {
+        let refused = token.check_again(client.public(), now);
+        assert!(matches!(refused, Err(AccessError::Time { .. })), "{now}");
+    }
+}
