@@ -1,11 +1,12 @@
-//! Encodes and decodes JWTs with the `jsonwebtoken` library, through `muster-jws`. EdDSA is the
-//! only algorithm.
+//! Encodes JWTs, and decodes them with the `jsonwebtoken` library, through `muster-jws`. EdDSA is
+//! the only algorithm.
 //!
 //! [`super::Jws`] makes the checks that are stricter than RFC 7515 before it calls this module.
 
 use std::collections::HashSet;
 
-use muster_jws::{Algorithm, DecodingKey, EncodingKey, Error, ErrorKind, Header, Validation};
+use data_encoding::BASE64URL_NOPAD;
+use muster_jws::{Algorithm, DecodingKey, Error, ErrorKind, Header, Validation};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
@@ -31,9 +32,23 @@ pub(super) fn encode<T: Serialize>(typ: JwsType, key: &SigningKey, payload: &T) 
     let mut header = Header::new(Algorithm::EdDSA);
     header.typ = Some(typ.as_str().to_owned());
     header.kid = Some(key.key_id().to_string());
-    let secret = EncodingKey::from_ed_der(&key.pkcs8_der());
-    muster_jws::encode(&header, payload, &secret)
-        .expect("payloads are plain structs, which always encode, and the key is an Ed25519 key")
+    let mut text = String::new();
+    append_part(&mut text, &json(&header));
+    text.push('.');
+    append_part(&mut text, &json(payload));
+    // Sign with the loaded key. `muster_jws::encode` would load it anew for each message.
+    let signature = key.sign(text.as_bytes());
+    text.push('.');
+    append_part(&mut text, &signature);
+    text
+}
+
+fn json(value: &impl Serialize) -> Vec<u8> {
+    serde_json::to_vec(value).expect("headers and payloads are plain structs, which always encode")
+}
+
+fn append_part(text: &mut String, bytes: &[u8]) {
+    BASE64URL_NOPAD.encode_append(bytes, text);
 }
 
 /// Returns the payload of `compact` if `key` signed it. With `parties`, the payload's claims must
@@ -82,7 +97,7 @@ fn refusal(error: Error) -> JwsError {
 
 #[cfg(test)]
 mod tests {
-    use data_encoding::BASE64URL_NOPAD;
+    use muster_jws::EncodingKey;
     use serde_json::{Value, json};
 
     use super::*;
@@ -91,6 +106,17 @@ mod tests {
 
     fn claims() -> Value {
         json!({ "iss": "i", "sub": "s", "aud": "a", "exp": 7 })
+    }
+
+    #[test]
+    fn a_message_is_signed_as_the_library_signs_it() {
+        let key = SigningKey::generate();
+        let mut header = Header::new(Algorithm::EdDSA);
+        header.typ = Some(JwsType::Access.as_str().to_owned());
+        header.kid = Some(key.key_id().to_string());
+        let secret = EncodingKey::from_ed_der(&key.pkcs8_der());
+        let expected = muster_jws::encode(&header, &claims(), &secret).unwrap();
+        assert_eq!(encode(JwsType::Access, &key, &claims()), expected);
     }
 
     #[test]
