@@ -198,8 +198,8 @@ fn hex<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<Vec<u8>, D::
 }
 
 /// SQL that loads the clusters `$1` and the database's state in one statement, with the columns
-/// `$more` in addition. It scans no table: it reads the needed rows through indexes. The time is
-/// read once, for all clusters.
+/// `$more` in addition. It scans no table: it reads the needed rows through indexes, and only in
+/// tables that can have rows in the cluster's phase. The time is read once, for all clusters.
 macro_rules! load_clusters {
     ($($more:tt)*) => {
         concat!(
@@ -224,18 +224,24 @@ SELECT c.id, c.phase, c.deadline_us, c.epoch, c.floor, c.rev, c.next_place, c.fr
             a.seat, a.standby, a.lease_us, a.boot, encode(a.nonce, 'hex') AS nonce,
             a.highest_epoch, a.counts, a.held_us, a.release_epoch, a.release_jws, a.approval
         FROM agents a JOIN grants gr ON gr.id = a.grant_id WHERE a.cluster_id = c.id) r) AS agents,
-    (SELECT coalesce(json_agg(r ORDER BY r.seat), '[]') FROM (
-        SELECT f.seat, f.record, f.token_record, f.grant_id, gr.jws AS grant
-        FROM frozen_seats f JOIN grants gr ON gr.id = f.grant_id WHERE f.cluster_id = c.id) r)
-        AS seats,
-    (SELECT coalesce(json_agg(r), '[]') FROM (
-        SELECT encode(key, 'hex') AS key, epoch, jws FROM acks WHERE cluster_id = c.id) r) AS acks,
-    (SELECT coalesce(json_agg(r), '[]') FROM (
-        SELECT encode(key, 'hex') AS key, epoch, row FROM probes WHERE cluster_id = c.id) r)
-        AS probes,
-    (SELECT coalesce(json_agg(r), '[]') FROM (
-        SELECT encode(key, 'hex') AS key, encode(raft_cluster, 'hex') AS raft_cluster
-        FROM reports WHERE cluster_id = c.id) r) AS reports",
+    CASE WHEN c.frozen_h IS NULL THEN '[]' ELSE (
+        SELECT coalesce(json_agg(r ORDER BY r.seat), '[]') FROM (
+            SELECT f.seat, f.record, f.token_record, f.grant_id, gr.jws AS grant
+            FROM frozen_seats f JOIN grants gr ON gr.id = f.grant_id WHERE f.cluster_id = c.id) r)
+    END AS seats,
+    CASE WHEN c.frozen_h IS NULL THEN '[]' ELSE (
+        SELECT coalesce(json_agg(r), '[]') FROM (
+            SELECT encode(key, 'hex') AS key, epoch, jws FROM acks WHERE cluster_id = c.id) r)
+    END AS acks,
+    CASE WHEN c.frozen_h IS NULL THEN '[]' ELSE (
+        SELECT coalesce(json_agg(r), '[]') FROM (
+            SELECT encode(key, 'hex') AS key, epoch, row FROM probes WHERE cluster_id = c.id) r)
+    END AS probes,
+    CASE WHEN c.phase NOT IN ('committed', 'formed', 'retired') THEN '[]' ELSE (
+        SELECT coalesce(json_agg(r), '[]') FROM (
+            SELECT encode(key, 'hex') AS key, encode(raft_cluster, 'hex') AS raft_cluster
+            FROM reports WHERE cluster_id = c.id) r)
+    END AS reports",
             $($more)*
             "
 FROM generation g JOIN clusters c ON c.id = ANY($1) AND c.phase <> 'draft'"
