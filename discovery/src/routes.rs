@@ -6,7 +6,7 @@ use actix_web::http::Method;
 use actix_web::http::header::{CACHE_CONTROL, DATE, HeaderValue};
 use actix_web::middleware::Next;
 use actix_web::web::{self, Data, PathConfig, QueryConfig, ServiceConfig, get, head, post, put};
-use actix_web::{Error, Resource, Scope};
+use actix_web::{Error, HttpRequest, Resource, Scope};
 use discovery_types::key::PublicKey;
 
 use crate::app::App;
@@ -312,27 +312,38 @@ fn one_cluster() -> Scope {
         .service(membership_resource("/v1/clusters/{id}/members/{rest:.*}"))
 }
 
+/// Path of the resource that a request was routed to, as the table names it.
+#[derive(Clone, Copy)]
+struct RoutePattern(&'static str);
+
 /// Makes a resource at `path`. Methods that aren't in `allow` get status 405.
-fn resource_at(path: &str, allow: &'static str) -> Resource {
-    web::resource(path).default_service(web::to(move || ops::method_not_allowed(allow)))
+fn resource_at(path: &'static str, allow: &'static str) -> Resource {
+    resource_with_pattern(path, path)
+        .default_service(web::to(move || ops::method_not_allowed(allow)))
 }
 
 /// Makes the resource for `path`, which begins with [`ONE_CLUSTER`], as [`resource_at`] does.
-fn cluster_resource_at(path: &str, allow: &'static str) -> Resource {
-    resource_at(path_in_cluster(path), allow)
+fn cluster_resource_at(path: &'static str, allow: &'static str) -> Resource {
+    resource_with_pattern(path_in_cluster(path), path)
+        .default_service(web::to(move || ops::method_not_allowed(allow)))
+}
+
+/// Makes a resource at `path` within its scope. `pattern` is its whole path.
+fn resource_with_pattern(path: &str, pattern: &'static str) -> Resource {
+    web::resource(path).app_data(RoutePattern(pattern))
 }
 
 /// Makes a resource of etcd's discovery protocol v2.
-fn etcd_v2_resource(path: &str) -> Resource {
-    web::resource(path)
+fn etcd_v2_resource(path: &'static str) -> Resource {
+    resource_with_pattern(path, path)
         .route(get().to(v2::get))
         .route(head().to(v2::get))
         .route(put().to(v2::put))
         .default_service(web::to(v2::method_not_allowed))
 }
 
-fn membership_resource(path: &str) -> Resource {
-    web::resource(path_in_cluster(path)).default_service(web::to(ops::membership))
+fn membership_resource(path: &'static str) -> Resource {
+    resource_with_pattern(path_in_cluster(path), path).default_service(web::to(ops::membership))
 }
 
 /// Returns the part of `path` after [`ONE_CLUSTER`].
@@ -352,8 +363,8 @@ pub(crate) async fn wrap_request(
     let started = std::time::Instant::now();
     let peer = request.conn_data::<ConnectionPeer>().cloned();
     let address = peer.as_ref().map(|peer| peer.address.ip());
-    let pattern = request.match_pattern().unwrap_or_else(|| "unmatched".into());
-    let is_v2 = pattern.starts_with(v2::V2_PREFIX);
+    let is_v2 = request.path().starts_with(v2::V2_PREFIX)
+        && request.match_pattern().is_some_and(|path| path.starts_with(v2::V2_PREFIX));
     let is_registration = is_v2 && *request.method() == Method::PUT;
     let limited = match address {
         None => Ok(()),
@@ -370,6 +381,7 @@ pub(crate) async fn wrap_request(
         }
         _ => next.call(request).await?.map_into_boxed_body(),
     };
+    let pattern = route_of(response.request());
     log_fault(&response, &pattern);
     if let Some(peer) = &peer {
         note_refusal(&app, &response, &pattern, peer);
@@ -387,6 +399,15 @@ pub(crate) async fn wrap_request(
     let status = response.status().as_u16();
     metrics.requests.get_or_create(&RequestLabels { route: pattern, status }).inc();
     Ok(response)
+}
+
+/// Returns the path of the resource that a request was routed to, as the table names it.
+fn route_of(request: &HttpRequest) -> String {
+    if let Some(RoutePattern(path)) = request.app_data() {
+        return (*path).to_owned();
+    }
+    // The request was answered before it was routed. Searching the table takes longer.
+    request.match_pattern().unwrap_or_else(|| "unmatched".into())
 }
 
 /// Counts a request that was refused because of its caller, for the event chain.
