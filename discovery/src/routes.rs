@@ -7,6 +7,8 @@ use actix_web::http::header::{CACHE_CONTROL, DATE, HeaderValue};
 use actix_web::middleware::Next;
 use actix_web::web::{self, Data, PathConfig, QueryConfig, ServiceConfig, get, head, post, put};
 use actix_web::{Error, HttpRequest, Resource, Scope};
+use discovery_types::api::PREFER;
+use discovery_types::features::AGENT_BUILD;
 use discovery_types::key::PublicKey;
 
 use crate::app::App;
@@ -146,6 +148,8 @@ pub(crate) fn configure(config: &mut ServiceConfig) {
 
 /// Path of one cluster. The paths of everything that belongs to the cluster begin with it.
 const ONE_CLUSTER: &str = "/v1/clusters/{id}";
+/// Beginning of the paths of requests for one cluster.
+const CLUSTERS: &str = "/v1/clusters/";
 
 /// Routes of one cluster.
 ///
@@ -312,6 +316,24 @@ fn one_cluster() -> Scope {
         .service(membership_resource("/v1/clusters/{id}/members/{rest:.*}"))
 }
 
+/// Headers of a cluster's requests that are read after this module.
+const READ_HEADERS: [&str; 4] = ["authorization", "content-type", PREFER, AGENT_BUILD];
+
+/// Removes the headers that nobody reads from a cluster's request. actix-web reserves 7 KB for the
+/// headers of each request, and such a request may wait for a long time.
+fn keep_read_headers(request: &mut ServiceRequest) {
+    if !request.path().starts_with(CLUSTERS) {
+        return;
+    }
+    let all = std::mem::take(request.headers_mut());
+    let kept = request.headers_mut();
+    for (name, value) in all {
+        if READ_HEADERS.contains(&name.as_str()) {
+            kept.append(name, value);
+        }
+    }
+}
+
 /// Path of the resource that a request was routed to, as the table names it.
 #[derive(Clone, Copy)]
 struct RoutePattern(&'static str);
@@ -356,9 +378,10 @@ fn path_in_cluster(path: &str) -> &str {
 /// until the limit allows it. After the handler, it sets the `Date` header to the service's time
 /// and counts the request.
 pub(crate) async fn wrap_request(
-    request: ServiceRequest,
+    mut request: ServiceRequest,
     next: Next<impl MessageBody + 'static>,
 ) -> Result<ServiceResponse, Error> {
+    keep_read_headers(&mut request);
     let app = request.app_data::<Data<App>>().cloned().expect("every App is built with it");
     let started = std::time::Instant::now();
     let peer = request.conn_data::<ConnectionPeer>().cloned();
@@ -445,5 +468,38 @@ fn log_fault(response: &ServiceResponse<impl MessageBody>, route: &str) {
         // Log 503 as a warning, not as an error: the next request may succeed.
         503 => tracing::warn!(%method, route, path, error = text, "a request was not served"),
         status => tracing::error!(%method, route, path, status, error = text, "a request failed"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use actix_web::test::TestRequest;
+
+    use super::*;
+
+    #[test]
+    fn a_waiting_request_keeps_only_the_headers_that_are_read() {
+        let request = |path: &str| {
+            let mut request = TestRequest::with_uri(path);
+            for name in READ_HEADERS {
+                request = request.append_header((name, "read")).append_header((name, "again"));
+            }
+            for number in 0..28 {
+                request = request.append_header((format!("x-{number}"), "not read"));
+            }
+            request.to_srv_request()
+        };
+        let mut waiting = request("/v1/clusters/00000000-0000-0000-0000-000000000001/poll");
+        keep_read_headers(&mut waiting);
+        let headers = waiting.headers();
+        for name in READ_HEADERS {
+            let values: Vec<_> = headers.get_all(name).collect();
+            assert_eq!(values, ["read", "again"], "{name}");
+        }
+        assert_eq!(headers.len_keys(), READ_HEADERS.len());
+        assert!(headers.capacity() < 8, "{}", headers.capacity());
+        let mut other = request("/v1/redeem");
+        keep_read_headers(&mut other);
+        assert_eq!(other.headers().len_keys(), READ_HEADERS.len() + 28);
     }
 }
