@@ -11,7 +11,7 @@ use discovery_types::statement::Statement;
 use sqlx::{AssertSqlSafe, Connection, PgConnection};
 
 use super::agent::TestAgent;
-use super::support::{TestInstallation, with_long_polls};
+use super::support::{TestInstallation, wait_until, with_long_polls};
 use crate::server::{RunningService, ServeArgs, start};
 use crate::store::leases::LeaseRenewal;
 
@@ -34,6 +34,9 @@ impl WaitingCluster {
         args.times.sweep = Duration::from_secs(3_600);
         change(&mut args);
         let service = start(args).await.unwrap();
+        // The sweep at the start would change the cluster while a test does.
+        let metrics = &service.app().metrics;
+        wait_until("swept at the start", async || metrics.database_up.get() == 1).await;
         let admin = world.owner(&service);
         let statement = world.cluster(&admin, "demo", 3).await;
         let token = world.token(&admin, &statement).await;
