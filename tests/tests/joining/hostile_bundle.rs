@@ -8,6 +8,7 @@ use muster_tests::harness::agents::AgentOptions;
 use muster_tests::harness::{AgentProcess, poll_slowly, wait_for};
 use serde_json::{Value, json};
 
+use crate::hung_leader_agent::leader;
 use crate::policies::{AFTER, REPLACED, ZONE, form, kill_last};
 use crate::running_cluster::{FormedCluster, LIMIT, peer_url};
 
@@ -81,14 +82,18 @@ impl FormedCluster {
 /// thief's host fills a vacant place. The agents give the replacement up.
 #[test]
 fn a_forged_use_replaces_no_living_member() -> Result<()> {
-    for more in [json!({}), json!({ "fills_vacancy": true })] {
+    for (names_leader, more) in
+        [(true, json!({})), (false, json!({})), (false, json!({ "fills_vacancy": true }))]
+    {
         let (running, bundle, id) = form(4, "2")?;
         let mut thief = running.standby(3, &bundle)?;
         let before = running.members()?;
-        let forged = running.forged_use(&id, &running.agents[2], more.clone())?;
+        let leader = leader(&running)?;
+        let victim = if names_leader { leader } else { (leader + 1) % 3 };
+        let forged = running.forged_use(&id, &running.agents[victim], more.clone())?;
         running.etcdctl()?.run(&["put", USES, &forged.to_string()])?;
         let code = thief.exit_code(REPLACED)?;
-        ensure!(code == 3, "{more}: {code} {}", thief.output());
+        ensure!(code == 3, "{names_leader} {more}: {code} {}", thief.output());
         ensure!(running.members()? == before, "{more}: {:?}", running.members());
         let used = running.replacements()?;
         ensure!(used.len() == 1 && used[0]["ended"].is_string(), "{more}: {used:?}");

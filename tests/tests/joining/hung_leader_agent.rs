@@ -10,7 +10,7 @@ use crate::policies::{AFTER, REPLACED, policy};
 use crate::running_cluster::{FormedCluster, LIMIT, peer_url};
 
 /// Returns the index of the founder whose node is the leader.
-fn leader(running: &FormedCluster) -> Result<usize> {
+pub(crate) fn leader(running: &FormedCluster) -> Result<usize> {
     let etcdctl = running.etcdctl()?;
     wait_for("a leader", LIMIT, || etcdctl.leader(&running.founders()))
 }

@@ -33,7 +33,7 @@ impl Steward {
         let voters: Vec<MemberId> = voters.map(|member| member.id).collect();
         let mut state = None;
         if let Some(old) = members.of_id(policy_use.member).filter(|_| !policy_use.fills_vacancy) {
-            let seen = self.own_view_of(old.id);
+            let seen = self.replacement.voters.borrow().state_of(old.id, own, Instant::now());
             // The other agents' observations matter only if this host can't reach the member.
             let observers = match seen {
                 DeadMemberState::Unreachable => {
@@ -74,17 +74,6 @@ impl Steward {
         }
         let member = policy_use.member;
         is_vacant(self).ok_or_else(|| format!("the cluster doesn't say who has removed {member}"))
-    }
-
-    /// Returns whether a member is unreachable, back or of unknown state, as this host alone sees
-    /// it.
-    fn own_view_of(&self, member: MemberId) -> DeadMemberState {
-        let (seen, now) = (self.replacement.voters.borrow(), Instant::now());
-        match (seen.is_known(member, now), seen.unreachable_for(member, now)) {
-            (false, _) => DeadMemberState::Unknown,
-            (true, Some(_)) => DeadMemberState::Unreachable,
-            (true, None) => DeadMemberState::Back,
-        }
     }
 
     /// Returns the voters, this host's `own` included, whose agents observe now that `dead` has

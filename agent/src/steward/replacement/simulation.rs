@@ -32,8 +32,8 @@ use tokio::time::Instant;
 use self::invariants::{Invariant, TruePath};
 use super::STEP_LIFETIME;
 use super::decide::{
-    Candidate, Continuation, DeadMemberState, PolicyDecision, PolicyFacts, PolicyReplacementFacts,
-    PolicyStanding, VoterFacts, continuation, leaves_vacancy,
+    Candidate, Continuation, PolicyDecision, PolicyFacts, PolicyReplacementFacts, PolicyStanding,
+    VoterFacts, continuation, leaves_vacancy,
 };
 use super::observations::{OBSERVATION_LIFETIME, Observations};
 use super::uses::{PolicyUse, UseLog};

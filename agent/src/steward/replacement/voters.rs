@@ -21,6 +21,7 @@ use tokio::net::{TcpStream, lookup_host};
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep, timeout};
 
+use super::decide::DeadMemberState;
 use crate::cluster::{ClusterApiClient, ClusterMember, MemberId};
 use crate::endpoint::{CONNECT_DEADLINE, ClientEndpoint};
 use crate::exit::error_chain;
@@ -61,6 +62,22 @@ impl Reachability {
     pub(crate) fn is_known(&self, id: MemberId, now: Instant) -> bool {
         let is_recent = self.last_look.is_some_and(|last| now.duration_since(last) <= MAX_BREAK);
         is_recent && self.voters.contains_key(&id)
+    }
+
+    /// Returns the state of `member` as this host alone sees it. `own` is this host's member. It is
+    /// not among the checked voters, and it is not dead, since its agent asks.
+    pub(crate) fn state_of(
+        &self,
+        member: MemberId,
+        own: MemberId,
+        now: Instant,
+    ) -> DeadMemberState {
+        match self.unreachable_for(member, now) {
+            _ if member == own => DeadMemberState::Back,
+            Some(_) => DeadMemberState::Unreachable,
+            None if self.is_known(member, now) => DeadMemberState::Back,
+            None => DeadMemberState::Unknown,
+        }
     }
 
     /// Returns the voters that can't be reached, and for how long.
@@ -239,6 +256,21 @@ mod tests {
 
     fn looked(a: bool, b: bool) -> BTreeMap<MemberId, bool> {
         BTreeMap::from([(A, a), (B, b)])
+    }
+
+    /// A replacement can name this host's own member: that member has come back meanwhile, and
+    /// leads.
+    #[tokio::test(start_paused = true)]
+    async fn a_host_needs_no_check_of_its_own_member() {
+        const OWN: MemberId = MemberId(0xc);
+        let mut seen = Reachability::default();
+        let now = Instant::now();
+        let states =
+            |seen: &Reachability| [A, B, OWN].map(|member| seen.state_of(member, OWN, now));
+        use DeadMemberState::{Back, Unknown, Unreachable};
+        assert_eq!(states(&seen), [Unknown, Unknown, Back]);
+        seen.record(&looked(false, true), now);
+        assert_eq!(states(&seen), [Unreachable, Back, Back]);
     }
 
     #[tokio::test(start_paused = true)]

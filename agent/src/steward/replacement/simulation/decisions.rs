@@ -214,12 +214,7 @@ impl Simulation {
         let old = self.members.of_id(policy_use.member).filter(|_| !policy_use.fills_vacancy);
         let old = old.map(|old| old.id);
         let reach = &self.hosts[&own].reach;
-        let seen =
-            old.map(|old| match (reach.is_known(old, now), reach.unreachable_for(old, now)) {
-                (false, _) => DeadMemberState::Unknown,
-                (true, Some(_)) => DeadMemberState::Unreachable,
-                (true, None) => DeadMemberState::Back,
-            });
+        let seen = old.map(|old| reach.state_of(old, own, now));
         let mut state = seen;
         if let (Some(old), Some(seen), false) = (old, seen, self.is_off(Guard::Agreement)) {
             let observers = self.agreeing(own, old, 0);
