@@ -108,13 +108,28 @@ pub(crate) fn cluster_client(access: &ClusterAccess) -> Result<ClusterApiClient,
 /// can't), the client tries the members that the cluster confirmed last. After them, it tries those
 /// in the journal.
 fn own_cluster_client(layout: &Layout) -> Result<ClusterApiClient, ExitError> {
-    let own = ClusterApiClient::new(vec![own_endpoint(layout)?]);
-    let identity = ClientTlsIdentity::load_own(&layout.tls()).map_err(usage)?;
+    let unknown = || {
+        ExitError::Usage(format!(
+            "no node is known in {}: say where the agent's state lies with --data-dir, or which \
+             members to ask with --endpoints",
+            layout.root().display()
+        ))
+    };
+    let own = own_endpoint(layout)?;
+    let identity = match (ClientTlsIdentity::load_own(&layout.tls()), &own) {
+        (Err(_), None) => return Err(unknown()),
+        (identity, _) => identity.map_err(usage)?,
+    };
     let loaded = journal::read(layout).map_err(|error| ExitError::Failed(error_chain(&error)))?;
     let listed = known::read(layout).into_iter().flat_map(|member| member.client_urls);
     let urls = listed.chain(loaded.iter().flat_map(|(_, loaded)| loaded.client_urls()));
     let endpoints = urls.filter_map(|url| ClientEndpoint::of_member(&url, Some(&identity)).ok());
-    Ok(own.with_endpoints_of(&ClusterApiClient::new(endpoints.collect())))
+    let others: Vec<ClientEndpoint> = endpoints.collect();
+    if own.is_none() && others.is_empty() {
+        return Err(unknown());
+    }
+    let own = ClusterApiClient::new(own.into_iter().collect());
+    Ok(own.with_endpoints_of(&ClusterApiClient::new(others)))
 }
 
 /// Describes the phase of this host's agent if the agent has no certificate of a cluster yet.
@@ -128,14 +143,9 @@ fn phase_before_membership(layout: &Layout, status: &AgentStatus) -> Option<Stri
     Some(format!("this host is no member of a cluster yet; its agent is {phase}{reason}"))
 }
 
-fn own_endpoint(layout: &Layout) -> Result<ClientEndpoint, ExitError> {
-    let unknown = || {
-        ExitError::Usage(format!(
-            "no node is known in {}: say where the agent's state lies with --data-dir, or which \
-             members to ask with --endpoints",
-            layout.root().display()
-        ))
-    };
+/// Returns the endpoint of this host's node. `None` if the agent doesn't know it, as long as it
+/// starts.
+fn own_endpoint(layout: &Layout) -> Result<Option<ClientEndpoint>, ExitError> {
     let read =
         state::read(&layout.status()).map_err(|error| ExitError::Failed(error_chain(&error)))?;
     let status: Option<AgentStatus> = read.and_then(|bytes| serde_json::from_slice(&bytes).ok());
@@ -143,7 +153,7 @@ fn own_endpoint(layout: &Layout) -> Result<ClientEndpoint, ExitError> {
         return Err(ExitError::Failed(why));
     }
     let endpoint = status.as_ref().and_then(|status| status.own_node(&layout.tls()));
-    endpoint.ok_or_else(unknown)?.map_err(usage)
+    endpoint.transpose().map_err(usage)
 }
 
 fn usage(error: impl std::error::Error) -> ExitError {
