@@ -2,7 +2,7 @@
 //! subcommand, its flags, and for a whole command line also its arguments.
 //!
 //! Nothing is run here. The tests of the workspace run most commands of the book; see
-//! `tests/tests/book.rs`.
+//! `tests/tests/book/`.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};

@@ -19,8 +19,9 @@ use super::tables::{
 use crate::state_machine::Position;
 
 /// Size of the active memtable from which a batch waits for a flush. Flushes begin much earlier.
-/// The limit bounds the memory of a store whose disk is slower than its writers.
-pub(super) const MAX_MEMTABLE_BYTES: usize = 64 * 1024 * 1024;
+/// The limit bounds the memory of a store whose disk is slower than its writers: the active and the
+/// frozen memtable each have at most this size, and the changes of one batch in addition.
+pub(super) const MAX_MEMTABLE_BYTES: usize = 32 * 1024 * 1024;
 
 /// The replicated state after a batch, except for records and leases.
 #[derive(Clone, Debug)]
