@@ -375,8 +375,7 @@ async fn etcds_variable_has_the_same_effect_as_its_flag() {
         let program = root.path().join("forced");
         let node = env!("CARGO_BIN_EXE_muster-node");
         let script = format!("#!/bin/sh\nexec env ETCD_FORCE_NEW_CLUSTER={value} {node} \"$@\"\n");
-        std::fs::write(&program, script).unwrap();
-        assert!(Command::new("chmod").arg("+x").arg(&program).status().unwrap().success());
+        common::write_script(&program, &script);
         member.program = Some(program);
         member.start();
         member.wait_ready();

@@ -8,7 +8,7 @@ mod common;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, chown, symlink};
 use std::path::{Path, PathBuf};
 
-use common::{TestMember, report_skip};
+use common::{TestMember, report_skip, write_script};
 
 const DO_NOT_RESTART: i32 = 3;
 /// User id that the node runs as, unless the test sets another one.
@@ -122,8 +122,7 @@ impl Volume {
             env!("CARGO_BIN_EXE_muster-node"),
             member.data_dir.display()
         );
-        std::fs::write(&script, text).unwrap();
-        set_mode(&script, 0o755);
+        write_script(&script, &text);
         member.program = Some(script);
         member.args.retain(|arg| !arg.starts_with("--data-dir"));
         (root, volume, member)

@@ -1,13 +1,11 @@
 //! The command line of `make campaign`, and the end of its processes when it is killed.
 
-use std::fs::Permissions;
-use std::os::unix::fs::PermissionsExt as _;
 use std::process::Command;
 use std::time::Duration;
 
 use anyhow::{Result, ensure};
 use muster_tests::harness::process::is_alive;
-use muster_tests::harness::{ChildProcess, wait_for};
+use muster_tests::harness::{ChildProcess, wait_for, write_script};
 
 const LIMIT: Duration = Duration::from_secs(60);
 /// Stand-in for cargo. It starts another process, writes the ids of both, and runs for ten minutes.
@@ -47,8 +45,7 @@ fn all_that_a_campaign_has_started_ends_when_the_campaign_is_killed() -> Result<
     let folder = tempfile::tempdir()?;
     fs_err::create_dir_all(folder.path().join("tests/mutants"))?;
     let cargo = folder.path().join("cargo");
-    fs_err::write(&cargo, ENDLESS_CARGO)?;
-    fs_err::set_permissions(&cargo, Permissions::from_mode(0o755))?;
+    write_script(&cargo, ENDLESS_CARGO)?;
     let mut command = Command::new(env!("CARGO_BIN_EXE_campaign"));
     command.args(["--time", "1m"]).current_dir(folder.path()).env("CARGO", &cargo);
     let mut campaign = ChildProcess::spawn("campaign", command, &folder.path().join("log"))?;

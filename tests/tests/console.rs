@@ -247,17 +247,10 @@ fn console_open_leads_a_browser_to_the_clusters_page_without_a_secret_among_its_
     testbed.create_cluster("demo", 3, &[])?;
     // In place of a browser, the command starts a script that records its arguments.
     let (opener, told) = (testbed.path("opener"), testbed.path("told"));
-    fs_err::write(
-        &opener,
-        format!(
-            "#!/bin/sh\necho \"$@\" > {}.new\nmv {}.new {}\n",
-            path_text(&told)?,
-            path_text(&told)?,
-            path_text(&told)?
-        ),
-    )?;
-    let mode = std::os::unix::fs::PermissionsExt::from_mode(0o755);
-    fs_err::set_permissions(&opener, mode)?;
+    let told_text = path_text(&told)?;
+    let script =
+        format!("#!/bin/sh\necho \"$@\" > {told_text}.new\nmv {told_text}.new {told_text}\n");
+    muster_tests::harness::write_script(&opener, &script)?;
     let mut command = testbed
         .network
         .hub

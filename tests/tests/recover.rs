@@ -11,7 +11,7 @@ use muster_tests::harness::process::{ChildProcess, is_alive, last_lines, send_si
 use muster_tests::harness::programs::program_path;
 use muster_tests::harness::testbed::{TestbedOptions, path_text};
 use muster_tests::harness::{
-    AgentProcess, Etcdctl, Network, TestHost, Testbed, poll_slowly, skip, wait_for,
+    AgentProcess, Etcdctl, Network, TestHost, Testbed, poll_slowly, skip, wait_for, write_script,
 };
 use muster_tests::stock_etcd;
 use rustix::process::Signal;
@@ -540,8 +540,7 @@ fn a_killed_recovery_leaves_no_program_behind() -> Result<()> {
         pid_file.display(),
         program_path("muster-node")?.display()
     );
-    fs_err::write(&fake, script)?;
-    fs_err::set_permissions(&fake, std::os::unix::fs::PermissionsExt::from_mode(0o755))?;
+    write_script(&fake, &script)?;
     let key = testbed.admin_key();
     let mut command = agent.host.command(program_path("muster-agent")?);
     command.args(["recover", "make", "--key", path_text(&key)?, "--i-accept-data-loss"]);

@@ -506,6 +506,15 @@ pub(crate) async fn wait_settled(members: &[&TestMember]) -> usize {
     }
 }
 
+/// Writes an executable script. A child process writes it: if this process did, a child that
+/// another test starts meanwhile would inherit the open descriptor, and executing the script would
+/// fail with ETXTBSY until that child executes its own program.
+pub(crate) fn write_script(path: &Path, text: &str) {
+    let write = r#"printf %s "$0" >"$1" && chmod 755 "$1""#;
+    let status = Command::new("sh").args(["-c", write, text]).arg(path).status().unwrap();
+    assert!(status.success(), "writing {}: {status}", path.display());
+}
+
 /// Reports that a test was skipped, or fails if this is CI. Writes to standard error directly,
 /// because the test runner hides the output of tests that pass.
 pub(crate) fn report_skip(why: &str) {

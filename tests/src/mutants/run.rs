@@ -144,11 +144,9 @@ mod tests {
 
     /// Returns the result of a shell script that runs in place of a test program.
     fn result_of_script(script: &str) -> FinderResult {
-        use std::os::unix::fs::PermissionsExt as _;
         let scratch = tempfile::tempdir().unwrap();
         let path = scratch.path().join("test");
-        fs_err::write(&path, format!("#!/bin/sh\n{script}\n")).unwrap();
-        fs_err::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).unwrap();
+        crate::harness::write_script(&path, &format!("#!/bin/sh\n{script}\n")).unwrap();
         let which = TestProgram::Unit("p".into());
         let programs = BTreeMap::from([(which, path)]);
         let limit = Duration::from_millis(500);

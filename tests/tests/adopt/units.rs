@@ -6,7 +6,7 @@ use std::process::Output;
 use anyhow::{Result, ensure};
 use muster_tests::harness::programs::program_path;
 use muster_tests::harness::testbed::path_text;
-use muster_tests::harness::wait_for;
+use muster_tests::harness::{wait_for, write_script};
 use muster_tests::stock_etcd::oldest;
 
 use super::{AdoptionTestbed, LIMIT};
@@ -36,9 +36,7 @@ impl FakeSystemd {
     fn new(folder: PathBuf) -> Result<Self> {
         fs_err::create_dir(&folder)?;
         let script = folder.join("systemctl");
-        fs_err::write(&script, FAKE_SYSTEMCTL)?;
-        let mode = std::os::unix::fs::PermissionsExt::from_mode(0o755);
-        fs_err::set_permissions(&script, mode)?;
+        write_script(&script, FAKE_SYSTEMCTL)?;
         Ok(Self(folder))
     }
 
