@@ -316,11 +316,12 @@ fn one_cluster() -> Scope {
         .service(membership_resource("/v1/clusters/{id}/members/{rest:.*}"))
 }
 
-/// Headers of a cluster's requests that are read after this module.
+/// Headers of a request for one cluster that its authorisation and its handler read. All others are
+/// removed.
 const READ_HEADERS: [&str; 4] = ["authorization", "content-type", PREFER, AGENT_BUILD];
 
-/// Removes the headers that nobody reads from a cluster's request. actix-web reserves 7 KB for the
-/// headers of each request, and such a request may wait for a long time.
+/// Removes all headers except [`READ_HEADERS`] from a request for one cluster. Such a request may
+/// wait for a long time, and actix-web reserves 7 KB for the headers of each request.
 fn keep_read_headers(request: &mut ServiceRequest) {
     if !request.path().starts_with(CLUSTERS) {
         return;
@@ -429,7 +430,8 @@ fn route_of(request: &HttpRequest) -> String {
     if let Some(RoutePattern(path)) = request.app_data() {
         return (*path).to_owned();
     }
-    // The request was answered before it was routed. Searching the table takes longer.
+    // A request that was answered before it was routed has no `RoutePattern`. Search the table for
+    // its path, which takes longer.
     request.match_pattern().unwrap_or_else(|| "unmatched".into())
 }
 

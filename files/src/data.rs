@@ -241,9 +241,11 @@ pub fn sweep(folder: &Path) -> Result<(), Error> {
 /// their permissions from such entries below `folder`. Returns the first path where that failed.
 ///
 /// # Errors
-/// Fails on entries that another user may have prepared: another user's files and folders, links in
-/// folders that others may write to, sockets in such folders, pipes, devices, and files with more
-/// than one hard link.
+/// Fails on entries that another user may have prepared:
+/// - another user's files and folders;
+/// - links and sockets in folders that others may write to;
+/// - pipes and devices;
+/// - files with more than one hard link.
 pub fn check(folder: &Path, is_data: impl Fn(&OsStr) -> bool) -> Result<Option<PathBuf>, Error> {
     let at = open_resolved_folder(folder)?;
     let found = fstat(&at).map_err(|errno| Error::io("look at", folder)(errno.into()))?;

@@ -74,8 +74,8 @@ pub fn max_in_one_zone(size: usize) -> usize {
     quorum(size) - 1
 }
 
-/// Checks whether a member in `zone` may be in a cluster of `size` members that are spread over
-/// zones, together with members in the zones `others`.
+/// Checks whether a member in `zone` may be in a cluster with members in the zones `others`. The
+/// cluster has `size` members, which are spread over zones.
 ///
 /// # Errors
 /// The member has no zone, or the zone would have a majority.

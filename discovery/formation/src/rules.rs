@@ -15,8 +15,8 @@
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 #[repr(u8)]
 pub enum Rule {
-    /// Leases lapse before an event is judged. Without the rule a last ack commits a list of
-    /// members whose other members died long ago.
+    /// Leases whose time is over lapse before any event is judged. Without the rule, the last ack
+    /// commits a list although its other members died long ago.
     LapseFirst,
     /// A list of members is frozen at an epoch above everything that its agents have signed or
     /// released. Without the rule a restored database proposes epochs that nobody may sign.

@@ -196,8 +196,8 @@ fn refuses_removed_itself(action: Action) -> bool {
     )
 }
 
-/// Issues an access token for `key` in answer to `request`. The connection remembers the token,
-/// because its next request shows it.
+/// Issues an access token for `key` in answer to `request`. The token is stored for the connection,
+/// so that the next request, which shows it, needs no verification of its signature.
 pub(crate) fn answer_with_access_token(
     request: &HttpRequest,
     app: &App,

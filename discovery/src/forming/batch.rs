@@ -9,11 +9,16 @@
 //! The last signatures of several clusters share a transaction, too: their lists are committed
 //! together, and their ledger entries are written in one append ([`commits`]).
 //!
-//! A request gets a transaction of its own if verifying it takes an SQL statement. The same applies
-//! if another transaction has locked its cluster, so that no request waits for a cluster that isn't
-//! its own, and if the certificates of its cluster can't be issued. If the transaction of a batch
-//! fails before its COMMIT, or Postgres refuses the COMMIT, nothing has changed. Each request of the
-//! batch then gets a transaction of its own, so one faulty cluster fails no other one's requests.
+//! A request gets a transaction of its own in these cases:
+//!
+//! - Verifying the request takes an SQL statement.
+//! - Another transaction has locked the request's cluster. The other requests of the batch mustn't
+//!   wait for that cluster.
+//! - The certificates of the request's cluster can't be issued.
+//!
+//! If the transaction of a batch fails before its COMMIT, or Postgres refuses the COMMIT, nothing
+//! has changed. Each request of the batch then gets a transaction of its own, so one faulty cluster
+//! fails no other one's requests.
 
 mod commits;
 
@@ -41,11 +46,11 @@ use crate::store::{KeptConnection, StoreError};
 /// Maximum number of requests in one transaction. It keeps a transaction short, because its
 /// clusters are locked until its end.
 const MAX_BATCH: usize = 64;
-/// Maximum number of transactions at a time. A second one begins only if a whole batch waits.
-/// Otherwise fewer requests would share the cost of each, and the wait for its COMMIT.
+/// Maximum number of transactions at a time. A second one begins only if a whole batch waits. With
+/// more transactions, each would serve fewer requests, but take nearly as much time.
 const MAX_TRANSACTIONS: usize = 2;
 /// Maximum number of transactions in a row on one connection. Then the connection goes back to the
-/// pool, where others wait for it, too.
+/// pool, because other requests wait for connections, too.
 const MAX_KEPT: usize = 16;
 /// Maximum number of requests that wait for a transaction. Each further one gets a transaction of
 /// its own. The connection pool limits the number of these transactions.
@@ -74,7 +79,7 @@ struct WaitingRequest {
 }
 
 impl BatchQueue {
-    /// Whether the waiting requests need one more task beside `others`.
+    /// Whether the waiting requests need one more task, while `others` tasks serve them already.
     fn needs_task(&self, others: usize) -> bool {
         others == 0 || others < MAX_TRANSACTIONS && self.waiting.len() >= MAX_BATCH
     }
@@ -206,8 +211,9 @@ impl App {
         receiver.await.unwrap_or_else(|_| Err(StoreError::no_answer().into()))
     }
 
-    /// Applies a request to a loaded cluster. `has_copied` says that the ledger has all decisions
-    /// which the transaction saw, although the clusters were loaded before that.
+    /// Applies a request to a loaded cluster. `has_copied` is true after the batch has copied
+    /// decisions: the ledger then has all that the transaction saw, although `loaded` says
+    /// otherwise.
     fn apply_loaded(
         &self,
         loaded: &mut LoadedCluster,
@@ -255,7 +261,8 @@ impl App {
             reply,
         };
         match committed {
-            // The event is noted once the certificates are issued. If that fails, it is undone.
+            // A commit of a list is noted later, once the certificates are issued. If they can't be
+            // issued, the event is undone.
             Some(h) => applied.commit = Some(CommitParts::new(h, before)),
             None if changed || !applied.changes.is_empty() => {
                 self.note_event(loaded, &before, &mut applied, incoming);
@@ -347,7 +354,7 @@ async fn serve_queue(app: App) {
     }
 }
 
-/// Requests of a batch, by what has become of them so far.
+/// Requests of a batch, sorted by their results so far.
 #[derive(Default)]
 struct SortedBatch {
     /// Requests that were applied to their clusters, with their events.
@@ -445,8 +452,8 @@ async fn apply_batch(
     Ok(kept)
 }
 
-/// Applies the requests of a batch to the loaded clusters, in their order. Copies decisions that the
-/// ledger lacks when the first request decides something.
+/// Applies the requests of a batch to the loaded clusters, in their order. Copies decisions that
+/// the ledger lacks when the first request decides something.
 async fn apply_all(
     app: &App,
     transaction: &mut BatchTransaction,

@@ -36,8 +36,8 @@ pub(crate) struct ConnectionPeer {
     pub last_token: LastToken,
 }
 
-/// Access token that a connection got from this process, or showed and whose signature was
-/// verified, whichever was later. Clones share it.
+/// Last access token of a connection. Either this process issued it to the connection, or the
+/// connection showed it and its signature was verified. Clones share the token.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct LastToken(Arc<Mutex<Option<HashedToken>>>);
 
@@ -51,8 +51,8 @@ impl LastToken {
         last.as_ref().filter(|(known, _)| known == hash).map(|(_, token)| token.clone())
     }
 
-    /// Remembers a token whose text has this hash, instead of the last one. The caller has signed it
-    /// or verified its signature.
+    /// Remembers a token whose text has this hash, instead of the last one. The caller has signed
+    /// it or verified its signature.
     pub(crate) fn set(&self, hash: Digest, token: Arc<AccessToken>) {
         *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some((hash, token));
     }

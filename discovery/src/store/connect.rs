@@ -18,9 +18,8 @@ static MIGRATOR: Migrator = sqlx::migrate!("../migrations");
 
 /// Settings of each session. `synchronous_commit` is set whatever the server's default is. With
 /// `force_generic_plan` a connection plans each prepared statement once. By default Postgres would
-/// plan the first five executions anew. `jit` is off, because compiling an expensive plan to
-/// machine code takes longer than any SQL statement of the service, and would happen at each
-/// execution.
+/// plan the first five executions anew. `jit` is off: Postgres would compile an expensive plan to
+/// machine code at each execution, which takes longer than any SQL statement of the service.
 const SESSION: &str = "SET statement_timeout = '2s'; SET lock_timeout = '2s'; \
      SET idle_in_transaction_session_timeout = '10s'; SET synchronous_commit = on; \
      SET plan_cache_mode = 'force_generic_plan'; SET jit = off; \

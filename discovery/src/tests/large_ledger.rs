@@ -182,8 +182,9 @@ async fn a_process_that_lacks_many_decisions_copies_them_before_it_freezes_a_lis
     one.stop().await;
 }
 
-/// A look reads the ledger before the database. The commit that another connection records between
-/// these two reads is in the process's row, but not in what the look has read of the ledger.
+/// A look reads the ledger before the database. Another connection can record a commit between
+/// these two reads. The process's row then counts this commit, but the look hasn't read it in the
+/// ledger.
 #[tokio::test]
 async fn a_commit_during_a_look_does_not_make_the_ledger_seem_set_back() {
     let world = TestInstallation::new().await;

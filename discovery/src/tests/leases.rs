@@ -34,7 +34,8 @@ impl WaitingCluster {
         args.times.sweep = Duration::from_secs(3_600);
         change(&mut args);
         let service = start(args).await.unwrap();
-        // The sweep at the start would change the cluster while a test does.
+        // Wait for the sweep at the start, which could otherwise change the cluster during the
+        // test.
         let metrics = &service.app().metrics;
         wait_until("swept at the start", async || metrics.database_up.get() == 1).await;
         let admin = world.owner(&service);

@@ -24,8 +24,8 @@ fn second_process_args(world: &TestInstallation) -> ServeArgs {
     world.args("ledger-2")
 }
 
-/// Arguments of a process that never sweeps. It compares ledger and database only at other times,
-/// such as for a new connection.
+/// Arguments of a process that never sweeps. It compares ledger and database only on other
+/// occasions, such as a new connection.
 fn args_without_sweeps(world: &TestInstallation, ledger: &str) -> ServeArgs {
     let mut args = world.args(ledger);
     args.times.sweep = Duration::from_secs(3_600);

@@ -187,7 +187,7 @@ async fn wrong_secrets_of_a_token_are_answered_as_an_unknown_token_and_raise_an_
     service.stop().await;
 }
 
-/// The reason that a token isn't valid any more is for those who have its secret.
+/// Only a caller who has the token's secret is told why the token isn't valid any more.
 #[tokio::test]
 async fn a_token_of_a_former_issuer_is_unknown_to_those_without_its_secret() {
     let world = TestInstallation::new().await;

@@ -1,11 +1,11 @@
 //! Every route with every kind of caller: who may do what, as the running service answers.
 //!
-//! In the table, `-` means that the caller was refused. `yes` means that a request was judged by
-//! its content, and none was refused because of the caller. The test fails if no request of a
-//! caller had a body that the service could judge. The column `foreign` is an agent of another
-//! cluster. The columns `foreign-admin` and `foreign-owner` are admins whom only another cluster's
-//! statement names: an issuer and operator, and an owner. A route whose rights depend on the body
-//! shows the most that a caller may do.
+//! In the table, `-` means that the caller was refused. `yes` means that no request was refused
+//! because of the caller, and that at least one was judged by its content. The test fails if no
+//! request of a caller had a body that the service could judge. The column `foreign` is an agent of
+//! another cluster. The columns `foreign-admin` and `foreign-owner` are admins whom only another
+//! cluster's statement names: an issuer and operator, and an owner. A route whose rights depend on
+//! the body shows the most that a caller may do.
 //!
 //! Some routes are open to every key: `join`, `redeem` and `readmit`, where signatures in the body
 //! decide, and `token`, where the key has to be a known one. Where an admin sends a signed message,

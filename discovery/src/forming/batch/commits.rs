@@ -1,9 +1,10 @@
 //! Commits of several clusters' lists in one transaction.
 //!
-//! A commit document leaves only when the ledger holds its commit. So the answers to the last
-//! signatures wait for the ledger as well, whose entries are written and synced together. A process
-//! that dies between the COMMIT and the ledger's sync has answered none of them. The next process
-//! that is asked for a document finds the commit in the database, and writes the entry first.
+//! A commit document leaves this process only after the ledger holds the commit. So the answers to
+//! the last signatures wait for the ledger as well, whose entries are written and synced together.
+//! A process that dies between the COMMIT and the ledger's sync has answered none of them. The next
+//! process that is asked for a document finds the commit in the database, and writes the entry
+//! first.
 
 use discovery_formation as formation;
 use discovery_formation::service::Cluster;

@@ -1,6 +1,6 @@
 //! Finds the cluster of an agent's key. A row alone proves nothing, because an intruder in the
-//! database can insert one. The texts in the row must be signed by the agent and by its token's
-//! key, and the token's grant by an issuer of the cluster.
+//! database can insert one. The agent and its token's key must have signed the texts in the row. An
+//! issuer of the cluster must have signed the token's grant.
 
 use discovery_types::jws::{Jws, JwsType};
 use discovery_types::key::PublicKey;

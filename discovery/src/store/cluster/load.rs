@@ -253,8 +253,8 @@ FROM generation g JOIN clusters c ON c.id = ANY($1) AND c.phase <> 'draft'"
 const LOAD: &str = load_clusters!();
 
 /// Loads clusters with their changes since the commit, and with the commit if a grant is requested.
-/// This isn't a part of [`LOAD`], because Postgres prepares each part of a plan before it executes
-/// the plan, even a part that it then doesn't need.
+/// This isn't a part of [`LOAD`], because Postgres prepares all parts of a plan before it executes
+/// any of them. That takes time even for parts that it then doesn't need.
 const LOAD_WITH_CHANGES: &str = load_clusters!(
     ",\n",
     change_columns!(),

@@ -135,8 +135,8 @@ impl Caches {
         let grant = Arc::new(VerifiedGrant::verify(jws, chain)?);
         // The cached grant holds its JWS as well, so its text counts twice.
         write_cache(&self.newest_grants, name, &grant, 2 * text.len());
-        // A signer that the newest statement allows is allowed by a statement of the chain. So the
-        // grant isn't verified again when a row with it is read.
+        // A grant in a row may be signed under any statement of the chain. This grant passes under
+        // the newest one, so don't verify it again when its row is read.
         write_cache(&self.grants, name, &Arc::new(Grant::clone(&grant)), text.len());
         Ok(grant)
     }
