@@ -77,7 +77,8 @@ impl StoreSettings {
             };
         };
         let Some(place) = to.strip_prefix("s3://") else {
-            // `s3:/bucket` and `S3:bucket` are slips, which would otherwise name a local folder.
+            // `s3:/bucket` and `S3:bucket` are typing errors. Taken as they are, they would name a
+            // local folder.
             let is_slip = to.get(..3).is_some_and(|start| start.eq_ignore_ascii_case("s3:"));
             if to.contains("://") || is_slip {
                 return Err(usage(&format!(

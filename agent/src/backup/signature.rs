@@ -1,16 +1,17 @@
-//! Signatures of manifests, so that nobody who can only write to the store can replace a backup.
+//! Signatures of manifests. Without them, anybody who can write to the store could replace a
+//! backup.
 //!
 //! The agent that saves a backup signs the manifest with its own key. Beside the signature lies the
 //! proof that this key belongs to a member: the member's peer certificate, and a signature by the
-//! node key. So the signature can be verified without the service and without the cluster, by
-//! whoever has the cluster's statements or the peer CA.
+//! node key. Whoever has the cluster's statements or the peer CA can verify the signature, without
+//! the service and without the cluster.
 //!
 //! - The signed bytes contain the whole manifest. Its fields must equal the manifest's unsigned
 //!   fields. Programs of older versions read only the unsigned fields.
 //! - The name is a part of the manifest: an older backup under a newer name doesn't pass.
 //! - All CAs that the cluster ever had count, because a backup outlives a replacement of the CAs.
-//!   Whoever has the key of a CA can forge signatures by it, with any date. So a signature by a CA
-//!   that the cluster has dropped is named as such.
+//!   Whoever has the key of a CA can forge signatures by it, with any date. So the result of a
+//!   verification tells whether the cluster has dropped the CA.
 //! - The backup has to be begun while the certificate is valid. So a member that was removed can
 //!   forge backups only with a time before its last certificate ends.
 //!
@@ -147,7 +148,8 @@ pub(crate) struct SignatureTrust {
     cluster: Option<Uuid>,
     /// Certificates of the peers' CAs, PEM.
     peer_cas: Vec<String>,
-    /// Certificates of the peers' CAs that the cluster has dropped, PEM. Known from statements only.
+    /// Certificates of the peers' CAs that the cluster has dropped, PEM. Known from statements
+    /// only.
     dropped_cas: Vec<String>,
 }
 
@@ -318,7 +320,8 @@ impl SignaturePolicy {
     }
 }
 
-/// Makes the policy of a command: the file that was typed, or else the journal of this host's agent.
+/// Makes the policy of a command: the file that was typed, or else the journal of this host's
+/// agent.
 pub(crate) fn resolve_policy(
     typed: Option<&Path>,
     allows_unsigned: bool,

@@ -53,7 +53,7 @@ use crate::steward::{
 
 /// How often the agent checks whether a node has created its log, at the node's first start.
 const LOG_CHECK_INTERVAL: Duration = Duration::from_millis(20);
-/// Pause until files that could not be written are written again.
+/// Pause before another attempt to write files that could not be written.
 const FILE_RETRY_PAUSE: Duration = Duration::from_secs(5);
 /// How long a removed member's agent tries to report the removal to discovery.
 const REMOVAL_REPORT_TIMEOUT: Duration = Duration::from_secs(5);

@@ -32,8 +32,8 @@ const BUILDS: &str = "muster/v1/agents";
 const VERSION: u32 = 1;
 /// How often an agent compares the stored builds with its own.
 const CHECK_INTERVAL: Duration = Duration::from_secs(15);
-/// Maximum number of attempts to write the build. An attempt fails if another agent has just written
-/// its own.
+/// Maximum number of attempts to write the build. An attempt fails if another agent has just
+/// written its own.
 const MAX_ATTEMPTS: usize = 10;
 
 /// Returns the build of this agent. Tests take features away with the variable
@@ -123,7 +123,7 @@ impl BuildKeeper {
         let mut logged = None;
         loop {
             // A node without a leader can't read the store, and other tasks log that already. A
-            // learner of stock etcd can't read it, either.
+            // learner of stock etcd refuses all reads.
             if let Ok(NodeStatus { leader: Some(_), is_learner: false, member_id, .. }) =
                 node.status().await
             {

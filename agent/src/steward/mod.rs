@@ -246,8 +246,8 @@ impl Steward {
                 self.leader_watch.reset();
                 continue;
             }
-            // Another node may lead by now: the agent may have waited long for discovery's answer, or
-            // it has hung.
+            // Another node may lead by now: the agent may have waited long for discovery's answer,
+            // or it has hung.
             if learnt.is_ok()
                 && let Ok(status) = self.node.status().await
                 && let Some(leader) = status.leader
@@ -289,7 +289,7 @@ impl Steward {
         if leader != status.member_id {
             self.observe_voters(intents, status.member_id).await;
         }
-        // A learner can't lead, and stock etcd lets it read nothing.
+        // A learner can't take the leadership over, and a learner of stock etcd refuses all reads.
         if leader != status.member_id
             && !status.is_learner
             && let Err(error) = self.watch_leader(intents, status, leader).await

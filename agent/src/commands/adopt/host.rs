@@ -46,7 +46,7 @@ impl EnrolledHost {
         let has_run =
             loaded.as_ref().is_some_and(|(_, it)| it.journal.launch_state == LaunchState::Ran);
         if node.is_none() && has_run {
-            // A newcomer of an adopted cluster, or a member of a cluster that formed under agents.
+            // The host joined an adopted cluster later, or its cluster formed under agents.
             return Err(ExitError::Usage(format!(
                 "{}: there is nothing to do on this host, because its agent has run the member from \
                  the beginning: the member serves certificates of the cluster's own CAs",
@@ -102,7 +102,7 @@ impl EnrolledHost {
 
     /// Returns a client of the cluster as [`Self::cluster`] does, but with the CA that this host's
     /// etcd trusted before its adoption, and no other CA.
-    pub(super) fn cluster_as_before(&self) -> Result<ClusterApiClient, ExitError> {
+    pub(super) fn cluster_with_earlier_ca(&self) -> Result<ClusterApiClient, ExitError> {
         let files = &self.node.certificates;
         let identity =
             ClientTlsIdentity::load(&files.trusted_ca, &files.client_cert, &files.client_key);

@@ -211,7 +211,7 @@ impl TakeOver<'_> {
 /// etcd that was given back trusts only the CA from before the adoption. So this etcd and that
 /// member would refuse each other.
 async fn refuse_new_certificates_of_others(host: &EnrolledHost) -> Result<(), ExitError> {
-    let before = host.cluster_as_before()?;
+    let before = host.cluster_with_earlier_ca()?;
     let clients: Vec<ClusterApiClient> =
         [Some(host.cluster()?), host.cluster_as_agent()].into_iter().flatten().collect();
     let mut members = None;
@@ -244,8 +244,9 @@ async fn refuse_new_certificates_of_others(host: &EnrolledHost) -> Result<(), Ex
     )))
 }
 
-/// Returns why the agent runs no node on this data directory yet. Somebody may have started the etcd
-/// again, for example by its old unit after a restart of the host. Then the agent can't start it.
+/// Returns why the agent runs no node on this data directory yet. Somebody may have started the
+/// etcd again, for example by its old unit after a restart of the host. Then the agent can't start
+/// it.
 fn why_not_started(directory: &Path) -> Result<String, ExitError> {
     Ok(match check_in_use(directory)? {
         true => format!(

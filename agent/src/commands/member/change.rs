@@ -135,8 +135,9 @@ impl ChangeSession {
                     }
                     sleep(SETTLE_PAUSE).await;
                 }
-                // Stock etcd makes a member's id of its peer URLs and the time in seconds. Within
-                // the second of its removal, a member would get its removed id again.
+                // Stock etcd computes a member's id from its peer URLs and the time in seconds. A
+                // member that is added in the second of its removal would get the removed id, so
+                // etcd refuses the addition. Try again later.
                 Err(error)
                     if error.refusal() == Some(ClusterRefusal::MemberNotFound)
                         && matches!(change, ClusterMemberChange::Add(_))

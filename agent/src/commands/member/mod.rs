@@ -143,8 +143,7 @@ fn phase_before_membership(layout: &Layout, status: &AgentStatus) -> Option<Stri
     Some(format!("this host is no member of a cluster yet; its agent is {phase}{reason}"))
 }
 
-/// Returns the endpoint of this host's node. `None` if the agent doesn't know it, as long as it
-/// starts.
+/// Returns the endpoint of this host's node. `None` while the agent starts and doesn't know it yet.
 fn own_endpoint(layout: &Layout) -> Result<Option<ClientEndpoint>, ExitError> {
     let read =
         state::read(&layout.status()).map_err(|error| ExitError::Failed(error_chain(&error)))?;

@@ -136,7 +136,7 @@ impl Newcomer<'_> {
     }
 }
 
-/// Returns the client ports at these URLs, with this host's member certificate for connecting.
+/// Returns the client ports at these URLs. Connections to them use this host's member certificate.
 fn endpoints_at(
     layout: &Layout,
     urls: &BTreeSet<String>,

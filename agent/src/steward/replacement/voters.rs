@@ -6,8 +6,8 @@
 //!
 //! Stock etcd reads from its peers without a time limit: its `NewTimeoutTransport` sets `Dial`,
 //! which Go ignores because `DialContext` is set, too. So etcd keeps the connection to a host that
-//! has vanished until TCP gives up, which takes minutes. A connection of stock etcd therefore counts
-//! only if one of these facts confirms it:
+//! has vanished until TCP gives up, which takes minutes. A connection of stock etcd therefore
+//! counts only if one of these facts confirms it:
 //! - etcd has received bytes from the peer since the last check. A follower receives none from
 //!   another follower, although both live.
 //! - The peer port accepts a TCP connection.
@@ -64,8 +64,8 @@ impl Reachability {
         is_recent && self.voters.contains_key(&id)
     }
 
-    /// Returns the state of `member` as this host alone sees it. `own` is this host's member. It is
-    /// not among the checked voters, and it is not dead, since its agent asks.
+    /// Returns the state of `member` as this host alone sees it. `own` is this host's member. It
+    /// isn't among the checked voters, and it isn't dead: its own agent calls this function.
     pub(crate) fn state_of(
         &self,
         member: MemberId,
