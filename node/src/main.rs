@@ -22,8 +22,9 @@ const USAGE: u8 = 2;
 const DO_NOT_RESTART: u8 = 3;
 
 fn main() -> ExitCode {
-    // The allocator asks for huge pages, of which a touched byte takes 2 MiB. Without them, a node
-    // needs half the memory and no more time. Older kernels can't switch them off.
+    // Switch huge pages off, which the allocator asks for: with them, a single used byte takes 2
+    // MiB of memory. Without them, a node needs half the memory, and no more time. Ignore the
+    // error, because older kernels can't do this.
     let _ = rustix::thread::disable_transparent_huge_pages(true);
     let args = std::env::args_os().skip(1).map(|arg| arg.to_string_lossy().into_owned());
     let args: Vec<String> = args.collect();

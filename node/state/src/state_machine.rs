@@ -64,8 +64,9 @@ pub trait Snapshot: Send + 'static {
     fn write(&self, out: &mut dyn Write) -> Result<(), Self::Error>;
 }
 
-/// Work that makes all entries durable which are applied when it runs. It returns the position of
-/// the last of them. It may run on any thread, while the state machine applies further entries.
+/// Work that makes all applied entries durable: those that are applied when it runs. It returns the
+/// position of the last of them. It may run on any thread, while the state machine applies further
+/// entries.
 pub type CheckpointWork<E> = Box<dyn FnOnce() -> Result<Position, E> + Send>;
 
 /// The replicated state, as the driver uses it.

@@ -506,9 +506,9 @@ pub(crate) async fn wait_settled(members: &[&TestMember]) -> usize {
     }
 }
 
-/// Writes an executable script. A child process writes it: if this process did, a child that
-/// another test starts meanwhile would inherit the open descriptor, and executing the script would
-/// fail with ETXTBSY until that child executes its own program.
+/// Writes an executable script, by a child process. If this process wrote it, a child that another
+/// test starts meanwhile would inherit the open descriptor. Until that child executes its own
+/// program, executing the script would fail with ETXTBSY.
 pub(crate) fn write_script(path: &Path, text: &str) {
     let write = r#"printf %s "$0" >"$1" && chmod 755 "$1""#;
     let status = Command::new("sh").args(["-c", write, text]).arg(path).status().unwrap();

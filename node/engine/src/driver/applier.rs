@@ -14,9 +14,9 @@ use node_state::state_machine::{
 
 use super::{DriverMetrics, Notice, QUEUED_JOBS, SLOW_APPLY};
 
-/// Policy that decides when to make the store durable. The log can drop entries that the store
-/// holds durably. Until then the store has their changes in memory, and a restart applies them
-/// again.
+/// Policy that decides when to make the store durable. Before that, the store has the changes of
+/// the newest entries only in memory, and a restart applies these entries again. Afterwards the log
+/// can drop them.
 #[derive(Clone, Copy, Debug)]
 pub struct CheckpointPolicy {
     /// Number of applied bytes after which a checkpoint is due.

@@ -67,7 +67,8 @@ impl<M: StateMachine> ApplySink<M> for ApplyThreadSink<M> {
     }
 
     fn checkpoint(&mut self, work: CheckpointWork<M::Error>) {
-        // The only reason to refuse the work is a full queue.
+        // The queue refuses the work only if it is full. The checkpoint that waits there will
+        // include the same entries.
         let _ = self.to_checkpoint.try_send(work);
     }
 

@@ -23,8 +23,8 @@ pub(super) const QUEUED_FETCHES: usize = 64;
 /// Capacity of the snapshot queue. The driver requests only one snapshot at a time.
 pub(super) const QUEUED_SNAPSHOTS: usize = 1;
 
-/// Capacity of the checkpoint queue. A checkpoint includes everything applied when it begins. So one
-/// that waits behind a running one makes further ones needless.
+/// Capacity of the checkpoint queue. A checkpoint includes everything applied when it begins. So
+/// while one waits behind the running one, no further one is needed.
 pub(super) const QUEUED_CHECKPOINTS: usize = 1;
 
 /// Runs checkpoints until the queue is closed.

@@ -306,8 +306,8 @@ impl DriverCore {
         match notice {
             Notice::Persisted(batch) => self.handle_persisted(batch),
             Notice::Applied { at, changes } => self.handle_applied(at, changes),
-            // A checkpoint and an installed snapshot end on different threads, so the report of an
-            // earlier position can come later.
+            // A checkpoint and the install of a snapshot run on different threads. So the report of
+            // the earlier position can arrive last.
             Notice::Checkpointed(at) if at.index <= self.durable.index => {}
             Notice::Checkpointed(at) => {
                 self.durable = at;

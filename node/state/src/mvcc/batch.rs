@@ -59,8 +59,8 @@ impl TokenChange {
     }
 }
 
-/// Event whose encoded `KeyValue` is still in the batch's buffer, because the buffer grows until
-/// the batch is done.
+/// Event of an unfinished batch. It has only the place of its encoded `KeyValue` in the batch's
+/// buffer, because the buffer can move in memory while it grows.
 struct BufferedEvent {
     /// Place of the event's bytes in the buffer.
     bytes: Range<usize>,
@@ -107,8 +107,8 @@ pub struct Batch<'a> {
     tokens: Vec<TokenChange>,
 }
 
-/// Maximum share of a batch's buffer that may be unused while the memtable holds it, as a divisor
-/// of the used part. A buffer with more unused bytes is copied.
+/// Divisor of the number of a buffer's used bytes. The quotient is the maximum number of unused
+/// bytes with which the memtable keeps the buffer. A buffer with more unused bytes is copied.
 const UNUSED_BUFFER_DIVISOR: usize = 8;
 
 /// Makes a batch's buffer immutable, without much unused memory.

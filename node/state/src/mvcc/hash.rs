@@ -136,8 +136,8 @@ impl Store {
         Ok(KeyValueHash { revision: upto, ..hash })
     }
 
-    /// Hashes the records of `rows`, which are those up to `upto`. At or below `compacted`, only
-    /// changes in force at `upto` count.
+    /// Hashes the records of `rows`, which are those up to `upto`. Of the records at or below
+    /// `compacted`, only those of changes in force at `upto` count.
     ///
     /// `nothing` must be true if no change is in force at `upto`. Then the changes in force at
     /// `compacted` count instead. etcd does this too: it treats an empty list of revisions to keep

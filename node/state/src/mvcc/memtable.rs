@@ -76,7 +76,8 @@ impl Memtable {
         self.lock().bytes
     }
 
-    /// Passes the contents of `row` to `show`. Returns `None` if this memtable doesn't have the row.
+    /// Passes the contents of `row` to `show`. Returns `None` if this memtable doesn't have the
+    /// row.
     pub(super) fn get<R>(&self, row: u128, show: impl FnOnce(&[u8]) -> R) -> Option<R> {
         let contents = self.lock();
         let at = contents.rows.binary_search_by_key(&row, |(number, _)| *number).ok()?;
@@ -105,8 +106,8 @@ impl Memtable {
         found.extend(rows.take(at_most).cloned());
     }
 
-    /// Passes each change of a lease by the log entries after `from` and up to `upto` to `show`, in
-    /// order: the lease's id, and the lease, or `None` if it was revoked.
+    /// Passes the changes of leases by the log entries after `from` and up to `upto` to `show`, in
+    /// order. Each change is a lease's id and the lease, or `None` if it was revoked.
     pub(super) fn lease_changes(
         &self,
         from: u64,

@@ -44,7 +44,7 @@ impl<'f> AnswerBudget<'f> {
         self.used_bytes
     }
 
-    /// Whether something didn't fit. After that nothing fits any more.
+    /// Whether an answer has exceeded the budget. From then on, no further answer fits.
     #[must_use]
     pub fn is_overdrawn(&self) -> bool {
         self.is_overdrawn

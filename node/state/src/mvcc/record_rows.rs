@@ -71,7 +71,8 @@ impl Deref for RowBytes {
 }
 
 impl FileView {
-    /// Returns the first row that isn't in the file, whichever records follow.
+    /// Returns the first row number after the rows of the file's newest revision. Rows of later
+    /// revisions are only in memtables.
     pub(crate) fn end_row(&self) -> u128 {
         first_row_after(self.progress.revision)
     }

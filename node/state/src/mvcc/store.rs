@@ -1,4 +1,4 @@
-//! State shared by all users of an open store, its views, and the handle for reading.
+//! An open store: the state that its users share, its views, and the handle for reading it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
@@ -162,7 +162,7 @@ impl StoreDatabase {
 }
 
 pub(crate) struct StoreState {
-    /// The store's file. A flush, a step of a compaction, and whatever publishes a view hold the
+    /// The store's file. A flush, a step of a compaction, and the publication of a view hold the
     /// read lock. A defragmentation takes the write lock to replace the file.
     ///
     /// Threads that need several of this struct's locks take them in this order: `deletion_lock`,

@@ -74,8 +74,8 @@ impl DriverCore {
     ///
     /// A successor must be a voter that is connected and has answered within an election time-out.
     /// Candidates are ranked by:
-    /// 1. replication: a voter that receives a stream of entries ranks above one that must first be
-    ///    sent a snapshot, or whose log the leader doesn't know yet (Raft's probe state);
+    /// 1. replication: a voter that receives a stream of entries ranks above all others. Those must
+    ///    first be sent a snapshot, or the leader doesn't know their logs yet (Raft's probe state);
     /// 2. promptness: a voter that answers promptly ranks above one that has missed heartbeats;
     /// 3. the length of the voter's log. A successor with a shorter log must first be sent the
     ///    rest, while the cluster takes no proposals.

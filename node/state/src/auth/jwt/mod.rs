@@ -121,8 +121,8 @@ impl Jwt {
     /// Loads the keys from their files.
     ///
     /// # Errors
-    /// Fails if there is no key, a file can't be read, a key does not fit the method, or the two
-    /// keys are not a pair.
+    /// Fails if there is no key, or if a file can't be read. Also fails if a key does not fit the
+    /// method, or if the two keys are not a pair.
     pub fn load(options: &JwtOptions) -> Result<Self, JwtError> {
         let (signer, verifier) = keys::load(options)?;
         Ok(Self { method: options.method, ttl: options.ttl, signer, verifier })
