@@ -135,8 +135,8 @@ fn commands_in_backticks(path: &Path, text: &str) -> Vec<Documented> {
         let is_named = PROGRAMS
             .iter()
             .any(|name| part.strip_prefix(name).is_some_and(|rest| rest.starts_with(' ')));
-        // The text after the last backtick isn't in backticks, and neither is one with an end of a
-        // string in it.
+        // Text after the last backtick isn't in backticks. Neither is text that contains the end of
+        // a string literal.
         let is_closed = at + 1 < parts.len() && part.len() < 200 && !part.contains(['"', ';']);
         if is_named && is_closed {
             let comment_signs = part.replace("\\\n", " ").replace("//!", " ").replace("///", " ");

@@ -19,7 +19,8 @@ const DEBUG_TEXTS: [&str; 8] =
 /// Number of decimal digits in nearly every 64-bit id, such as a member's.
 const ID_DIGITS: std::ops::RangeInclusive<usize> = 17..=20;
 
-/// Returns what a person would stumble over in a text.
+/// Returns which part of a text isn't made for people, such as an id in decimal. `None` if there is
+/// no such part.
 fn fault(text: &str) -> Option<String> {
     if let Some(found) = DEBUG_TEXTS.iter().find(|found| text.contains(*found)) {
         return Some(format!("{found} of Rust"));
@@ -80,8 +81,8 @@ fn check_log(name: &str, log: &str, is_etcd: bool) -> Result<()> {
     Ok(())
 }
 
-/// A cluster forms, its leader's node is killed, the service is away for a while, a host joins, a
-/// member is removed, and a host comes with a useless bundle.
+/// A cluster forms, its leader's node is killed, and the service is away for a while. Then a host
+/// joins, a member is removed, and a host comes with a useless bundle.
 fn check_logs(node: Option<&std::path::Path>) -> Result<()> {
     let json = [("MUSTER_LOG_FORMAT".to_owned(), "json".to_owned())];
     let mut options = TestbedOptions { serve_env: json.to_vec(), ..TestbedOptions::default() };

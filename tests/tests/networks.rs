@@ -1,5 +1,5 @@
-//! Clusters on hosts whose addresses are unusual: IPv6 alone, two interfaces, routers that translate
-//! addresses, and names instead of addresses.
+//! Clusters on hosts whose addresses are unusual: IPv6 alone, two interfaces, routers that
+//! translate addresses, and names instead of addresses.
 
 use std::net::{IpAddr, SocketAddr, TcpStream};
 use std::path::Path;
@@ -132,7 +132,7 @@ fn advertise(address: &str) -> Vec<String> {
 }
 
 /// No machine has an IPv4 address beside loopback. The cluster forms, restarts without discovery,
-/// follows a host to another address, and takes a fourth host in.
+/// follows a host to another address, and admits a fourth host.
 #[test]
 fn hosts_with_ipv6_alone_form_restart_move_and_join() -> Result<()> {
     let Some(network) = namespaces(Network::ipv6_namespaces(4)) else { return Ok(()) };
@@ -162,7 +162,8 @@ fn hosts_with_ipv6_alone_form_restart_move_and_join() -> Result<()> {
 }
 
 /// Discovery is reached by one interface, and the members reach each other by another one, which
-/// `--advertise-address` chooses. The node listens there alone, and needs the first one no more.
+/// `--advertise-address` chooses. The node listens only there, and works without the first
+/// interface.
 #[test]
 fn hosts_with_two_interfaces_use_the_one_that_is_advertised() -> Result<()> {
     let Some(network) = namespaces(Network::namespaces(4)) else { return Ok(()) };

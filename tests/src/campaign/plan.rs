@@ -48,7 +48,8 @@ impl SearchKind {
         Self::Decoders,
     ];
 
-    /// Returns the search's share of a round, compared with the other searches' shares.
+    /// Returns the search's weight. Its share of a round is its weight divided by the sum of all
+    /// searches' weights.
     fn weight(self) -> u32 {
         match self {
             Self::Simulation | Self::Histories | Self::Requests => 4,

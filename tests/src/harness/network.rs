@@ -67,7 +67,7 @@ impl TestHost {
     }
 }
 
-/// Version of the Internet Protocol that a network of namespaces uses alone.
+/// Version of the Internet Protocol in a network of namespaces. No other version is used there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum AddressFamily {
     V4,
@@ -90,7 +90,8 @@ impl AddressFamily {
             Self::V6 => 64,
         };
         let mut words = vec![format!("{address}/{prefix}"), "dev".to_owned(), interface.to_owned()];
-        // Without this word, an IPv6 address can't be used until nobody else has claimed it.
+        // Without `nodad`, nobody can use an IPv6 address before the kernel has checked that no
+        // other host has it (duplicate address detection).
         words.extend((self == Self::V6).then(|| "nodad".to_owned()));
         [vec!["addr".to_owned(), "add".to_owned()], words].concat()
     }

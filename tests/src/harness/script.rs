@@ -5,9 +5,9 @@ use std::process::Command;
 
 use anyhow::{Context as _, Result, ensure};
 
-/// Writes an executable script. A child process writes it: if this process did, a child that
-/// another test starts meanwhile would inherit the open descriptor, and executing the script would
-/// fail with ETXTBSY until that child executes its own program.
+/// Writes an executable script, by a child process. If this process wrote it, a child that another
+/// test starts meanwhile would inherit the open descriptor. Until that child executes its own
+/// program, executing the script would fail with ETXTBSY.
 ///
 /// # Errors
 ///

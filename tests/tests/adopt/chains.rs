@@ -14,7 +14,7 @@ const AFTER: (&str, &str) = ("MUSTER_UNREACHABLE_AFTER", "6");
 /// Time for which a dead member is watched, though it must not be replaced. It suffices for the
 /// observations of a death.
 const OBSERVATION_TIME: Duration = Duration::from_secs(25);
-/// Time limit of a replacement, with the observations of the death before it.
+/// Time limit of a replacement, including the observations of the death.
 const REPLACED: Duration = Duration::from_secs(180);
 
 /// Runs one of our programs on the machine of the service, and returns its standard output.
@@ -54,7 +54,7 @@ fn rotate(adoption: &AdoptionTestbed, more: &[&str]) -> Result<()> {
     adoption.testbed.admin_command(&renew).map(drop)
 }
 
-/// A member of `muster-node` on host `index`, which serves clients without TLS. It isn't started.
+/// Returns a `muster-node` on host `index` that serves clients without TLS. It isn't started yet.
 fn plain_node(adoption: &AdoptionTestbed, index: usize, name: &str) -> Result<NodeProcess> {
     let host = &adoption.testbed.network.hosts[index];
     let folder = adoption.testbed.path("");
@@ -100,7 +100,7 @@ fn move_to(adoption: &AdoptionTestbed, node: &mut NodeProcess, name: &str) -> Re
 }
 
 /// The cluster is adopted, its CAs are replaced once more, and its data moves to a `muster-node`. A
-/// backup of that one is verified and restored, and equals it.
+/// backup of the `muster-node` is verified and restored: the restored data equals its data.
 #[test]
 fn an_adopted_cluster_with_new_cas_moves_to_muster_node_whose_backup_is_restored() -> Result<()> {
     let Some(etcd) = oldest() else { return Ok(()) };

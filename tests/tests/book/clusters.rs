@@ -80,7 +80,7 @@ fn backups_of_a_cluster() -> Result<()> {
     typed.replace("s3://our-backups/muster", store.display());
     typed.replace("--backup-to /backups", format!("--backup-to {}", store.display()));
     typed.replace("/var/lib/muster", cluster.agents[0].data_dir.display());
-    // Commands on the admin's machine know no agent.
+    // No agent runs on the admin's machine.
     typed.set("admin", "MUSTER_DATA_DIR", "/nonexistent")?;
     let made = typed.run("age-keygen --output backup-key.txt")?;
     let recipient = last_word(&made, "Public key")?.to_owned();

@@ -13,7 +13,8 @@ struct Run {
     /// Sections of the page; all if there are none.
     sections: &'static [&'static str],
     file: &'static str,
-    /// Texts in that file: the name of the test, or what it reads or runs.
+    /// Texts that must be in the file: the name of the test, of the page that it reads, or of a
+    /// command that it runs.
     shown_by: &'static [&'static str],
 }
 

@@ -93,8 +93,8 @@ impl Typist {
         Ok(command)
     }
 
-    /// Leaves the page's next command out, which has to contain `part`. `reason` says who runs it, or
-    /// why nobody does.
+    /// Leaves the page's next command out, which has to contain `part`. `reason` says who runs it,
+    /// or why nobody does.
     pub(crate) fn skip(&mut self, part: &str, reason: &str) -> Result<()> {
         ensure!(!reason.is_empty());
         self.next(part).map(drop)
@@ -118,7 +118,8 @@ impl Typist {
         self.type_line(&command.machine, &line)
     }
 
-    /// Types the next command as [`Typist::run`] does, on a machine that the page names in its text.
+    /// Types the next command as [`Typist::run`] does, on a machine that the page names in its
+    /// text.
     pub(crate) fn run_on(&mut self, machine: &str, part: &str) -> Result<String> {
         self.run_on_with(machine, part, &[])
     }
@@ -134,8 +135,8 @@ impl Typist {
         self.type_line(machine, &self.line(&command, replaced)?)
     }
 
-    /// Types the next command as [`Typist::run`] does, again and again until it succeeds, as a reader
-    /// does while something isn't ready yet.
+    /// Types the next command as [`Typist::run`] does, again and again until it succeeds, as a
+    /// reader does while something isn't ready yet.
     pub(crate) fn retry(&mut self, part: &str) -> Result<String> {
         self.retry_with(part, &[])
     }
@@ -198,15 +199,16 @@ impl Typist {
         Ok(())
     }
 
-    /// Sends SIGTERM to the program that was started last, and waits for its end. Another program has
-    /// run it, and ends with its own status.
+    /// Sends SIGTERM to the program that was started last, and waits for its end. Use this for a
+    /// command that runs a program by another one, such as `runuser`, which ends with a status of
+    /// its own.
     pub(crate) fn end_last(&mut self) -> Result<()> {
         let mut process = self.running.pop().context("nothing runs")?;
         process.terminate(super::LIMIT).map(drop)
     }
 
-    /// Waits until the program that was started last has ended by itself. It has to succeed. Returns
-    /// its output.
+    /// Waits until the program that was started last has ended by itself. It has to succeed.
+    /// Returns its output.
     pub(crate) fn wait_last(&mut self) -> Result<String> {
         let mut process = self.running.pop().context("nothing runs")?;
         let code = process.exit_code(super::LIMIT)?;

@@ -12,7 +12,8 @@ use super::members::ThreeMemberCluster;
 use super::postgres::{PostgresServer, SCOPE};
 use super::{script, tools};
 
-/// Time limit of each wait, in which a lease of twenty seconds may have to end first.
+/// Time limit of each wait. It is long, because a wait may begin with the rest of a lease of twenty
+/// seconds.
 const LIMIT: Duration = Duration::from_secs(180);
 /// Number of newly acknowledged rows that show that the writer goes on.
 const EXPECTED_NEW_ROWS: usize = 20;

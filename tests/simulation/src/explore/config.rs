@@ -158,7 +158,8 @@ pub struct FaultCounts {
 }
 
 impl FaultCounts {
-    /// Returns these counts, each lowered to at most `together`.
+    /// Returns these limits, each lowered to at most `together`, the limit on faults of all kinds
+    /// together.
     #[must_use]
     pub fn at_most(self, together: u8) -> FaultCounts {
         FaultCounts {

@@ -54,7 +54,8 @@ pub(super) fn would_poll_change_nothing(
 /// Returns whether the agent would do nothing about the list of members with hash `h`. Two
 /// conditions must hold:
 ///
-/// - The agent has released every epoch below the list's, or releases nothing any more.
+/// - The agent has released every epoch below that of the list, or it will never release another
+///   epoch.
 /// - The agent has already sent its ack, or it must refuse the list and the service doesn't wait
 ///   for its answer.
 #[must_use]

@@ -233,8 +233,8 @@ fn close(system: &mut SystemState, config: &ExplorationConfig, cause: EndCause) 
 }
 
 /// Returns whether the serving process may make this decision: to freeze a list of members, to
-/// commit one, or to end the cluster. It may not make the decision if its ledger contradicts the
-/// decision, or if it must first compare its ledger with the database or copy decisions.
+/// commit one, or to end the cluster. It may not if its ledger contradicts the decision. Nor may it
+/// while it still has to compare its ledger with the database, or to copy decisions from there.
 #[must_use]
 pub(super) fn may_decide(
     system: &SystemState,

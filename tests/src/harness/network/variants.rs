@@ -56,8 +56,8 @@ impl Network {
         Ok(addresses)
     }
 
-    /// Puts each host behind a router of its own, as a cloud does that gives machines translated
-    /// addresses. The public address, which [`TestHost::address`] still is, belongs to the router.
+    /// Puts each host behind a router of its own that translates addresses (NAT), as some clouds
+    /// do. [`TestHost::address`] remains the public address, which then belongs to the router.
     /// Works in namespaces only, and needs nft.
     pub fn put_behind_routers(&mut self) -> Result<()> {
         for i in 0..self.hosts.len() {
@@ -88,7 +88,8 @@ impl Network {
     pub fn use_names(&mut self) -> Result<()> {
         self.has_names = true;
         self.write_names()?;
-        // Check that a program in a namespace finds the names: the folder may be elsewhere.
+        // Check that a program in a namespace resolves the names: `ip netns exec` may use another
+        // folder on this system.
         let host = self.hosts.first().context("a network without hosts")?;
         let found = host.command("getent").args(["hosts", &self.hub.dns_name()]).output()?;
         ensure!(found.status.success(), "names are not found in a namespace");
