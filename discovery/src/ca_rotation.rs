@@ -67,8 +67,8 @@ pub(crate) async fn check_statement(
     Err(ApiError::new(Code::StatementRefused, detail, next))
 }
 
-/// Refuses to issue certificates by a CA that the newest statement doesn't name, because nobody would
-/// accept them.
+/// Refuses to issue certificates by a CA that the newest statement doesn't name, because nobody
+/// would accept them.
 pub(crate) fn check_issuing(authorities: &Authorities, newest: &Statement) -> Result<(), ApiError> {
     if authorities.are_issuing(newest) {
         return Ok(());

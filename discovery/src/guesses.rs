@@ -12,8 +12,8 @@ use crate::metrics::ServiceMetrics;
 /// The alarm is raised whenever the number of wrong secrets for one token is a multiple of this
 /// number.
 const ALARM_AT: u64 = 5;
-/// Number of tokens whose wrong secrets are counted. Beyond it, the token with the oldest attempt is
-/// forgotten.
+/// Number of tokens whose wrong secrets are counted. Beyond it, the token with the oldest attempt
+/// is forgotten.
 const MAX_TOKENS: usize = 1_024;
 /// Name of the alarm in the metrics.
 const ALARM: &str = "token_guessed";

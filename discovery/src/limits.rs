@@ -32,7 +32,8 @@ const OVERFLOW: IpAddr = IpAddr::V6(Ipv6Addr::new(0xff00, 0, 0, 0, 0, 0, 0, 0));
 pub(crate) struct AddressLimit {
     limiter: DefaultKeyedRateLimiter<IpAddr>,
     /// Addresses that sent a request while the table wasn't full, and when each sent its last one.
-    /// An address is kept longer than its bucket: a cleanup drops the bucket of a client that sends little.
+    /// An address is kept longer than its bucket: a cleanup drops the bucket of a client that sends
+    /// little.
     known: Mutex<HashMap<IpAddr, Instant>>,
     /// Number of buckets at which the table is full: [`ADDRESSES_MAX`], or fewer in tests.
     max: usize,

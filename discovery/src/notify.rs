@@ -36,7 +36,8 @@ impl ClusterNotifier {
         Subscription { cluster, receiver: Some(news), channels: self.channels.clone() }
     }
 
-    /// Subscribes to changes of all clusters. The channel's value counts the wake-ups of this process.
+    /// Subscribes to changes of all clusters. The channel's value counts the wake-ups of this
+    /// process.
     pub(crate) fn subscribe_all(&self) -> watch::Receiver<u64> {
         self.all.subscribe()
     }

@@ -99,8 +99,8 @@ pub(crate) struct TakeOverArguments {
     /// Option for the data directory.
     #[command(flatten)]
     pub data_dir: DataDir,
-    /// The systemd unit of the agent, which this command enables and starts. Without it, the command
-    /// says when to start the agent.
+    /// The systemd unit of the agent, which this command enables and starts. Without it, the
+    /// command says when to start the agent.
     #[arg(long, value_name = "UNIT")]
     pub agent_unit: Option<String>,
     /// Undo an unfinished take-over: the etcd runs again as it did before.
@@ -138,8 +138,8 @@ pub(crate) struct ReleaseArguments {
     /// enabled and started. Without it, the command says how to start the node.
     #[arg(long, value_name = "UNIT", requires = "agent_unit")]
     pub unit: Option<String>,
-    /// The systemd unit of the agent, which this command stops and disables. Without it, the command
-    /// says when to stop the agent.
+    /// The systemd unit of the agent, which this command stops and disables. Without it, the
+    /// command says when to stop the agent.
     #[arg(long, value_name = "UNIT")]
     pub agent_unit: Option<String>,
     /// Seconds to wait for members or for a person before giving up.

@@ -242,13 +242,14 @@ pub(crate) struct RunArguments {
     #[arg(long, value_name = "NAME", env = "MUSTER_ZONE")]
     pub zone: Option<String>,
 
-    /// Ask the metadata service of this cloud (aws, gcp or azure) for the zone, when the host gets a
-    /// place in a cluster.
+    /// Ask the metadata service of this cloud (aws, gcp or azure) for the zone, when the host gets
+    /// a place in a cluster.
     #[arg(long, value_name = "CLOUD", env = "MUSTER_ZONE_FROM", conflicts_with = "zone")]
     pub zone_from: Option<Cloud>,
 
-    /// Show discovery an identity document of this cloud's metadata service (aws, gcp or azure), which
-    /// says which virtual machine this host is. A token can require one (token create --require).
+    /// Show discovery an identity document of this cloud's metadata service (aws, gcp or azure),
+    /// which says which virtual machine this host is. A token can require one (token create
+    /// --require).
     #[arg(long, value_name = "CLOUD", env = "MUSTER_IDENTITY_FROM")]
     pub identity_from: Option<Cloud>,
 

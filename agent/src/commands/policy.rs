@@ -29,8 +29,8 @@ struct ListedPolicy {
     id: GrantId,
     /// Whether the policy was revoked.
     revoked: bool,
-    /// Whether the policy is for another cluster, whose data this one got by a snapshot. Then it has
-    /// no effect here. Known only on a member's host.
+    /// Whether the policy is for another cluster, whose data this one got by a snapshot. Then it
+    /// has no effect here. Known only on a member's host.
     of_other_cluster: bool,
     /// End and limits of the policy. `None` if the store has only the policy's revocation.
     #[serde(flatten)]

@@ -2,8 +2,8 @@
 //! cluster removes the member.
 //!
 //! `supervise` is the one entry. It takes the statements that a person has brought (`issued`),
-//! starts the node by `node_start`, and keeps it running. Beside the node, it runs the agent's other
-//! tasks:
+//! starts the node by `node_start`, and keeps it running. Beside the node, it runs the agent's
+//! other tasks:
 //! - reports to discovery (`report`), and checks of discovery's history (`history`);
 //! - the search for discovery after it has moved (`service`);
 //! - the renewal of certificates (`renewal`), and the replacement of CAs (`authorities`);

@@ -1,4 +1,5 @@
-//! `backup`, `restore`, `backup-keys`, `restore-keys`, `keys rotate`, `keys rewrap`: run on the service's own machine.
+//! `backup`, `restore`, `backup-keys`, `restore-keys`, `keys rotate`, `keys rewrap`: run on the
+//! service's own machine.
 
 use super::confirm::IrreversibleAct;
 use super::printer::{Printer, or_dash};

@@ -1,4 +1,5 @@
-//! `etcd-token`: lets stock etcd form a cluster through the service, by etcd's own discovery protocols.
+//! `etcd-token`: lets stock etcd form a cluster through the service, by etcd's own discovery
+//! protocols.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;

@@ -10,7 +10,8 @@ use crate::server::parse_duration;
 #[derive(Clone, Debug, Default, clap::Args)]
 pub(super) struct RequireArgs {
     /// Identity document that the host's cloud must have signed, such as
-    /// aws:account=123456789012,region=eu-west-1,max-age=15m; may be repeated: one of them is enough
+    /// aws:account=123456789012,region=eu-west-1,max-age=15m; may be repeated: one of them is
+    /// enough
     #[arg(long, value_name = "CLOUD:FIELD=VALUE,…", value_parser = parse)]
     pub(super) require: Vec<Requirement>,
 }

@@ -107,7 +107,8 @@ async fn page_of(
     Ok(app.store.event_chain(stream, after, limit).await?)
 }
 
-/// Returns the cluster with this name or id. Of several clusters with the name, it takes the newest.
+/// Returns the cluster with this name or id. Of several clusters with the name, it takes the
+/// newest.
 async fn find_cluster(app: &App, text: &str) -> Result<AuditedCluster, ConsoleError> {
     let missing = || ApiError::not_found("cluster with this name or id");
     let id = match Uuid::try_parse(text) {

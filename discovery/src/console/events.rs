@@ -40,7 +40,8 @@ pub(super) fn rows(events: &[EventView], names: &HostNames, now_ms: i64) -> Vec<
     events.iter().rev().map(row).collect()
 }
 
-/// Splits an event's body into its fields. A body that is no JSON object is one field without a name.
+/// Splits an event's body into its fields. A body that is no JSON object is one field without a
+/// name.
 fn details(body: &str, names: &HostNames) -> Vec<EventDetail> {
     let detail = |(name, value): (String, Value)| {
         let text = match value {

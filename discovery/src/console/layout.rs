@@ -94,7 +94,8 @@ impl PageFrame {
         }
     }
 
-    /// Makes the frame of a page for a visitor. The navigation has the sections that the visitor may read.
+    /// Makes the frame of a page for a visitor. The navigation has the sections that the visitor
+    /// may read.
     pub(super) fn new(
         app: &App,
         visitor: &Visitor,

@@ -4,19 +4,20 @@
 //!   link shows a button, and the button exchanges the link's code for a session's cookie. Both are
 //!   random secrets, and only their hashes are stored. If a mail or chat program previews the link,
 //!   it only loads the page and doesn't use the link up.
-//! - **Rights.** Each request looks the session and its admin up, and checks the role by `auth`, with
-//!   the actions of the API. So a revoked admin reads nothing more, and a page shows what the API shows.
+//! - **Rights.** Each request looks the session and its admin up, and checks the role by `auth`,
+//!   with the actions of the API. So a revoked admin reads nothing more, and a page shows what the
+//!   API shows.
 //! - **Reading.** Pages call the store, and the functions that make the API's answers. Only the two
 //!   forms, to sign in and to sign out, change anything. They are accepted from the console's own
 //!   pages alone.
 //! - **Live pages.** A stream of server-sent events says that something has changed, at most once a
-//!   second; the script then fetches the page again. So a page is rendered in one way only, and works
-//!   without the script, by reloading. While it waits, a stream doesn't query the database: it uses the
-//!   wake-ups of the long polls.
+//!   second; the script then fetches the page again. So a page is rendered in one way only, and
+//!   works without the script, by reloading. While it waits, a stream doesn't query the database:
+//!   it uses the wake-ups of the long polls.
 //! - **Text of hosts** is made printable here, and escaped by the templates.
 //!
-//! Dependencies point from here to `handlers`, `auth` and `store`. Nothing but the listener calls this
-//! module.
+//! Dependencies point from here to `handlers`, `auth` and `store`. Nothing but the listener calls
+//! this module.
 
 mod assets;
 mod audit;

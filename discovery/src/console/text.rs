@@ -90,7 +90,8 @@ pub(super) struct TextPart {
     pub(super) is_code: bool,
 }
 
-/// Splits a text at its backticks. A text that is one command of ours, without backticks, is one part.
+/// Splits a text at its backticks. A text that is one command of ours, without backticks, is one
+/// part.
 pub(super) fn parts(text: &str) -> Vec<TextPart> {
     let text = plain(text);
     let is_command =

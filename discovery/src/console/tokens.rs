@@ -1,5 +1,5 @@
-//! Tokens: who made them, what they are worth, and which hosts used them. No page holds a secret, since
-//! the service knows none.
+//! Tokens: who made them, what they are worth, and which hosts used them. No page holds a secret,
+//! since the service knows none.
 
 use std::collections::BTreeMap;
 

@@ -1,4 +1,5 @@
-//! Random secrets that a browser holds: the code in a sign-in link, and the value of a session's cookie.
+//! Random secrets that a browser holds: the code in a sign-in link, and the value of a session's
+//! cookie.
 
 use data_encoding::HEXLOWER;
 use discovery_types::digest::Digest;

@@ -4,9 +4,9 @@
 //! * This module checks tokens and applies decisions to the database. Both protocols use it.
 //! * [`v2`] and [`v3`] speak the protocols. They translate, and decide nothing.
 //!
-//! These clusters are not Muster's: nobody signs their members, and no agent looks after them. A list
-//! only tells each etcd which peers to begin with. etcd sources: `etcdserver/api/v2discovery` and
-//! `etcdserver/api/v3discovery`.
+//! These clusters are not Muster's: nobody signs their members, and no agent looks after them. A
+//! list only tells each etcd which peers to begin with. etcd sources: `etcdserver/api/v2discovery`
+//! and `etcdserver/api/v3discovery`.
 
 pub(crate) mod registry;
 pub(crate) mod v2;
@@ -87,7 +87,8 @@ impl App {
         self.change_etcd_registry(token.id(), |_, _, _| Ok(())).await
     }
 
-    /// Renews the leases of the members that registered from `address`, because an etcd waits there.
+    /// Renews the leases of the members that registered from `address`, because an etcd waits
+    /// there.
     pub(crate) async fn renew_etcd_leases(
         &self,
         token: GrantId,

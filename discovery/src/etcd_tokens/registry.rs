@@ -227,8 +227,8 @@ impl EtcdRegistry {
 
     /// Gives a member a place.
     ///
-    /// A member whose answer was lost, or whose etcd was restarted before the list was complete, gets
-    /// its place again.
+    /// A member whose answer was lost, or whose etcd was restarted before the list was complete,
+    /// gets its place again.
     pub(crate) fn register(
         &mut self,
         registrant: &Registrant,

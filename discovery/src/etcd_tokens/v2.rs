@@ -140,8 +140,8 @@ pub(crate) async fn wait_for_turn(limit: &AddressLimit, address: IpAddr) -> Resu
     }
 }
 
-/// Answers a request over the address's rate limit. etcd tries a GET again only after a status of 500
-/// and above.
+/// Answers a request over the address's rate limit. etcd tries a GET again only after a status of
+/// 500 and above.
 pub(crate) fn overloaded() -> HttpResponse {
     KeyError::unavailable("too many requests from this address: wait").response()
 }

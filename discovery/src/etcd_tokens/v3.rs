@@ -2,8 +2,8 @@
 //! --discovery-token=…` uses it.
 //!
 //! etcd's client needs four calls: Range of the size and of the members, Put of its own member, and
-//! Watch of the members. With `--discovery-user` it authenticates first. Every other call is answered
-//! with UNIMPLEMENTED.
+//! Watch of the members. With `--discovery-user` it authenticates first. Every other call is
+//! answered with UNIMPLEMENTED.
 //!
 //! The discovery token is an etcd token. etcd writes the discovery token into each line of its log,
 //! so the discovery token may also be the etcd token's id alone. The whole etcd token is then the

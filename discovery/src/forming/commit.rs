@@ -30,8 +30,8 @@ use crate::store::cluster::{
 };
 
 impl App {
-    /// Signs the commit document of the list with the hash `h`, or takes `shown`, a document that an
-    /// agent sent or a ledger holds. Issues the members' certificates.
+    /// Signs the commit document of the list with the hash `h`, or takes `shown`, a document that
+    /// an agent sent or a ledger holds. Issues the members' certificates.
     pub(super) fn build_commit(
         &self,
         loaded: &LoadedCluster,

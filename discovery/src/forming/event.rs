@@ -395,8 +395,9 @@ fn verify_redeem(
     Ok(SeatRedeem { verified, must_check_host })
 }
 
-/// Checks that the host can have a seat. In a cluster that is being adopted, only its signed members
-/// can. A host with a policy's token is told to come back, because it can be a standby later.
+/// Checks that the host can have a seat. In a cluster that is being adopted, only its signed
+/// members can. A host with a policy's token is told to come back, because it can be a standby
+/// later.
 fn check_founder(loaded: &LoadedCluster, verified: &VerifiedRedeem) -> Result<(), ApiError> {
     match verified.record.check_founder(loaded.chain.newest()) {
         Err(error) if verified.grant.admits_newcomers() => {

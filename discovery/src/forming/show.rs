@@ -224,8 +224,8 @@ pub(crate) fn explanations(
     lines
 }
 
-/// Returns what to do in a cluster that is being adopted, for these reasons to wait. Its members run
-/// already, so the advice for a cluster that forms would be wrong. `None` for other reasons.
+/// Returns what to do in a cluster that is being adopted, for these reasons to wait. Its members
+/// run already, so the advice for a cluster that forms would be wrong. `None` for other reasons.
 fn advice_for_adoption(code: &str) -> Option<&'static str> {
     match code {
         "seats_free" => Some(

@@ -430,8 +430,8 @@ pub(crate) async fn report(
     Ok(Json(ReportResponse { state: convert::state(phase), raft_cluster_id }))
 }
 
-/// Returns the build of the agent that sends a report. Agents of older versions send no features, so
-/// only the version of their HTTP client is known.
+/// Returns the build of the agent that sends a report. Agents of older versions send no features,
+/// so only the version of their HTTP client is known.
 fn reported_build(headers: &HeaderMap) -> Option<AgentBuild> {
     let text = |name: &str| headers.get(name).and_then(|value| value.to_str().ok());
     match text(AGENT_BUILD) {

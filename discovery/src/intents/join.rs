@@ -78,8 +78,8 @@ impl App {
         let (ticket, record) = (&verified.grant, &verified.record);
         let roster = Roster::of(&transaction.cluster, &transaction.chain, &changes)?;
         roster.check_unused_keys(record)?;
-        // A host under a policy may have the name of the member that it replaces. The cluster's agents
-        // decide which member that is, and compare the names then.
+        // A host under a policy may have the name of the member that it replaces. The cluster's
+        // agents decide which member that is, and compare the names then.
         if let Some(member) = roster.member_with_name(record, ticket.replaces)
             && !is_policy
         {

@@ -93,7 +93,8 @@ impl App {
     }
 }
 
-/// Explains what the cluster's standbys wait for, and what its policies lack while a member is silent.
+/// Explains what the cluster's standbys wait for, and what its policies lack while a member is
+/// silent.
 pub(crate) fn explain(
     changes: &MembershipChanges,
     view: &MembersView,

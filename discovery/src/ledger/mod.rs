@@ -382,8 +382,8 @@ fn take_position(index: &mut Index, position: Option<StoredPosition>) -> bool {
     if let Some(position) = position {
         index.update_position(position.seen);
     }
-    // A ledger without commits can still lack a position file. Only with commits does a missing file
-    // mean that the ledger is a copy.
+    // A ledger without commits can still lack a position file. Only with commits does a missing
+    // file mean that the ledger is a copy.
     !is_original.unwrap_or(index.commits() == 0)
 }
 

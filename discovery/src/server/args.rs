@@ -40,8 +40,8 @@ pub(crate) struct ServeArgs {
     /// Address to listen on; may be repeated
     #[arg(long, value_name = "ADDR:PORT", default_value = "0.0.0.0:8443")]
     pub listen: Vec<SocketAddr>,
-    /// Address on which stock etcd reaches its discovery protocol v3 (gRPC, etcd 3.6 and newer); may
-    /// be repeated. Without it, etcd tokens for v3 can't be made here
+    /// Address on which stock etcd reaches its discovery protocol v3 (gRPC, etcd 3.6 and newer);
+    /// may be repeated. Without it, etcd tokens for v3 can't be made here
     #[arg(long, value_name = "ADDR:PORT")]
     pub etcd_listen: Vec<SocketAddr>,
     /// Directory of this process's ledger of commits: outside Postgres, not in the key directory,
@@ -50,8 +50,8 @@ pub(crate) struct ServeArgs {
     #[arg(long, value_name = "DIR")]
     pub ledger: PathBuf,
     /// Folder with the clouds' keys, for tokens that require an identity document of the host
-    /// (`token create --require`): aws.pem has AWS' certificates, gcp.json and azure.json are JWKS. It is
-    /// read again each minute
+    /// (`token create --require`): aws.pem has AWS' certificates, gcp.json and azure.json are JWKS.
+    /// It is read again each minute
     #[arg(long, value_name = "DIR")]
     pub identity_keys: Option<PathBuf>,
     #[command(flatten)]
@@ -185,8 +185,8 @@ pub(crate) struct BackupKeysArgs {
     /// The key directory that `serve --keys` names
     #[arg(long, value_name = "DIR")]
     pub keys: PathBuf,
-    /// Public key of somebody who may decrypt the file: an age recipient (age1…), an SSH public key,
-    /// or the fingerprint of a GPG key; may be given several times
+    /// Public key of somebody who may decrypt the file: an age recipient (age1…), an SSH public
+    /// key, or the fingerprint of a GPG key; may be given several times
     #[arg(long = "recipient", value_name = "RECIPIENT", required = true)]
     pub recipients: Vec<String>,
     /// New file for the backup

@@ -19,8 +19,8 @@ use crate::store;
 
 /// Time limit for all queries of the database.
 const DATABASE_TIMEOUT: Duration = Duration::from_secs(10);
-/// Remaining life of the listener's certificate in seconds below which a person is warned. The alert
-/// on the metric has the same limit.
+/// Remaining life of the listener's certificate in seconds below which a person is warned. The
+/// alert on the metric has the same limit.
 const MIN_CERTIFICATE_LIFE: i64 = 14 * 86_400;
 
 /// Checks the set-up of the service. Returns an error only for a wrong command line. Everything

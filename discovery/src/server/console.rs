@@ -17,8 +17,8 @@ use crate::keydir::KeyDirectory;
 
 /// Maximum size of the certificate chain and of the key, in bytes.
 const MAX_PEM_FILE: u64 = 64 * 1024;
-/// Maximum number of streams of all sessions. A further one gets 503, and its page has to be reloaded
-/// by hand.
+/// Maximum number of streams of all sessions. A further one gets 503, and its page has to be
+/// reloaded by hand.
 const MAX_STREAMS: usize = 256;
 /// Maximum number of streams of one session: one for each visible page.
 const MAX_STREAMS_PER_SESSION: usize = 8;

@@ -25,8 +25,8 @@ pub(crate) struct RewrappedKeys {
     pub rewrapped: u64,
 }
 
-/// Wraps all CA keys in the database under the newest key-encryption key. Calls `progress` every two
-/// seconds with the numbers so far.
+/// Wraps all CA keys in the database under the newest key-encryption key. Calls `progress` every
+/// two seconds with the numbers so far.
 pub(crate) async fn rewrap_keys(
     args: &RewrapKeysArgs,
     mut progress: impl FnMut(RewrapCounts),

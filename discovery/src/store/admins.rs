@@ -171,8 +171,8 @@ fn chain_position((number, hash): (i64, Vec<u8>)) -> Option<ChainPosition> {
 }
 
 impl Store {
-    /// Returns the last event of a chain, and the one with the number `known`, if there is one. Both
-    /// are read at the same time.
+    /// Returns the last event of a chain, and the one with the number `known`, if there is one.
+    /// Both are read at the same time.
     pub(crate) async fn chain_positions(
         &self,
         stream: Uuid,

@@ -42,7 +42,8 @@ fn micros(time: Duration) -> UnixMicros {
 }
 
 impl Store {
-    /// Stores an admin's sign-in link, in place of an earlier one. Returns the time at which it expires.
+    /// Stores an admin's sign-in link, in place of an earlier one. Returns the time at which it
+    /// expires.
     pub(crate) async fn put_console_link(
         &self,
         admin: &PublicKey,
@@ -85,8 +86,8 @@ impl Store {
         valid.map(|(key, _)| admin_key(key)).transpose()
     }
 
-    /// Stores a session of the database's present generation. Ends the admin's oldest sessions if there
-    /// are too many.
+    /// Stores a session of the database's present generation. Ends the admin's oldest sessions if
+    /// there are too many.
     pub(crate) async fn begin_console_session(
         &self,
         session: NewConsoleSession<'_>,

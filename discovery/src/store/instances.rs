@@ -6,8 +6,8 @@ use uuid::Uuid;
 
 use super::StoreError;
 
-/// Returns the keys, other than `key`, that redeemed a token of this cluster with the identity document
-/// of this virtual machine.
+/// Returns the keys, other than `key`, that redeemed a token of this cluster with the identity
+/// document of this virtual machine.
 pub(crate) async fn other_keys(
     connection: &mut PgConnection,
     cluster: Uuid,

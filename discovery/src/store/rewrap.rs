@@ -54,8 +54,8 @@ pub(crate) async fn rewrap(
 ) -> Result<RewrapCounts, RewrapError> {
     rewrap_seal(connection, kek).await?;
     let mut counts = RewrapCounts::default();
-    // A replacement of CAs moves keys from one table to the other. So the tables are read again until
-    // nothing is left to do.
+    // A replacement of CAs moves keys from one table to the other. So the tables are read again
+    // until nothing is left to do.
     loop {
         let before = counts.rewrapped;
         counts.all = 0;

@@ -44,9 +44,9 @@ pub(crate) struct Transaction {
 
 impl Transaction {
     /// Starts a transaction, on `kept` if it is given and alive. `begin` is BEGIN, followed by any
-    /// SQL statements that share its round trip. Also returns the rows that these statements select.
-    /// BEGIN also tests whether the connection is alive. `timer` is dropped when the transaction
-    /// ends, or can't begin.
+    /// SQL statements that share its round trip. Also returns the rows that these statements
+    /// select. BEGIN also tests whether the connection is alive. `timer` is dropped when the
+    /// transaction ends, or can't begin.
     pub(super) async fn begin(
         pool: &PgPool,
         kept: Option<KeptConnection>,

@@ -1,5 +1,5 @@
-//! Tests of etcd tokens: what the protocol v2 answers, byte by byte, and which requests are refused.
-//! Stock etcd itself runs in the end-to-end tests.
+//! Tests of etcd tokens: what the protocol v2 answers, byte by byte, and which requests are
+//! refused. Stock etcd itself runs in the end-to-end tests.
 
 use std::time::Duration;
 

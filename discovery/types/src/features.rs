@@ -1,8 +1,9 @@
-//! Features of an agent that other programs may only rely on once all agents of a cluster have them.
+//! Features of an agent that other programs may only rely on once all agents of a cluster have
+//! them.
 //!
 //! During an upgrade, agents of two versions are in one cluster. A newer agent, or an admin's newer
-//! tool, must not write what the older agents would misread. So each agent publishes its version and
-//! the names of its features ([`AgentBuild`]) in two places:
+//! tool, must not write what the older agents would misread. So each agent publishes its version
+//! and the names of its features ([`AgentBuild`]) in two places:
 //! - in the cluster's own store, where the other members' agents read them;
 //! - at discovery, in a header of its reports ([`AGENT_BUILD`]), where admins' tools read them.
 //!

@@ -2,10 +2,9 @@
 //! readers who have never seen this repository.
 //!
 //! The searches are other programs of this package, test binaries and fuzz targets. [`plan`]
-//! decides how long each one runs, and [`searches`] which command it runs. [`child`] runs a
-//! command behind a [`guard`], and [`outcome`] reads its output. At the end [`bugs`] puts known bugs
-//! back, which the tests must find. [`report`] turns all of it into text. [`run`] connects these
-//! parts.
+//! decides how long each one runs, and [`searches`] which command it runs. [`child`] runs a command
+//! behind a [`guard`], and [`outcome`] reads its output. At the end [`bugs`] puts known bugs back,
+//! which the tests must find. [`report`] turns all of it into text. [`run`] connects these parts.
 
 pub mod bugs;
 pub mod child;

@@ -1,4 +1,5 @@
-//! Runs the commands of the operator's manual, page by page, in the order in which they are printed.
+//! Runs the commands of the operator's manual, page by page, in the order in which they are
+//! printed.
 //!
 //! Each test takes a page's commands one after the other, and ends only if none is left. A command
 //! that a test doesn't run is left out by name, with the reason or with the test that runs it. Some
@@ -33,8 +34,8 @@ struct BookCluster {
 }
 
 impl BookCluster {
-    /// Forms a cluster of `size` members. The network has `room` hosts. `args` are further arguments
-    /// of each agent.
+    /// Forms a cluster of `size` members. The network has `room` hosts. `args` are further
+    /// arguments of each agent.
     fn form(size: usize, room: u8, args: &[&str]) -> Result<Self> {
         let testbed = Testbed::start(Network::loopback(room), TestbedOptions::default())?;
         let bundle = testbed.create_cluster_with_token("demo", size)?;

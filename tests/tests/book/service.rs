@@ -16,7 +16,8 @@ fn serve_args(testbed: &Testbed, port: u16) -> String {
 }
 
 impl TypedService {
-    /// Opens a page on the machines of a service, of its admin, and of four hosts. Nothing runs yet.
+    /// Opens a page on the machines of a service, of its admin, and of four hosts. Nothing runs
+    /// yet.
     fn open(page: &str) -> Result<Self> {
         let testbed = Testbed::prepare(Network::loopback(4), TestbedOptions::default())?;
         let folder = testbed.path("typed");

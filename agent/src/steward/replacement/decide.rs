@@ -10,8 +10,8 @@
 //!
 //! A place that an earlier replacement has left vacant is filled while all voters are reachable.
 //!
-//! While the dead member is in the cluster and the newcomer doesn't vote, a replacement goes on only
-//! if both of these conditions hold:
+//! While the dead member is in the cluster and the newcomer doesn't vote, a replacement goes on
+//! only if both of these conditions hold:
 //! - the policy isn't revoked;
 //! - the member is unreachable, for this host and for a quorum of the voters' agents.
 //!
@@ -78,8 +78,8 @@ pub(crate) struct VoterFacts {
     /// Voters, this host's included, whose agents have observed for `after_seconds` of the policy's
     /// limits that the unreachable voter is unreachable.
     pub observers: Vec<MemberId>,
-    /// Observers of older versions, which stop observing the dead member once the policy has reached
-    /// its limit.
+    /// Observers of older versions, which stop observing the dead member once the policy has
+    /// reached its limit.
     pub unconfirming: Vec<MemberId>,
     /// Voters that don't answer, have not started, or lack entries of the log. The list may omit
     /// the unreachable voter.

@@ -1,5 +1,5 @@
-//! Verification of an event chain against its own hashes, and against a checkpoint. Pure, but for the
-//! checkpoint's file.
+//! Verification of an event chain against its own hashes, and against a checkpoint. Pure, but for
+//! the checkpoint's file.
 
 use std::collections::BTreeMap;
 use std::path::Path;

@@ -72,8 +72,8 @@ pub(super) async fn create(
     Ok(())
 }
 
-/// Refuses a deadline that the service doesn't take. Call it before making a draft, which would block
-/// the cluster's name.
+/// Refuses a deadline that the service doesn't take. Call it before making a draft, which would
+/// block the cluster's name.
 pub(super) async fn check_deadline(session: &AdminSession, seconds: u64) -> Result<(), CliError> {
     let most = session.client.context().await?.max_deadline_seconds;
     if seconds > most {

@@ -274,8 +274,8 @@ struct CreateArgs {
     size: u8,
     #[command(flatten)]
     allow: AllowArgs,
-    /// Spread the members over zones (muster-agent run --zone): no zone gets a majority of the seats,
-    /// and later members keep to it
+    /// Spread the members over zones (muster-agent run --zone): no zone gets a majority of the
+    /// seats, and later members keep to it
     #[arg(long, value_name = "zone")]
     spread: Option<Spread>,
     /// Require an issuer's approval of each founder's key (cluster approve)

@@ -1,5 +1,5 @@
-//! Issues a token: signs its grant, sends the grant to the service, and hands out the bundle. Tokens
-//! and replacement policies are issued alike.
+//! Issues a token: signs its grant, sends the grant to the service, and hands out the bundle.
+//! Tokens and replacement policies are issued alike.
 
 use std::path::PathBuf;
 

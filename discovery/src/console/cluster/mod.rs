@@ -28,7 +28,8 @@ use crate::intents::IntentReader;
 const EVENTS: u64 = 10;
 /// Number of tokens on the page: the newest.
 const TOKENS: u16 = 5;
-/// Number of replacement policies on the page: as many as a cluster may have in force, and some that ended.
+/// Number of replacement policies on the page: as many as a cluster may have in force, and some
+/// that ended.
 const POLICIES: u16 = 12;
 
 /// A fact about the cluster.

@@ -401,8 +401,8 @@ impl OwnersTool {
         tool
     }
 
-    /// Runs `cluster rotate-ca` without questions, which waits for members for a moment only. `more`
-    /// has to name the step, or `--cancel`.
+    /// Runs `cluster rotate-ca` without questions, which waits for members for a moment only.
+    /// `more` has to name the step, or `--cancel`.
     async fn rotate(&self, more: &[&str]) -> Result<(), String> {
         let words = ["cluster", "rotate-ca", "demo", "--yes", "--timeout", "1ms"];
         let session = ["--home", self.home.as_str(), "--key", self.key.as_str()];

@@ -1,5 +1,5 @@
-//! Sends many malformed requests over HTTP. Each must get an answer that blames the client, and none
-//! may change what other clients rely on.
+//! Sends many malformed requests over HTTP. Each must get an answer that blames the client, and
+//! none may change what other clients rely on.
 
 mod random;
 pub(in crate::tests) mod requests;

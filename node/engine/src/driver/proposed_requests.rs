@@ -2,8 +2,8 @@
 //!
 //! If the leader's process ends, most of them never take effect, and their clients would wait until
 //! the request time-out ends. Once an entry of a later term is applied, every entry that the ended
-//! leader committed is applied, too. So the requests without an outcome are then reported as lost. A
-//! leader that hands over, or is deposed while it runs, passes proposals on to its successor, so
+//! leader committed is applied, too. So the requests without an outcome are then reported as lost.
+//! A leader that hands over, or is deposed while it runs, passes proposals on to its successor, so
 //! nothing is reported as lost then.
 
 use std::collections::VecDeque;

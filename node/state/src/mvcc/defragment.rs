@@ -4,8 +4,8 @@
 //! the contents are copied into a new file, in these steps:
 //!
 //! 1. All records in the file are copied. This may take long, and writes continue.
-//! 2. Once a running flush has ended, a lock keeps flushes out. The records that were flushed during
-//!    step 1 are copied, and all tables other than that of the records.
+//! 2. Once a running flush has ended, a lock keeps flushes out. The records that were flushed
+//!    during step 1 are copied, and all tables other than that of the records.
 //! 3. The new file is made durable and renamed over the old one. All reads and writes use the new
 //!    file from then on.
 //!
