@@ -48,7 +48,8 @@ impl<K: Ord + Clone> SlotPool<K> {
         Self { max, max_per_key, state: Arc::new(Mutex::new(state)) }
     }
 
-    /// Takes a slot for `key`. Returns `None` if all slots, or all of this key's, are taken.
+    /// Takes a slot for `key`. Returns `None` if no slot is free, or if `key` holds as many slots
+    /// as one key may.
     #[must_use]
     pub fn take(&self, key: K) -> Option<Slot<K>> {
         self.take_if(key, |_, _| false)

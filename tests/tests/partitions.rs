@@ -116,7 +116,8 @@ fn a_leader_that_a_majority_hears_keeps_its_term_while_connections_are_refused()
     })
 }
 
-/// The firewall rejects all packets from and to the leader's host, whose process goes on.
+/// The firewall rejects all packets from and to the leader's host. The leader's process keeps
+/// running.
 #[test]
 fn a_leader_whose_connections_are_all_refused_is_replaced_and_comes_back() -> Result<()> {
     with_three_members(async |cluster, leader| {

@@ -227,7 +227,7 @@ async fn attack(
     }
 }
 
-/// The service serves others during each attack and after it.
+/// The service serves other clients during each attack and after it.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn attacks_with_frames_disturb_nobody() {
     use ConnectionEnd::{Any, Closed};

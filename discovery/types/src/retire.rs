@@ -37,8 +37,8 @@ pub struct Unretire {
     pub cluster: Uuid,
     /// Hash of the cluster's newest statement.
     pub statement: Digest,
-    /// Time of the retirement, in milliseconds since 1970. So this signature can't undo a later
-    /// retirement.
+    /// Time of the retirement, in milliseconds since 1970. The signature covers it, so it can't
+    /// undo a later retirement.
     pub retired_at_ms: i64,
 }
 

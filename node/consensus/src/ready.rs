@@ -2,7 +2,7 @@
 
 use crate::{Entry, HardState, Message, Position, ReadContext};
 
-/// One round of work. The crate's documentation says what the caller owes for each field.
+/// One round of work. The crate's documentation says what the caller has to do with each field.
 #[derive(Debug, Default)]
 pub struct Ready {
     /// Ascending number of this round. The caller passes it to

@@ -43,7 +43,7 @@ struct LibraryRequests {
     snapshot_wanted: Option<u64>,
 }
 
-/// Estimated memory of an entry's allocations beyond the requested bytes.
+/// Estimated bytes that the allocator adds to those requested for one entry.
 const ALLOCATION_BYTES: usize = 64;
 
 /// Maximum size of data that is copied when an entry is cached. The data is a slice of a message or

@@ -1,6 +1,6 @@
 //! Comparison of two clusters' users, roles and permissions, and of whether authentication is
-//! enabled. Passwords are not compared, because no member gives them away. The permissions of the
-//! role `root` are not compared either, because that role may do everything anyway.
+//! enabled. Passwords are not compared, because no member shows them. The permissions of the role
+//! `root` are not compared either, because that role may do everything anyway.
 
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -42,8 +42,8 @@ pub(super) fn cpu(folder: &Path) -> Result<Duration> {
         + cpu_of_ended_children(&stat).context("the kernel's /proc/PID/stat")?;
     let children = fs_err::read_to_string(format!("/proc/{pid}/task/{pid}/children"))?;
     for child in children.split_whitespace() {
-        // If a child has ended meanwhile, the next measurement counts its time among the ended
-        // children.
+        // A child that has just ended has no file any more. The next measurement includes its time
+        // in that of the ended children.
         if let Ok(stat) = fs_err::read_to_string(format!("/proc/{child}/stat")) {
             total += cpu_of(&stat).unwrap_or_default();
         }

@@ -106,7 +106,8 @@ fn a_move_and_a_comparison() -> Result<()> {
     typed.finish()
 }
 
-/// The member of a data directory is stopped, and its data becomes another cluster in both ways.
+/// A member is stopped. Its data becomes a new cluster of one member in each of the page's two
+/// ways.
 #[test]
 fn recovery_without_an_agent() -> Result<()> {
     let (network, folder) = (Network::loopback(1), tempfile::tempdir()?);

@@ -182,7 +182,7 @@ fn a_standby_takes_the_place_of_a_dead_member_of_the_newest_etcd() -> Result<()>
     check_replacement(Network::loopback(4), Some(&etcd))
 }
 
-/// A host that vanishes closes no connection. Stock etcd counts its own connections to that host
+/// A host that vanishes closes no connection. Stock etcd keeps its own connections to that host
 /// until TCP gives up, which takes longer than this test waits.
 #[test]
 fn a_standby_takes_the_place_of_a_vanished_host_with_the_newest_etcd() -> Result<()> {

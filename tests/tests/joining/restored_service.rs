@@ -1,4 +1,4 @@
-//! A discovery service that is lost with all it had, and restored from backups at its URL or at
+//! A discovery service that is lost with all its data, and restored from backups at its URL or at
 //! another one. Clusters go on meanwhile, their agents find it, and hosts join again.
 
 use std::path::PathBuf;
@@ -52,7 +52,7 @@ pub(crate) fn back_up(running: &FormedCluster) -> Result<Backups> {
     Ok(Backups { identity, keys, data })
 }
 
-/// Loses the service with all it had, and restores it from the backups at this port.
+/// Deletes the service with all its data, and restores it from the backups at this port.
 pub(crate) fn lose_and_restore(
     running: &mut FormedCluster,
     backups: &Backups,

@@ -340,7 +340,8 @@ impl Steward {
             match self.replacement.uses.of(&intent.operation) {
                 Some(policy_use) => begun.push((resolve(intent, policy_use), view)),
                 None if view.state == IntentState::Open => waiting.push((intent, view)),
-                // The newcomer is a member already, and the store keeps its use no longer.
+                // The newcomer is a member already, and the store no longer keeps its use of the
+                // policy.
                 None => begun.push((intent, view)),
             }
         }

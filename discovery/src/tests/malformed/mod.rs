@@ -216,7 +216,7 @@ fn request_maker(clusters: [&Statement; 3]) -> RequestMaker {
 }
 
 /// Returns callers without a key, with an unknown key, of the owner, and of an agent.
-fn callers(
+fn caller_kinds(
     world: &TestInstallation,
     service: &RunningService,
     agent: &TestAgent,
@@ -295,7 +295,8 @@ async fn malformed_requests_are_refused_and_change_nothing() {
         "demo".into(),
     ];
     let before = count_rows(&world).await;
-    let refused = send_all(&world, &service, &maker, &callers(&world, &service, &sender)).await;
+    let refused =
+        send_all(&world, &service, &maker, &caller_kinds(&world, &service, &sender)).await;
     println!("{} requests were refused", refused);
     assert_eq!(count_rows(&world).await, before);
 

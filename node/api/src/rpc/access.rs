@@ -173,8 +173,8 @@ impl Authoriser {
         self.authorise_with_leases(who, view, access, &leases)
     }
 
-    /// Like [`Self::authorise_on`], with the lease table that the calling function has locked
-    /// already.
+    /// Checks `access` as [`Self::authorise_on`] does, with the lease table that the calling
+    /// function has locked already.
     pub(super) fn authorise_with_leases(
         &self,
         who: &Credentials,

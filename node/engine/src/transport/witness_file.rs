@@ -50,7 +50,7 @@ pub struct WitnessFile {
 pub enum RequiredDurability {
     /// Changes that must be durable before anything that depends on them is done.
     Urgent,
-    /// All changes so far.
+    /// All changes that were made before the write begins.
     All,
 }
 

@@ -59,7 +59,7 @@ pub struct MemberChangeAnswer {
     pub configuration_index: u64,
 }
 
-/// Why a committed request changed nothing. Every member comes to the same error.
+/// Why a committed request changed nothing. Every member gets the same error.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ApplyError {
     /// `ignore_value` or `ignore_lease` was set for a key that does not exist.

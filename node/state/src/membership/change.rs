@@ -64,7 +64,7 @@ impl fmt::Display for ChangeRequest {
     }
 }
 
-/// Why a change was refused. Every member comes to the same error, and the table is unchanged.
+/// Why a change was refused. Every member gets the same error, and the table is unchanged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ChangeError {
     /// A member with this id or incarnation exists already.
