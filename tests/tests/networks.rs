@@ -51,8 +51,8 @@ impl OddNetworkCluster {
         Ok(())
     }
 
-    /// Lets the fourth host join with a ticket, and waits until it votes. Its member has this peer
-    /// URL, and `etcdctl` asks the present members.
+    /// Lets the fourth host join with a ticket, and waits until it votes. `etcdctl` asks the
+    /// present members, and finds the host's member by `peer_url`.
     fn join_fourth(&mut self, etcdctl: &Etcdctl, peer_url: &str) -> Result<()> {
         let ticket = self.testbed.path("fourth.ticket");
         let create = ["token", "create", "--cluster", "demo", "--kind", "join", "--out"];

@@ -288,9 +288,8 @@ fn an_old_member_whose_url_the_new_one_gets_is_removed_first() {
     assert_eq!(step, ReplacementStep::Remove(MemberId(2)));
 }
 
-/// The operator's command used to remove a silent member before the cluster had refused anything.
-/// The leader's agent used to remove a silent member without checking whether a quorum would
-/// remain.
+/// In earlier versions, the operator's command removed a silent member without first trying to add
+/// the new one. The leader's agent did not check whether a quorum would remain.
 #[test]
 fn a_silent_member_is_removed_first_only_if_the_cluster_refuses_the_new_one() {
     let urls = new_url();

@@ -78,8 +78,9 @@ pub struct CampaignPlan {
     pub bugs: Option<Duration>,
 }
 
-/// Divides the time `budget` among `searches`, and keeps a part of it for putting bugs back. If
-/// that part would be too short, or `puts_bugs_back` is false, the searches get the whole time.
+/// Divides the time `budget` among `searches`. A part of the time is kept for putting known bugs
+/// back, to see whether the tests find them. If that part would be too short, or `puts_bugs_back`
+/// is false, the searches get the whole time.
 #[must_use]
 pub fn plan(budget: Duration, searches: &[SearchKind], puts_bugs_back: bool) -> CampaignPlan {
     let part = (budget / BUGS_DIVISOR).min(MAX_BUGS_TIME);

@@ -10,7 +10,7 @@ use super::list::Mutant;
 
 /// Function that is appended to each mutated crate.
 const SWITCH_FUNCTION: &str = r#"
-/// Whether this run has the bug of this number in it.
+/// Whether the bug with this number is switched on in this run.
 pub fn mutant(id: u32) -> bool {
     static CHOSEN: std::sync::LazyLock<Option<u32>> =
         std::sync::LazyLock::new(|| std::env::var("MUTANT").ok()?.parse().ok());

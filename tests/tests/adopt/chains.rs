@@ -26,7 +26,7 @@ fn run(adoption: &AdoptionTestbed, program: &str, words: &[&str]) -> Result<Stri
     Ok(String::from_utf8(output.stdout)?)
 }
 
-/// Takes all members over, exchanges their certificates, and drops the CA from before.
+/// Takes all members over, exchanges their certificates, and drops the CA that the etcds used.
 fn adopt_all(adoption: &mut AdoptionTestbed) -> Result<()> {
     adoption.sign()?;
     let out = adoption.testbed.path("demo-new");

@@ -95,7 +95,7 @@ async fn wait_until(
     Ok(())
 }
 
-/// Waits until all members, except `but`, answer and are in sync.
+/// Waits until all members except the member `but` answer and are in sync.
 async fn wait_until_all_in_sync(
     cluster: &ClusterApiClient,
     but: Option<MemberId>,

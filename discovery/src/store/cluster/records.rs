@@ -37,7 +37,7 @@ pub(crate) struct Caches {
     newest_grants: Mutex<Cache<VerifiedGrant>>,
 }
 
-/// Results of one kind, by the hash of the verified text.
+/// Cached results of one kind. The key is the hash of the text that was verified.
 #[derive(Debug)]
 struct Cache<T> {
     results: BTreeMap<Digest, Arc<T>>,

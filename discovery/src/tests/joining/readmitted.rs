@@ -202,7 +202,8 @@ impl ForgottenMember {
 }
 
 impl CommittedCluster {
-    /// Redeems the newcomer's ticket, and reports it as a voter.
+    /// Redeems the newcomer's ticket. Then a founder reports that the newcomer was added and
+    /// promoted.
     async fn join_as(&self, newcomer: &TestAgent, id: u64) -> discovery_types::intent::Intent {
         let view = newcomer.join().await.unwrap().intent;
         let founder = &self.agents[0];

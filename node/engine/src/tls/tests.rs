@@ -506,8 +506,8 @@ fn the_expiry_of_the_certificate_in_force_is_known() {
 #[test]
 fn a_certificate_names_a_user_if_configured_by_its_last_common_name() {
     let (dir, ca) = (tempfile::tempdir().unwrap(), TlsTestCa::new());
-    // `DistinguishedName` keeps only one name of each type. An OID as the type allows a second
-    // common name.
+    // `DistinguishedName` keeps only one name of each type. A second common name is possible if its
+    // type is given as an object identifier.
     let again = || DnType::CustomDnType(vec![2, 5, 4, 3]);
     let organisation = || DnType::OrganizationName;
     let mutual =

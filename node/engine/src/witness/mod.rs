@@ -182,7 +182,7 @@ pub struct ProcessClaim {
 pub enum ClaimRejection {
     /// The process's data directory is not the one that the member is known to use.
     Incarnation,
-    /// The boot counter is lower than the known one, or another process has the same one.
+    /// The boot counter is lower than the known one, or equals that of another process.
     Boot,
     /// The disk lacks something that the member promised.
     Amnesia,

@@ -192,9 +192,9 @@ pub fn make_claims(
     match store.hash_for_comparison(view, question.revision) {
         Ok(hash) => claims.push(Claim::data(hash)),
         Err(ReadError::Store(error)) => return Err(error),
-        // Two cases have no claim about data. A compaction began while the hash was computed, or
-        // the store has not reached the question's revision. The claim about progress reports the
-        // second case.
+        // In two cases there is no hash to claim. Either a compaction began while the hash was
+        // computed, or the store has not reached the question's revision. The claim about progress
+        // reports the second case.
         Err(ReadError::Compacted | ReadError::Superseded | ReadError::Future) => {}
     }
     Ok(claims)

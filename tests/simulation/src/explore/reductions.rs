@@ -198,10 +198,10 @@ fn has_been_set_back(system: &SystemState, config: &ExplorationConfig) -> bool {
     left.restores < all.restores || left.ledger_rollbacks < all.ledger_rollbacks
 }
 
-/// Returns whether it matters which process serves a request. It matters only after a database or
-/// ledger was set back, while the ledgers aren't consistent. Before that, all processes read the
-/// same row, and none decides what another has decided. Sending a commit document and copying
-/// decisions are separate steps of each process.
+/// Returns whether it matters which process serves a request. It matters only if a database or a
+/// ledger was replaced by an older copy, and the ledgers aren't consistent again yet. Before that,
+/// all processes read the same row, and none decides what another has decided. Sending a commit
+/// document and copying decisions are separate steps of each process.
 #[must_use]
 pub(super) fn is_serving_process_relevant(
     system: &SystemState,

@@ -114,7 +114,7 @@ impl Simulation {
         if self.are_faults_over { self.start(id) } else { Ok(()) }
     }
 
-    /// Returns the machines that can still act for a present member.
+    /// Returns the machines whose process can still act for a member of the cluster.
     pub(super) fn acting_machines(&self) -> impl Iterator<Item = &SimulatedNode> {
         self.nodes.iter().filter(|node| self.acts_for_member(node))
     }
