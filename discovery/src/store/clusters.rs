@@ -83,7 +83,7 @@ pub(crate) struct FormingPosition {
 }
 
 impl FormingPosition {
-    /// Position before the oldest cluster.
+    /// Start of a walk over the forming clusters, which goes from the oldest to the newest.
     pub(crate) const START: FormingPosition =
         FormingPosition { created_us: UnixMicros::MIN, id: Uuid::nil() };
 }

@@ -199,7 +199,8 @@ async fn a_reopened_cluster_refuses_a_token_that_ended_long_ago() {
     service.stop().await;
 }
 
-/// An expiry changes neither approvals nor the freeing of a token's seats.
+/// After a cluster has expired and is reopened, approved hosts are still approved. A token whose
+/// seats were freed still gives no seat.
 #[tokio::test]
 async fn approvals_and_freed_seats_outlast_an_expiry() {
     let world = TestInstallation::new().await;

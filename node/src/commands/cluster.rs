@@ -148,7 +148,7 @@ impl ClusterReader {
         Ok((reader, status))
     }
 
-    /// Returns the connection, for requests that are no reads.
+    /// Returns the connection, on which a caller sends other requests than reads.
     pub(super) fn channel(&self) -> Channel {
         self.channel.clone()
     }

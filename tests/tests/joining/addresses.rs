@@ -16,8 +16,8 @@ use serde_json::{Value, json};
 use crate::running_cluster::{FormedCluster, peer_url};
 
 /// Time limit for members to find each other at other addresses. Agents first wait for some
-/// seconds, because an address may come back. They wait as long again before they look for their
-/// peers.
+/// seconds, because an address may come back. Then they wait once more for the same time before
+/// they look for their peers.
 const LIMIT: Duration = Duration::from_secs(120);
 /// Time after which members that have not found each other count as lost. A successful search is
 /// quicker.

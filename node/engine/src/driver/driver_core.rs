@@ -643,7 +643,7 @@ impl DriverCore {
     }
 
     /// Records a leader's durable log as a promise, because the leader counts its own log towards
-    /// the quorum. Does so only after the log has a durable entry of the current term.
+    /// the quorum. Records nothing before the log has a durable entry of the current term.
     fn promise_own_log(&mut self) {
         let (role, _, term) = self.consensus.leadership();
         let matched = self.consensus.durable_index();

@@ -13,8 +13,8 @@ use super::segment::{
 };
 use super::{Log, LogError};
 
-/// Size of one write of zeros. The page cache may keep the data of one write as one large folio.
-/// Each later sync of a block in that folio would process the whole folio.
+/// Size of one write of zeros. The page cache may keep the data of one write as one unit, a folio.
+/// Each later sync of a block in a folio processes the whole folio, so one write must not be large.
 const ZERO_WRITE_BYTES: u64 = 4 * BLOCK_BYTES;
 
 impl Log {
