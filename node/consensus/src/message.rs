@@ -44,7 +44,8 @@ pub struct ReadContext {
 impl ReadContext {
     const BYTES: usize = 24;
 
-    pub(crate) fn to_bytes(self) -> Vec<u8> {
+    /// Returns the bytes that stand for this context in the field [`Message::context`].
+    pub fn to_bytes(self) -> Vec<u8> {
         let mut bytes = Vec::with_capacity(Self::BYTES);
         for part in [self.member, self.boot, self.sequence] {
             bytes.extend_from_slice(&part.to_be_bytes());

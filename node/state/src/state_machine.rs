@@ -101,6 +101,10 @@ pub trait StateMachine: Send + 'static {
         entries: &[CommittedEntry],
     ) -> Result<ApplyResult<Self::Outcome>, Self::Error>;
 
+    /// Returns the approximate number of bytes that changes take in memory until the next
+    /// checkpoint writes them. While a checkpoint runs, its own changes don't count.
+    fn unflushed_bytes(&self) -> usize;
+
     /// Returns work that makes the applied entries durable.
     fn checkpoint(&self) -> CheckpointWork<Self::Error>;
 

@@ -6,7 +6,7 @@
 //! for unusual requests are made in one place, by the router's services.
 
 use std::collections::VecDeque;
-use std::pin::Pin;
+use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
@@ -50,12 +50,16 @@ where
         return Err(Request::from_parts(head, ReplayedBody::unread(body)));
     };
     let mut body = Some(ReplayedBody::unread(body));
-    let work = async {
-        let request = take_request(&mut body, head.uri.path(), kv.max_request_bytes()).await?;
-        let metadata = MetadataMap::from_headers(std::mem::take(&mut head.headers));
-        Some(kv.answer(request, &metadata, client.user.as_ref(), &answers.account).await)
+    let result = {
+        // The future is large, and is pinned here so that it isn't moved into another one.
+        let work = pin!(async {
+            let request = take_request(&mut body, head.uri.path(), kv.max_request_bytes()).await?;
+            let metadata = MetadataMap::from_headers(std::mem::take(&mut head.headers));
+            Some(kv.answer(request, &metadata, client.user.as_ref(), &answers.account).await)
+        });
+        deadline.bound(work).await
     };
-    match deadline.bound(work).await {
+    match result {
         Ok(Some(Ok((message, charge)))) => {
             let mut response = Response::new(answers.count_message(message, charge));
             response.headers_mut().insert(CONTENT_TYPE, GRPC);

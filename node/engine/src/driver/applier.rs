@@ -19,7 +19,8 @@ use super::{DriverMetrics, Notice, QUEUED_JOBS, SLOW_APPLY};
 /// can drop them.
 #[derive(Clone, Copy, Debug)]
 pub struct CheckpointPolicy {
-    /// Number of applied bytes after which a checkpoint is due.
+    /// Number of bytes after which a checkpoint is due: those of the applied entries, or those of
+    /// their changes, whichever is more. A small entry that deletes many keys makes many changes.
     pub bytes: usize,
     /// Number of applied entries after which a checkpoint is due.
     pub entries: u64,
@@ -122,7 +123,7 @@ pub struct Applier<M> {
     machine: M,
     policy: CheckpointPolicy,
     metrics: Arc<DriverMetrics>,
-    /// Bytes of entries applied since the last checkpoint was begun.
+    /// Bytes of entries, or of their changes, applied since the last checkpoint was begun.
     bytes: usize,
     /// Position of the last entry applied when the last checkpoint was begun.
     checkpoint_begun: Position,
@@ -172,8 +173,11 @@ impl<M: StateMachine> Applier<M> {
         out: &mut impl ApplySink<M>,
     ) -> Result<(), M::Error> {
         let started = Instant::now();
-        self.bytes += entries.iter().map(|entry| entry.data.len()).sum::<usize>();
+        let unflushed = self.machine.unflushed_bytes();
         let ApplyResult { position: at, outcomes, changes } = self.machine.apply(entries)?;
+        // If a flush began meanwhile, the count began again at 0.
+        let changed = self.machine.unflushed_bytes().saturating_sub(unflushed);
+        self.bytes += changed.max(entries.iter().map(|entry| entry.data.len()).sum());
         if let Some(last) = entries.last() {
             assert!(at.index >= last.position.index, "the state machine has skipped entries");
         }

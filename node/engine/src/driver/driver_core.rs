@@ -15,6 +15,7 @@
 
 mod elections;
 mod install;
+mod read_confirmation;
 
 use std::collections::{BTreeSet, VecDeque};
 use std::mem;
@@ -32,6 +33,7 @@ use super::mail::{ClientProposal, ReadToken};
 use super::outgoing_snapshot_body::OutgoingSnapshotBody;
 use super::proposal_queue::{ProposalGroup, ProposalQueue};
 use super::proposed_requests::ProposedRequests;
+use super::read_heartbeats::ReadHeartbeats;
 use super::read_queue::ReadQueue;
 use crate::log::Batch;
 use crate::witness::Promise;
@@ -159,6 +161,7 @@ pub struct DriverCore {
     proposals: ProposalQueue,
     proposed: ProposedRequests,
     reads: ReadQueue,
+    read_heartbeats: ReadHeartbeats,
     next_batch: u64,
     waiting: VecDeque<UnpersistedBatch>,
     lazy_hard_state: Option<HardState>,
@@ -180,6 +183,8 @@ pub struct DriverCore {
     /// Whether peers must be told the commit index in this round, because no append has carried it
     /// to them in time.
     must_send_commit_index: bool,
+    /// Whether a tick came in this round. Its heartbeats go to all members.
+    has_ticked: bool,
     effects: Effects,
 }
 
@@ -210,6 +215,8 @@ impl DriverCore {
             proposals: ProposalQueue::default(),
             proposed: ProposedRequests::default(),
             reads: ReadQueue::new(options.read_retry_ticks),
+            read_heartbeats: ReadHeartbeats::default(),
+            has_ticked: false,
             next_batch: 1,
             waiting: VecDeque::new(),
             lazy_hard_state: None,
@@ -240,6 +247,7 @@ impl DriverCore {
     /// Advances the clock by one tick.
     pub fn tick(&mut self) {
         self.now += 1;
+        self.has_ticked = true;
         self.consensus.tick();
         let before = self.now.saturating_sub(self.options.proposal_ticks);
         self.proposals.expire(before);
@@ -296,6 +304,7 @@ impl DriverCore {
     }
 
     fn step(&mut self, message: Message) {
+        self.read_heartbeats.record_answer(&message);
         if let Err(error) = self.consensus.step(message) {
             self.effects.bad_messages.push(error);
         }
@@ -338,7 +347,10 @@ impl DriverCore {
                 }
                 self.consensus.report_snapshot(peer, arrived);
             }
-            Notice::Unreachable(peer) => self.consensus.report_unreachable(peer),
+            Notice::Unreachable(peer) => {
+                self.consensus.report_unreachable(peer);
+                self.stop_waiting_for_read_answer(peer);
+            }
             Notice::Connected(peer) => {
                 self.connected.insert(peer);
                 self.hasten_if_connected();
@@ -346,9 +358,11 @@ impl DriverCore {
             }
             Notice::Disconnected(peer) => {
                 self.connected.remove(&peer);
+                self.stop_waiting_for_read_answer(peer);
             }
             Notice::ProcessEnded(peer) => self.succeed(peer),
             Notice::SendCommitIndex => self.must_send_commit_index = true,
+            Notice::SendHeldHeartbeats => self.send_held_heartbeats(),
             Notice::Campaign => self.consensus.campaign(),
             Notice::Transfer(to) => {
                 if let Some(to) = to.or_else(|| self.successor()) {
@@ -370,6 +384,7 @@ impl DriverCore {
         }
         self.send_commit_index();
         self.drop_snapshot();
+        self.has_ticked = false;
         let mut effects = mem::take(&mut self.effects);
         self.reads.release(self.applied, &mut effects.reads);
         effects
@@ -507,9 +522,7 @@ impl DriverCore {
             self.building = true;
             self.effects.build_snapshot = true;
         }
-        for message in mem::take(&mut ready.messages) {
-            self.send(message);
-        }
+        self.send_ready_messages(&mut ready);
         self.reads.confirm(&ready.reads);
         let committed = mem::take(&mut ready.committed);
         self.effects.apply.extend(committed.into_iter().map(|entry| CommittedEntry {

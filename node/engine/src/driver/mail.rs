@@ -91,6 +91,9 @@ pub enum Notice {
     /// No append has carried the new commit index to some peers for
     /// [`COMMIT_INDEX_DELAY`](super::COMMIT_INDEX_DELAY).
     SendCommitIndex,
+    /// No quorum has answered the heartbeats for a read for
+    /// [`READ_HEARTBEAT_DELAY`](super::READ_HEARTBEAT_DELAY).
+    SendHeldHeartbeats,
     /// This member should campaign now.
     Campaign,
     /// This leader should transfer leadership: to the given member, or to the best successor if

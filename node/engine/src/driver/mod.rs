@@ -36,6 +36,7 @@ mod outgoing_snapshot_body;
 mod peers;
 mod proposal_queue;
 mod proposed_requests;
+mod read_heartbeats;
 mod read_queue;
 mod round_runner;
 mod running_driver;
@@ -78,6 +79,10 @@ pub use snapshot_store::{SnapshotFiles, SnapshotStorage, SnapshotStore};
 /// its peers. Then it sends the index alone. A client of another member may see a write later by up
 /// to this time, unless the write was made through the same member.
 pub const COMMIT_INDEX_DELAY: Duration = Duration::from_millis(1);
+
+/// Time for which a leader waits for the answers of the quickest quorum, before it asks the other
+/// members whether it still leads, so that reads can be answered.
+pub const READ_HEARTBEAT_DELAY: Duration = Duration::from_millis(2);
 
 /// Capacity of the queue to the log thread, and of that to the apply thread. It is also the maximum
 /// number of jobs that such a thread takes from its queue at once. Normally the driver's limit on

@@ -28,7 +28,8 @@ use super::snapshot_store::{SnapshotFiles, SnapshotStore};
 use super::waiters::Waiters;
 use super::{
     Applier, ApplyJob, COMMIT_INDEX_DELAY, CheckpointPolicy, DriverMetrics, LogJob, LogWriter,
-    MemberOptions, ProposeError, QUEUED_JOBS, ReadBarrierError, StartError, recover_initial_state,
+    MemberOptions, ProposeError, QUEUED_JOBS, READ_HEARTBEAT_DELAY, ReadBarrierError, StartError,
+    recover_initial_state,
 };
 use crate::log::{Log, RecoveredState};
 use crate::log_limit::LogLimit;
@@ -220,14 +221,18 @@ impl<M: StateMachine> CoreThread<M> {
         let mut next_tick = Instant::now() + self.options.tick;
         // Time at which peers are sent the commit index, if a peer lacks it.
         let mut commit_index_due: Option<Instant> = None;
+        // Number of the oldest read round whose heartbeats are partly held back, and the time at
+        // which they are sent.
+        let mut heartbeats_due: Option<(u64, Instant)> = None;
         // This round has no input. It is needed because a single voter has already campaigned,
         // which has effects.
         self.core.round(Mail::default(), false, &mut self.out);
         loop {
-            let deadline = match commit_index_due {
-                _ if self.core.has_more() => Instant::now(),
-                Some(due) => due.min(next_tick),
-                None => next_tick,
+            let delays = [commit_index_due, heartbeats_due.map(|(_, due)| due)];
+            let deadline = if self.core.has_more() {
+                Instant::now()
+            } else {
+                delays.into_iter().flatten().fold(next_tick, Instant::min)
             };
             let mut mail = self.out.mailbox.take(deadline);
             let stop = mail.stop;
@@ -242,7 +247,15 @@ impl<M: StateMachine> CoreThread<M> {
             if commit_index_due.take_if(|due| *due <= now).is_some() {
                 mail.notice(Notice::SendCommitIndex);
             }
+            if heartbeats_due.take_if(|(_, due)| *due <= now).is_some() {
+                mail.notice(Notice::SendHeldHeartbeats);
+            }
             self.core.round(mail, tick, &mut self.out);
+            let held = self.core.driver().oldest_held_heartbeats();
+            heartbeats_due = held.map(|round| match heartbeats_due {
+                Some((same, due)) if same == round => (round, due),
+                _ => (round, now + READ_HEARTBEAT_DELAY),
+            });
             if !self.core.driver().has_unsent_commit() {
                 commit_index_due = None;
             } else if commit_index_due.is_none() {

@@ -142,6 +142,10 @@ impl StateMachine for List {
         Ok(ApplyResult { position: self.applied, outcomes, changes })
     }
 
+    fn unflushed_bytes(&self) -> usize {
+        0
+    }
+
     fn checkpoint(&self) -> CheckpointWork<std::io::Error> {
         let (file, bytes, at) = (self.file.clone(), self.save(), self.applied);
         let durable = Arc::clone(&self.durable);

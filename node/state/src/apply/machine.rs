@@ -144,6 +144,10 @@ impl StateMachine for KvStateMachine {
         Ok(applied)
     }
 
+    fn unflushed_bytes(&self) -> usize {
+        self.writer.store().unflushed_bytes()
+    }
+
     fn checkpoint(&self) -> CheckpointWork<StoreError> {
         let store = self.writer.store();
         Box::new(move || store.flush())

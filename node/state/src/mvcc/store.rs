@@ -381,6 +381,11 @@ impl Store {
         self.shared.file().bytes.load(Ordering::Relaxed)
     }
 
+    /// Returns the approximate number of bytes of the changes that no flush has begun to write.
+    pub(crate) fn unflushed_bytes(&self) -> usize {
+        self.shared.lock_memory().tables.active.bytes()
+    }
+
     /// Returns the approximate number of bytes of the whole store: the length of its file, and the
     /// size of the memtables.
     #[must_use]

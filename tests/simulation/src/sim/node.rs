@@ -51,6 +51,9 @@ pub(super) struct MemberProcess {
     pub tick_is_due: bool,
     /// Time at which the member sends its commit index to peers, if a peer lacks it.
     pub commit_index_due: Option<u64>,
+    /// Number of the latest read round for which the sending of held-back heartbeats was
+    /// scheduled.
+    pub scheduled_heartbeats: u64,
     /// Whether an event that will run the busy core is already scheduled.
     pub core_is_due: bool,
     pub writer: LogWriter,
@@ -465,6 +468,7 @@ impl SimulatedNode {
             mail: Mail::new(plan.mail),
             tick_is_due: false,
             commit_index_due: None,
+            scheduled_heartbeats: 0,
             core_is_due: false,
             lessor: Lessor::new(ELECTION_TIME),
             pending_checkpoint: None,

@@ -6,7 +6,8 @@ use std::sync::Arc;
 use bytes::{Bytes, BytesMut};
 use node_consensus::{FetchRequest, Members};
 use node_engine::driver::{
-    COMMIT_INDEX_DELAY, DriverMetrics, Message, Notice, run_checkpoint, run_fetch,
+    COMMIT_INDEX_DELAY, DriverMetrics, Message, Notice, READ_HEARTBEAT_DELAY, run_checkpoint,
+    run_fetch,
 };
 use node_state::identity::MemberId;
 use node_state::mvcc::CompactionProgress;
@@ -92,6 +93,40 @@ impl Simulation {
         } else if process.commit_index_due.is_none() {
             process.commit_index_due = Some(now + delay);
             self.schedule(delay, ScheduledEvent::CommitIndexDue { node: id, generation });
+        }
+    }
+
+    /// Lets a leader send the heartbeats that it holds back for a read round, unless the round was
+    /// confirmed meanwhile.
+    pub(super) fn send_due_held_heartbeats(
+        &mut self,
+        id: u64,
+        generation: u64,
+        round: u64,
+    ) -> Result<(), InvariantViolation> {
+        if let Some(wait) = self.remaining_pause(id) {
+            let again = ScheduledEvent::HeldHeartbeatsDue { node: id, generation, round };
+            self.schedule(wait, again);
+            return Ok(());
+        }
+        let Some(process) = self.running_process(id, generation) else { return Ok(()) };
+        if process.core.driver().oldest_held_heartbeats() != Some(round) {
+            return Ok(());
+        }
+        process.mail.notice(Notice::SendHeldHeartbeats);
+        self.wake(id)
+    }
+
+    /// Schedules the sending of heartbeats that the member holds back for a read round. Called each
+    /// time that the member's core has run.
+    fn schedule_held_heartbeats(&mut self, id: u64, generation: u64) {
+        let delay = u64::try_from(READ_HEARTBEAT_DELAY.as_micros()).unwrap_or(u64::MAX);
+        let Some(process) = self.running_process(id, generation) else { return };
+        let Some(round) = process.core.driver().oldest_held_heartbeats() else { return };
+        if round > process.scheduled_heartbeats {
+            process.scheduled_heartbeats = round;
+            let due = ScheduledEvent::HeldHeartbeatsDue { node: id, generation, round };
+            self.schedule(delay, due);
         }
     }
 
@@ -391,6 +426,7 @@ impl Simulation {
             }
         }
         self.schedule_commit_index(id, generation);
+        self.schedule_held_heartbeats(id, generation);
         let Some(process) = &self.nodes[index_of(id)].process else { return Ok(()) };
         let driver = process.core.driver();
         let status = driver.status();

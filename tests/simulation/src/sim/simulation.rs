@@ -44,6 +44,7 @@ pub(super) enum ScheduledEvent {
     Tick { node: u64, generation: u64 },
     Core { node: u64, generation: u64 },
     CommitIndexDue { node: u64, generation: u64 },
+    HeldHeartbeatsDue { node: u64, generation: u64, round: u64 },
     Deliver { to: u64, generation: u64, bytes: Bytes, body: Option<Transfer> },
     MaintainStreams { node: u64, generation: u64 },
     LogDone { node: u64, generation: u64 },
@@ -358,6 +359,9 @@ impl Simulation {
             ScheduledEvent::Tick { node, generation } => self.tick(node, generation),
             ScheduledEvent::CommitIndexDue { node, generation } => {
                 self.send_due_commit_index(node, generation)
+            }
+            ScheduledEvent::HeldHeartbeatsDue { node, generation, round } => {
+                self.send_due_held_heartbeats(node, generation, round)
             }
             ScheduledEvent::Deliver { to, generation, bytes, body } => {
                 self.deliver(to, generation, bytes, body)

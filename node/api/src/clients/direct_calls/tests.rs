@@ -105,3 +105,21 @@ fn a_message_in_many_frames_takes_no_more_memory_than_its_length() {
         received.all.capacity()
     );
 }
+
+/// Returns the size of the future that a function returns.
+fn future_bytes<A, B, C, D, F>(_: impl FnOnce(A, B, C, D) -> F) -> usize {
+    size_of::<F>()
+}
+
+/// Each call in progress takes this memory.
+#[test]
+fn a_call_in_progress_takes_a_few_kibibytes() {
+    let bytes = future_bytes(
+        |kv: &'static DirectKv,
+         request: Request<Parts>,
+         client: &'static ClientConnection,
+         answers: &'static Arc<AnswerAccounting>| answer(kv, request, client, answers),
+    );
+    eprintln!("SIZE {bytes}");
+    assert!(bytes < 8 * 1024, "{bytes} bytes");
+}

@@ -12,6 +12,9 @@ struct Count {
     applied: Position,
     durable: Arc<Mutex<Position>>,
     batches: Vec<usize>,
+    /// Bytes of changes that each entry makes.
+    bytes_per_entry: usize,
+    unflushed_bytes: usize,
 }
 
 struct EmptySnapshot(Position);
@@ -56,9 +59,14 @@ impl StateMachine for Count {
     fn apply(&mut self, entries: &[CommittedEntry]) -> io::Result<ApplyResult<u64>> {
         self.batches.push(entries.len());
         self.applied = entries.last().unwrap().position;
+        self.unflushed_bytes += entries.len() * self.bytes_per_entry;
         let indexes = entries.iter().map(|entry| entry.position.index);
         let outcomes = indexes.map(|index| (RequestId(index), index)).collect();
         Ok(ApplyResult { position: self.applied, outcomes, changes: Vec::new() })
+    }
+
+    fn unflushed_bytes(&self) -> usize {
+        self.unflushed_bytes
     }
 
     fn checkpoint(&self) -> CheckpointWork<io::Error> {
@@ -217,6 +225,20 @@ fn a_begun_checkpoint_resets_the_counts_of_bytes_and_entries() {
         let fourth = told.iter().position(|line| line == "applied 4").unwrap();
         assert_eq!([third, fourth, told.len()].map(|end| begun(&told[..end])), [1, 1, 2]);
     }
+}
+
+#[test]
+fn changes_that_are_larger_than_their_entries_make_a_checkpoint_due() {
+    let policy = CheckpointPolicy { bytes: 1_000, entries: u64::MAX };
+    let machine = Count { bytes_per_entry: 400, ..Count::default() };
+    let mut applier = Applier::new(machine, policy, Arc::default());
+    let mut told = OutputRecorder::default();
+    let mut begun = |index| {
+        let turn = ApplyBatch::gather(entries(index..=index), std::iter::empty());
+        applier.run(turn, &mut told).unwrap();
+        told.checkpoints.len()
+    };
+    assert_eq!([1, 2, 3, 4, 5, 6].map(&mut begun), [0, 0, 1, 1, 1, 2]);
 }
 
 #[test]

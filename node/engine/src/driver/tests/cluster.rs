@@ -107,11 +107,15 @@ impl DriverCluster {
     }
 
     /// Delivers messages to the members in `order` until none is pending. Then leaders send a
-    /// commit index that peers lack, as the end of `COMMIT_INDEX_DELAY` makes them do in
-    /// production. This repeats until there is nothing left to send.
+    /// commit index that peers lack, and heartbeats that they hold back, as the ends of
+    /// `COMMIT_INDEX_DELAY` and `READ_HEARTBEAT_DELAY` make them do in production. This repeats
+    /// until there is nothing left to send.
     pub(super) fn settle(&mut self, order: &[u64]) {
         for _ in 0..1_000 {
-            if !self.deliver(order) && !self.send_commit_index(order) {
+            if !self.deliver(order)
+                && !self.send_commit_index(order)
+                && !self.send_held_heartbeats(order)
+            {
                 return;
             }
         }
@@ -127,5 +131,16 @@ impl DriverCluster {
             self.notify(n, Notice::SendCommitIndex);
         }
         leader.is_some()
+    }
+
+    /// Finds the first member in `order` that holds back heartbeats for a read, and makes it send
+    /// them. Returns false if there is no such member.
+    fn send_held_heartbeats(&mut self, order: &[u64]) -> bool {
+        let mut members = order.iter().map(|member| usize::try_from(member - 1).unwrap());
+        let holder = members.find(|n| self.drivers[*n].oldest_held_heartbeats().is_some());
+        if let Some(n) = holder {
+            self.notify(n, Notice::SendHeldHeartbeats);
+        }
+        holder.is_some()
     }
 }

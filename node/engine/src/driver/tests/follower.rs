@@ -156,3 +156,15 @@ fn a_member_that_alone_may_know_its_removal_ends_only_at_a_voters_report() {
         "who has come since is no learner that it knows"
     );
 }
+
+/// Checkpoints and installs end on different threads, so a report can be late.
+#[test]
+fn a_late_report_of_an_earlier_checkpoint_is_ignored() {
+    let mut driver = follower();
+    let at = |index| Position { index, term: 1 };
+    driver.notice(Notice::Checkpointed(at(20)));
+    assert_eq!(driver.advance().compact, Some(20 - options(1 << 30).catch_up_entries));
+    driver.notice(Notice::Checkpointed(at(12)));
+    assert_eq!(driver.advance().compact, None);
+    assert_eq!(driver.positions().1, at(20));
+}

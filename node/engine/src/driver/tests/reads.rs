@@ -60,7 +60,7 @@ fn reads_are_answered_although_messages_of_the_first_round_were_lost() {
             }
         }
         read(&mut cluster, 1, 8);
-        cluster.settle(&ALL);
+        while cluster.deliver(&ALL) {}
         assert_eq!(answered(&cluster, 1), [0; 0], "{lost:?}");
         (0..3).for_each(|_| tick(&mut cluster));
         assert_eq!(answered(&cluster, 1), [7, 8], "{lost:?}");
@@ -81,4 +81,125 @@ fn a_change_of_leader_repeats_the_round_without_a_tick() {
         assert_eq!(cluster.leaders(), [3; 3], "{order:?}");
         assert_eq!(answered(&cluster, 1), [7, 8], "{order:?}");
     }
+}
+
+/// Returns the members to which a heartbeat that carries a read's context is under way.
+fn asked(cluster: &DriverCluster) -> Vec<u64> {
+    let mut asked: Vec<u64> = cluster
+        .network
+        .iter()
+        .filter(|message| message.kind == MessageKind::Heartbeat && !message.context.is_empty())
+        .map(|message| message.to)
+        .collect();
+    asked.sort_unstable();
+    asked
+}
+
+/// Delivers all messages, but no answer of `silent`.
+fn settle_without_answers_of(cluster: &mut DriverCluster, silent: u64) {
+    loop {
+        cluster.network.retain(|message| message.from != silent);
+        if !cluster.deliver(&ALL) {
+            return;
+        }
+    }
+}
+
+#[test]
+fn a_leader_asks_the_voters_that_answered_most_quickly_whether_it_still_leads() {
+    let mut cluster = DriverCluster::led(3);
+    read(&mut cluster, 0, 1);
+    assert_eq!(asked(&cluster), [2], "nobody has answered yet, so the ids decide");
+    // A tick asks all members, and member 3 answers first.
+    cluster.drivers[0].tick();
+    cluster.run_until_idle(0);
+    assert_eq!(asked(&cluster), [2, 2, 3]);
+    cluster.settle(&[3, 1, 2]);
+    read(&mut cluster, 0, 2);
+    assert_eq!(asked(&cluster), [3]);
+    cluster.settle(&ALL);
+    assert_eq!(answered(&cluster, 0), [1, 2]);
+    assert_eq!(cluster.drivers[0].oldest_held_heartbeats(), None, "the round is confirmed");
+}
+
+#[test]
+fn the_other_voters_are_asked_once_the_quick_ones_are_late() {
+    let mut cluster = DriverCluster::led(3);
+    read(&mut cluster, 0, 1);
+    settle_without_answers_of(&mut cluster, 2);
+    assert_eq!(answered(&cluster, 0), [0; 0]);
+    assert!(cluster.drivers[0].oldest_held_heartbeats().is_some());
+    cluster.notify(0, Notice::SendHeldHeartbeats);
+    assert_eq!(asked(&cluster), [3]);
+    settle_without_answers_of(&mut cluster, 2);
+    assert_eq!(answered(&cluster, 0), [1]);
+    // Member 3 has answered more quickly, so it is asked first now.
+    read(&mut cluster, 0, 2);
+    assert_eq!(asked(&cluster), [3]);
+}
+
+#[test]
+fn the_other_voters_are_asked_at_once_if_a_connection_to_a_quick_one_ends() {
+    for lost in [Notice::Unreachable(2), Notice::Disconnected(2)] {
+        let mut cluster = DriverCluster::led(3);
+        read(&mut cluster, 0, 1);
+        cluster.network.clear();
+        cluster.notify(0, lost);
+        assert_eq!(asked(&cluster), [3]);
+        cluster.settle(&ALL);
+        assert_eq!(answered(&cluster, 0), [1]);
+    }
+}
+
+#[test]
+fn a_read_of_a_follower_is_confirmed_by_the_quickest_quorum_too() {
+    let mut cluster = DriverCluster::led(3);
+    read(&mut cluster, 2, 1);
+    assert!(cluster.deliver(&[1]));
+    assert_eq!(asked(&cluster), [2]);
+    cluster.settle(&ALL);
+    assert_eq!(answered(&cluster, 2), [1]);
+    assert_eq!(cluster.drivers[0].oldest_held_heartbeats(), None);
+}
+
+#[test]
+fn two_of_five_voters_and_no_learner_are_asked() {
+    let members = Members { voters: vec![1, 2, 3, 4, 5], learners: vec![6] };
+    let mut cluster = DriverCluster::of(&members);
+    read(&mut cluster, 0, 1);
+    assert_eq!(asked(&cluster), [2, 3]);
+    cluster.notify(0, Notice::SendHeldHeartbeats);
+    assert_eq!(asked(&cluster), [2, 3, 4, 5, 6]);
+    cluster.settle(&[1, 5, 4, 3, 2, 6]);
+    read(&mut cluster, 0, 2);
+    assert_eq!(asked(&cluster), [4, 5]);
+}
+
+/// A new leader must not send what it held back when it led before.
+#[test]
+fn heartbeats_of_an_earlier_term_are_not_sent() {
+    let mut cluster = DriverCluster::led(3);
+    read(&mut cluster, 0, 1);
+    cluster.network.clear();
+    for next in [3, 1] {
+        let leader = usize::try_from(cluster.leaders()[2] - 1).unwrap();
+        cluster.notify(leader, Notice::Transfer(Some(next)));
+        cluster.settle(&ALL);
+    }
+    assert_eq!(cluster.leaders(), [1; 3]);
+    cluster.network.clear();
+    cluster.notify(0, Notice::SendHeldHeartbeats);
+    assert_eq!(asked(&cluster), [0; 0]);
+    assert_eq!(cluster.drivers[0].oldest_held_heartbeats(), None);
+}
+
+#[test]
+fn a_voter_without_a_connection_is_asked_last() {
+    let mut cluster = DriverCluster::led(3);
+    cluster.drivers[0].notice(Notice::Disconnected(2));
+    read(&mut cluster, 0, 1);
+    assert_eq!(asked(&cluster), [3]);
+    cluster.notify(0, Notice::Connected(2));
+    cluster.settle(&ALL);
+    assert_eq!(answered(&cluster, 0), [1]);
 }
