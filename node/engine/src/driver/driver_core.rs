@@ -29,6 +29,7 @@ use node_consensus::{
 use node_state::state_machine::{AppliedChange, CommittedEntry, RequestId};
 
 use super::Notice;
+use super::driver_options::DriverOptions;
 use super::mail::{ClientProposal, ReadToken};
 use super::outgoing_snapshot_body::OutgoingSnapshotBody;
 use super::proposal_queue::{ProposalGroup, ProposalQueue};
@@ -53,32 +54,6 @@ fn compare_members(index: u64, consensus: &Members, table: &Members) {
         consensus == table,
         "after entry {index} consensus counts with {consensus:x?}, and the member table says {table:x?}: this member can't go on; replace it from its peers, and report this"
     );
-}
-
-/// Configuration of the driver, in addition to that of consensus.
-#[derive(Clone, Copy, Debug)]
-pub struct DriverOptions {
-    /// Whether this member campaigns as soon as it has connected to a quorum, if there was no
-    /// leader yet.
-    pub campaign_when_connected: bool,
-    /// Whether to shorten the wait for the first election once a quorum is connected
-    /// (`--initial-election-tick-advance`).
-    pub hasten_first_election: bool,
-    /// Number of entries that the log keeps for followers that lag, although the store already
-    /// holds them durably.
-    pub catch_up_entries: u64,
-    /// Age in ticks at which the driver drops a proposal that found no leader, or a read without an
-    /// answer. This age must exceed the time for which the requester waits.
-    pub proposal_ticks: u64,
-    /// Ticks after which a ReadIndex round without an answer is repeated.
-    pub read_retry_ticks: u64,
-    /// Limit on the bytes of log entries that are not yet applied. Above the limit a leader refuses
-    /// proposals, and a follower drops appends, which the leader sends again.
-    ///
-    /// This limit must exceed consensus' limit on uncommitted bytes. Uncommitted entries can't be
-    /// applied. A follower that has too many of them would drop every append for ever, even one
-    /// that would replace those entries.
-    pub max_backlog_bytes: usize,
 }
 
 /// Work that the driver's caller must do. The fields may be executed in any order, because none
@@ -214,7 +189,7 @@ impl DriverCore {
             election_ticks: config.election_ticks as u64,
             proposals: ProposalQueue::default(),
             proposed: ProposedRequests::default(),
-            reads: ReadQueue::new(options.read_retry_ticks),
+            reads: ReadQueue::new(options.read_retry_ticks, options.min_shared_reads),
             read_heartbeats: ReadHeartbeats::default(),
             has_ticked: false,
             next_batch: 1,
@@ -252,6 +227,7 @@ impl DriverCore {
         let before = self.now.saturating_sub(self.options.proposal_ticks);
         self.proposals.expire(before);
         self.reads.expire(before);
+        self.reads.end_delay();
         self.transfer_from_stuck_disk();
         // With `campaign_when_connected`, the member campaigns again at each tick while there is no
         // leader. A pre-vote request or its answer may have been lost because a stream was not
@@ -363,6 +339,7 @@ impl DriverCore {
             Notice::ProcessEnded(peer) => self.succeed(peer),
             Notice::SendCommitIndex => self.must_send_commit_index = true,
             Notice::SendHeldHeartbeats => self.send_held_heartbeats(),
+            Notice::StartReadRound => self.reads.end_delay(),
             Notice::Campaign => self.consensus.campaign(),
             Notice::Transfer(to) => {
                 if let Some(to) = to.or_else(|| self.successor()) {

@@ -94,6 +94,9 @@ pub enum Notice {
     /// No quorum has answered the heartbeats for a read for
     /// [`READ_HEARTBEAT_DELAY`](super::READ_HEARTBEAT_DELAY).
     SendHeldHeartbeats,
+    /// The next round of reads has been delayed for
+    /// [`READ_ROUND_DELAY`](super::READ_ROUND_DELAY).
+    StartReadRound,
     /// This member should campaign now.
     Campaign,
     /// This leader should transfer leadership: to the given member, or to the best successor if

@@ -22,6 +22,7 @@ mod applier;
 mod apply_thread;
 mod back_threads;
 mod driver_core;
+mod driver_options;
 mod error;
 mod fatal;
 mod handle;
@@ -52,7 +53,8 @@ use std::time::Duration;
 pub use applier::{
     Applier, ApplierError, ApplyBatch, ApplyJob, ApplySink, CheckpointPolicy, run_checkpoint,
 };
-pub use driver_core::{DriverCore, DriverOptions, Effects};
+pub use driver_core::{DriverCore, Effects};
+pub use driver_options::DriverOptions;
 pub use error::{ProposeError, ReadBarrierError, TransferError};
 pub use fatal::exit_on_defragmentation_failure;
 pub use handle::Handle;
@@ -83,6 +85,14 @@ pub const COMMIT_INDEX_DELAY: Duration = Duration::from_millis(1);
 /// Time for which a leader waits for the answers of the quickest quorum, before it asks the other
 /// members whether it still leads, so that reads can be answered.
 pub const READ_HEARTBEAT_DELAY: Duration = Duration::from_millis(2);
+
+/// Time for which a round of reads is delayed at most, so that more reads share it. Rounds are
+/// delayed only while [`MIN_SHARED_READS`] reads or more wait at the same time.
+pub const READ_ROUND_DELAY: Duration = Duration::from_micros(700);
+
+/// Number of reads at the same time from which on a round of reads is delayed. With fewer, a round
+/// for each read costs little, and the delay would be felt.
+pub const MIN_SHARED_READS: usize = 12;
 
 /// Capacity of the queue to the log thread, and of that to the apply thread. It is also the maximum
 /// number of jobs that such a thread takes from its queue at once. Normally the driver's limit on

@@ -37,6 +37,15 @@ pub(super) struct ReadQueue {
     /// Reads whose index is confirmed, by their index. A read is answered once its index is
     /// applied.
     confirmed_reads: BTreeMap<u64, Vec<QueuedRead>>,
+    /// Maximum number of reads that recently waited at the same time, for a round or in one. About
+    /// so many readers are active, and each of them may share the next round.
+    concurrent: usize,
+    /// Minimum of `concurrent` at which rounds are delayed.
+    min_shared: usize,
+    /// Whether the next round is delayed until more reads wait.
+    is_delayed: bool,
+    /// Whether the delay of the next round has ended.
+    has_delay_ended: bool,
     /// Total number of reads in `waiting`, `rounds` and `confirmed_reads`.
     tokens: usize,
     /// Number of ReadIndex rounds started so far.
@@ -44,8 +53,8 @@ pub(super) struct ReadQueue {
 }
 
 impl ReadQueue {
-    pub(super) fn new(retry_ticks: u64) -> Self {
-        Self { retry_ticks, ..Self::default() }
+    pub(super) fn new(retry_ticks: u64, min_shared: usize) -> Self {
+        Self { retry_ticks, min_shared, ..Self::default() }
     }
 
     /// Queues a read. Returns false if too many reads wait already.
@@ -55,6 +64,8 @@ impl ReadQueue {
         }
         self.tokens += 1;
         self.waiting.push((token, now));
+        let in_rounds: usize = self.rounds.iter().map(|round| round.tokens.len()).sum();
+        self.concurrent = self.concurrent.max(self.waiting.len() + in_rounds);
         true
     }
 
@@ -90,15 +101,45 @@ impl ReadQueue {
             }
             !over
         });
+        let repeats = !again.is_empty();
         self.waiting.append(&mut again);
         if self.waiting.is_empty() || leader == 0 || self.rounds.len() >= MAX_ROUNDS {
             return false;
         }
+        if !repeats && self.must_wait_for_more() {
+            self.is_delayed = true;
+            return false;
+        }
+        self.is_delayed = false;
+        self.has_delay_ended = false;
         let context = consensus.read_index();
         self.rounds_started += 1;
         let tokens = std::mem::take(&mut self.waiting);
         self.rounds.push_back(Round { context, tokens, since: now, leader: (leader, term) });
         true
+    }
+
+    /// Returns whether the next round should wait until more reads share it: as many as recently
+    /// waited at the same time. If they don't come, fewer are expected the next time.
+    fn must_wait_for_more(&mut self) -> bool {
+        let missing = self.concurrent.saturating_sub(self.waiting.len());
+        if self.concurrent < self.min_shared || missing == 0 {
+            return false;
+        }
+        if self.has_delay_ended {
+            self.concurrent -= missing.div_ceil(4);
+        }
+        !self.has_delay_ended
+    }
+
+    /// Lets the next round start, whatever the number of its reads.
+    pub(super) fn end_delay(&mut self) {
+        self.has_delay_ended = true;
+    }
+
+    /// Returns the number of rounds started so far, if the start of the next one is delayed.
+    pub(super) fn delayed_round(&self) -> Option<u64> {
+        (self.is_delayed && !self.waiting.is_empty()).then_some(self.rounds_started)
     }
 
     pub(super) fn confirm(&mut self, states: &[ReadState]) {
@@ -129,7 +170,7 @@ mod tests {
 
     #[test]
     fn expired_reads_make_room_wherever_they_waited() {
-        let mut reads = ReadQueue::new(2);
+        let mut reads = ReadQueue::new(2, usize::MAX);
         let context = ReadContext { member: 1, boot: 1, sequence: 1 };
         for token in 0..MAX_QUEUED_READS as u64 {
             assert!(reads.push(token, 1));
@@ -158,7 +199,7 @@ mod tests {
 
     #[test]
     fn released_reads_are_no_longer_counted() {
-        let mut reads = ReadQueue::new(2);
+        let mut reads = ReadQueue::new(2, usize::MAX);
         reads.push(7, 1);
         reads.confirmed_reads.insert(3, std::mem::take(&mut reads.waiting));
         let (mut out, at) = (Vec::new(), Position { index: 3, term: 1 });

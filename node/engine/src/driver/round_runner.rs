@@ -249,6 +249,7 @@ mod tests {
             catch_up_entries: 5,
             proposal_ticks: 100,
             read_retry_ticks: 2,
+            min_shared_reads: 4,
             max_backlog_bytes: 128 << 20,
         };
         let driver = DriverCore::new(&Config::new(1, 1, 1), options, &initial).unwrap();

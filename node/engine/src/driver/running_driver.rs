@@ -15,7 +15,8 @@ use super::apply_thread::{ApplyThreadSink, apply};
 use super::back_threads::{
     QUEUED_CHECKPOINTS, QUEUED_FETCHES, QUEUED_SNAPSHOTS, fetch, run_checkpoints, write_snapshots,
 };
-use super::driver_core::{DriverCore, DriverOptions};
+use super::driver_core::DriverCore;
+use super::driver_options::DriverOptions;
 use super::fatal::spawn;
 use super::handle::Handle;
 use super::log_thread::WalThread;
@@ -28,8 +29,8 @@ use super::snapshot_store::{SnapshotFiles, SnapshotStore};
 use super::waiters::Waiters;
 use super::{
     Applier, ApplyJob, COMMIT_INDEX_DELAY, CheckpointPolicy, DriverMetrics, LogJob, LogWriter,
-    MemberOptions, ProposeError, QUEUED_JOBS, READ_HEARTBEAT_DELAY, ReadBarrierError, StartError,
-    recover_initial_state,
+    MIN_SHARED_READS, MemberOptions, ProposeError, QUEUED_JOBS, READ_HEARTBEAT_DELAY,
+    READ_ROUND_DELAY, ReadBarrierError, StartError, recover_initial_state,
 };
 use crate::log::{Log, RecoveredState};
 use crate::log_limit::LogLimit;
@@ -194,6 +195,7 @@ fn driver_options(options: &MemberOptions) -> DriverOptions {
         catch_up_entries: options.catch_up_entries,
         proposal_ticks: u64::try_from(ticks).unwrap_or(u64::MAX),
         read_retry_ticks: 2,
+        min_shared_reads: MIN_SHARED_READS,
         max_backlog_bytes: MAX_BACKLOG_BYTES,
     }
 }
@@ -204,6 +206,17 @@ fn empty_directory(path: &Path) -> std::io::Result<()> {
         muster_files::data::remove(&entry?.path())?;
     }
     Ok(())
+}
+
+/// Returns the time at which the delay of `round` ends. The earlier time stays if it is of the same
+/// round, and otherwise it is `new_due`.
+fn due_of(
+    round: Option<u64>,
+    earlier: Option<(u64, Instant)>,
+    new_due: Instant,
+) -> Option<(u64, Instant)> {
+    let round = round?;
+    Some(earlier.filter(|(same, _)| *same == round).unwrap_or((round, new_due)))
 }
 
 struct CoreThread<M: StateMachine> {
@@ -224,15 +237,18 @@ impl<M: StateMachine> CoreThread<M> {
         // Number of the oldest read round whose heartbeats are partly held back, and the time at
         // which they are sent.
         let mut heartbeats_due: Option<(u64, Instant)> = None;
+        // Number of the last read round, and the time at which the next, delayed one starts.
+        let mut read_round_due: Option<(u64, Instant)> = None;
         // This round has no input. It is needed because a single voter has already campaigned,
         // which has effects.
         self.core.round(Mail::default(), false, &mut self.out);
         loop {
-            let delays = [commit_index_due, heartbeats_due.map(|(_, due)| due)];
+            let reads_due = [heartbeats_due, read_round_due].map(|due| due.map(|(_, due)| due));
+            let delays = reads_due.into_iter().chain([commit_index_due]);
             let deadline = if self.core.has_more() {
                 Instant::now()
             } else {
-                delays.into_iter().flatten().fold(next_tick, Instant::min)
+                delays.flatten().fold(next_tick, Instant::min)
             };
             let mut mail = self.out.mailbox.take(deadline);
             let stop = mail.stop;
@@ -250,12 +266,15 @@ impl<M: StateMachine> CoreThread<M> {
             if heartbeats_due.take_if(|(_, due)| *due <= now).is_some() {
                 mail.notice(Notice::SendHeldHeartbeats);
             }
+            if read_round_due.take_if(|(_, due)| *due <= now).is_some() {
+                mail.notice(Notice::StartReadRound);
+            }
             self.core.round(mail, tick, &mut self.out);
-            let held = self.core.driver().oldest_held_heartbeats();
-            heartbeats_due = held.map(|round| match heartbeats_due {
-                Some((same, due)) if same == round => (round, due),
-                _ => (round, now + READ_HEARTBEAT_DELAY),
-            });
+            let driver = self.core.driver();
+            let held = driver.oldest_held_heartbeats();
+            heartbeats_due = due_of(held, heartbeats_due, now + READ_HEARTBEAT_DELAY);
+            let delayed = driver.delayed_read_round();
+            read_round_due = due_of(delayed, read_round_due, now + READ_ROUND_DELAY);
             if !self.core.driver().has_unsent_commit() {
                 commit_index_due = None;
             } else if commit_index_due.is_none() {

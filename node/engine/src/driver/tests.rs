@@ -416,6 +416,7 @@ fn options(max_backlog_bytes: usize) -> DriverOptions {
         catch_up_entries: 5,
         proposal_ticks: 100,
         read_retry_ticks: 2,
+        min_shared_reads: 4,
         max_backlog_bytes,
     }
 }

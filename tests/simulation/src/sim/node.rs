@@ -54,6 +54,8 @@ pub(super) struct MemberProcess {
     /// Number of the latest read round for which the sending of held-back heartbeats was
     /// scheduled.
     pub scheduled_heartbeats: u64,
+    /// Number of the latest read round after which the start of a delayed one was scheduled.
+    pub scheduled_read_round: Option<u64>,
     /// Whether an event that will run the busy core is already scheduled.
     pub core_is_due: bool,
     pub writer: LogWriter,
@@ -231,6 +233,8 @@ fn driver_options(plan: &HistoryPlan, mut config: Config) -> (Config, DriverOpti
         catch_up_entries: plan.catch_up_entries,
         proposal_ticks: 150,
         read_retry_ticks: 2,
+        // Few clients read at the same time, so that production's minimum would never be reached.
+        min_shared_reads: 2,
         max_backlog_bytes,
     };
     (config, options)
@@ -469,6 +473,7 @@ impl SimulatedNode {
             tick_is_due: false,
             commit_index_due: None,
             scheduled_heartbeats: 0,
+            scheduled_read_round: None,
             core_is_due: false,
             lessor: Lessor::new(ELECTION_TIME),
             pending_checkpoint: None,

@@ -6,8 +6,8 @@ use std::sync::Arc;
 use bytes::{Bytes, BytesMut};
 use node_consensus::{FetchRequest, Members};
 use node_engine::driver::{
-    COMMIT_INDEX_DELAY, DriverMetrics, Message, Notice, READ_HEARTBEAT_DELAY, run_checkpoint,
-    run_fetch,
+    COMMIT_INDEX_DELAY, DriverMetrics, Message, Notice, READ_HEARTBEAT_DELAY, READ_ROUND_DELAY,
+    run_checkpoint, run_fetch,
 };
 use node_state::identity::MemberId;
 use node_state::mvcc::CompactionProgress;
@@ -126,6 +126,39 @@ impl Simulation {
         if round > process.scheduled_heartbeats {
             process.scheduled_heartbeats = round;
             let due = ScheduledEvent::HeldHeartbeatsDue { node: id, generation, round };
+            self.schedule(delay, due);
+        }
+    }
+
+    /// Lets the member start its delayed round of reads, unless it has started meanwhile.
+    pub(super) fn start_due_read_round(
+        &mut self,
+        id: u64,
+        generation: u64,
+        round: u64,
+    ) -> Result<(), InvariantViolation> {
+        if let Some(wait) = self.remaining_pause(id) {
+            let again = ScheduledEvent::ReadRoundDue { node: id, generation, round };
+            self.schedule(wait, again);
+            return Ok(());
+        }
+        let Some(process) = self.running_process(id, generation) else { return Ok(()) };
+        process.scheduled_read_round = None;
+        if process.core.driver().delayed_read_round() == Some(round) {
+            process.mail.notice(Notice::StartReadRound);
+        }
+        self.wake(id)
+    }
+
+    /// Schedules the start of the member's delayed round of reads. Called each time that the
+    /// member's core has run.
+    fn schedule_read_round(&mut self, id: u64, generation: u64) {
+        let delay = u64::try_from(READ_ROUND_DELAY.as_micros()).unwrap_or(u64::MAX);
+        let Some(process) = self.running_process(id, generation) else { return };
+        let Some(round) = process.core.driver().delayed_read_round() else { return };
+        if process.scheduled_read_round != Some(round) {
+            process.scheduled_read_round = Some(round);
+            let due = ScheduledEvent::ReadRoundDue { node: id, generation, round };
             self.schedule(delay, due);
         }
     }
@@ -427,6 +460,7 @@ impl Simulation {
         }
         self.schedule_commit_index(id, generation);
         self.schedule_held_heartbeats(id, generation);
+        self.schedule_read_round(id, generation);
         let Some(process) = &self.nodes[index_of(id)].process else { return Ok(()) };
         let driver = process.core.driver();
         let status = driver.status();

@@ -45,6 +45,7 @@ pub(super) enum ScheduledEvent {
     Core { node: u64, generation: u64 },
     CommitIndexDue { node: u64, generation: u64 },
     HeldHeartbeatsDue { node: u64, generation: u64, round: u64 },
+    ReadRoundDue { node: u64, generation: u64, round: u64 },
     Deliver { to: u64, generation: u64, bytes: Bytes, body: Option<Transfer> },
     MaintainStreams { node: u64, generation: u64 },
     LogDone { node: u64, generation: u64 },
@@ -362,6 +363,9 @@ impl Simulation {
             }
             ScheduledEvent::HeldHeartbeatsDue { node, generation, round } => {
                 self.send_due_held_heartbeats(node, generation, round)
+            }
+            ScheduledEvent::ReadRoundDue { node, generation, round } => {
+                self.start_due_read_round(node, generation, round)
             }
             ScheduledEvent::Deliver { to, generation, bytes, body } => {
                 self.deliver(to, generation, bytes, body)

@@ -50,6 +50,14 @@ impl DriverCore {
         }
     }
 
+    /// Returns the number of the last read round if the start of the next one is delayed, so that
+    /// more reads share it. If the number stays the same for
+    /// [`READ_ROUND_DELAY`](crate::driver::READ_ROUND_DELAY), the caller passes
+    /// [`Notice::StartReadRound`](crate::driver::Notice::StartReadRound).
+    pub fn delayed_read_round(&self) -> Option<u64> {
+        self.reads.delayed_round()
+    }
+
     /// Returns a number for the oldest read round some of whose heartbeats are held back. If the
     /// same round is the oldest for [`READ_HEARTBEAT_DELAY`](crate::driver::READ_HEARTBEAT_DELAY),
     /// the caller passes [`Notice::SendHeldHeartbeats`](crate::driver::Notice::SendHeldHeartbeats).

@@ -107,14 +107,15 @@ impl DriverCluster {
     }
 
     /// Delivers messages to the members in `order` until none is pending. Then leaders send a
-    /// commit index that peers lack, and heartbeats that they hold back, as the ends of
-    /// `COMMIT_INDEX_DELAY` and `READ_HEARTBEAT_DELAY` make them do in production. This repeats
-    /// until there is nothing left to send.
+    /// commit index that peers lack, and heartbeats that they hold back, and delayed rounds of
+    /// reads start, as the ends of the delays make them do in production. This repeats until there
+    /// is nothing left to send.
     pub(super) fn settle(&mut self, order: &[u64]) {
         for _ in 0..1_000 {
             if !self.deliver(order)
                 && !self.send_commit_index(order)
                 && !self.send_held_heartbeats(order)
+                && !self.start_read_round(order)
             {
                 return;
             }
@@ -142,5 +143,16 @@ impl DriverCluster {
             self.notify(n, Notice::SendHeldHeartbeats);
         }
         holder.is_some()
+    }
+
+    /// Finds the first member in `order` that delays a round of reads, and makes it start the
+    /// round. Returns false if there is no such member.
+    fn start_read_round(&mut self, order: &[u64]) -> bool {
+        let mut members = order.iter().map(|member| usize::try_from(member - 1).unwrap());
+        let reader = members.find(|n| self.drivers[*n].delayed_read_round().is_some());
+        if let Some(n) = reader {
+            self.notify(n, Notice::StartReadRound);
+        }
+        reader.is_some()
     }
 }

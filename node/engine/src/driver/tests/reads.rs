@@ -203,3 +203,58 @@ fn a_voter_without_a_connection_is_asked_last() {
     cluster.settle(&ALL);
     assert_eq!(answered(&cluster, 0), [1]);
 }
+
+/// The tests' drivers delay rounds from 4 reads at the same time on.
+#[test]
+fn a_round_waits_until_all_active_readers_share_it() {
+    let mut cluster = DriverCluster::led(3);
+    (1..=4).for_each(|token| read(&mut cluster, 0, token));
+    while cluster.deliver(&ALL) {}
+    // The first read had a round of its own. The other three waited during it, so four readers are
+    // active, and three alone start no round.
+    assert_eq!(cluster.drivers[0].read_rounds(), 1);
+    assert_eq!(cluster.drivers[0].delayed_read_round(), Some(1));
+    read(&mut cluster, 0, 5);
+    assert_eq!(cluster.drivers[0].read_rounds(), 2, "the fourth one has come");
+    assert_eq!(cluster.drivers[0].delayed_read_round(), None);
+    while cluster.deliver(&ALL) {}
+    assert_eq!(answered(&cluster, 0), [1, 2, 3, 4, 5]);
+}
+
+#[test]
+fn a_delayed_round_starts_when_its_delay_ends_or_at_a_tick() {
+    for ends_by_tick in [false, true] {
+        let mut cluster = DriverCluster::led(3);
+        (1..=8).for_each(|token| read(&mut cluster, 0, token));
+        while cluster.deliver(&ALL) {}
+        assert_eq!(answered(&cluster, 0), [1], "the round of seven reads is delayed");
+        if ends_by_tick {
+            cluster.drivers[0].tick();
+            cluster.run_until_idle(0);
+        } else {
+            cluster.notify(0, Notice::StartReadRound);
+        }
+        while cluster.deliver(&ALL) {}
+        assert_eq!(answered(&cluster, 0), [1, 2, 3, 4, 5, 6, 7, 8]);
+    }
+}
+
+/// A reader that ends is expected for a few rounds only.
+#[test]
+fn readers_that_have_ended_delay_no_round_for_ever() {
+    let mut cluster = DriverCluster::led(3);
+    (1..=20).for_each(|token| read(&mut cluster, 0, token));
+    cluster.notify(0, Notice::StartReadRound);
+    let mut delayed = 0;
+    for token in 21..60 {
+        while cluster.deliver(&ALL) {}
+        read(&mut cluster, 0, token);
+        if cluster.drivers[0].delayed_read_round().is_some() {
+            delayed += 1;
+            cluster.notify(0, Notice::StartReadRound);
+        }
+    }
+    while cluster.deliver(&ALL) {}
+    assert!((1..15).contains(&delayed), "{delayed} rounds were delayed");
+    assert_eq!(answered(&cluster, 0), (1..60).collect::<Vec<_>>());
+}
