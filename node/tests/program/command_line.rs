@@ -1,10 +1,6 @@
 //! Output and exit codes of runs in which the program never serves.
 
-#![allow(clippy::unwrap_used, reason = "a failed step fails the test")]
-
-mod common;
-
-use common::{TestMember, node_command_with_timeout};
+use crate::common::{TestMember, node_command_with_timeout};
 
 fn run(args: &[&str], environment: &[(&str, &str)]) -> (Option<i32>, String, String) {
     let output =
@@ -105,7 +101,7 @@ fn variables_are_read_and_the_command_line_counts_first() {
 
 #[test]
 fn no_test_gets_a_port_of_another_one() {
-    let ports: [[u16; 2]; 500] = std::array::from_fn(|_| common::free_ports());
+    let ports: [[u16; 2]; 500] = std::array::from_fn(|_| crate::common::free_ports());
     let distinct: std::collections::HashSet<u16> = ports.iter().flatten().copied().collect();
     assert_eq!(distinct.len(), 1000);
 }

@@ -1,13 +1,9 @@
 //! Users, roles and tokens on three members, managed with stock `etcdctl` through any of them.
 
-#![allow(clippy::unwrap_used, reason = "a failed step fails the test")]
-
-mod common;
-
 use std::path::Path;
 use std::time::Instant;
 
-use common::{TestMember, as_refs, etcdctl, start_three, wait_settled};
+use crate::common::{TestMember, as_refs, etcdctl, start_three, wait_settled};
 use node_proto::etcdserverpb::auth_client::AuthClient;
 use node_proto::etcdserverpb::kv_client::KvClient;
 use node_proto::etcdserverpb::{AuthenticateRequest, RangeRequest};
@@ -166,7 +162,7 @@ async fn a_token_of_one_member_is_accepted_by_every_other() {
             Ok(token) => break token,
             // Until an election is over, there is no leader and the request fails. It is then
             // repeated.
-            Err(error) => assert!(start.elapsed() < common::WAIT_LIMIT, "{error}"),
+            Err(error) => assert!(start.elapsed() < crate::common::WAIT_LIMIT, "{error}"),
         }
     };
     read(other, &after).await.unwrap();

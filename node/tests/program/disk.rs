@@ -1,13 +1,9 @@
 //! A full disk refuses writes until there is space again. A failed sync ends the process, and no
 //! write is acknowledged after it. The log names the problem in both cases.
 
-#![allow(clippy::unwrap_used, reason = "a failed step fails the test")]
-
-mod common;
-
 use std::time::{Duration, Instant};
 
-use common::{
+use crate::common::{
     TestMember, WAIT_LIMIT, eventually, fault_injector::FaultInjector, report_skip,
     small::SmallFilesystem,
 };
@@ -116,8 +112,11 @@ async fn an_emptied_store_file_is_noticed() {
     assert_eq!(member.stop(), Some(0));
     let store = member.data_dir.join("member/db");
     std::fs::File::options().write(true).open(&store).unwrap().set_len(0).unwrap();
-    let looked =
-        common::node_command().args(["data", "status"]).arg(&member.data_dir).output().unwrap();
+    let looked = crate::common::node_command()
+        .args(["data", "status"])
+        .arg(&member.data_dir)
+        .output()
+        .unwrap();
     let said = String::from_utf8_lossy(&looked.stdout).into_owned();
     assert!(said.contains("damaged") && said.contains("is missing or empty"), "{said}");
     member.start();

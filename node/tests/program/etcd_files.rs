@@ -1,14 +1,10 @@
 //! Snapshots in both directions: stock etcd starts from a snapshot of this node, and this node from
 //! one of stock etcd.
 
-#![allow(clippy::unwrap_used, reason = "a failed step fails the test")]
-
-mod common;
-
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use common::{TestMember, etcdctl, free_ports, report_skip};
+use crate::common::{TestMember, etcdctl, free_ports, report_skip};
 use node_proto::etcdserverpb::{
     CompactionRequest, DeleteRangeRequest, RangeRequest, RangeResponse, kv_client::KvClient,
 };
@@ -90,7 +86,7 @@ fn save(from: &TestMember, file: &Path) {
 async fn wait_until_serving(member: &TestMember) {
     let start = std::time::Instant::now();
     while member.get("last").await.ok().flatten().as_deref() != Some("one") {
-        assert!(start.elapsed() < common::WAIT_LIMIT, "{}", member.log());
+        assert!(start.elapsed() < crate::common::WAIT_LIMIT, "{}", member.log());
         tokio::time::sleep(std::time::Duration::from_millis(50)).await;
     }
 }
@@ -136,12 +132,12 @@ async fn this_node_starts_from_a_snapshot_of_etcd_and_etcd_from_one_of_it() {
     let root = tempfile::tempdir().unwrap();
     let mut theirs = stock_member(root.path());
     theirs.start();
-    common::put_with_retries(&theirs, "first", "one").await;
+    crate::common::put_with_retries(&theirs, "first", "one").await;
     let revision = write_history(&theirs).await;
     let file = root.path().join("saved.db");
     save(&theirs, &file);
     let mut ours = TestMember::alone(root.path());
-    start_from(&file, common::node_command(), &mut ours);
+    start_from(&file, crate::common::node_command(), &mut ours);
     wait_until_serving(&ours).await;
     assert_same(&theirs, &ours, revision).await;
 

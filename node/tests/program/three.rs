@@ -1,11 +1,7 @@
 //! Clusters of three or five members: formation, forwarding, loss of the leader, and members of
 //! other clusters.
 
-#![allow(clippy::unwrap_used, reason = "a failed step fails the test")]
-
-mod common;
-
-use common::{
+use crate::common::{
     TestMember, as_refs, etcdctl, eventually, five_members, put_with_retries, start_led_by_first,
     start_three, start_three_led_by_first, three_members, wait_same_hash, wait_settled,
 };
@@ -187,7 +183,7 @@ async fn a_second_process_on_a_copy_of_the_data_is_refused() {
     eventually("both know it", || others.iter().all(|other| members[2].has_stream_to(*other)));
     // The copy has the same state as the original. So both processes start with the same boot
     // counter.
-    let [peer, client] = common::free_ports();
+    let [peer, client] = crate::common::free_ports();
     let initial = members[2].args.last().unwrap().strip_prefix("--initial-cluster=").unwrap();
     let mut twin = TestMember::new(root.path(), "c", peer, client, initial);
     twin.args.retain(|arg| !arg.starts_with("--initial-advertise") && !arg.starts_with("--data"));

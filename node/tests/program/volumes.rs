@@ -1,14 +1,10 @@
 //! Data directories that others may write to, such as container volumes, and attacks by another
 //! user there. The built node runs as an unprivileged user.
 
-#![allow(clippy::unwrap_used, reason = "a failed step fails the test")]
-
-mod common;
-
 use std::os::unix::fs::{MetadataExt, PermissionsExt, chown, symlink};
 use std::path::{Path, PathBuf};
 
-use common::{TestMember, report_skip, write_script};
+use crate::common::{TestMember, report_skip, write_script};
 
 const DO_NOT_RESTART: i32 = 3;
 /// User id that the node runs as, unless the test sets another one.

@@ -1,10 +1,6 @@
 //! Linearizable reads on a member that lags behind or is cut off: it never returns old data.
 
-#![allow(clippy::unwrap_used, reason = "a failed step fails the test")]
-
-mod common;
-
-use common::{TestMember, three_members, wait_settled};
+use crate::common::{TestMember, three_members, wait_settled};
 use rustix::process::Signal;
 
 /// Starts three members, and returns them with the leader's index.

@@ -1,12 +1,8 @@
 //! Metrics for Prometheus on three members: every metric that etcd's dashboards and alerts use.
 
-#![allow(clippy::unwrap_used, reason = "a failed step fails the test")]
-
-mod common;
-
 use std::collections::BTreeMap;
 
-use common::{TestMember, etcdctl, eventually, free_ports, start_three};
+use crate::common::{TestMember, etcdctl, eventually, free_ports, start_three};
 use node_proto::etcdserverpb::MemberAddRequest;
 
 /// Metrics that the alerts and the dashboard of etcd's mixin use (contrib/mixin in etcd's
@@ -270,7 +266,7 @@ async fn a_state_that_a_new_member_fetches_is_counted_at_its_source() {
 /// Metric families of etcd 3.7, with their types.
 const ETCD_FAMILIES: &str = include_str!("data/etcd-3.7-metrics.txt");
 /// Document that explains why some of etcd's families are missing.
-const DIFFERENCES: &str = include_str!("../../docs/differences.md");
+const DIFFERENCES: &str = include_str!("../../../docs/differences.md");
 
 /// Returns the names in the first column of the document's table of metrics. A name that ends with
 /// `*` is a prefix.

@@ -1,18 +1,14 @@
 //! A malicious member: it passes the handshake and then sends invalid messages. The other members
 //! must go on.
 
-#![allow(clippy::unwrap_used, reason = "a failed step fails the test")]
-
-mod common;
-
 use std::{
     io::{Read, Write},
     net::TcpStream,
     time::Duration,
 };
 
+use crate::common::{TestMember, WAIT_LIMIT, three_members, wait_settled};
 use bytes::{Bytes, BytesMut};
-use common::{TestMember, WAIT_LIMIT, three_members, wait_settled};
 use node_consensus::{Entry, Members, Message, MessageKind, Position};
 
 const MESSAGES: u8 = 0;
@@ -118,7 +114,7 @@ async fn proposals_that_no_member_could_apply_are_refused_from_a_peer() {
     }
     // Once the leader has logged three invalid messages, it has rejected all of these proposals.
     let looked = || members[leader].log().matches("a peer sent an invalid message").count() >= 3;
-    common::eventually("they are refused", looked);
+    crate::common::eventually("they are refused", looked);
     tokio::time::sleep(Duration::from_millis(300)).await;
     both_serve(&members).await;
 }

@@ -1,13 +1,9 @@
 //! Signed tokens (JWT) on three members, with stock `etcdctl`, and how forged or outdated tokens
 //! are refused.
 
-#![allow(clippy::unwrap_used, reason = "a failed step fails the test")]
-
-mod common;
-
 use std::path::{Path, PathBuf};
 
-use common::{TestMember, etcdctl, node_command, start_three, three_members};
+use crate::common::{TestMember, etcdctl, node_command, start_three, three_members};
 use data_encoding::BASE64URL_NOPAD;
 use node_proto::etcdserverpb::auth_client::AuthClient;
 use node_proto::etcdserverpb::kv_client::KvClient;

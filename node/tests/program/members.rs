@@ -1,14 +1,10 @@
 //! Adding, moving, promoting and removing members. A new member takes two steps: the cluster adds
 //! it, then it starts.
 
-#![allow(clippy::unwrap_used, reason = "a failed step fails the test")]
-
-mod common;
-
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use common::{
+use crate::common::{
     NO_ELECTIONS, TestMember, WAIT_LIMIT, as_refs, etcdctl, eventually, free_ports,
     put_with_retries, retry_while_unhealthy, start_three, start_three_led_by_first, wait_same_hash,
     wait_settled,

@@ -1,13 +1,9 @@
 //! Many watch streams open and close under many writers, and each gets correct events and progress.
 
-#![allow(clippy::unwrap_used, reason = "a failed step fails the test")]
-
-mod common;
-
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use common::{TestMember, WAIT_LIMIT};
+use crate::common::{TestMember, WAIT_LIMIT};
 use node_proto::etcdserverpb::kv_client::KvClient;
 use node_proto::etcdserverpb::watch_client::WatchClient;
 use node_proto::etcdserverpb::watch_request::RequestUnion;

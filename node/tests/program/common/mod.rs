@@ -1,8 +1,5 @@
 //! Runs the built `muster-node` program as an operator would.
 
-#![allow(dead_code, reason = "each test program uses a part of this")]
-#![allow(clippy::unwrap_used, reason = "a failed step fails the test")]
-
 pub(crate) mod ca;
 pub(crate) mod fault_injector;
 pub(crate) mod small;

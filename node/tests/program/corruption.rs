@@ -1,14 +1,10 @@
 //! A member whose data differs from the others' is detected and stops serving. The other members
 //! raise no false alarm and go on.
 
-#![allow(clippy::unwrap_used, reason = "a failed step fails the test")]
-
-mod common;
-
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use common::{
+use crate::common::{
     TestMember, WAIT_LIMIT, as_refs, etcdctl, eventually, free_ports, put_with_retries,
     retry_while_unhealthy, three_members, wait_same_hash, wait_settled,
 };

@@ -1,12 +1,8 @@
 //! `muster-node compare` on two running clusters.
 
-#![allow(clippy::unwrap_used, reason = "a failed step fails the test")]
-
-mod common;
-
 use std::path::Path;
 
-use common::{TestMember, node_command_with_timeout};
+use crate::common::{TestMember, node_command_with_timeout};
 use node_proto::etcdserverpb::{
     LeaseGrantRequest, LeaseRevokeRequest, PutRequest, kv_client::KvClient,
     lease_client::LeaseClient,

@@ -1,15 +1,11 @@
 //! Tests of data directories that lost state (old images, clones, wiped disks), with real
 //! processes. Such a directory is refused; the member's own, complete directory never is.
 
-#![allow(clippy::unwrap_used, reason = "a failed step fails the test")]
-
-mod common;
-
 use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use common::{
+use crate::common::{
     TestMember, WAIT_LIMIT, eventually, free_ports, put_with_retries, start_three,
     start_three_led_by_first, three_members, wait_same_hash,
 };

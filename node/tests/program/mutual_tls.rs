@@ -1,13 +1,9 @@
 //! Three members with a member document: mutual TLS everywhere, and only the keys in the document
 //! are accepted.
 
-#![allow(clippy::unwrap_used, reason = "a failed step fails the test")]
-
-mod common;
-
 use std::path::Path;
 
-use common::{TestMember, ca::OperatorCa, etcdctl, eventually, free_ports};
+use crate::common::{TestMember, ca::OperatorCa, etcdctl, eventually, free_ports};
 use rcgen::{KeyPair, PublicKeyData};
 
 struct TlsCluster {
@@ -131,7 +127,7 @@ fn a_snapshot_is_saved_over_mutual_tls_only_with_a_certificate() {
     let peers = file("peer-ca.crt");
     let save = |more: &[&str]| {
         let args = ["snapshot", "save", "--endpoints", url, out.to_str().unwrap()];
-        let output = common::node_command().args(args).args(more).output().unwrap();
+        let output = crate::common::node_command().args(args).args(more).output().unwrap();
         (output.status.code(), String::from_utf8_lossy(&output.stderr).into_owned())
     };
     for (flags, code) in [
@@ -146,7 +142,8 @@ fn a_snapshot_is_saved_over_mutual_tls_only_with_a_certificate() {
     }
     let (ended, said) = save(&["--cacert", &ca, "--cert", &cert, "--key", &key]);
     assert_eq!(ended, Some(0), "{said}");
-    let status = common::node_command().args(["snapshot", "status"]).arg(&out).output().unwrap();
+    let status =
+        crate::common::node_command().args(["snapshot", "status"]).arg(&out).output().unwrap();
     assert!(status.status.success());
 }
 

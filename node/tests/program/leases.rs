@@ -1,14 +1,10 @@
 //! Leases on three members: every member answers requests about leases, on behalf of the leader. A
 //! new leader continues the leases.
 
-#![allow(clippy::unwrap_used, reason = "a failed step fails the test")]
-
-mod common;
-
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use common::{TestMember, as_refs, etcdctl, eventually, start_three, wait_settled};
+use crate::common::{TestMember, as_refs, etcdctl, eventually, start_three, wait_settled};
 use node_proto::etcdserverpb::kv_client::KvClient;
 use node_proto::etcdserverpb::lease_client::LeaseClient;
 use node_proto::etcdserverpb::{
@@ -55,7 +51,7 @@ async fn retry<T>(mut ask: impl AsyncFnMut() -> Result<T, Status>) -> T {
     loop {
         match ask().await {
             Ok(answer) => return answer,
-            Err(error) => assert!(start.elapsed() < common::WAIT_LIMIT, "{error}"),
+            Err(error) => assert!(start.elapsed() < crate::common::WAIT_LIMIT, "{error}"),
         }
         tokio::time::sleep(Duration::from_millis(50)).await;
     }

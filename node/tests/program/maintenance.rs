@@ -1,12 +1,8 @@
 //! Maintenance of running members: space quota, defragmentation and automatic compaction.
 
-#![allow(clippy::unwrap_used, reason = "a failed step fails the test")]
-
-mod common;
-
 use std::time::{Duration, Instant};
 
-use common::{
+use crate::common::{
     TestMember, WAIT_LIMIT, as_refs, etcdctl, fault_injector::FaultInjector, put_with_retries,
     report_skip, start_three, three_members, wait_same_hash, wait_settled,
 };

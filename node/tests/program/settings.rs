@@ -1,9 +1,5 @@
 //! Effects of flags on a running member.
 
-#![allow(clippy::unwrap_used, reason = "a failed step fails the test")]
-
-mod common;
-
 use std::collections::BTreeSet;
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::net::TcpStream;
@@ -11,7 +7,7 @@ use std::os::linux::net::SocketAddrExt as _;
 use std::os::unix::net::{SocketAddr, UnixDatagram};
 use std::sync::Arc;
 
-use common::{TestMember, WAIT_LIMIT, ca::OperatorCa, eventually, free_ports};
+use crate::common::{TestMember, WAIT_LIMIT, ca::OperatorCa, eventually, free_ports};
 use rcgen::KeyPair;
 use rustls::pki_types::{CertificateDer, pem::PemObject as _};
 use rustls::{ClientConfig, ClientConnection, RootCertStore, StreamOwned};

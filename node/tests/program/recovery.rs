@@ -1,13 +1,9 @@
 //! Recovery after a loss of quorum: a survivor's directory becomes a cluster of one member.
 
-#![allow(clippy::unwrap_used, reason = "a failed step fails the test")]
-
-mod common;
-
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-use common::{
+use crate::common::{
     TestMember, as_refs, free_ports, node_command_killed_at, put_with_retries, report_skip,
     small::SmallFilesystem, start_three, wait_settled, watch_compact_revision,
 };
@@ -43,7 +39,7 @@ async fn learner(root: &Path, members: &[TestMember]) -> TestMember {
     let url = format!("http://127.0.0.1:{peer}");
     let request = MemberAddRequest { peer_ur_ls: vec![url.clone()], is_learner: true };
     let add = async || members[0].cluster().member_add(request.clone()).await;
-    common::retry_while_unhealthy(add).await;
+    crate::common::retry_while_unhealthy(add).await;
     let others = members.iter().map(|member| {
         let url = member.args.iter().find_map(|arg| arg.strip_prefix("--listen-peer-urls="));
         format!("{}={}", member.name, url.unwrap())
@@ -124,7 +120,7 @@ async fn a_survivor_that_moved_just_before_the_loss_keeps_its_new_address() {
     let moved = vec!["http://127.0.0.1:1".to_owned()];
     let request = MemberUpdateRequest { id: survivor, peer_ur_ls: moved.clone() };
     let update = async || members[leader].cluster().member_update(request.clone()).await;
-    common::retry_while_unhealthy(update).await;
+    crate::common::retry_while_unhealthy(update).await;
     members.iter_mut().for_each(TestMember::kill);
 
     // This test uses the command `data recover`, because it takes the survivor's peer URL from the
@@ -151,7 +147,7 @@ async fn two_survivors_and_a_learner_become_three_clusters() {
     wait_settled(&as_refs(&members)).await;
     members.push(learner(root.path(), &members).await);
     members[0].put("k", "v").await.unwrap();
-    common::eventually("the learner has it", || {
+    crate::common::eventually("the learner has it", || {
         let indices = members.iter().map(|member| {
             let page = member.http("/metrics");
             let applied = |line: &&str| line.starts_with("etcd_server_proposals_applied_total ");
@@ -204,7 +200,9 @@ async fn two_survivors_and_a_learner_become_three_clusters() {
     // Start once without `--force-new-cluster`. After that, the flag takes effect again.
     first.args.pop();
     first.start();
-    common::eventually("it has begun", || first.log().matches("starting member").count() >= 4);
+    crate::common::eventually("it has begun", || {
+        first.log().matches("starting member").count() >= 4
+    });
     first.kill();
     force_again(first).await;
     assert_ne!(cluster_id(first).await, two);
@@ -216,7 +214,7 @@ async fn two_survivors_and_a_learner_become_three_clusters() {
 async fn force_again(member: &mut TestMember) {
     member.args.push("--force-new-cluster".to_owned());
     member.start();
-    common::eventually("it serves", || member.log().matches("ready to serve").count() >= 4);
+    crate::common::eventually("it serves", || member.log().matches("ready to serve").count() >= 4);
     put_with_retries(member, "alive", "yes").await;
 }
 
@@ -340,7 +338,7 @@ async fn a_recovery_killed_at_any_step_leaves_the_old_member_or_the_new_one() {
         // Without `--force-new-cluster`, the killed member starts as the old one, which has no
         // quorum, or as the new one. That depends on the step at which it was killed.
         alone.start();
-        common::eventually("it says who it is", || {
+        crate::common::eventually("it says who it is", || {
             alone.log().contains("starting member") || alone.log().contains("server error")
         });
         let log = alone.log();
@@ -375,7 +373,7 @@ async fn etcds_variable_has_the_same_effect_as_its_flag() {
         let program = root.path().join("forced");
         let node = env!("CARGO_BIN_EXE_muster-node");
         let script = format!("#!/bin/sh\nexec env ETCD_FORCE_NEW_CLUSTER={value} {node} \"$@\"\n");
-        common::write_script(&program, &script);
+        crate::common::write_script(&program, &script);
         member.program = Some(program);
         member.start();
         member.wait_ready();
@@ -434,7 +432,7 @@ async fn a_survivor_whose_last_entry_removes_it_goes_on_unless_that_was_committe
     copy(&origin, &survivor.data_dir);
     append(survivor, removal(), false);
     survivor.start();
-    common::eventually("it serves", || {
+    crate::common::eventually("it serves", || {
         survivor.log().matches("ready to serve client requests").count() == 2
     });
     assert!(survivor.log().contains("removes this very member"), "{}", survivor.log());
@@ -460,7 +458,7 @@ async fn on_a_full_disk_no_cluster_is_made_and_the_old_member_stays() {
     let dir = member.data_dir.display().to_string();
     let recover = || {
         let args = ["data", "recover", &dir, "--i-accept-data-loss", "--json"];
-        common::node_command().args(args).output().unwrap()
+        crate::common::node_command().args(args).output().unwrap()
     };
     let full = recover();
     let said = String::from_utf8_lossy(&full.stderr).into_owned();
@@ -469,7 +467,7 @@ async fn on_a_full_disk_no_cluster_is_made_and_the_old_member_stays() {
     std::fs::remove_file(&filler).unwrap();
     // The failed attempt changed nothing, and the next one succeeds.
     let status = ["data", "status", "--json", &dir];
-    let seen = common::node_command().args(status).output().unwrap();
+    let seen = crate::common::node_command().args(status).output().unwrap();
     let seen: Value = serde_json::from_slice(&seen.stdout).unwrap();
     assert_eq!(
         (&seen["state"], &seen["cluster_id"]),

@@ -5,13 +5,9 @@
 //! - the key of the member's first start,
 //! - any key that the peer CA has certified.
 
-#![allow(clippy::unwrap_used, reason = "a failed step fails the test")]
-
-mod common;
-
 use std::path::Path;
 
-use common::{
+use crate::common::{
     TestMember, as_refs, ca::OperatorCa, eventually, free_ports, put_with_retries,
     retry_while_unhealthy, wait_same_hash, wait_settled,
 };

@@ -2,14 +2,10 @@
 //! Go. The tests check which ones this node accepts, and how its log explains a refusal. The client
 //! is etcdctl.
 
-#![allow(clippy::unwrap_used, reason = "a failed step fails the test")]
-
-mod common;
-
 use std::path::Path;
 use std::process::Command;
 
-use common::{TestMember, etcdctl, eventually, free_ports, report_skip};
+use crate::common::{TestMember, etcdctl, eventually, free_ports, report_skip};
 
 const EC: &str = "-newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes";
 const SIGNED: &str = "openssl req -x509 -CA ca.crt -CAkey ca.key -days 30";

@@ -2,13 +2,9 @@
 //! and costs the cluster next to nothing. The variable `RESTARTS` sets the number of restarts (see
 //! the first test).
 
-#![allow(clippy::unwrap_used, reason = "a failed step fails the test")]
-
-mod common;
-
 use std::{io::Write as _, path::Path, process::Command, time::Instant};
 
-use common::{
+use crate::common::{
     TestMember, as_refs, eventually, put_with_retries, retry_while_unhealthy,
     start_three_led_by_first, wait_settled,
 };

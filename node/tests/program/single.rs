@@ -1,12 +1,8 @@
 //! A cluster of one member: serving, stopping, restarting, and directories that it must refuse.
 
-#![allow(clippy::unwrap_used, reason = "a failed step fails the test")]
-
-mod common;
-
 use std::os::unix::fs::PermissionsExt;
 
-use common::{TestMember, WAIT_LIMIT, etcdctl, eventually};
+use crate::common::{TestMember, WAIT_LIMIT, etcdctl, eventually};
 use node_proto::etcdserverpb::{PutRequest, kv_client::KvClient};
 use rustix::process::Signal;
 
@@ -247,7 +243,7 @@ fn flags_without_effect_are_mentioned_in_the_log() {
 #[test]
 fn health_and_metrics_have_an_address_of_their_own_that_serves_no_data() {
     let (_root, mut member) = new_member();
-    let [port] = common::free_ports();
+    let [port] = crate::common::free_ports();
     member.args.push(format!("--listen-metrics-urls=http://127.0.0.1:{port}"));
     member.start();
     member.wait_ready();

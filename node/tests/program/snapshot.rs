@@ -1,16 +1,12 @@
 //! The commands that don't run a member: `data status`, `data recover`, and `snapshot` save, status
 //! and restore.
 
-#![allow(clippy::unwrap_used, reason = "a failed step fails the test")]
-
-mod common;
-
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::time::SystemTime;
 
-use common::{
+use crate::common::{
     TestMember, as_refs, eventually, free_ports, node_command, node_command_killed_at, report_skip,
     small::SmallFilesystem, start_three, three_members, wait_same_hash, wait_settled,
     watch_compact_revision,
@@ -440,7 +436,7 @@ async fn a_snapshot_saved_from_etcd_is_complete_private_and_restorable() {
     let mut member = TestMember::alone(root.path());
     let ours = std::mem::replace(&mut member.client_url, stock.1.clone());
     eventually("etcd answers", || {
-        common::etcdctl(&stock.1, &["put", "k", "v"]).is_none_or(|done| done.0)
+        crate::common::etcdctl(&stock.1, &["put", "k", "v"]).is_none_or(|done| done.0)
     });
     let out = root.path().join("saved.db");
     let saved = run(&["snapshot", "save", "--endpoints", &stock.1, out.to_str().unwrap()]);

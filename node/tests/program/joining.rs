@@ -2,10 +2,6 @@
 //! or stalls, the disk is full, or the member gets a signal to stop. Each run ends with a clear
 //! message and exit code, and the next start joins.
 
-#![allow(clippy::unwrap_used, reason = "a failed step fails the test")]
-
-mod common;
-
 use std::{
     io::{Read, Write},
     net::{Shutdown, TcpListener, TcpStream},
@@ -17,7 +13,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use common::{
+use crate::common::{
     TestMember, eventually, free_ports, report_skip, small::SmallFilesystem, wait_same_hash,
 };
 use node_proto::etcdserverpb::MemberAddRequest;
