@@ -198,7 +198,7 @@ fn add_host_by_hand(running: &FormedCluster, export: &Path) -> Result<()> {
     node.start()?;
     let id = added["member_id"].as_str().context("an id")?;
     running
-        .run_member_json(founder, &["promote", id, "--patience", "30"])
+        .run_member_json(founder, &["promote", id, "--patience", "90"])
         .with_context(|| node.output())?;
     let own = running.etcdctl()?.with_endpoint(&host);
     wait_for("the newcomer to serve", LIMIT, || own.run(&["put", "k", "by hand"]).ok())?;
