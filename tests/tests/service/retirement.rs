@@ -1,9 +1,7 @@
 //! Retires a running cluster, and undoes the retirement.
 
 use anyhow::{Result, ensure};
-use muster_tests::harness::Network;
-
-use crate::running_cluster::FormedCluster;
+use muster_tests::harness::{FormedCluster, Network};
 
 #[test]
 fn a_running_cluster_is_retired_only_by_force_and_can_be_unretired() -> Result<()> {

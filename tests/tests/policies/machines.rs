@@ -6,12 +6,12 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, Result, ensure};
 use muster_identity::fixtures;
+use muster_tests::harness::formed_cluster::{AFTER, FormedCluster, LIMIT, peer_url};
 use muster_tests::harness::testbed::{TestbedOptions, path_text};
 use muster_tests::harness::{AgentProcess, Network, Testbed};
 
 use crate::metadata;
-use crate::policies::{AFTER, policy};
-use crate::running_cluster::{FormedCluster, LIMIT, peer_url};
+use crate::replacements::policy;
 
 /// Cloud account to which the policy's hosts must belong.
 const ACCOUNT: &str = "123456789012";

@@ -2,17 +2,17 @@
 //! carry out orders, tickets and replacements by a policy.
 
 use anyhow::{Context, Result, ensure};
+use muster_tests::harness::formed_cluster::{AFTER, FormedCluster, LIMIT, REPLACED, peer_url};
 use muster_tests::harness::process::{last_lines, send_signal};
-use muster_tests::harness::{Network, poll_slowly, wait_for};
+use muster_tests::harness::{Network, poll_slowly};
 use rustix::process::Signal;
 
-use crate::policies::{AFTER, REPLACED, policy};
-use crate::running_cluster::{FormedCluster, LIMIT, peer_url};
+use crate::replacements::policy;
 
 /// Returns the index of the founder whose node is the leader.
 pub(crate) fn leader(running: &FormedCluster) -> Result<usize> {
     let etcdctl = running.etcdctl()?;
-    wait_for("a leader", LIMIT, || etcdctl.leader(&running.founders()))
+    poll_slowly("a leader", LIMIT, || etcdctl.leader(&running.founders()))
 }
 
 #[test]
@@ -26,7 +26,7 @@ fn an_order_to_remove_the_host_whose_agent_hangs_beside_the_leader_is_carried_ou
     let output = running.testbed.admin_output(&order)?;
     let printed = String::from_utf8_lossy(&output.stderr).into_owned();
     ensure!(output.status.success(), "{printed}\n{:?}", running.intents());
-    ensure!(running.members()?.len() == 2, "{:?}", running.members());
+    running.wait_members(2)?;
     // The operator's command waits. Its output names the host whose agent is silent.
     ensure!(printed.contains(&format!("beside the cluster's leader, {name} (")), "{printed}");
     let others = running.agents.iter().enumerate().filter(|(at, _)| *at != hung);
@@ -89,7 +89,7 @@ fn replace_beside_a_hung_agent(begins_first: bool) -> Result<()> {
     })?;
     let used = running.replacements()?;
     ensure!(used.len() == 1 && used[0]["ended"] == "promoted", "{used:?}");
-    ensure!(running.members()?.len() == 5, "{:?}", running.members());
+    running.wait_members(5)?;
     Ok(())
 }
 

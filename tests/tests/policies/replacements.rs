@@ -5,6 +5,9 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
+use muster_tests::harness::formed_cluster::{
+    AFTER, FormedCluster, LIMIT, REPLACED, ZONE, peer_url,
+};
 use muster_tests::harness::process::{last_lines, send_signal};
 use muster_tests::harness::programs::program_path;
 use muster_tests::harness::testbed::{TestbedOptions, path_text};
@@ -12,17 +15,6 @@ use muster_tests::harness::{AgentProcess, Network, Testbed, poll_slowly, skip, w
 use muster_tests::stock_etcd;
 use rustix::process::Signal;
 use serde_json::Value;
-
-use crate::running_cluster::{FormedCluster, LIMIT, peer_url};
-
-/// Time after which the agents of these tests consider a member dead.
-pub(super) const AFTER: (&str, &str) = ("MUSTER_UNREACHABLE_AFTER", "6");
-/// Zone of the hosts, to which the policy is bound.
-pub(super) const ZONE: (&str, &str) = ("MUSTER_ZONE", "room-1");
-/// Time limit of a replacement: for the detection of the death, two observations of the dead
-/// member, and the changes of members. After another agent has taken over, each other agent has to
-/// make two new observations.
-pub(super) const REPLACED: Duration = Duration::from_secs(180);
 
 /// Makes a policy, and returns its bundle and its id.
 pub(super) fn policy(testbed: &Testbed, name: &str, more: &[&str]) -> Result<(PathBuf, String)> {
@@ -52,78 +44,12 @@ fn form_by_policy(
     Ok((running, bundle, id))
 }
 
-impl FormedCluster {
-    /// Waits until `agent`'s host is a voter beside the hosts of the other agents, and the member
-    /// with the peer URL `gone` is removed.
-    pub(super) fn wait_replaced(&self, agent: &AgentProcess, gone: &str) -> Result<()> {
-        poll_slowly("the newcomer to take the dead member's place", REPLACED, || {
-            let members = self.members().ok()?;
-            let is_whole = members.len() == self.agents.len() + 1;
-            (is_whole && !members.contains_key(gone) && self.is_voter(agent)).then_some(())
-        })
-        .with_context(|| {
-            format!(
-                "members: {:?}\nwaits: {:?}\nthe newcomer:\n{}\nthe founders:\n{}",
-                self.members(),
-                self.waits(),
-                last_lines(&agent.output(), 25),
-                self.agents
-                    .iter()
-                    .map(|each| last_lines(&each.output(), 20))
-                    .collect::<Vec<_>>()
-                    .join("\n---\n"),
-            )
-        })
-    }
-
-    /// Returns the reasons why newcomers wait, as agents have reported them to discovery.
-    fn waits(&self) -> Result<Vec<String>> {
-        let list = self.testbed.admin_json(&["intent", "list", "demo", "--all"])?;
-        let views = list["intents"].as_array().context("a list of intents")?;
-        let reason = |view: &Value| view["waits"]["reason"].as_str().unwrap_or_default().to_owned();
-        Ok(views.iter().map(reason).collect())
-    }
-
-    /// Waits until an agent has reported to discovery that a newcomer waits for this reason.
-    pub(super) fn wait_reason(&self, part: &str) -> Result<()> {
-        poll_slowly(part, LIMIT, || {
-            self.waits().ok()?.iter().any(|reason| reason.contains(part)).then_some(())
-        })
-        .with_context(|| format!("{:?}", self.waits()))
-    }
-
-    /// Starts an agent on `host` with a policy's bundle, and waits until it is a standby.
-    pub(super) fn standby(&self, host: usize, bundle: &Path) -> Result<AgentProcess> {
-        let mut agent = self.agent(host, bundle, &[AFTER, ZONE]);
-        agent.start()?;
-        agent.wait_for_output("waiting for the cluster to add this host", LIMIT)?;
-        Ok(agent)
-    }
-
-    /// Returns the replacements that are recorded in the cluster's own store.
-    pub(super) fn replacements(&self) -> Result<Vec<Value>> {
-        let mut command = self.policy_command(&["list", "--json"])?;
-        let output = command.output()?;
-        ensure!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-        let listing: Value = serde_json::from_slice(&output.stdout)?;
-        Ok(listing["replacements"].as_array().context("replacements")?.clone())
-    }
-
-    /// Returns a command `muster-agent policy` on the first founder's host.
-    pub(super) fn policy_command(&self, args: &[&str]) -> Result<std::process::Command> {
-        let agent = &self.agents[0];
-        let mut command = agent.host.command(program_path("muster-agent")?);
-        command.arg("policy").args(args).arg("--data-dir").arg(&agent.data_dir);
-        Ok(command)
-    }
-}
-
 fn check_replacement(network: Network, node: Option<&Path>) -> Result<()> {
     let (mut running, bundle, id) = form_by_policy(network, "2", node)?;
     let mut standby = running.standby(3, &bundle)?;
     let shown = running.testbed.admin_command(&["cluster", "show", "demo"])?;
     ensure!(shown.contains("STANDBY") && shown.contains(&id), "{shown}");
-    ensure!(running.members()?.len() == 3, "a standby is no member: {:?}", running.members());
+    running.wait_members(3)?;
     // A standby that restarts keeps its place.
     ensure!(standby.terminate(LIMIT)? == 0, "{}", standby.output());
     standby.start()?;
@@ -146,7 +72,7 @@ fn check_replacement(network: Network, node: Option<&Path>) -> Result<()> {
     // The dead member's host comes back. It must stay a removed member.
     dead.start()?;
     ensure!(dead.exit_code(LIMIT)? == 3, "{}", dead.output());
-    ensure!(running.members()?.len() == 3, "{:?}", running.members());
+    running.wait_members(3)?;
     // After `muster-agent reset`, the dead member's host starts as a new host, and waits as a
     // standby.
     let mut command = dead.host.command(program_path("muster-agent")?);
@@ -154,12 +80,12 @@ fn check_replacement(network: Network, node: Option<&Path>) -> Result<()> {
     ensure!(reset.status.success(), "{}", String::from_utf8_lossy(&reset.stderr));
     dead.start()?;
     dead.wait_for_output("waiting for the cluster to add this host", LIMIT)?;
-    ensure!(running.members()?.len() == 3, "{:?}", running.members());
+    running.wait_members(3)?;
     // The host that took the place restarts, and its member serves again. It needs no help of
     // discovery.
     ensure!(standby.terminate(LIMIT)? == 0, "{}", standby.output());
     standby.start()?;
-    wait_for("the new member to serve again", LIMIT, || own.run(&["get", "before"]).ok())?;
+    poll_slowly("the new member to serve again", LIMIT, || own.run(&["get", "before"]).ok())?;
     Ok(())
 }
 
@@ -242,7 +168,7 @@ fn one_of_two_standbys_takes_the_place_and_the_limit_stops_the_other() -> Result
         running.agents.iter().any(reached).then_some(())
     })?;
     ensure!(running.replacements()?.len() == 1, "{:?}", running.replacements());
-    ensure!(running.members()?.len() == 3, "{:?}", running.members());
+    running.wait_members(3)?;
     Ok(())
 }
 
@@ -258,12 +184,12 @@ fn the_last_replacement_waits_for_the_upgrade_of_an_older_agent() -> Result<()> 
     old.kill();
     old.start()?;
     let waits_for_old = |text: &str| text.contains(FEATURE) && text.contains("(0.0.9)");
-    wait_for("another member's agent to see the older version", LIMIT, || {
+    poll_slowly("another member's agent to see the older version", LIMIT, || {
         let status = running.agents[0].status().ok()?;
         let is_lowest = status["lowest_agent_version"] == "0.0.9";
         (is_lowest && waits_for_old(&status["waiting_features"].to_string())).then_some(())
     })?;
-    wait_for("the service to show the older version", LIMIT, || {
+    poll_slowly("the service to show the older version", LIMIT, || {
         let shown = running.testbed.admin_command(&["cluster", "explain", "demo"]).ok()?;
         waits_for_old(&shown).then_some(())
     })?;
@@ -315,7 +241,7 @@ fn a_member_that_only_the_leader_misses_stays_and_an_isolated_one_is_replaced() 
     let (mut running, bundle, _) = form_by_policy(Network::namespaces(4)?, "2", None)?;
     let standby = running.standby(3, &bundle)?;
     let etcdctl = running.etcdctl()?;
-    let leader = wait_for("a leader", LIMIT, || etcdctl.leader(&running.founders()))?;
+    let leader = poll_slowly("a leader", LIMIT, || etcdctl.leader(&running.founders()))?;
     let missed = (leader + 1) % 3;
     let network = &running.testbed.network;
     network.cut(leader, missed)?;
@@ -332,7 +258,7 @@ fn a_member_that_only_the_leader_misses_stays_and_an_isolated_one_is_replaced() 
     running.wait_replaced(&standby, &peer_url(&isolated))?;
     running.testbed.network.set_link(missed, true)?;
     ensure!(isolated.exit_code(LIMIT)? == 3, "{}", isolated.output());
-    ensure!(running.members()?.len() == 3, "{:?}", running.members());
+    running.wait_members(3)?;
     Ok(())
 }
 
@@ -443,7 +369,7 @@ fn a_place_that_a_dead_newcomer_left_is_filled_by_the_next_one() -> Result<()> {
     let gone = kill_last(&mut running)?;
     first.exit_code(REPLACED)?;
     running.wait_intents("replace", "stalled", 1)?;
-    ensure!(running.members()?.len() == 2, "{:?}", running.members());
+    running.wait_members(2)?;
     // Restart the agents without the limit of 3 s for a newcomer's progress. On a slow machine, the
     // next newcomer may need longer.
     running.restart_agents(&[AFTER, ZONE])?;
@@ -475,6 +401,6 @@ fn a_hanging_member_is_replaced_and_ends_when_it_goes_on() -> Result<()> {
         send_signal(pid, Signal::CONT);
     }
     ensure!(hung.exit_code(LIMIT)? == 3, "{}", hung.output());
-    ensure!(running.members()?.len() == 3, "{:?}", running.members());
+    running.wait_members(3)?;
     Ok(())
 }

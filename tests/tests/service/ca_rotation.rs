@@ -5,6 +5,7 @@ use std::process::Output;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
+use muster_tests::harness::formed_cluster::{FormedCluster, LIMIT};
 use muster_tests::harness::process::last_lines;
 use muster_tests::harness::testbed::path_text;
 use muster_tests::harness::{AgentProcess, Etcdctl, Network, poll_slowly, wait_for};
@@ -13,7 +14,6 @@ use serde_json::Value;
 
 use crate::certificates::bring_issued_files;
 use crate::restored_service::{back_up, lose_and_restore};
-use crate::running_cluster::{FormedCluster, LIMIT};
 
 /// Time until the agents have reached a restored service.
 const REPORT_LIMIT: Duration = Duration::from_secs(180);
@@ -68,7 +68,7 @@ fn copy_of(running: &FormedCluster, client: &Etcdctl, name: &str) -> Result<Etcd
 fn check_each_serves(running: &FormedCluster, client: &Etcdctl) -> Result<()> {
     for agent in &running.agents {
         let own = client.with_endpoint(&agent.host);
-        wait_for(&format!("{} to serve", agent.host.name), LIMIT, || {
+        poll_slowly(&format!("{} to serve", agent.host.name), LIMIT, || {
             own.run(&["put", "k", "v"]).ok()
         })
         .with_context(|| last_lines(&agent.output(), 25))?;
@@ -104,7 +104,7 @@ fn restart_each(running: &mut FormedCluster) -> Result<()> {
         let code = agent.terminate(LIMIT)?;
         ensure!(code == 0, "exit code {code}");
         agent.start()?;
-        wait_for("the node to run again", LIMIT, || {
+        poll_slowly("the node to run again", LIMIT, || {
             (agent.status().ok()?["phase"] == "running").then_some(())
         })?;
     }
@@ -147,7 +147,7 @@ fn check_rotation(node: Option<&Path>) -> Result<()> {
     // The client's own certificate is from the old CA. It gets the new CA file, so that it accepts
     // the members. The members must refuse it nevertheless.
     fs_err::copy(client.credentials().join("ca.crt"), old.credentials().join("ca.crt"))?;
-    wait_for("the members to refuse a certificate of the old CA", LIMIT, || {
+    poll_slowly("the members to refuse a certificate of the old CA", LIMIT, || {
         old.run(&["get", "k"]).is_err().then_some(())
     })?;
 

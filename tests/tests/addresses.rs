@@ -6,14 +6,15 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use muster_tests::client::tls_from;
+use muster_tests::harness::formed_cluster::{FormedCluster, peer_url};
 use muster_tests::harness::process::last_lines;
 use muster_tests::harness::programs::program_path;
 use muster_tests::harness::testbed::path_text;
-use muster_tests::harness::{AgentProcess, Etcdctl, Network, RetryingWriter, skip, wait_for};
+use muster_tests::harness::{
+    AgentProcess, Etcdctl, Network, RetryingWriter, poll_slowly, skip, wait_for,
+};
 use muster_tests::stock_etcd;
 use serde_json::{Value, json};
-
-use crate::running_cluster::{FormedCluster, peer_url};
 
 /// Time limit for members to find each other at other addresses. Agents first wait for some
 /// seconds, because an address may come back. Then they wait once more for the same time before
@@ -51,7 +52,7 @@ fn wait_for_cluster(running: &FormedCluster) -> Result<Etcdctl> {
         let last = running.agents.iter().map(|agent| last_lines(&agent.output(), 25));
         format!("{:?}\n{}", running.members(), last.collect::<Vec<_>>().join("\n\n"))
     };
-    wait_for("all members to take writes at their new addresses", LIMIT, || {
+    poll_slowly("all members to take writes at their new addresses", LIMIT, || {
         let each = running
             .agents
             .iter()
@@ -59,7 +60,7 @@ fn wait_for_cluster(running: &FormedCluster) -> Result<Etcdctl> {
         each.collect::<Option<Vec<_>>>()
     })
     .with_context(logs)?;
-    wait_for("the cluster to list the new addresses", LIMIT, || {
+    poll_slowly("the cluster to list the new addresses", LIMIT, || {
         let members = running.members().ok()?;
         let are_listed = running.agents.iter().all(|agent| members.contains_key(&peer_url(agent)));
         (members.len() == running.agents.len() && are_listed).then_some(())
@@ -70,7 +71,7 @@ fn wait_for_cluster(running: &FormedCluster) -> Result<Etcdctl> {
 
 /// Waits until discovery lists the members' present addresses.
 fn wait_for_discovery(running: &FormedCluster) -> Result<()> {
-    wait_for("discovery to list the new addresses", LIMIT, || {
+    poll_slowly("discovery to list the new addresses", LIMIT, || {
         let shown = running.testbed.admin_json(&["cluster", "show", "demo"]).ok()?.to_string();
         running.agents.iter().all(|agent| shown.contains(&peer_url(agent))).then_some(())
     })
@@ -115,7 +116,7 @@ fn running_members_find_each_other_at_other_addresses_once_discovery_is_back() -
     ensure!(first.run(&["put", "k", "v"]).is_err(), "without discovery nobody knows the addresses");
     running.testbed.start_discovery()?;
     let two = running.etcdctl()?.with_endpoint(&running.agents[1].host);
-    wait_for("two members to be a majority", LIMIT, || two.run(&["put", "k", "v"]).ok())
+    poll_slowly("two members to be a majority", LIMIT, || two.run(&["put", "k", "v"]).ok())
         .with_context(|| last_lines(&running.agents[1].output(), 40))?;
     running.agents[2].start()?;
     let found = wait_for_cluster(&running)?.run(&["get", "before"])?;
@@ -135,7 +136,7 @@ fn a_member_that_was_off_finds_members_that_moved_one_after_the_other() -> Resul
     for (host, last) in [(0, 101), (1, 102)] {
         move_hosts(&mut running, host..host + 1, last)?;
         let moved = peer_url(&running.agents[host]);
-        wait_for("the cluster to record the move", LIMIT, || {
+        poll_slowly("the cluster to record the move", LIMIT, || {
             running.members().is_ok_and(|members| members.contains_key(&moved)).then_some(())
         })
         .with_context(|| last_lines(&running.agents[host].output(), 40))?;
@@ -170,7 +171,7 @@ fn members_find_each_other_by_files_without_discovery() -> Result<()> {
         let said = run_address(agent, &add)?;
         ensure!(said.lines().count() == 2, "{said}");
     }
-    wait_for("the nodes to have a leader", LIMIT, || {
+    poll_slowly("the nodes to have a leader", LIMIT, || {
         let are_ready = running
             .agents
             .iter()
@@ -205,7 +206,7 @@ fn run_address(agent: &AgentProcess, arguments: &[&str]) -> Result<String> {
 fn check_one_member(node: Option<&Path>) -> Result<()> {
     let Some(mut running) = form(node)? else { return Ok(()) };
     let etcdctl = running.etcdctl()?;
-    let moved = wait_for("a leader", LIMIT, || etcdctl.leader(&running.founders()))?;
+    let moved = poll_slowly("a leader", LIMIT, || etcdctl.leader(&running.founders()))?;
     running.testbed.network.hub.enter_namespace()?;
     let mut others = etcdctl.endpoints().to_vec();
     others.remove(moved);
@@ -224,7 +225,7 @@ fn check_one_member(node: Option<&Path>) -> Result<()> {
     })?;
     running.remove(&running.agents[(moved + 1) % 3])?;
     // Repeat the query: a member of etcd 3.4 answers from its own list, which may be older.
-    wait_for("the cluster to have two members", LIMIT, || {
+    poll_slowly("the cluster to have two members", LIMIT, || {
         running.members().is_ok_and(|members| members.len() == 2).then_some(())
     })
 }

@@ -1,24 +1,32 @@
 //! A formed cluster with its agents, and helpers to change it.
 
+mod replacements;
+
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::process::Output;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use muster_tests::harness::agents::AgentOptions;
-use muster_tests::harness::process::last_lines;
-use muster_tests::harness::programs::program_path;
-use muster_tests::harness::testbed::{TestbedOptions, path_text};
-use muster_tests::harness::{AgentProcess, Etcdctl, Network, TestHost, Testbed, poll_slowly};
 use serde_json::Value;
 
-pub(crate) const LIMIT: Duration = Duration::from_secs(60);
+use super::agents::{AgentOptions, AgentProcess};
+use super::etcdctl::Etcdctl;
+use super::network::{Network, TestHost};
+use super::process::last_lines;
+use super::programs::program_path;
+use super::testbed::{Testbed, TestbedOptions, path_text};
+use super::wait::poll_slowly;
+
+pub use self::replacements::{AFTER, REPLACED, ZONE};
+
+/// Time limit of each wait for the cluster or its agents.
+pub const LIMIT: Duration = Duration::from_secs(60);
 /// Pause that is long enough for the election of another leader.
 const ELECTION: Duration = Duration::from_secs(2);
 
 /// A formed cluster, its agents, and the arguments of their start.
-pub(crate) struct FormedCluster {
+pub struct FormedCluster {
     /// Declared before `testbed`, so that agents are dropped first. An agent finds its node by a
     /// file in the test bed's folder.
     pub agents: Vec<AgentProcess>,
@@ -27,12 +35,12 @@ pub(crate) struct FormedCluster {
 }
 
 impl FormedCluster {
-    pub(crate) fn start(network: Network, size: usize, node: Option<&Path>) -> Result<Self> {
+    pub fn start(network: Network, size: usize, node: Option<&Path>) -> Result<Self> {
         Self::form(Testbed::start(network, TestbedOptions::default())?, size, node)
     }
 
     /// Forms a cluster in a running test bed.
-    pub(crate) fn form(testbed: Testbed, size: usize, node: Option<&Path>) -> Result<Self> {
+    pub fn form(testbed: Testbed, size: usize, node: Option<&Path>) -> Result<Self> {
         let bundle = testbed.create_cluster_with_token("demo", size)?;
         let mut running = Self::with_agents(testbed, node)?;
         for host in 0..size {
@@ -45,7 +53,7 @@ impl FormedCluster {
     }
 
     /// Returns a cluster in which no agent has been started. Its agents will run `node`.
-    pub(crate) fn with_agents(testbed: Testbed, node: Option<&Path>) -> Result<Self> {
+    pub fn with_agents(testbed: Testbed, node: Option<&Path>) -> Result<Self> {
         let args = match node {
             Some(node) => vec!["--node-binary".to_owned(), path_text(node)?.to_owned()],
             None => Vec::new(),
@@ -53,7 +61,7 @@ impl FormedCluster {
         Ok(Self { testbed, agents: Vec::new(), args })
     }
 
-    pub(crate) fn agent(&self, host: usize, bundle: &Path, env: &[(&str, &str)]) -> AgentProcess {
+    pub fn agent(&self, host: usize, bundle: &Path, env: &[(&str, &str)]) -> AgentProcess {
         let env = env.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned()));
         let options =
             AgentOptions { args: self.args.clone(), env: env.collect(), ..AgentOptions::default() };
@@ -61,7 +69,7 @@ impl FormedCluster {
     }
 
     /// Restarts the founders' agents with this environment; their nodes go on running.
-    pub(crate) fn restart_agents(&mut self, env: &[(&str, &str)]) -> Result<()> {
+    pub fn restart_agents(&mut self, env: &[(&str, &str)]) -> Result<()> {
         for agent in &mut self.agents {
             agent.kill();
             let env = env.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned()));
@@ -74,16 +82,12 @@ impl FormedCluster {
     /// Waits until `done` is true. Meanwhile each agent that died at `MUSTER_CRASH_AT` is restarted
     /// without that variable. Before the restart its node is killed, and another leader gets time
     /// to be elected.
-    pub(crate) fn revive_until(&mut self, what: &str, done: impl Fn(&Self) -> bool) -> Result<()> {
+    pub fn revive_until(&mut self, what: &str, done: impl Fn(&Self) -> bool) -> Result<()> {
         self.revive(what, LIMIT, true, done)
     }
 
     /// Works as [`FormedCluster::revive_until`], and leaves the nodes running.
-    pub(crate) fn revive_agents_until(
-        &mut self,
-        what: &str,
-        done: impl Fn(&Self) -> bool,
-    ) -> Result<()> {
+    pub fn revive_agents_until(&mut self, what: &str, done: impl Fn(&Self) -> bool) -> Result<()> {
         self.revive(what, 2 * LIMIT, false, done)
     }
 
@@ -115,7 +119,7 @@ impl FormedCluster {
     }
 
     /// Creates a join ticket, and returns the path of its bundle.
-    pub(crate) fn ticket(&self, name: &str, more: &[&str]) -> Result<PathBuf> {
+    pub fn ticket(&self, name: &str, more: &[&str]) -> Result<PathBuf> {
         let file = self.testbed.path(&format!("{name}.ticket"));
         let out = ["token", "create", "--cluster", "demo", "--kind", "join", "--out"];
         self.testbed.admin_command(&[&out[..], &[path_text(&file)?], more].concat())?;
@@ -123,7 +127,7 @@ impl FormedCluster {
     }
 
     /// Creates a ticket, and starts an agent on `host` with it.
-    pub(crate) fn newcomer(&self, host: usize, env: &[(&str, &str)]) -> Result<AgentProcess> {
+    pub fn newcomer(&self, host: usize, env: &[(&str, &str)]) -> Result<AgentProcess> {
         let ticket = self.ticket(&format!("host-{host}"), &[])?;
         let mut agent = self.agent(host, &ticket, env);
         agent.start()?;
@@ -131,16 +135,16 @@ impl FormedCluster {
     }
 
     /// Returns `etcdctl` with the client credentials of an application.
-    pub(crate) fn etcdctl(&self) -> Result<Etcdctl> {
+    pub fn etcdctl(&self) -> Result<Etcdctl> {
         self.testbed.etcdctl("demo", &self.founders())
     }
 
-    pub(crate) fn founders(&self) -> Vec<&TestHost> {
+    pub fn founders(&self) -> Vec<&TestHost> {
         self.agents.iter().map(|agent| &agent.host).collect()
     }
 
     /// Returns name and learner flag of each member, by peer URL.
-    pub(crate) fn members(&self) -> Result<BTreeMap<String, (String, bool)>> {
+    pub fn members(&self) -> Result<BTreeMap<String, (String, bool)>> {
         let list = self.etcdctl()?.json(&["member", "list"])?;
         let members = list["members"].as_array().context("a list of members")?;
         let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
@@ -151,13 +155,22 @@ impl FormedCluster {
         Ok(each.collect())
     }
 
-    pub(crate) fn is_voter(&self, agent: &AgentProcess) -> bool {
+    /// Waits until the cluster has `count` members. `etcdctl` of etcd 3.4 asks one member for its own
+    /// list, which may be older than a change that another member has just confirmed.
+    pub fn wait_members(&self, count: usize) -> Result<()> {
+        poll_slowly(&format!("{count} members"), LIMIT, || {
+            (self.members().ok()?.len() == count).then_some(())
+        })
+        .with_context(|| format!("{:?}", self.members()))
+    }
+
+    pub fn is_voter(&self, agent: &AgentProcess) -> bool {
         let members = self.members().unwrap_or_default();
         members.get(&peer_url(agent)).is_some_and(|(name, learner)| !name.is_empty() && !learner)
     }
 
     /// Waits until `agent`'s host is a voter, and the cluster has `count` members.
-    pub(crate) fn wait_voter(&self, agent: &AgentProcess, count: usize) -> Result<()> {
+    pub fn wait_voter(&self, agent: &AgentProcess, count: usize) -> Result<()> {
         poll_slowly("the newcomer to vote", LIMIT, || {
             let all = self.members().is_ok_and(|members| members.len() == count);
             (all && self.is_voter(agent)).then_some(())
@@ -173,7 +186,7 @@ impl FormedCluster {
         })
     }
 
-    pub(crate) fn intents(&self) -> Result<Vec<(String, String)>> {
+    pub fn intents(&self) -> Result<Vec<(String, String)>> {
         let list = self.testbed.admin_json(&["intent", "list", "demo", "--all"])?;
         let intents = list["intents"].as_array().context("a list of intents")?;
         let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
@@ -181,12 +194,12 @@ impl FormedCluster {
         Ok(each.collect())
     }
 
-    pub(crate) fn wait_intent(&self, verb: &str, state: &str) -> Result<()> {
+    pub fn wait_intent(&self, verb: &str, state: &str) -> Result<()> {
         self.wait_intents(verb, state, 1)
     }
 
     /// Waits until exactly `count` intents of this kind are in this state.
-    pub(crate) fn wait_intents(&self, verb: &str, state: &str, count: usize) -> Result<()> {
+    pub fn wait_intents(&self, verb: &str, state: &str, count: usize) -> Result<()> {
         let wanted = (verb.to_owned(), state.to_owned());
         poll_slowly(&format!("{count} {verb} intents to be {state}"), LIMIT, || {
             let found = self.intents().ok()?.into_iter().filter(|intent| *intent == wanted).count();
@@ -198,7 +211,7 @@ impl FormedCluster {
     }
 
     /// Returns the id of an agent's member in hexadecimal, as commands take it.
-    pub(crate) fn id(&self, agent: &AgentProcess) -> Result<String> {
+    pub fn id(&self, agent: &AgentProcess) -> Result<String> {
         let list = self.etcdctl()?.json(&["member", "list"])?;
         let members = list["members"].as_array().context("a list of members")?;
         let own = members.iter().find(|member| member["peerURLs"][0] == peer_url(agent));
@@ -207,13 +220,13 @@ impl FormedCluster {
     }
 
     /// Returns the name of an agent's member.
-    pub(crate) fn name(&self, agent: &AgentProcess) -> Result<String> {
+    pub fn name(&self, agent: &AgentProcess) -> Result<String> {
         Ok(self.members()?.get(&peer_url(agent)).context("a member")?.0.clone())
     }
 
     /// Gives an operator's order, and waits until it is carried out. By then discovery also knows
     /// every earlier change.
-    pub(crate) fn order(&self, order: &[&str]) -> Result<()> {
+    pub fn order(&self, order: &[&str]) -> Result<()> {
         let done = self.testbed.admin_command(&[&["intent"], order, &["--wait"]].concat());
         done.map(drop).with_context(|| {
             format!("{:?}\n{}", self.intents(), last_lines(&self.agents[0].output(), 25))
@@ -221,13 +234,13 @@ impl FormedCluster {
     }
 
     /// Removes an agent's member by an order.
-    pub(crate) fn remove(&self, agent: &AgentProcess) -> Result<()> {
+    pub fn remove(&self, agent: &AgentProcess) -> Result<()> {
         self.order(&["remove", "demo", &self.name(agent)?, "--yes"])
     }
 
     /// Runs `muster-agent member` on an agent's host, and returns its output whatever its exit
     /// code.
-    pub(crate) fn run_member(&self, agent: &AgentProcess, args: &[&str]) -> Result<Output> {
+    pub fn run_member(&self, agent: &AgentProcess, args: &[&str]) -> Result<Output> {
         let mut command = agent.host.command(program_path("muster-agent")?);
         command.arg("member").args(args).args(["--json", "--data-dir"]).arg(&agent.data_dir);
         Ok(command.output()?)
@@ -235,7 +248,7 @@ impl FormedCluster {
 
     /// Runs `muster-agent member` on an agent's host, and returns its JSON output. Fails if the
     /// command fails.
-    pub(crate) fn run_member_json(&self, agent: &AgentProcess, args: &[&str]) -> Result<Value> {
+    pub fn run_member_json(&self, agent: &AgentProcess, args: &[&str]) -> Result<Value> {
         let output = self.run_member(agent, args)?;
         let text = String::from_utf8_lossy(&output.stderr).into_owned();
         ensure!(output.status.success(), "member {}: {text}", args.join(" "));
@@ -244,6 +257,6 @@ impl FormedCluster {
 }
 
 /// Returns the peer URL of an agent's member.
-pub(crate) fn peer_url(agent: &AgentProcess) -> String {
+pub fn peer_url(agent: &AgentProcess) -> String {
     format!("https://{}:2380", agent.host.address)
 }

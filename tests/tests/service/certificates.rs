@@ -5,14 +5,13 @@ use std::process::Command;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
+use muster_tests::harness::formed_cluster::{FormedCluster, LIMIT};
 use muster_tests::harness::process::last_lines;
 use muster_tests::harness::programs::program_path;
 use muster_tests::harness::testbed::{TestbedOptions, path_text};
 use muster_tests::harness::{AgentProcess, Network, NodeProcess, Testbed, poll_slowly, wait_for};
 use muster_tests::stock_etcd;
 use serde_json::Value;
-
-use crate::running_cluster::{FormedCluster, LIMIT};
 
 /// Lifetime of members' certificates in these tests, in seconds.
 const CERTIFICATE_LIFETIME: &str = "12";
@@ -35,7 +34,9 @@ fn certificate_end(agent: &AgentProcess) -> Result<String> {
 fn check_each_serves(running: &FormedCluster) -> Result<()> {
     for host in running.founders() {
         let own = running.etcdctl()?.with_endpoint(host);
-        wait_for(&format!("{} to serve", host.name), LIMIT, || own.run(&["put", "k", "v"]).ok())?;
+        poll_slowly(&format!("{} to serve", host.name), LIMIT, || {
+            own.run(&["put", "k", "v"]).ok()
+        })?;
     }
     Ok(())
 }
@@ -97,7 +98,7 @@ fn issue(running: &FormedCluster, export: &Path, csr: &Path, member: &Value) -> 
 }
 
 fn member_of<'a>(list: &'a Value, agent: &AgentProcess) -> Result<&'a Value> {
-    let url = crate::running_cluster::peer_url(agent);
+    let url = muster_tests::harness::formed_cluster::peer_url(agent);
     let members = list["members"].as_array().context("members")?;
     members.iter().find(|member| member["peer_urls"][0] == url.as_str()).context("a member")
 }
@@ -149,7 +150,7 @@ fn without_a_service_a_person_makes_the_certificates_of_old_and_new_members() ->
     }
     check_each_serves(&running)?;
     for agent in &running.agents {
-        wait_for("the agent to show the new end", LIMIT, || {
+        poll_slowly("the agent to show the new end", LIMIT, || {
             let status = agent.status().ok()?;
             let longer = status["certificates_until"].as_str()? > over.as_str();
             (longer && status["certificates_late"].is_null()).then_some(())
@@ -201,7 +202,7 @@ fn add_host_by_hand(running: &FormedCluster, export: &Path) -> Result<()> {
         .run_member_json(founder, &["promote", id, "--patience", "90"])
         .with_context(|| node.output())?;
     let own = running.etcdctl()?.with_endpoint(&host);
-    wait_for("the newcomer to serve", LIMIT, || own.run(&["put", "k", "by hand"]).ok())?;
+    poll_slowly("the newcomer to serve", LIMIT, || own.run(&["put", "k", "by hand"]).ok())?;
     ensure!(node.stop(LIMIT)? == 0, "{}", node.output());
     Ok(())
 }

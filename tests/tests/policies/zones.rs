@@ -4,12 +4,12 @@
 use std::path::Path;
 
 use anyhow::{Context, Result, ensure};
+use muster_tests::harness::formed_cluster::{AFTER, FormedCluster, LIMIT, peer_url};
 use muster_tests::harness::testbed::TestbedOptions;
 use muster_tests::harness::{AgentProcess, Network, Testbed, poll_slowly};
 
 use crate::metadata;
-use crate::policies::{AFTER, policy};
-use crate::running_cluster::{FormedCluster, LIMIT, peer_url};
+use crate::replacements::policy;
 
 /// Starts an agent that reports this zone.
 fn start_in(

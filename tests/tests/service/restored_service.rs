@@ -6,12 +6,12 @@ use std::process::Command;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
+use muster_tests::harness::FormedCluster;
 use muster_tests::harness::process::last_lines;
 use muster_tests::harness::testbed::path_text;
 use muster_tests::harness::{AgentProcess, Network, poll_slowly};
 
 use crate::moved_service::{NEW_PORT, context_set, wait_follows, wait_lost};
-use crate::running_cluster::FormedCluster;
 
 /// Time until each agent has reported to a restored service. If the service's URL has not changed,
 /// an agent repeats its report one to two minutes after the last one.

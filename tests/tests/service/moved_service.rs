@@ -9,14 +9,13 @@ use discovery_types::digest::Digest;
 use discovery_types::jws::Jws;
 use discovery_types::key::SigningKey;
 use discovery_types::service::{SERVICE_WORD, ServiceStatement};
+use muster_tests::harness::formed_cluster::{FormedCluster, LIMIT};
 use muster_tests::harness::process::last_lines;
 use muster_tests::harness::programs::program_path;
 use muster_tests::harness::testbed::path_text;
 use muster_tests::harness::{AgentProcess, Network, poll_slowly};
 use serde_json::Value;
 use uuid::Uuid;
-
-use crate::running_cluster::{FormedCluster, LIMIT};
 
 /// Port of the service after its move.
 pub(crate) const NEW_PORT: u16 = 8444;

@@ -5,12 +5,14 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, Result, ensure};
 use muster_tests::harness::agents::AgentOptions;
+use muster_tests::harness::formed_cluster::{
+    AFTER, FormedCluster, LIMIT, REPLACED, ZONE, peer_url,
+};
 use muster_tests::harness::{AgentProcess, poll_slowly, wait_for};
 use serde_json::{Value, json};
 
 use crate::hung_leader_agent::leader;
-use crate::policies::{AFTER, REPLACED, ZONE, form, kill_last};
-use crate::running_cluster::{FormedCluster, LIMIT, peer_url};
+use crate::replacements::{form, kill_last};
 
 /// Key of the policies' uses in the cluster's own store.
 const USES: &str = "muster/v1/replacements";
@@ -28,7 +30,7 @@ fn hosts_that_never_start_use_up_the_policy_and_a_ticket_fills_the_place() -> Re
         thief.start()?;
         thief.exit_code(REPLACED)?;
         running.wait_intents("replace", "stalled", host - 2)?;
-        ensure!(running.members()?.len() == 2, "{:?}", running.members());
+        running.wait_members(2)?;
         running.etcdctl()?.run(&["put", "still", "served"])?;
     }
     let used = running.replacements()?;

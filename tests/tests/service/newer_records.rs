@@ -7,10 +7,9 @@ use anyhow::{Context, Result, ensure};
 use discovery_types::digest::Digest;
 use discovery_types::jws::{Jws, JwsType};
 use discovery_types::key::SigningKey;
+use muster_tests::harness::formed_cluster::{FormedCluster, LIMIT};
 use muster_tests::harness::{AgentProcess, Network, poll_slowly, wait_for};
 use serde_json::Value;
-
-use crate::running_cluster::{FormedCluster, LIMIT};
 
 /// Key of the statement chain in the cluster's store.
 const STATEMENTS: &str = "muster/v1/statements";
@@ -66,7 +65,7 @@ fn agents_leave_a_newer_programs_chain_unchanged_and_the_cluster_still_serves() 
     }
     std::thread::sleep(OBSERVATION_TIME);
     ensure!(stored()? == newer, "the chain was changed");
-    ensure!(running.members()?.len() == 3, "{:?}", running.members());
+    running.wait_members(3)?;
     for agent in &mut running.agents {
         ensure!(agent.is_running(), "{}", agent.output());
         let own = etcdctl.with_endpoint(&agent.host);
