@@ -12,6 +12,7 @@ pub mod etcdctl;
 pub mod formed_cluster;
 pub mod network;
 pub mod nodes;
+mod postgres_template;
 pub mod process;
 pub mod programs;
 pub mod s3;
