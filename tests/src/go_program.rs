@@ -5,14 +5,15 @@ use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 use std::time::Duration;
 
-use anyhow::{Result, bail};
+use anyhow::{Context, Result, bail};
+use rustix::fs::{FlockOperation, flock};
 use tokio::process::Command;
 
 use crate::harness::skip;
 
-/// Time limit of a build. On two cores a build took a minute or two. It fails after this time if a
-/// module proxy doesn't answer.
-const BUILD_TIME: Duration = Duration::from_secs(300);
+/// Time limit of a build. On two idle cores a build took a minute or two; other tests run beside it.
+/// It fails after this time if a module proxy doesn't answer.
+const BUILD_TIME: Duration = Duration::from_secs(900);
 
 /// A program of one release of a Go module.
 #[derive(Clone, Copy, Debug)]
@@ -30,13 +31,21 @@ pub struct GoProgram {
 }
 
 impl GoProgram {
-    /// Returns the path of the program, built under `work` unless it is there.
+    /// Returns the path of the program, built under `work` unless it is there. Another test program
+    /// may need it at the same time: the second one waits for the build of the first one, which has
+    /// a time limit.
     ///
     /// # Errors
     /// Fails if the program can't be built, for example without Go or without a module proxy.
     pub async fn build_once(self, work: &Path, say: &dyn Fn(&str)) -> Result<PathBuf> {
         let dir = work.join(self.folder).join(self.version);
         let binary = dir.join(self.name);
+        if binary.exists() {
+            return Ok(binary);
+        }
+        fs_err::create_dir_all(&dir)?;
+        let lock = fs_err::File::create(dir.join(format!("{}.lock", self.name)))?;
+        flock(&lock, FlockOperation::LockExclusive).context("locking a build")?;
         if !binary.exists() {
             say(&format!("building {} {} with go, once", self.name, self.version));
             self.build(&dir).await?;

@@ -8,14 +8,15 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use muster_tests::harness::programs::program_path;
 use muster_tests::harness::testbed::{TestbedOptions, path_text};
-use muster_tests::harness::{Network, Testbed, poll_slowly, wait_for};
+use muster_tests::harness::{Network, Testbed, poll_slowly};
 
 const LIMIT: Duration = Duration::from_secs(60);
 
 fn raft_cluster(testbed: &Testbed) -> Result<u64> {
     let etcdctl = testbed.etcdctl("demo", &testbed.network.hosts.iter().collect::<Vec<_>>())?;
-    let answer =
-        wait_for("the cluster to take a write", LIMIT, || etcdctl.json(&["put", "k", "v"]).ok())?;
+    let answer = poll_slowly("the cluster to take a write", LIMIT, || {
+        etcdctl.json(&["put", "k", "v"]).ok()
+    })?;
     answer["header"]["cluster_id"].as_u64().context("a cluster id")
 }
 

@@ -134,7 +134,7 @@ fn form(testbed: &Testbed, size: usize, args: &[String]) -> Result<(Vec<AgentPro
     testbed.wait_cluster_state("demo", "formed", LIMIT)?;
     let hosts: Vec<&TestHost> = agents.iter().map(|agent| &agent.host).collect();
     let etcdctl = testbed.etcdctl("demo", &hosts)?;
-    wait_for("a first write", LIMIT, || etcdctl.run(&["put", "first", "1"]).ok())?;
+    poll_slowly("a first write", LIMIT, || etcdctl.run(&["put", "first", "1"]).ok())?;
     Ok((agents, etcdctl))
 }
 
@@ -201,7 +201,7 @@ fn backups_go_on_under_another_leader_and_each_one_can_be_restored() -> Result<(
     })?;
     let revision = next["snapshot"]["revision"].to_string();
     let expected = keys_at(&etcdctl, &revision)?;
-    wait_for("old files to be removed, and no others", LIMIT, || {
+    poll_slowly("old files to be removed, and no others", LIMIT, || {
         let count = tool.manifests().ok()?.len();
         (!old.exists() && (1..=3).contains(&count)).then_some(())
     })?;

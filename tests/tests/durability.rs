@@ -11,7 +11,7 @@ use anyhow::{Context, Result, ensure};
 use muster_tests::client::{EtcdClient, tls_from};
 use muster_tests::harness::process::{is_alive, send_signal};
 use muster_tests::harness::testbed::TestbedOptions;
-use muster_tests::harness::{AgentProcess, Network, TestHost, Testbed, wait_for};
+use muster_tests::harness::{AgentProcess, Network, TestHost, Testbed, poll_slowly, wait_for};
 use muster_tests::rng::Rng;
 use node_proto::etcdserverpb::RangeRequest;
 use rustix::process::Signal;
@@ -29,7 +29,7 @@ fn ten_thousand_acknowledged_writes_survive_random_kills() -> Result<()> {
     testbed.wait_cluster_state("demo", "formed", LIMIT)?;
     let hosts: Vec<TestHost> = testbed.network.hosts.clone();
     let etcdctl = testbed.etcdctl("demo", &hosts.iter().collect::<Vec<_>>())?;
-    wait_for("the cluster to take a write", LIMIT, || etcdctl.run(&["put", "k", "v"]).ok())?;
+    poll_slowly("the cluster to take a write", LIMIT, || etcdctl.run(&["put", "k", "v"]).ok())?;
     let tls = tls_from(etcdctl.credentials())?;
     let addresses: Vec<SocketAddr> =
         hosts.iter().map(|h| SocketAddr::new(h.address, 2379)).collect();

@@ -16,7 +16,7 @@ use serde_json::Value;
 /// longer.
 const FORMATION_LIMIT: Duration = Duration::from_secs(60);
 /// Time limit for an etcd to end by itself.
-const END_LIMIT: Duration = Duration::from_secs(30);
+const END_LIMIT: Duration = Duration::from_secs(60);
 /// Port of the service's listener for the protocol v3.
 const V3_PORT: u16 = 8445;
 

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use muster_tests::harness::testbed::TestbedOptions;
-use muster_tests::harness::{Etcdctl, Network, TestHost, Testbed, wait_for};
+use muster_tests::harness::{Etcdctl, Network, TestHost, Testbed, poll_slowly, wait_for};
 
 const LIMIT: Duration = Duration::from_secs(60);
 
@@ -18,7 +18,7 @@ fn stock_etcdctl_works_unchanged() -> Result<()> {
     testbed.wait_cluster_state("demo", "formed", LIMIT)?;
     let hosts: Vec<TestHost> = testbed.network.hosts.clone();
     let etcdctl = testbed.etcdctl("demo", &hosts.iter().collect::<Vec<_>>())?;
-    wait_for("the cluster to take a write", LIMIT, || etcdctl.run(&["put", "k", "v"]).ok())?;
+    poll_slowly("the cluster to take a write", LIMIT, || etcdctl.run(&["put", "k", "v"]).ok())?;
 
     reads_and_writes(&etcdctl)?;
     transactions(&etcdctl)?;

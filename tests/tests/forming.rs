@@ -33,10 +33,10 @@ fn check_three_members<'a>(
 ) -> Result<()> {
     let hosts: Vec<&TestHost> = agents.into_iter().map(|agent| &agent.host).collect();
     let etcdctl = testbed.etcdctl(cluster, &hosts)?;
-    wait_for("the cluster to take a write", FORMATION_LIMIT, || {
+    poll_slowly("the cluster to take a write", FORMATION_LIMIT, || {
         etcdctl.output(&["put", "k", "v"]).ok().filter(|o| o.status.success())
     })?;
-    let list = wait_for("all members to have started", FORMATION_LIMIT, || {
+    let list = poll_slowly("all members to have started", FORMATION_LIMIT, || {
         let list = etcdctl.json(&["member", "list"]).ok()?;
         let members = list["members"].as_array()?;
         members.iter().all(|m| m["name"].is_string()).then_some(list)
@@ -289,7 +289,7 @@ fn a_restarted_agent_adopts_the_running_node() -> Result<()> {
     let code = agents[0].exit_code(FORMATION_LIMIT)?;
     ensure!(code == 0 && is_alive(node), "the agent ended with {code}");
     agents[0].start()?;
-    wait_for("the next agent to supervise the node", FORMATION_LIMIT, || {
+    poll_slowly("the next agent to supervise the node", FORMATION_LIMIT, || {
         // Compare the process id: the status file may still be from the agent's previous process.
         let status = agents[0].status().ok()?;
         let is_new = status["agent_pid"] == agents[0].process_id()?;
@@ -318,7 +318,7 @@ fn a_formed_cluster_restarts_without_discovery() -> Result<()> {
     for agent in &mut agents {
         agent.start()?;
     }
-    let read = wait_for("the cluster to come back without discovery", FORMATION_LIMIT, || {
+    let read = poll_slowly("the cluster to come back without discovery", FORMATION_LIMIT, || {
         etcdctl.run(&["get", "before", "--print-value-only"]).ok()
     })?;
     ensure!(read.trim() == "the night", "read {read:?}");

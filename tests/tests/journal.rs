@@ -7,7 +7,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use muster_tests::harness::agents::AgentOptions;
 use muster_tests::harness::testbed::{TestbedOptions, path_text};
-use muster_tests::harness::{AgentProcess, Network, Testbed, skip, wait_for};
+use muster_tests::harness::{AgentProcess, Network, Testbed, poll_slowly, skip};
 
 const LIMIT: Duration = Duration::from_secs(60);
 const TRACE_FILTER: &str =
@@ -149,7 +149,7 @@ fn a_killed_node_that_runs_again_leaves_no_error_in_status() -> Result<()> {
     let pid = agent.node_pid().context("a node")?;
     agent.kill_node()?;
     agent.wait_new_node(pid, LIMIT)?;
-    let status = wait_for("the node to run again", LIMIT, || {
+    let status = poll_slowly("the node to run again", LIMIT, || {
         agent.status().ok().filter(|status| status["phase"] == "running")
     })?;
     ensure!(status["last_error"].is_null(), "{status}");

@@ -46,7 +46,7 @@ fn move_all_members(
         agents[at].start()?;
         // Waits until all members answer at their addresses, with certificates that clients accept
         // there.
-        member(&agents[(at + 1) % SIZE], &["wait", "--patience", "40"])?;
+        member(&agents[(at + 1) % SIZE], &["wait", "--patience", "90"])?;
     }
     let moved: Vec<&TestHost> = homes[SIZE..].iter().collect();
     for host in &moved {

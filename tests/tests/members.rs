@@ -159,7 +159,7 @@ fn check_failed_machine_is_replaced(program: &Path) -> Result<()> {
     let members = list["members"].as_array().context("members")?;
     let dead = members.iter().find(|member| member["name"] == "n3").context("n3")?;
     let id = dead["id"].as_str().context("an id")?.to_owned();
-    let args = ["replace", &id, "n4", "--peer-urls", &url, "--patience", "30"];
+    let args = ["replace", &id, "n4", "--peer-urls", &url, "--patience", "90"];
     let plan = machines.run_member_command(&[&["plan"], &args[..5]].concat())?;
     ensure!(plan["warnings"].to_string().contains("the old one goes first"), "{plan}");
     // `member replace` is killed at each of these messages in turn. Each next run continues where
@@ -272,7 +272,7 @@ fn members_change_addresses_one_by_one_with_member_wait_between() -> Result<()> 
             machines.all[number].move_to(&to);
             machines.all[number].stop()?;
             machines.all[number].start()?;
-            let list = machines.run_member_command(&["wait", "--patience", "30"])?;
+            let list = machines.run_member_command(&["wait", "--patience", "90"])?;
             ensure!(list.to_string().contains(&to), "{list}");
         }
         writer.stop_and_check(&machines.all[0].client_url)?;

@@ -9,7 +9,7 @@ use anyhow::{Context, Result, ensure};
 use muster_tests::harness::nodes::{client_url, last_log_lines, peer_url};
 use muster_tests::harness::programs::program_path;
 use muster_tests::harness::testbed::path_text;
-use muster_tests::harness::{ChildProcess, Network, NodeProcess, TestHost, wait_for};
+use muster_tests::harness::{ChildProcess, Network, NodeProcess, TestHost, poll_slowly};
 use muster_tests::stock_etcd::{self, oldest, oldest_etcdctl};
 use serde_json::Value;
 
@@ -97,7 +97,7 @@ impl TestCluster {
         self.run(&["del", "k04"])?;
         for (key, ttl) in [("long", "600"), ("short", "3")] {
             // On a busy machine, the short lease may end before the key is put.
-            wait_for("a key with a lease", LIMIT, || {
+            poll_slowly("a key with a lease", LIMIT, || {
                 let granted = self.run(&["lease", "grant", ttl]).ok()?;
                 let id = granted.split(' ').nth(1)?;
                 self.run(&["put", key, "leased", &format!("--lease={id}")]).ok()
@@ -294,7 +294,7 @@ fn a_move_reads_the_source_through_another_member_once_the_first_has_stopped() -
     run_restores(&mut moving, folder, Path::new("none"))?;
     // Kill the first member of the source, through which `move` has read until now.
     old.nodes[0].kill();
-    wait_for("the other members of the source to serve reads", LIMIT, || {
+    poll_slowly("the other members of the source to serve reads", LIMIT, || {
         old.run(&["get", "a"]).ok()
     })?;
     new.start()?;
@@ -313,7 +313,7 @@ fn a_move_does_not_begin_while_clients_write() -> Result<()> {
     let more = ["--quiet-seconds", "5"];
     let mut moving = start_move([&old, &new], folder, ["moved.db", "move.log"], &more)?;
     // Write until `move` ends. On a busy machine, `move` may look for writes later than usual.
-    wait_for("the move to end", LIMIT, || {
+    poll_slowly("the move to end", LIMIT, || {
         old.run(&["put", "busy", ""]).ok()?;
         (!moving.is_running()).then_some(())
     })?;

@@ -9,9 +9,7 @@ use anyhow::{Context, Result, ensure};
 use muster_tests::harness::agents::AgentOptions;
 use muster_tests::harness::process::last_lines;
 use muster_tests::harness::testbed::{TestbedOptions, path_text};
-use muster_tests::harness::{
-    AgentProcess, Etcdctl, Network, TestHost, Testbed, poll_slowly, skip, wait_for,
-};
+use muster_tests::harness::{AgentProcess, Etcdctl, Network, TestHost, Testbed, poll_slowly, skip};
 use muster_tests::stock_etcd;
 
 const LIMIT: Duration = Duration::from_secs(90);
@@ -79,7 +77,7 @@ impl OddNetworkCluster {
         for endpoint in endpoints {
             let at = vec![endpoint.clone()];
             let etcdctl = Etcdctl::new(from.clone(), credentials.clone(), at);
-            let written = wait_for(&format!("{endpoint} to take a write"), LIMIT, || {
+            let written = poll_slowly(&format!("{endpoint} to take a write"), LIMIT, || {
                 etcdctl.run(&["put", "key", "value"]).ok()
             });
             written.with_context(|| self.logs())?;

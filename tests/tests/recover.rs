@@ -50,11 +50,11 @@ fn form_three_members(testbed: &Testbed) -> Result<(Vec<AgentProcess>, Etcdctl)>
     testbed.wait_cluster_state("demo", "formed", LIMIT)?;
     let hosts: Vec<&TestHost> = agents.iter().map(|agent| &agent.host).collect();
     let etcdctl = testbed.etcdctl("demo", &hosts)?;
-    wait_for("a first write", LIMIT, || etcdctl.run(&["put", "k", "before"]).ok())?;
+    poll_slowly("a first write", LIMIT, || etcdctl.run(&["put", "k", "before"]).ok())?;
     // The third member stops first, so its log is shorter than the others'.
     let two = etcdctl.with_endpoint(hosts[0]);
     agents[2].terminate(LIMIT)?;
-    wait_for("a write without the third", LIMIT, || two.run(&["put", "k", "after"]).ok())?;
+    poll_slowly("a write without the third", LIMIT, || two.run(&["put", "k", "after"]).ok())?;
     Ok((agents, etcdctl))
 }
 
@@ -106,7 +106,7 @@ fn check_status_without_quorum(left: &AgentProcess, missing: &[&AgentProcess]) -
         missing.iter().map(|agent| Ok(agent.status()?["name"].clone())).collect();
     let names = names?;
     let mut last = Value::Null;
-    wait_for("status to say who is missing", LIMIT, || {
+    poll_slowly("status to say who is missing", LIMIT, || {
         last = left.status().ok()?;
         let says = last["no_quorum"].as_str()?;
         let all = names.iter().all(|name| name.as_str().is_some_and(|name| says.contains(name)));
@@ -151,7 +151,7 @@ fn a_new_cluster_is_made_from_the_directory_with_the_longest_log() -> Result<()>
     ensure!(once == again, "{again} is not {once}");
 
     first.start()?;
-    wait_for("the new cluster to serve", LIMIT, || alone.run(&["put", "new", "one"]).ok())?;
+    poll_slowly("the new cluster to serve", LIMIT, || alone.run(&["put", "new", "one"]).ok())?;
     let value = || Ok::<_, anyhow::Error>(alone.json(&["get", "k"])?["kvs"][0]["value"].clone());
     ensure!(value()? == "YWZ0ZXI=", "{}", value()?);
     ensure!(cluster_id(&alone)? != old, "it is the old cluster");
@@ -162,7 +162,7 @@ fn a_new_cluster_is_made_from_the_directory_with_the_longest_log() -> Result<()>
     // new cluster.
     second.start()?;
     lost.start()?;
-    wait_for("the old members to serve", LIMIT, || rest.run(&["put", "k", "old"]).ok())?;
+    poll_slowly("the old members to serve", LIMIT, || rest.run(&["put", "k", "old"]).ok())?;
     ensure!(members()?.as_array().map(Vec::len) == Some(1), "{}", members()?);
     ensure!(value()? == "YWZ0ZXI=", "{}", value()?);
 
@@ -170,7 +170,9 @@ fn a_new_cluster_is_made_from_the_directory_with_the_longest_log() -> Result<()>
     // marker is put back, as by an old disk image. The agent must not run that member.
     first.terminate(LIMIT)?;
     first.start()?;
-    wait_for("the new cluster to serve again", LIMIT, || alone.run(&["put", "new", "two"]).ok())?;
+    poll_slowly("the new cluster to serve again", LIMIT, || {
+        alone.run(&["put", "new", "two"]).ok()
+    })?;
     first.terminate(LIMIT)?;
     let was = once["was"]["incarnation"].as_str().context("an incarnation")?;
     fs_err::write(first.node_dir().join("muster-incarnation"), format!("{was}\n"))?;
@@ -205,7 +207,7 @@ fn form_cluster(
     testbed.wait_cluster_state("demo", "formed", LIMIT)?;
     let hosts: Vec<&TestHost> = agents.iter().map(|agent| &agent.host).collect();
     let etcdctl = testbed.etcdctl("demo", &hosts)?;
-    wait_for("a first write", LIMIT, || etcdctl.run(&["put", "k", "v"]).ok())?;
+    poll_slowly("a first write", LIMIT, || etcdctl.run(&["put", "k", "v"]).ok())?;
     Ok((agents, etcdctl))
 }
 
@@ -280,7 +282,7 @@ fn check_lost_majority(node: Option<&Path>) -> Result<()> {
     let mut first = agents.pop().context("a first agent")?;
     third.terminate(LIMIT)?;
     let alone = etcdctl.with_endpoint(&first.host);
-    wait_for("a write without the third", LIMIT, || alone.run(&["put", "k", "after"]).ok())?;
+    poll_slowly("a write without the third", LIMIT, || alone.run(&["put", "k", "after"]).ok())?;
     let (stop, count) = (AtomicBool::new(false), AtomicUsize::new(0));
     let acknowledged = std::thread::scope(|scope| -> Result<Vec<u32>> {
         let writer = scope.spawn(|| write(&alone, &stop, &count));
@@ -316,7 +318,7 @@ fn check_lost_majority(node: Option<&Path>) -> Result<()> {
     check_refused(&make(&testbed, &third, &later)?, 1, "a new cluster was made already")?;
 
     first.start()?;
-    wait_for("the new cluster to serve", LIMIT, || alone.run(&["put", "new", "one"]).ok())
+    poll_slowly("the new cluster to serve", LIMIT, || alone.run(&["put", "new", "one"]).ok())
         .with_context(|| last_lines(&first.output(), 30))?;
     let id = made["made"]["is"]["cluster_id"].as_str().context("an id")?;
     ensure!(cluster_id(&alone)? == u64::from_str_radix(id, 16)?, "it is not cluster {id}");
@@ -337,9 +339,9 @@ fn check_lost_majority(node: Option<&Path>) -> Result<()> {
     // The cluster has three members again. So it serves without the first member.
     first.terminate(LIMIT)?;
     let rest = etcdctl.with_endpoint(&agents[0].host);
-    wait_for("a write without the first", LIMIT, || rest.run(&["put", "k", "last"]).ok())?;
+    poll_slowly("a write without the first", LIMIT, || rest.run(&["put", "k", "last"]).ok())?;
     first.start()?;
-    wait_for("the first to serve again", LIMIT, || {
+    poll_slowly("the first to serve again", LIMIT, || {
         (alone.run(&["get", "k", "--print-value-only"]).ok()?.trim() == "last").then_some(())
     })?;
     agents.push(first);
@@ -493,7 +495,7 @@ fn check_recovery_killed_at_each_step(
     }
     ensure!(olds + news >= least && news > 0, "{olds} times old, {news} times new");
     agent.start()?;
-    wait_for("the new cluster to serve", LIMIT, || etcdctl.run(&["put", "new", "one"]).ok())?;
+    poll_slowly("the new cluster to serve", LIMIT, || etcdctl.run(&["put", "new", "one"]).ok())?;
     ensure!(etcdctl.run(&["get", "k", "--print-value-only"])?.trim() == "v");
     ensure!(cluster_id(&etcdctl)? != old);
     Ok(())

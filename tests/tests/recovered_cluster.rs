@@ -51,7 +51,7 @@ fn form_cluster(testbed: &Testbed) -> Result<(BTreeMap<String, AgentProcess>, Et
     testbed.wait_cluster_state("demo", "formed", LIMIT)?;
     let hosts: Vec<&TestHost> = testbed.network.hosts[..SIZE].iter().collect();
     let etcdctl = testbed.etcdctl("demo", &hosts)?;
-    wait_for("a first write", LIMIT, || etcdctl.run(&["put", "k", "v"]).ok())?;
+    poll_slowly("a first write", LIMIT, || etcdctl.run(&["put", "k", "v"]).ok())?;
     Ok((agents, etcdctl))
 }
 
@@ -130,7 +130,7 @@ fn check_hosts_serve(testbed: &Testbed, hosts: &[&TestHost]) -> Result<()> {
     for host in hosts {
         let own = etcdctl.with_endpoint(host);
         let mut last = String::new();
-        wait_for("a certificate for the member's address", LIMIT, || {
+        poll_slowly("a certificate for the member's address", LIMIT, || {
             let found = own.run(&["get", "k", "--print-value-only"]);
             last = format!("{}: {found:?}", host.address);
             (found.ok()?.trim() == "v").then_some(())
@@ -302,7 +302,7 @@ fn a_cluster_whose_addresses_all_changed_is_recovered_as_the_page_says() -> Resu
     // The second member has a shorter log than the first, and the third has lost its disk.
     agents.get_mut("db-2").context("a second machine")?.terminate(LIMIT)?;
     let first = etcdctl.with_endpoint(&testbed.network.hosts[0]);
-    wait_for("a write without the second", LIMIT, || first.run(&["put", "k", "v"]).ok())?;
+    poll_slowly("a write without the second", LIMIT, || first.run(&["put", "k", "v"]).ok())?;
     for name in ["db-3", "db-1"] {
         agents.get_mut(name).context("a machine")?.terminate(LIMIT)?;
     }
@@ -345,7 +345,7 @@ fn members_move_after_a_recovery() -> Result<()> {
     let id = make(&testbed, &agents["db-1"])?;
     agents.get_mut("db-1").context("a first machine")?.start()?;
     let first = etcdctl.with_endpoint(&homes[0]);
-    wait_for("the new cluster to serve", LIMIT, || first.run(&["put", "new", "x"]).ok())?;
+    poll_slowly("the new cluster to serve", LIMIT, || first.run(&["put", "new", "x"]).ok())?;
     // A returning member of the lost cluster must be refused, with advice.
     let lost = agents.get_mut("db-2").context("a second machine")?;
     wait_followed(&testbed, &id).with_context(|| last_lines(&first_log(&testbed), 30))?;

@@ -7,7 +7,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use muster_tests::harness::agents::AgentOptions;
 use muster_tests::harness::testbed::{TestbedOptions, path_text};
-use muster_tests::harness::{AgentProcess, Network, TestHost, Testbed, wait_for};
+use muster_tests::harness::{AgentProcess, Network, TestHost, Testbed, poll_slowly};
 use muster_tests::stock_etcd;
 
 const LIMIT: Duration = Duration::from_secs(60);
@@ -40,7 +40,7 @@ fn remove(testbed: &Testbed, agent: &AgentProcess, others: &[&TestHost]) -> Resu
     let members = list["members"].as_array().context("a list of members")?;
     let member = members.iter().find(|member| member["peerURLs"][0] == url.as_str());
     let id = member.and_then(|member| member["ID"].as_u64()).context("the member's id")?;
-    wait_for("the cluster to remove a member", LIMIT, || {
+    poll_slowly("the cluster to remove a member", LIMIT, || {
         etcdctl.run(&["member", "remove", &format!("{id:x}")]).ok()
     })?;
     Ok(())

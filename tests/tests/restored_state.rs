@@ -8,9 +8,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use muster_tests::harness::agents::AgentOptions;
 use muster_tests::harness::testbed::{TestbedOptions, path_text};
-use muster_tests::harness::{
-    AgentProcess, ChildProcess, Network, TestHost, Testbed, poll_slowly, wait_for,
-};
+use muster_tests::harness::{AgentProcess, ChildProcess, Network, TestHost, Testbed, poll_slowly};
 
 const LIMIT: Duration = Duration::from_secs(60);
 
@@ -52,8 +50,9 @@ fn restore(testbed: &mut Testbed) -> Result<()> {
 
 fn raft_cluster(testbed: &Testbed, hosts: &[TestHost]) -> Result<u64> {
     let etcdctl = testbed.etcdctl("demo", &hosts.iter().collect::<Vec<_>>())?;
-    let answer =
-        wait_for("the cluster to take a write", LIMIT, || etcdctl.json(&["put", "k", "v"]).ok())?;
+    let answer = poll_slowly("the cluster to take a write", LIMIT, || {
+        etcdctl.json(&["put", "k", "v"]).ok()
+    })?;
     answer["header"]["cluster_id"].as_u64().context("a cluster id")
 }
 

@@ -11,7 +11,7 @@ use muster_tests::harness::nodes::{client_url, peer_url};
 use muster_tests::harness::programs::program_path;
 use muster_tests::harness::testbed::{TestbedOptions, path_text};
 use muster_tests::harness::{
-    AgentProcess, Network, NodeProcess, TestHost, Testbed, poll_slowly, skip, wait_for,
+    AgentProcess, Network, NodeProcess, TestHost, Testbed, poll_slowly, skip,
 };
 use muster_tests::stock_etcd::{self, oldest};
 use serde_json::Value;
@@ -52,7 +52,7 @@ fn check_forming(etcd: &Path, network: Network) -> Result<()> {
     testbed.wait_cluster_state("demo", "formed", FORMATION_LIMIT)?;
     let hosts: Vec<&TestHost> = agents.iter().map(|agent| &agent.host).collect();
     let etcdctl = testbed.etcdctl("demo", &hosts)?;
-    wait_for("the cluster to take a write", FORMATION_LIMIT, || {
+    poll_slowly("the cluster to take a write", FORMATION_LIMIT, || {
         etcdctl.run(&["put", "k", "v"]).ok()
     })?;
     let list = etcdctl.json(&["member", "list"])?;

@@ -32,7 +32,7 @@ async fn load_all_but(world: &TestInstallation, dump: &[u8], last: &str) -> Stri
 
 #[tokio::test]
 async fn a_running_service_leaves_a_half_loaded_database_alone() {
-    let world = TestInstallation::new().await;
+    let world = TestInstallation::before_first_start().await;
     let service = start(world.args("ledger")).await.unwrap();
     let admin = world.owner(&service);
     let statement = world.cluster(&admin, "demo", 1).await;
@@ -56,7 +56,7 @@ async fn a_running_service_leaves_a_half_loaded_database_alone() {
 
 #[tokio::test]
 async fn a_service_that_starts_leaves_a_half_loaded_database_alone() {
-    let world = TestInstallation::new().await;
+    let world = TestInstallation::before_first_start().await;
     let service = start(world.args("ledger")).await.unwrap();
     service.stop().await;
     let dump = world.database.dump();

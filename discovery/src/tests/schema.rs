@@ -12,7 +12,7 @@ async fn is_accepted(world: &TestInstallation, sql: &str) -> bool {
 
 #[tokio::test]
 async fn a_cluster_is_committed_exactly_if_it_has_a_commit() {
-    let world = TestInstallation::new().await;
+    let world = TestInstallation::before_first_start().await;
     let service = world.serve().await;
     let admin = world.owner(&service);
     let statement = world.cluster(&admin, "demo", 2).await;
@@ -34,7 +34,7 @@ async fn a_cluster_is_committed_exactly_if_it_has_a_commit() {
 
 #[tokio::test]
 async fn what_never_changes_in_a_cluster_is_kept() {
-    let world = TestInstallation::new().await;
+    let world = TestInstallation::before_first_start().await;
     let service = world.serve().await;
     let admin = world.owner(&service);
     let statement = world.cluster(&admin, "demo", 1).await;

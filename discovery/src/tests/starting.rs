@@ -14,7 +14,7 @@ async fn processes(world: &TestInstallation) -> i64 {
 
 #[tokio::test]
 async fn a_service_with_another_key_directory_is_kept_out_of_the_database() {
-    let world = TestInstallation::new().await;
+    let world = TestInstallation::before_first_start().await;
     world.serve().await.stop().await;
     let before = processes(&world).await;
     let mut args = world.args("ledger-2");
@@ -56,7 +56,7 @@ async fn record_later_migration(world: &TestInstallation) -> i64 {
 
 #[tokio::test]
 async fn a_database_that_a_newer_program_has_migrated_asks_for_no_restart() {
-    let world = TestInstallation::new().await;
+    let world = TestInstallation::before_first_start().await;
     world.serve().await.stop().await;
     let before = processes(&world).await;
     let known = record_later_migration(&world).await - 1;
@@ -72,7 +72,7 @@ async fn a_database_that_a_newer_program_has_migrated_asks_for_no_restart() {
 
 #[tokio::test]
 async fn a_service_whose_port_is_taken_leaves_nothing_in_the_database() {
-    let world = TestInstallation::new().await;
+    let world = TestInstallation::before_first_start().await;
     let service = world.serve().await;
     let before = processes(&world).await;
     let mut args = world.args("ledger-2");
@@ -88,7 +88,7 @@ async fn a_service_whose_port_is_taken_leaves_nothing_in_the_database() {
 /// a connection.
 #[tokio::test]
 async fn a_service_starts_on_a_database_with_a_slow_disk() {
-    let world = TestInstallation::new().await;
+    let world = TestInstallation::before_first_start().await;
     world.serve().await.stop().await;
     sqlx::raw_sql(
         "CREATE FUNCTION wait() RETURNS trigger LANGUAGE plpgsql AS
@@ -105,7 +105,7 @@ async fn a_service_starts_on_a_database_with_a_slow_disk() {
 
 #[tokio::test]
 async fn a_damaged_ledger_or_missing_key_directory_asks_for_no_restart() {
-    let world = TestInstallation::new().await;
+    let world = TestInstallation::before_first_start().await;
     world.serve().await.stop().await;
     let ledger = world.folder.path().join("ledger/ledger.jsonl");
     let whole = std::fs::read(&ledger).unwrap();
@@ -126,7 +126,7 @@ async fn a_damaged_ledger_or_missing_key_directory_asks_for_no_restart() {
 
 #[tokio::test]
 async fn the_error_without_a_database_names_the_ways_to_give_one() {
-    let world = TestInstallation::new().await;
+    let world = TestInstallation::before_first_start().await;
     let mut args = world.args("ledger");
     args.database.database_url = None;
     let Err(refused) = start(args).await else { panic!("it started") };
@@ -139,7 +139,7 @@ async fn the_error_without_a_database_names_the_ways_to_give_one() {
 #[tokio::test]
 async fn managed_postgres_refuses_a_folder_with_foreign_files_and_leaves_it_alone() {
     use std::os::unix::fs::MetadataExt;
-    let world = TestInstallation::new().await;
+    let world = TestInstallation::before_first_start().await;
     let dir = world.folder.path().join("letters");
     std::fs::create_dir(&dir).unwrap();
     std::fs::write(dir.join("letter.txt"), "dear").unwrap();

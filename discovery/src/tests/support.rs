@@ -17,7 +17,8 @@ use discovery_types::statement::{Permissions, Statement};
 use discovery_types::token::Token;
 use managed_postgres::{ManagedPostgres, ManagedPostgresSettings};
 use sqlx::postgres::PgConnectOptions;
-use sqlx::{ConnectOptions, PgConnection};
+use sqlx::{ConnectOptions, Connection, PgConnection};
+use tokio::sync::OnceCell;
 use uuid::Uuid;
 
 use crate::server::{
@@ -113,8 +114,23 @@ pub(super) struct TestDatabase {
 }
 
 impl TestDatabase {
+    /// Makes an empty database.
     pub(super) async fn new() -> Self {
         TestDatabase::from_template("template0").await
+    }
+
+    /// Makes a database with the service's tables. The migrations run once, and each database is a
+    /// copy: hundreds of tests would wait for them.
+    pub(super) async fn migrated() -> Self {
+        static MIGRATED: OnceCell<TestDatabase> = OnceCell::const_new();
+        let migrated = MIGRATED.get_or_init(async || {
+            let database = TestDatabase::new().await;
+            let mut connection = database.connect().await;
+            sqlx::migrate!("../migrations").run(&mut connection).await.unwrap();
+            connection.close().await.unwrap();
+            database
+        });
+        TestDatabase::from_template(&migrated.await.name).await
     }
 
     /// Copies another database, as a restore from a backup does. No connection to it may be open.
@@ -350,6 +366,15 @@ pub(super) struct TestInstallation {
 
 impl TestInstallation {
     pub(super) async fn new() -> Self {
+        Self::with(TestDatabase::migrated().await)
+    }
+
+    /// Returns an installation whose database is empty, as before the first start of a service.
+    pub(super) async fn before_first_start() -> Self {
+        Self::with(TestDatabase::new().await)
+    }
+
+    fn with(database: TestDatabase) -> Self {
         let folder = folder();
         let owner = Arc::new(SigningKey::generate());
         let context = init(&InitArgs {
@@ -360,7 +385,7 @@ impl TestInstallation {
         })
         .unwrap();
         let context = context.parse().unwrap();
-        TestInstallation { folder, database: TestDatabase::new().await, owner, context }
+        TestInstallation { folder, database, owner, context }
     }
 
     pub(super) fn args(&self, ledger: &str) -> ServeArgs {

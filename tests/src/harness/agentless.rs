@@ -13,7 +13,7 @@ use super::programs::program_path;
 use super::wait::poll_slowly;
 
 /// Time limit of each wait for a node or for the cluster.
-const LIMIT: Duration = Duration::from_secs(30);
+const LIMIT: Duration = Duration::from_secs(60);
 
 /// A node together with its name and URLs.
 #[derive(Debug)]
@@ -102,7 +102,7 @@ impl AgentlessCluster {
         poll_slowly("three members to form", LIMIT, || {
             machines.run_member_command(&["list"]).ok()
         })?;
-        machines.run_member_command(&["wait", "--patience", "30"])?;
+        machines.run_member_command(&["wait", "--patience", "90"])?;
         Ok(machines)
     }
 

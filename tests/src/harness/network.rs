@@ -5,9 +5,10 @@
 //! joined to the bridge by a veth pair. Discovery and the admin run in the hub. The machine's own
 //! network is not touched, and everything is deleted with the hub.
 
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener};
 use std::os::fd::AsFd;
 use std::process::Command;
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU8, Ordering};
 
 use anyhow::{Context, Result, ensure};
@@ -114,11 +115,31 @@ pub struct Network {
 /// networks of parallel tests need different addresses.
 static CREATED_NETWORKS: AtomicU8 = AtomicU8::new(0);
 
+/// Port on which a process shows that a part of the loopback network is taken. No host of a test
+/// has the address.
+const CLAIM_PORT: u16 = 1_127;
+
+/// Returns the second number of this process's loopback addresses. Another test binary that runs at
+/// the same time has another one: each process listens on an address with its number until it ends.
+fn own_loopback_number() -> u8 {
+    static CLAIM: OnceLock<(u8, TcpListener)> = OnceLock::new();
+    let (number, _) = CLAIM.get_or_init(|| {
+        let first = std::process::id();
+        // 127.0.0.1 and its neighbours belong to other programs.
+        let numbers = (0..250_u32).map(|step| (first.wrapping_add(step) % 250 + 2) as u8);
+        let mut claims = numbers.filter_map(|number| {
+            let address = Ipv4Addr::new(127, number, 255, 254);
+            Some((number, TcpListener::bind((address, CLAIM_PORT)).ok()?))
+        });
+        claims.next().expect("fewer than 250 test binaries run at a time")
+    });
+    *number
+}
+
 impl Network {
     /// Creates hosts on 127.x.y.z, which needs no privileges on Linux.
     pub fn loopback(hosts: u8) -> Self {
-        let pid = std::process::id();
-        let (a, b) = ((pid % 250 + 2) as u8, CREATED_NETWORKS.fetch_add(1, Ordering::Relaxed));
+        let (a, b) = (own_loopback_number(), CREATED_NETWORKS.fetch_add(1, Ordering::Relaxed));
         let host = |name: String, last: u8| TestHost {
             name,
             address: IpAddr::V4(Ipv4Addr::new(127, a, b, last)),

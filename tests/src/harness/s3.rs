@@ -1,6 +1,6 @@
 //! An S3-compatible store on loopback: the Versity gateway, which keeps objects as files.
 
-use std::net::{Ipv4Addr, TcpListener};
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::OnceLock;
@@ -9,6 +9,7 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 
 use super::credentials::Credentials;
+use super::network::Network;
 use super::process::ChildProcess;
 use super::testbed::path_text;
 use super::wait::wait_for;
@@ -20,8 +21,10 @@ pub const BUCKET: &str = "backups";
 pub const ACCESS_KEY: &str = "tests-access-key";
 /// Secret of the access key [`ACCESS_KEY`].
 pub const SECRET_KEY: &str = "tests-secret-key";
+/// Port of each gateway.
+const PORT: u16 = 9_000;
 /// Maximum time that the gateway may take to start.
-const START_LIMIT: Duration = Duration::from_secs(30);
+const START_LIMIT: Duration = Duration::from_secs(60);
 
 /// Returns the path of the gateway's program, built once under `work`. If the build fails, records
 /// that the test is skipped and returns `None`.
@@ -43,7 +46,9 @@ pub fn program(work: &Path) -> Option<PathBuf> {
 pub struct S3Gateway {
     program: PathBuf,
     folder: PathBuf,
-    port: u16,
+    /// An address that nothing else on this machine uses, so the gateway gets its port again after
+    /// it was killed.
+    address: SocketAddr,
     credentials: Credentials,
     process: Option<ChildProcess>,
 }
@@ -55,10 +60,10 @@ impl S3Gateway {
     /// Fails if the gateway doesn't start.
     pub fn start(program: &Path, folder: &Path) -> Result<Self> {
         fs_err::create_dir_all(folder.join("objects").join(BUCKET))?;
-        let credentials = Credentials::make(&folder.join("tls"), &["127.0.0.1".to_owned()])?;
-        let port = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?.local_addr()?.port();
+        let address = Network::loopback(0).hub.at_port(PORT);
+        let credentials = Credentials::make(&folder.join("tls"), &[address.ip().to_string()])?;
         let (program, folder) = (program.to_owned(), folder.to_owned());
-        let mut gateway = Self { program, folder, port, credentials, process: None };
+        let mut gateway = Self { program, folder, address, credentials, process: None };
         gateway.restart()?;
         Ok(gateway)
     }
@@ -73,7 +78,7 @@ impl S3Gateway {
         command
             .env("ROOT_ACCESS_KEY", ACCESS_KEY)
             .env("ROOT_SECRET_KEY", SECRET_KEY)
-            .args(["--port", &format!("127.0.0.1:{}", self.port), "--cert"])
+            .args(["--port", &self.address.to_string(), "--cert"])
             .arg(tls.join("client.crt"))
             .arg("--key")
             .arg(tls.join("client.key"))
@@ -81,8 +86,8 @@ impl S3Gateway {
             .arg(self.folder.join("objects"));
         let log = self.folder.join("gateway.log");
         self.process = Some(ChildProcess::spawn("versitygw", command, &log)?);
-        let at = (Ipv4Addr::LOCALHOST, self.port);
-        wait_for("the S3 gateway", START_LIMIT, || std::net::TcpStream::connect(at).ok())
+        let connect = || std::net::TcpStream::connect(self.address).ok();
+        wait_for("the S3 gateway", START_LIMIT, connect)
             .map(drop)
             .with_context(|| fs_err::read_to_string(&log).unwrap_or_default())
     }
@@ -95,7 +100,7 @@ impl S3Gateway {
     /// Returns the gateway's URL.
     #[must_use]
     pub fn url(&self) -> String {
-        format!("https://127.0.0.1:{}", self.port)
+        format!("https://{}", self.address)
     }
 
     /// Returns the path of an object's file.

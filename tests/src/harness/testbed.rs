@@ -10,6 +10,7 @@ use serde_json::Value;
 use super::agents::{AgentOptions, AgentProcess};
 use super::etcdctl::Etcdctl;
 use super::network::{Network, TestHost};
+use super::postgres_template;
 use super::process::ChildProcess;
 use super::programs::program_in;
 use super::wait::poll_slowly;
@@ -65,11 +66,13 @@ impl Testbed {
     /// ready for `cluster create`.
     pub fn start(network: Network, options: TestbedOptions) -> Result<Self> {
         let mut testbed = Self::prepare(network, options)?;
+        postgres_template::copy_to(&testbed.postgres_dir())?;
         testbed.start_discovery()?;
         Ok(testbed)
     }
 
-    /// Prepares a test bed as [`Testbed::start`] does, but doesn't start discovery.
+    /// Prepares a test bed as [`Testbed::start`] does, but doesn't start discovery. There is no
+    /// folder of a Postgres yet.
     pub fn prepare(network: Network, options: TestbedOptions) -> Result<Self> {
         // An unprivileged Postgres must be able to reach its socket in this folder. A socket's path
         // may have at most 107 bytes.

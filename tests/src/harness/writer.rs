@@ -13,7 +13,7 @@ use rustls::ClientConfig;
 use crate::client::EtcdClient;
 
 /// Time limit of one write, which is longer than any election. A slower write is treated as lost.
-const WRITE_LIMIT: Duration = Duration::from_secs(30);
+const WRITE_LIMIT: Duration = Duration::from_secs(60);
 /// Minimum number of writes, even if the test stops the writer earlier.
 const MIN_WRITES: usize = 20;
 const CALL_LIMIT: Duration = Duration::from_secs(2);

@@ -17,8 +17,7 @@ use muster_tests::harness::credentials::Credentials;
 use muster_tests::harness::programs::program_path;
 use muster_tests::harness::testbed::{TestbedOptions, path_text};
 use muster_tests::harness::{
-    AgentProcess, ChildProcess, Etcdctl, Network, NodeProcess, RetryingWriter, Testbed,
-    poll_slowly, wait_for,
+    AgentProcess, ChildProcess, Etcdctl, Network, NodeProcess, RetryingWriter, Testbed, poll_slowly,
 };
 use muster_tests::stock_etcd::{self, oldest};
 use rustix::fs::{FlockOperation, flock};
@@ -422,7 +421,7 @@ fn restart_for_cas(adoption: &mut AdoptionTestbed) -> Result<()> {
         adoption.agents[index].terminate(LIMIT)?;
         adoption.agents[index].start()?;
         let etcdctl = adoption.etcdctl("demo-new");
-        wait_for("all members to answer", LIMIT, || etcdctl.run(&["endpoint", "health"]).ok())?;
+        poll_slowly("all members to answer", LIMIT, || etcdctl.run(&["endpoint", "health"]).ok())?;
     }
     Ok(())
 }

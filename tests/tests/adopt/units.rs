@@ -6,7 +6,7 @@ use std::process::Output;
 use anyhow::{Result, ensure};
 use muster_tests::harness::programs::program_path;
 use muster_tests::harness::testbed::path_text;
-use muster_tests::harness::{wait_for, write_script};
+use muster_tests::harness::{poll_slowly, write_script};
 use muster_tests::stock_etcd::oldest;
 
 use super::{AdoptionTestbed, LIMIT};
@@ -95,7 +95,7 @@ fn a_failed_take_over_restarts_the_etcd_unit() -> Result<()> {
     adoption.etcds[0].stop(LIMIT)?;
     units.call("enable", "etcd.service")?;
     let healthy = adoption.etcdctl("old");
-    wait_for("all members to answer", LIMIT, || healthy.run(&["endpoint", "health"]).ok())?;
+    poll_slowly("all members to answer", LIMIT, || healthy.run(&["endpoint", "health"]).ok())?;
     adoption.sign()?;
 
     let path = units.search_path();

@@ -53,12 +53,12 @@ fn identity_and_user_data() -> Result<()> {
     let listed = typed.type_line("admin", "muster-discovery token list --cluster other")?;
     let id = listed.lines().nth(1).and_then(|line| line.split_whitespace().next());
     typed.replace("2zqkq3s5vdyfa6ai", id.with_context(|| format!("{made}{listed}"))?);
-    typed.skip("--identity-from aws", "needs a cloud: joining/machines.rs has documents")?;
+    typed.skip("--identity-from aws", "needs a cloud: policies/machines.rs has documents")?;
     typed.run("token show")?;
     typed.skip("mkdir -p /etc/muster/clouds", "changes the machine")?;
     typed.skip("curl", "tests reach no cloud")?;
     typed.skip("curl", "tests reach no cloud")?;
-    typed.skip("--identity-keys", "joining/machines.rs")?;
+    typed.skip("--identity-keys", "policies/machines.rs")?;
     typed.finish()?;
 
     let mut typed = cluster.open("docs/systemd.md", &[])?;

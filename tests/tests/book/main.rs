@@ -20,7 +20,7 @@ use anyhow::{Context, Result, ensure};
 use muster_tests::harness::agents::AgentOptions;
 use muster_tests::harness::process::last_lines;
 use muster_tests::harness::testbed::{TestbedOptions, path_text};
-use muster_tests::harness::{AgentProcess, Etcdctl, Network, Testbed, poll_slowly, wait_for};
+use muster_tests::harness::{AgentProcess, Etcdctl, Network, Testbed, poll_slowly};
 
 use self::typist::Typist;
 

@@ -187,7 +187,7 @@ fn members_by_hand_and_corruption() -> Result<()> {
 
 /// Waits until the cluster has `count` members.
 fn wait_listed(machines: &AgentlessCluster, count: usize) -> Result<()> {
-    wait_for(&format!("{count} members"), LIMIT, || {
+    poll_slowly(&format!("{count} members"), LIMIT, || {
         let list = machines.run_member_command(&["list"]).ok()?;
         (list["members"].as_array()?.len() == count).then_some(())
     })

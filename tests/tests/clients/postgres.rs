@@ -22,7 +22,7 @@ const ACCOUNT: &str = "postgres";
 /// Folder in which Debian's packages install the server programs.
 const PACKAGED_PROGRAMS: &str = "/usr/lib/postgresql";
 /// Time limit for a server to end after a signal.
-const END_LIMIT: Duration = Duration::from_secs(30);
+const END_LIMIT: Duration = Duration::from_secs(60);
 const SHOWN_LINES: usize = 60;
 
 /// A Postgres server and its Patroni. Both are ended when this value is dropped.

@@ -13,7 +13,7 @@ use std::process::Command as Process;
 use std::time::Duration;
 
 use goldenscript::{Command, Context, Runner};
-use muster_tests::harness::{Network, NodeProcess, TestHost, nodes, wait_for};
+use muster_tests::harness::{Network, NodeProcess, TestHost, nodes, poll_slowly};
 
 use crate::texts;
 
@@ -149,7 +149,7 @@ impl Shell {
                 if args.iter().any(|word| word == "add") {
                     std::thread::sleep(ADDITION_PAUSE);
                 }
-                let printed = wait_for("an answer that is no temporary refusal", LIMIT, || {
+                let printed = poll_slowly("an answer that is no temporary refusal", LIMIT, || {
                     let printed = self.etcdctl(args).ok()?;
                     (!retried || !texts::is_retryable(&String::from_utf8_lossy(&printed.stderr)))
                         .then_some(printed)
@@ -237,7 +237,7 @@ impl Shell {
             ("listed", [text]) => {
                 let text = self.to_real_names(text);
                 let list = ["member", "list"].map(str::to_owned);
-                wait_for("the member list to contain the text", LIMIT, || {
+                poll_slowly("the member list to contain the text", LIMIT, || {
                     let printed = self.etcdctl(&list).ok()?;
                     String::from_utf8_lossy(&printed.stdout).contains(&text).then_some(())
                 })?;
@@ -284,7 +284,7 @@ impl Shell {
             (status["leader"] == status["header"]["member_id"]).then_some(())
         };
         let first = self.to_real_names(&format!("${}", names[0]));
-        wait_for("the first member to lead", LIMIT, || {
+        poll_slowly("the first member to lead", LIMIT, || {
             if let Some(leader) = endpoints.iter().find(|endpoint| leads(endpoint).is_some()) {
                 let args = ["move-leader", &first, "--endpoints", leader].map(str::to_owned);
                 self.etcdctl(&args).ok()?;

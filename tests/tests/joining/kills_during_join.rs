@@ -1,12 +1,11 @@
 //! Kills agents, discovery and Postgres at each step of a join.
 
 use anyhow::{Context, Result, ensure};
+use muster_tests::harness::formed_cluster::{FormedCluster, LIMIT};
 use muster_tests::harness::process::send_signal;
 use muster_tests::harness::testbed::{TestbedOptions, path_text};
-use muster_tests::harness::{AgentProcess, Network, Testbed, wait_for};
+use muster_tests::harness::{AgentProcess, Network, Testbed, poll_slowly, wait_for};
 use rustix::process::Signal;
-
-use crate::running_cluster::{FormedCluster, LIMIT};
 
 #[test]
 fn a_newcomer_killed_at_any_step_becomes_a_member_once() -> Result<()> {
@@ -24,7 +23,7 @@ fn a_newcomer_killed_at_any_step_becomes_a_member_once() -> Result<()> {
         running.wait_voter(&newcomer, 4)?;
         running.remove(&newcomer).with_context(|| format!("killed at {step}"))?;
         ensure!(newcomer.exit_code(LIMIT)? == 3, "{}", newcomer.output());
-        ensure!(running.members()?.len() == 3, "{:?}", running.members());
+        running.wait_members(3)?;
     }
     Ok(())
 }
@@ -56,10 +55,10 @@ fn other_members_report_the_promotion_of_a_newcomer_that_already_leads() -> Resu
     newcomer.start()?;
     let etcdctl = running.etcdctl()?;
     let id = running.id(&newcomer)?;
-    wait_for("the newcomer to be promoted by hand", LIMIT, || {
+    poll_slowly("the newcomer to be promoted by hand", LIMIT, || {
         etcdctl.run(&["member", "promote", &id]).ok()
     })?;
-    wait_for("the newcomer to lead", LIMIT, || {
+    poll_slowly("the newcomer to lead", LIMIT, || {
         let founders = running.founders();
         let leader = etcdctl.with_endpoint(founders[etcdctl.leader(&founders)?]);
         leader.run(&["move-leader", &id]).ok()
@@ -80,7 +79,7 @@ fn leaders_that_die_while_a_newcomer_stalls_leave_no_phantom() -> Result<()> {
         running.intents().is_ok_and(|intents| intents == stalled)
     })?;
     newcomer.exit_code(LIMIT)?;
-    ensure!(running.members()?.len() == 3, "{:?}", running.members());
+    running.wait_members(3)?;
     Ok(())
 }
 
@@ -138,7 +137,7 @@ fn check_discovery_dies_at_each_state(when: &str) -> Result<()> {
     newcomer.kill();
     newcomer.options.env = vec![("MUSTER_CRASH_AT".to_owned(), "admit".to_owned())];
     newcomer.start()?;
-    wait_for("the newcomer to have asked again", LIMIT, || {
+    poll_slowly("the newcomer to have asked again", LIMIT, || {
         let status = newcomer.status().ok()?;
         let own = newcomer.process_id().map(u64::from);
         (status["agent_pid"].as_u64() == own && status["phase"] == "waiting").then_some(())

@@ -4,11 +4,10 @@ use std::path::Path;
 use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
+use muster_tests::harness::formed_cluster::{FormedCluster, LIMIT};
 use muster_tests::harness::process::last_lines;
 use muster_tests::harness::programs::program_path;
-use muster_tests::harness::{Network, wait_for};
-
-use crate::running_cluster::{FormedCluster, LIMIT};
+use muster_tests::harness::{Network, poll_slowly};
 
 /// Sections whose commands are run in turn on one cluster: page and heading.
 const SECTIONS: [(&str, &str); 6] = [
@@ -95,7 +94,7 @@ fn the_first_ten_minutes_work_as_written() -> Result<()> {
 fn the_manuals_commands_work_as_written() -> Result<()> {
     let running = FormedCluster::start(Network::loopback(3), 3, None)?;
     let first = &running.agents[0];
-    wait_for("all members", LIMIT, || running.run_member_json(first, &["wait"]).ok())?;
+    poll_slowly("all members", LIMIT, || running.run_member_json(first, &["wait"]).ok())?;
     let (etcdctl, name) = (running.etcdctl()?, running.name(first)?);
     let folder = running.testbed.path("typed");
     fs_err::create_dir(&folder)?;

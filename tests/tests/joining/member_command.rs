@@ -4,13 +4,12 @@
 use std::path::Path;
 
 use anyhow::{Context, Result, ensure};
+use muster_tests::harness::formed_cluster::{FormedCluster, LIMIT, peer_url};
 use muster_tests::harness::process::last_lines;
 use muster_tests::harness::programs::program_path;
 use muster_tests::harness::{AgentProcess, Network, wait_for};
 use muster_tests::stock_etcd;
 use serde_json::Value;
-
-use crate::running_cluster::{FormedCluster, LIMIT, peer_url};
 
 /// Returns the row of `other`'s member in the output of `member list` on `host`.
 fn member_row(running: &FormedCluster, host: &AgentProcess, other: &AgentProcess) -> Result<Value> {
@@ -44,7 +43,7 @@ fn check_others_are_asked(node: Option<&Path>) -> Result<()> {
     let silent = member_row(&running, down, down)?;
     ensure!(silent["silent"].is_string(), "{silent}");
     running.run_member_json(down, &["remove", &name])?;
-    ensure!(running.members()?.len() == 3, "{:?}", running.members());
+    running.wait_members(3)?;
     Ok(())
 }
 

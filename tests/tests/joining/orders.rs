@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use muster_tests::client::tls_from;
+use muster_tests::harness::formed_cluster::{FormedCluster, LIMIT, peer_url};
 use muster_tests::harness::process::last_lines;
 use muster_tests::harness::programs::program_path;
 use muster_tests::harness::testbed::path_text;
@@ -15,8 +16,6 @@ use muster_tests::harness::{
 };
 use muster_tests::stock_etcd;
 use serde_json::{Value, json};
-
-use crate::running_cluster::{FormedCluster, LIMIT, peer_url};
 
 /// Time for which agents are watched while they must not act. Agents poll for intents twice a
 /// second.
@@ -152,7 +151,7 @@ fn a_revoked_operators_order_is_refused_after_a_restore_of_discovery() -> Result
     let refused = || running.agents.iter().any(|agent| agent.output().contains("that is refused"));
     wait_for("an agent to refuse her order", LIMIT, || refused().then_some(()))?;
     // Discovery shows the order as refused, with the reason, because an agent has reported that.
-    let ended = wait_for("her order to end", LIMIT, || {
+    let ended = poll_slowly("her order to end", LIMIT, || {
         let list = running.testbed.admin_json(&["intent", "list", "demo", "--all"]).ok()?;
         let order = list["intents"].as_array()?.last()?.clone();
         (order["state"] == "refused").then_some(order)
@@ -160,11 +159,11 @@ fn a_revoked_operators_order_is_refused_after_a_restore_of_discovery() -> Result
     let missing = ended["explain"][0]["missing"].to_string();
     ensure!(missing.contains("newest statement"), "{missing}");
     std::thread::sleep(OBSERVATION_TIME);
-    ensure!(running.members()?.len() == 3, "{:?}", running.members());
+    running.wait_members(3)?;
     // An operator who was not revoked can still give orders.
     ensure!(running.members()?.contains_key(&peer_url(&running.agents[2])));
     running.remove(&running.agents[2])?;
-    ensure!(running.members()?.len() == 2);
+    running.wait_members(2)?;
     Ok(())
 }
 
@@ -186,26 +185,28 @@ fn check_move_by_order(node: Option<&Path>) -> Result<()> {
     moved.host = elsewhere;
     moved.start()?;
     let own = running.etcdctl()?.with_endpoint(&running.agents[0].host);
-    wait_for("the member to serve at its new address", LIMIT, || own.run(&["put", "k", "v"]).ok())
-        .with_context(|| last_lines(&running.agents[0].output(), 25))?;
+    poll_slowly("the member to serve at its new address", LIMIT, || {
+        own.run(&["put", "k", "v"]).ok()
+    })
+    .with_context(|| last_lines(&running.agents[0].output(), 25))?;
     let client = format!("https://{}:2379", running.agents[0].host.address);
-    wait_for("the cluster to list the new address", LIMIT, || {
+    poll_slowly("the cluster to list the new address", LIMIT, || {
         let list = own.json(&["member", "list"]).ok()?;
         let is_it = |member: &&Value| member["peerURLs"] == json!([url]);
         let found = list["members"].as_array()?.iter().find(is_it)?;
         (found["clientURLs"] == json!([client]) && found["name"] == name.as_str()).then_some(())
     })?;
     writer.stop_and_check(&client)?;
-    wait_for("the moved node to be ready for its agent", LIMIT, || {
+    poll_slowly("the moved node to be ready for its agent", LIMIT, || {
         (running.agents[0].status().ok()?["node_health"]["ready"] == true).then_some(())
     })?;
     // Stop another member, so that the moved member is needed for the quorum. Then check that the
     // moved member's agent restarts without flags for the address.
     running.agents[1].terminate(LIMIT)?;
-    wait_for("a write without the stopped member", LIMIT, || own.run(&["put", "k", "w"]).ok())?;
+    poll_slowly("a write without the stopped member", LIMIT, || own.run(&["put", "k", "w"]).ok())?;
     running.agents[0].terminate(LIMIT)?;
     running.agents[0].start_without_address()?;
-    wait_for("the member to serve again", LIMIT, || own.run(&["put", "k", "x"]).ok())
+    poll_slowly("the member to serve again", LIMIT, || own.run(&["put", "k", "x"]).ok())
         .with_context(|| last_lines(&running.agents[0].output(), 25))?;
     running.agents[1].start()?;
     Ok(())

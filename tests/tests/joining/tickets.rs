@@ -4,11 +4,10 @@
 use std::path::Path;
 
 use anyhow::{Context, Result, ensure};
+use muster_tests::harness::formed_cluster::{FormedCluster, LIMIT};
 use muster_tests::harness::testbed::path_text;
 use muster_tests::harness::{AgentProcess, Network, poll_slowly, skip, wait_for};
 use muster_tests::stock_etcd;
-
-use crate::running_cluster::{FormedCluster, LIMIT};
 
 fn check_join_and_removal(network: Network, node: Option<&Path>) -> Result<()> {
     let running = FormedCluster::start(network, 3, node)?;
@@ -27,12 +26,12 @@ fn check_join_and_removal(network: Network, node: Option<&Path>) -> Result<()> {
     // The newcomer restarts without discovery's help, as any member does.
     ensure!(newcomer.terminate(LIMIT)? == 0, "{}", newcomer.output());
     newcomer.start()?;
-    wait_for("the newcomer to serve again", LIMIT, || own.run(&["get", "k"]).ok())?;
+    poll_slowly("the newcomer to serve again", LIMIT, || own.run(&["get", "k"]).ok())?;
 
     running.remove(&newcomer)?;
     let code = newcomer.exit_code(LIMIT)?;
     ensure!(code == 3, "the removed host's agent ended with {code}: {}", newcomer.output());
-    ensure!(running.members()?.len() == 3);
+    running.wait_members(3)?;
     // The removed host has a tombstone. So its agent ends at each start, with the old ticket and
     // with a new one.
     newcomer.start()?;
@@ -40,7 +39,7 @@ fn check_join_and_removal(network: Network, node: Option<&Path>) -> Result<()> {
     let mut again = running.agent(3, &running.ticket("again", &[])?, &[]);
     again.start()?;
     ensure!(again.exit_code(LIMIT)? == 3, "{}", again.output());
-    ensure!(running.members()?.len() == 3);
+    running.wait_members(3)?;
     Ok(())
 }
 
@@ -121,7 +120,7 @@ fn a_ticket_serves_one_host_and_a_wiped_host_counts_as_another() -> Result<()> {
     first.terminate(LIMIT)?;
     fs_err::rename(first.node_dir(), first.data_dir.join("lost"))?;
     first.start()?;
-    wait_for("a replacement to be asked for", LIMIT, || {
+    poll_slowly("a replacement to be asked for", LIMIT, || {
         first.status().ok().filter(|status| status["phase"] == "replacement_wanted")
     })
     .with_context(|| first.output())?;
@@ -164,7 +163,7 @@ fn a_newcomer_that_makes_no_progress_is_removed_again() -> Result<()> {
     let mut newcomer = running.newcomer(3, &[("MUSTER_CRASH_AT", "added")])?;
     newcomer.exit_code(LIMIT)?;
     running.wait_intent("join", "stalled")?;
-    ensure!(running.members()?.len() == 3, "{:?}", running.members());
+    running.wait_members(3)?;
     newcomer.options.env.clear();
     newcomer.start()?;
     ensure!(newcomer.exit_code(LIMIT)? == 3, "{}", newcomer.output());
@@ -221,7 +220,7 @@ fn check_one_of_two_replaces(old_runs: bool, node: Option<&Path>) -> Result<()> 
         (states(&running)? == ["promoted", "refused"]).then_some(())
     })
     .with_context(|| format!("{:?} {:?}", running.intents(), running.members()))?;
-    ensure!(running.members()?.len() == 3, "{:?}", running.members());
+    running.wait_members(3)?;
     let (mut refused, mut come) = (0, 0);
     for newcomer in &mut newcomers {
         if running.is_voter(newcomer) {
@@ -258,7 +257,7 @@ fn of_two_tickets_to_replace_a_running_etcd_3_4_member_only_one_succeeds() -> Re
 fn a_host_with_stock_etcd_uses_no_ticket_of_a_cluster_of_muster_node() -> Result<()> {
     let Some(etcd) = stock_etcd::oldest() else { return Ok(()) };
     let running = FormedCluster::start(Network::loopback(4), 3, None)?;
-    wait_for("discovery to know the members", LIMIT, || {
+    poll_slowly("discovery to know the members", LIMIT, || {
         let shown = running.testbed.admin_json(&["cluster", "show", "demo"]).ok()?;
         (shown["directory"]["confirmed"] == true).then_some(())
     })?;

@@ -5,12 +5,11 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, ensure};
 use muster_tests::client::tls_from;
+use muster_tests::harness::formed_cluster::{FormedCluster, LIMIT};
 use muster_tests::harness::programs::program_path;
 use muster_tests::harness::testbed::path_text;
 use muster_tests::harness::{Network, RetryingWriter, wait_for};
 use muster_tests::stock_etcd;
-
-use crate::running_cluster::{FormedCluster, LIMIT};
 
 /// Copies the program to another path. The test only checks that the agent runs that file
 /// afterwards.

@@ -4,9 +4,8 @@ use std::collections::BTreeSet;
 use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
+use muster_tests::harness::formed_cluster::{FormedCluster, LIMIT};
 use muster_tests::harness::{AgentProcess, Etcdctl, Network};
-
-use crate::running_cluster::{FormedCluster, LIMIT};
 
 /// Returns the common name of the certificate in `file`.
 fn name_in(file: &std::path::Path) -> Result<String> {
@@ -90,7 +89,7 @@ fn agents_change_members_as_the_users_whom_their_certificates_name() -> Result<(
     let printed = running.run_member(first, &["remove", &running.name(&running.agents[2])?])?;
     let text = String::from_utf8_lossy(&printed.stderr).into_owned();
     ensure!(!printed.status.success() && text.contains("user name not found"), "{text}");
-    ensure!(running.members()?.len() == 3, "{:?}", running.members());
+    running.wait_members(3)?;
     let users: Result<BTreeSet<String>> =
         running.agents.iter().map(|agent| make_user(&etcdctl, agent)).collect();
     let users = users?;
@@ -108,6 +107,6 @@ fn agents_change_members_as_the_users_whom_their_certificates_name() -> Result<(
     // A command that a person runs on a member's host uses the certificate of the agent on that
     // host.
     running.run_member_json(&running.agents[1], &["remove", &running.name(&newcomer)?])?;
-    ensure!(running.members()?.len() == 2, "{:?}", running.members());
+    running.wait_members(2)?;
     Ok(())
 }
