@@ -4,7 +4,7 @@ SHELL := /bin/bash
 CARGO ?= cargo
 export CARGO_TERM_COLOR ?= auto
 
-.PHONY: help setup build release demo test dist test-packages test-upgrade test-first-cluster test-monitoring test-examples kubernetes clients schemathesis verify audit sim explore fuzz-etcd fuzz mutants campaign bench bench-discovery bench-replacement clean
+.PHONY: help setup build release demo test dist test-dist test-packages test-upgrade test-first-cluster test-monitoring test-examples kubernetes clients schemathesis verify audit sim explore fuzz-etcd fuzz mutants campaign bench bench-discovery bench-replacement clean
 
 help: ## show this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -37,6 +37,9 @@ schemathesis: release ## requests made from the OpenAPI description by schemathe
 
 dist: ## static programs, Debian packages, checksums and a list of what they are built from, in target/dist-out (needs rustup, musl-tools, jq)
 	@scripts/dist
+
+test-dist: ## the release files twice, with equal bytes; the container images, run without a daemon (root; what dist needs, skopeo, umoci, runc, etcd-client; BUILD=no: what the last run built)
+	@scripts/test-dist
 
 test-packages: ## install the packages of `make dist` in a container that boots systemd, and live with them: SUITE=trixie (root; systemd-container, debootstrap)
 	@scripts/test-packages $(SUITE)

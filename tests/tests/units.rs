@@ -77,6 +77,20 @@ fn the_template_is_the_agents_unit_with_an_instance() -> Result<()> {
     Ok(())
 }
 
+/// A restarted agent finds its node in `/proc`. The node is in the user namespace of the earlier
+/// agent then, and `ProtectProc=` hides processes of other user namespaces.
+#[test]
+fn an_agents_unit_does_not_hide_the_node_of_an_earlier_agent() -> Result<()> {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../packaging/systemd");
+    for name in ["muster-agent.service", "muster-agent@.service"] {
+        let unit = fs_err::read_to_string(folder.join(name))?;
+        let has = |setting: &str| unit.lines().any(|line| line.starts_with(setting));
+        ensure!(has("KillMode=process"), "{name}: the node outlives its agent");
+        ensure!(!(has("PrivateUsers=yes") && has("ProtectProc=")), "{name} hides the node");
+    }
+    Ok(())
+}
+
 /// Interval in microseconds, the unit of `WATCHDOG_USEC`, which `WatchdogSec=` sets.
 const WATCHDOG_INTERVAL: &str = "300000";
 
