@@ -32,7 +32,7 @@ use crate::store::cluster::{
 impl App {
     /// Signs the commit document of the list with the hash `h`, or takes `shown`, a document that
     /// an agent sent or a ledger holds. Issues the members' certificates.
-    pub(super) fn build_commit(
+    pub(crate) fn build_commit(
         &self,
         loaded: &LoadedCluster,
         h: formation::Hash,
@@ -49,7 +49,12 @@ impl App {
                 let grants = loaded.grants_of(&frozen.proposal)?;
                 let damaged = |_| StoreError::damaged(format!("a record of cluster {id}"));
                 let proposal = convert::wire_proposal(&frozen.proposal, grants).map_err(damaged)?;
-                assert_eq!(proposal.hash().0, h.0, "the wire's hash and the machine's are one");
+                // The acks are signatures of `h`. So an error fails this cluster alone, where a
+                // panic would fail all requests of the batch.
+                if proposal.hash().0 != h.0 {
+                    let what = format!("the list of cluster {id} isn't the one that was signed");
+                    return Err(StoreError::damaged(what).into());
+                }
                 let ack =
                     |record: &std::sync::Arc<formation::AgentRecord>| -> Result<Jws, StoreError> {
                         let ack = frozen.acks.get(&record.key);
