@@ -9,7 +9,7 @@ use discovery_formation as formation;
 use discovery_formation::memory::LedgerEntry;
 use discovery_formation::service::Cluster;
 use discovery_types::convert;
-use discovery_types::document::Document;
+use discovery_types::document::{Document, VerifiedDocument};
 use discovery_types::jws::{Jws, JwsType};
 use discovery_types::problem::Code;
 use discovery_types::record::Record;
@@ -149,8 +149,24 @@ impl App {
             return Ok((None, None));
         };
         let entry = self.missing_ledger_entry(connection, id, chain, &stored).await?;
-        let delivery = Delivery { document: stored.document, leaves: stored.leaves };
-        Ok((Some(delivery), entry))
+        let document = self.with_present_signature(stored.document, chain);
+        Ok((Some(Delivery { document, leaves: stored.leaves }), entry))
+    }
+
+    /// Returns a stored document with the signature of a key that the service still has, because
+    /// agents refuse a document that they receive with another one. Signs it again if its key was
+    /// removed, or if another service has made it. The stored document stays as it is.
+    ///
+    /// A document that members haven't signed stays as it is, too: somebody else wrote it into the
+    /// database.
+    fn with_present_signature(&self, stored: Jws, chain: &StatementChain) -> Jws {
+        if self.keys.signing_keys.contains(stored.kid())
+            || VerifiedDocument::verify(&stored, chain).is_err()
+        {
+            return stored;
+        }
+        let document = stored.claims_unverified::<Document>(JwsType::Document);
+        document.map_or(stored, |document| document.sign(&self.keys.signer().key))
     }
 
     /// Returns the ledger entry for a cluster's commit. `None` if the ledger already holds the
