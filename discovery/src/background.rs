@@ -10,6 +10,7 @@ use tokio_util::task::TaskTracker;
 
 use crate::app::App;
 use crate::host_identity::KEYS_INTERVAL;
+use crate::keydir::SIGNING_KEYS_INTERVAL;
 use crate::ledger;
 use crate::refusals::REFUSALS_INTERVAL;
 use crate::store::cluster::CHANNEL;
@@ -32,6 +33,7 @@ pub(crate) fn start(app: &App, sweep: Duration, tracker: &TaskTracker, stop: &Ca
         tracker.spawn(run_until_stopped(stop.clone(), keep_alive(every)));
     }
     tracker.spawn(run_until_stopped(stop.clone(), reload_identity_keys(app.clone())));
+    tracker.spawn(run_until_stopped(stop.clone(), reload_signing_keys(app.clone())));
     tracker.spawn(run_until_stopped(stop.clone(), fill_ledger_when_behind(app.clone())));
     tracker.spawn(run_until_stopped(stop.clone(), restore_when_changed(app.clone())));
     tracker.spawn(run_until_stopped(stop.clone(), settle_clusters_when_settled(app.clone())));
@@ -159,6 +161,17 @@ async fn reload_identity_keys(app: App) {
         // Read the keys in a task of its own. If reading panics, only that task ends, and the keys
         // are read again after the next pause.
         let read = tokio::task::spawn_blocking(move || app.identity_keys.reload(&app.metrics));
+        let _ = read.await;
+    }
+}
+
+/// Reads the signing keys periodically, so that a removed key counts no longer.
+async fn reload_signing_keys(app: App) {
+    loop {
+        tokio::time::sleep(SIGNING_KEYS_INTERVAL).await;
+        let keys = app.keys.clone();
+        // Read the keys in a task of its own, for the reason given in `reload_identity_keys`.
+        let read = tokio::task::spawn_blocking(move || keys.signing_keys.reload());
         let _ = read.await;
     }
 }

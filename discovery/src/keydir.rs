@@ -1,7 +1,8 @@
 //! The key directory: the files that identify a discovery service.
 //!
-//! `init` makes it once, and each start reads it. The service never writes to it. Replicas share
-//! it, and nothing of it is ever in Postgres:
+//! `init` makes it once, and each start reads it. A running process reads its signing keys again
+//! and again ([`SigningKeys`]). The service never writes to it. Replicas share it, and nothing of it
+//! is ever in Postgres:
 //!
 //! | file | holds |
 //! |---|---|
@@ -13,10 +14,13 @@
 //!
 //! The service refuses to start unless its private keys are readable by their owner alone.
 
+mod signing;
+
 use std::collections::BTreeMap;
 use std::io::ErrorKind;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
 
 use data_encoding::BASE64;
@@ -31,6 +35,8 @@ use serde::{Deserialize, Serialize};
 use zeroize::Zeroizing;
 
 use crate::kek::{KEK_LEN, Kek};
+
+pub(crate) use signing::{SIGNING_KEYS_INTERVAL, SigningKeys, VersionedSigningKey};
 
 const SETTINGS: &str = "service.json";
 const OWNER: &str = "owner.pub";
@@ -124,14 +130,6 @@ impl ServiceSettings {
     }
 }
 
-/// One version of the service's signing key.
-#[derive(Debug)]
-pub(crate) struct VersionedSigningKey {
-    /// The number N in the file name `signing-N.key`.
-    pub version: u32,
-    pub key: discovery_types::key::SigningKey,
-}
-
 /// A loaded key directory.
 #[derive(Debug)]
 pub(crate) struct KeyDirectory {
@@ -143,8 +141,8 @@ pub(crate) struct KeyDirectory {
     pub tls_certificate: CertificateDer<'static>,
     /// The listener's private key.
     pub tls_key: PrivateKeyDer<'static>,
-    /// Signing keys, newest first. Never empty.
-    pub signing_keys: Vec<VersionedSigningKey>,
+    /// Keys that sign access tokens and documents.
+    pub signing_keys: SigningKeys,
     /// Key-encryption keys, which open the clusters' CA keys.
     pub kek: Kek,
 }
@@ -195,14 +193,7 @@ impl KeyDirectory {
         let tls_key = PrivateKeyDer::from_pem_slice(&read_secret(&key_path)?)
             .map_err(|error| damaged(&key_path, &error))?;
 
-        let mut signing = Vec::new();
-        for (version, path) in versioned_files(dir, "signing-")? {
-            signing.push(signing_key(version, &path)?);
-        }
-        signing.sort_by_key(|key| std::cmp::Reverse(key.version));
-        if signing.is_empty() {
-            return Err(damaged(dir, &"there is no signing-N.key"));
-        }
+        let signing_keys = SigningKeys::load(dir)?;
         let mut keks = Vec::new();
         for (version, path) in versioned_files(dir, "kek-")? {
             let bytes = decode(&path)?;
@@ -211,7 +202,7 @@ impl KeyDirectory {
             keks.push((version, Zeroizing::new(bytes)));
         }
         let kek = Kek::new(keks).ok_or_else(|| damaged(dir, &"there is no kek-N.key"))?;
-        Ok(KeyDirectory { settings, owner, tls_certificate, tls_key, signing_keys: signing, kek })
+        Ok(KeyDirectory { settings, owner, tls_certificate, tls_key, signing_keys, kek })
     }
 
     /// Makes the next signing key in `dir`, from which this key directory was loaded. Returns the
@@ -273,8 +264,8 @@ impl KeyDirectory {
     }
 
     /// The newest signing key: all new signatures use it.
-    pub(crate) fn signer(&self) -> &VersionedSigningKey {
-        &self.signing_keys[0]
+    pub(crate) fn signer(&self) -> Arc<VersionedSigningKey> {
+        self.signing_keys.newest()
     }
 }
 
@@ -366,12 +357,6 @@ fn versioned_files(dir: &Path, prefix: &str) -> Result<Vec<(u32, PathBuf)>, KeyD
         }
     }
     Ok(found)
-}
-
-fn signing_key(version: u32, path: &Path) -> Result<VersionedSigningKey, KeyDirectoryError> {
-    let key = discovery_types::key::SigningKey::from_pkcs8_der(&decode(path)?)
-        .map_err(|error| damaged(path, &error))?;
-    Ok(VersionedSigningKey { version, key })
 }
 
 /// A new TLS key and its certificate, in PEM.
@@ -494,8 +479,9 @@ mod tests {
         std::fs::copy(other.join("signing-1.key"), dir.join("signing-2.key")).unwrap();
         let loaded = KeyDirectory::load(&dir).unwrap();
         assert_eq!(loaded.signer().version, 2);
-        assert_eq!(loaded.signing_keys.len(), 2);
-        assert_ne!(loaded.signing_keys[0].key.key_id(), loaded.signing_keys[1].key.key_id());
+        let signing = loaded.signing_keys.current();
+        assert_eq!(signing.len(), 2);
+        assert_ne!(signing[0].key.key_id(), signing[1].key.key_id());
     }
 
     #[test]

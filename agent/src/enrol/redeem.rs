@@ -105,7 +105,7 @@ pub(crate) fn readmission(protocol: &Protocol, join: &Join) -> Option<ReadmitReq
         member_proof(&protocol.layout, &protocol.extras, protocol.key.public(), join)?;
     // The member proves itself by its certificate, so the redeem needs no identity document.
     let redeem = UnsignedRedeem::new(protocol, join).ok()?.signed().into_iter().next()?;
-    Some(ReadmitRequest { ticket, redeem, certificate, signature })
+    Some(ReadmitRequest { ticket, redeem, certificate, signature, recoveries: Vec::new() })
 }
 
 /// Makes the proof that the agent with the key `own` belongs to its member. `None` if a file with a

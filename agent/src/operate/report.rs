@@ -233,7 +233,15 @@ impl NodeReporter {
             tracing::info!(code = code.as_str(), "discovery has lost the commit: showing it");
             return self.client.adopt(&self.adopt).await.map(drop);
         };
-        self.client.readmit(self.cluster, readmit).await?;
+        match self.client.readmit(self.cluster, readmit).await {
+            // No member can confirm this one, because an operator has made the cluster of its data.
+            Err(error) if error.code() == Some(Code::WrongState) && !self.recoveries.is_empty() => {
+                let recoveries = self.recoveries.clone();
+                let recovered = ReadmitRequest { recoveries, ..readmit.clone() };
+                self.client.readmit(self.cluster, &recovered).await?
+            }
+            answer => answer?,
+        };
         tracing::info!(
             code = code.as_str(),
             "discovery had lost how this host joined, and knows it again"

@@ -206,14 +206,14 @@ pub(crate) fn answer_with_access_token(
 ) -> Result<TokenResponse, ApiError> {
     let (token, response) = app.sign_access_token(key, subject);
     let hash = Digest::of(response.access_token.as_str().as_bytes());
-    peer(request)?.last_token.set(hash, Arc::new(token));
+    peer(request)?.last_token.set(hash, *response.access_token.kid(), Arc::new(token));
     Ok(response)
 }
 
 /// Returns the request's access token, verified. `key` is the key that the connection proves.
 ///
 /// A connection remembers its last token, because nearly all its requests show the same one. Such a
-/// token's signature isn't verified again.
+/// token's signature isn't verified again, as long as the key directory has the key that made it.
 fn access_token(
     request: &HttpRequest,
     app: &App,
@@ -226,15 +226,19 @@ fn access_token(
     let text = text.ok_or_else(missing)?;
     let (hash, now) = (Digest::of(text.as_bytes()), app.clock.seconds());
     let last = &peer(request)?.last_token;
-    if let Some(token) = last.with_hash(&hash) {
+    let signing_keys = &app.keys.signing_keys;
+    if let Some((signer, token)) = last.with_hash(&hash)
+        && signing_keys.contains(&signer)
+    {
         token.check_again(key, now)?;
         return Ok(token);
     }
-    let token: Jws = text
+    let jws: Jws = text
         .parse()
         .map_err(|_| ApiError::new(Code::TokenInvalid, "The access token can't be read.", next))?;
-    let signing = app.keys.signing_keys.iter().map(|signing| signing.key.public());
-    let token = Arc::new(AccessToken::verify(&token, signing, &app.issuer, key, now)?);
-    last.set(hash, token.clone());
+    let signing = signing_keys.current();
+    let signing = signing.iter().map(|signing| signing.key.public());
+    let token = Arc::new(AccessToken::verify(&jws, signing, &app.issuer, key, now)?);
+    last.set(hash, *jws.kid(), token.clone());
     Ok(token)
 }

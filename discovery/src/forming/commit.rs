@@ -9,7 +9,7 @@ use discovery_formation as formation;
 use discovery_formation::memory::LedgerEntry;
 use discovery_formation::service::Cluster;
 use discovery_types::convert;
-use discovery_types::document::Document;
+use discovery_types::document::{Document, VerifiedDocument};
 use discovery_types::jws::{Jws, JwsType};
 use discovery_types::problem::Code;
 use discovery_types::record::Record;
@@ -32,7 +32,7 @@ use crate::store::cluster::{
 impl App {
     /// Signs the commit document of the list with the hash `h`, or takes `shown`, a document that
     /// an agent sent or a ledger holds. Issues the members' certificates.
-    pub(super) fn build_commit(
+    pub(crate) fn build_commit(
         &self,
         loaded: &LoadedCluster,
         h: formation::Hash,
@@ -49,7 +49,12 @@ impl App {
                 let grants = loaded.grants_of(&frozen.proposal)?;
                 let damaged = |_| StoreError::damaged(format!("a record of cluster {id}"));
                 let proposal = convert::wire_proposal(&frozen.proposal, grants).map_err(damaged)?;
-                assert_eq!(proposal.hash().0, h.0, "the wire's hash and the machine's are one");
+                // The acks are signatures of `h`. So an error fails this cluster alone, where a
+                // panic would fail all requests of the batch.
+                if proposal.hash().0 != h.0 {
+                    let what = format!("the list of cluster {id} isn't the one that was signed");
+                    return Err(StoreError::damaged(what).into());
+                }
                 let ack =
                     |record: &std::sync::Arc<formation::AgentRecord>| -> Result<Jws, StoreError> {
                         let ack = frozen.acks.get(&record.key);
@@ -144,8 +149,24 @@ impl App {
             return Ok((None, None));
         };
         let entry = self.missing_ledger_entry(connection, id, chain, &stored).await?;
-        let delivery = Delivery { document: stored.document, leaves: stored.leaves };
-        Ok((Some(delivery), entry))
+        let document = self.with_present_signature(stored.document, chain);
+        Ok((Some(Delivery { document, leaves: stored.leaves }), entry))
+    }
+
+    /// Returns a stored document with the signature of a key that the service still has, because
+    /// agents refuse a document that they receive with another one. Signs it again if its key was
+    /// removed, or if another service has made it. The stored document stays as it is.
+    ///
+    /// A document that members haven't signed stays as it is, too: somebody else wrote it into the
+    /// database.
+    fn with_present_signature(&self, stored: Jws, chain: &StatementChain) -> Jws {
+        if self.keys.signing_keys.contains(stored.kid())
+            || VerifiedDocument::verify(&stored, chain).is_err()
+        {
+            return stored;
+        }
+        let document = stored.claims_unverified::<Document>(JwsType::Document);
+        document.map_or(stored, |document| document.sign(&self.keys.signer().key))
     }
 
     /// Returns the ledger entry for a cluster's commit. `None` if the ledger already holds the

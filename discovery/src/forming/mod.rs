@@ -25,7 +25,7 @@ use discovery_formation::service::{
 };
 use discovery_types::convert;
 use discovery_types::jws::Jws;
-use discovery_types::problem::Code;
+use discovery_types::problem::{Code, Problem};
 use discovery_types::statement::StatementChain;
 use serde_json::Value;
 use uuid::Uuid;
@@ -125,12 +125,8 @@ impl App {
             drop(transaction);
             return Err(self.report_blocker(cluster, blocker).await);
         }
-        let mut new_commit = None;
-        if let Some(h) = committed {
-            let authorities = transaction.authorities().await?;
-            let commit = self.build_commit(&transaction, h, shown, &authorities)?;
-            new_commit = Some((commit, authorities));
-        }
+        let (mut transaction, new_commit) =
+            self.build_new_commit(transaction, committed, shown).await?;
         let statement = prepared.statement.as_ref().filter(|_| !refused);
         let revocation = prepared.revocation.as_ref().filter(|_| !refused);
         transaction.add_statement_and_revocation(statement, revocation).await?;
@@ -171,6 +167,44 @@ impl App {
         }
         let answer = answer.map_err(|refusal| self.refusal_error(&refusal, &cluster))?;
         Ok(ClusterReply { cluster, chain, now, answer, document: delivery, grants, redeemed_grant })
+    }
+
+    /// Makes the commit of the list with the hash `committed`, if there is one. Takes the transaction,
+    /// because after an error nobody may commit it: it ends, and the error is stored.
+    async fn build_new_commit(
+        &self,
+        mut transaction: ClusterTransaction,
+        committed: Option<formation::Hash>,
+        shown: Option<Jws>,
+    ) -> Result<(ClusterTransaction, Option<(NewCommit, Authorities)>), ApiError> {
+        let Some(h) = committed else { return Ok((transaction, None)) };
+        let cluster = transaction.id();
+        let authorities = transaction.authorities().await.map_err(ApiError::from);
+        let built = authorities.and_then(|authorities| {
+            let commit = self.build_commit(&transaction, h, shown, &authorities)?;
+            Ok((commit, authorities))
+        });
+        match built {
+            Ok(built) => Ok((transaction, Some(built))),
+            Err(error) => {
+                drop(transaction);
+                self.note_failed_commit(cluster, &error).await;
+                Err(error)
+            }
+        }
+    }
+
+    /// Stores why a list that all its agents have signed can't be committed, for `cluster explain`.
+    async fn note_failed_commit(&self, cluster: Uuid, error: &ApiError) {
+        let Problem { code, detail, next, .. } = error.problem();
+        if *code != Code::Internal {
+            return;
+        }
+        let text =
+            format!("all have signed, but the service can't commit the list: {detail} {next}");
+        if let Err(error) = self.store.note_error(cluster, &text).await {
+            tracing::debug!(cluster.id = %cluster, %error, "can't store why a list isn't committed");
+        }
     }
 
     /// Locks a cluster and loads it. Returns an error if the database was set back to an older

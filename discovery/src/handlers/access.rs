@@ -100,6 +100,6 @@ pub(crate) async fn jwks(app: Data<App>) -> Json<Jwks> {
 
 /// Returns the service's signing keys as a key set.
 pub(crate) fn jwks_of(app: &App) -> Jwks {
-    let keys = app.keys.signing_keys.iter();
-    Jwks { keys: keys.map(|signing| Jwk::new(signing.key.public())).collect() }
+    let keys = app.keys.signing_keys.current();
+    Jwks { keys: keys.iter().map(|signing| Jwk::new(signing.key.public())).collect() }
 }

@@ -439,7 +439,9 @@ fn add_member_explanations(
     match cluster.phase {
         Phase::Formed => lines.extend(intents::explain(present, asking, name)),
         Phase::Committed => {
-            lines.extend(intents::explain(&MembersView::default(), asking, name));
+            let unknown = present.unknown.clone();
+            let none = MembersView { unknown, ..MembersView::default() };
+            lines.extend(intents::explain(&none, asking, name));
         }
         Phase::Open | Phase::Preparing | Phase::Expired | Phase::Abandoned | Phase::Retired => {}
     }

@@ -59,7 +59,7 @@ impl App {
     }
 
     /// Stores the new statements, and ends the lost cluster's unfinished intents.
-    async fn follow(
+    pub(super) async fn follow(
         &self,
         transaction: &mut ClusterTransaction,
         changes: &MembershipChanges,
@@ -95,7 +95,7 @@ impl App {
     }
 
     /// Raises an alarm: operators have recovered one cluster twice.
-    async fn report_contest(
+    pub(super) async fn report_contest(
         &self,
         mut transaction: ClusterTransaction,
         roster: &Roster,

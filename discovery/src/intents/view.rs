@@ -19,6 +19,7 @@ use crate::store::UnixMicros;
 use crate::store::changes::MembershipChanges;
 use crate::store::clusters::Origin;
 use crate::store::present::AskingHostRow;
+use crate::store::unknown_members::unknown_members;
 
 impl App {
     /// Returns a cluster's present members. The list is empty before the commit.
@@ -49,6 +50,7 @@ impl App {
             let build = builds.iter().find(|(key, _)| *key == known.key);
             member.agent = build.map(|(_, build)| build.clone());
         }
+        present.unknown = unknown_members(&mut *self.store.acquire().await?, id).await?;
         Ok(present)
     }
 

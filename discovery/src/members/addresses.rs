@@ -133,8 +133,11 @@ mod tests {
             vec![format!("https://10.0.0.{host}:2380").parse().unwrap()]
         };
         let released = MemberView { is_released: true, ..member(3) };
-        let present =
-            MembersView { confirmed: true, members: vec![member(1), member(2), released] };
+        let present = MembersView {
+            confirmed: true,
+            members: vec![member(1), member(2), released],
+            ..MembersView::default()
+        };
         let moved = [(1, url(9)), (2, url(2)), (3, url(8)), (4, url(7))];
         let moved = moved.into_iter().map(|(id, urls)| (MemberId::new(id), urls));
         let lines = explain_moves(&present, moved);
@@ -157,7 +160,8 @@ mod tests {
     fn an_address_that_is_recorded_in_another_spelling_is_recorded() {
         let spelled = |text: &str| {
             let listed = MemberView { peer_urls: vec![text.to_owned()], ..member(1) };
-            let present = MembersView { confirmed: true, members: vec![listed] };
+            let present =
+                MembersView { confirmed: true, members: vec![listed], ..MembersView::default() };
             let urls: Vec<NodeUrl> = vec!["https://db-1.example:2380".parse().unwrap()];
             explain_moves(&present, [(MemberId::new(1), urls)].into_iter()).len()
         };

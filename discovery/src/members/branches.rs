@@ -168,6 +168,7 @@ mod tests {
         let present = MembersView {
             confirmed: true,
             members: (1..=3).map(|id| member(id, Some(1), false)).collect(),
+            unknown: Vec::new(),
         };
         let lines = explain(&one, &branches, &present);
         let [line] = &lines[..] else { panic!("{lines:?}") };

@@ -13,6 +13,7 @@ use std::time::Duration;
 use discovery_formation::service::Cluster;
 use discovery_types::key::PublicKey;
 use discovery_types::problem::Code;
+use discovery_types::text::printable;
 
 use self::present::{RedeemSource, SilenceTimes};
 use self::roster::Roster;
@@ -21,6 +22,7 @@ use crate::store::UnixMicros;
 use crate::store::changes::membership_changes;
 use crate::store::cluster::ClusterTransaction;
 use crate::store::present::troubles;
+use crate::store::unknown_members::unknown_members;
 
 /// Refuses a retirement while members' agents report. An owner can force it.
 pub(crate) async fn refuse_if_reporting(
@@ -35,11 +37,13 @@ pub(crate) async fn refuse_if_reporting(
     let source = |_: &PublicKey| RedeemSource::default();
     let times = silence_times(cluster, now, listening_for);
     let view = present::present_members(&roster, &changes, &troubles, times, source);
+    let unknown = unknown_members(transaction.connection(), id).await?;
     let heard = |member: &&discovery_types::api::MemberView| {
         member.last_heard_ms.is_some() && !member.is_silent && !member.is_released
     };
+    let known = view.members.iter().filter(heard).map(|member| member.display_name());
     let names: Vec<String> =
-        view.members.iter().filter(heard).map(|member| member.display_name()).collect();
+        known.chain(unknown.iter().map(|member| printable(&member.name).into_owned())).collect();
     if names.is_empty() {
         return Ok(());
     }

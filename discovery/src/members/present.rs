@@ -8,10 +8,11 @@
 use std::time::Duration;
 
 use discovery_types::api::{
-    Explanation, ListedMember, MemberView, MembersView, RELEASED, SILENT_AFTER,
+    Explanation, ListedMember, MemberView, MembersView, RELEASED, SILENT_AFTER, UnknownMember,
 };
 use discovery_types::digest::MemberId;
 use discovery_types::key::PublicKey;
+use discovery_types::text::printable;
 use ipnet::IpNet;
 
 use super::roster::{Roster, RosterMember};
@@ -42,7 +43,8 @@ pub(crate) struct SilenceTimes {
     pub(crate) listening_for: Duration,
 }
 
-/// Returns the present members. `source` returns where an agent redeemed its token.
+/// Returns the present members, without unknown ones. `source` returns where an agent redeemed its
+/// token.
 pub(crate) fn present_members(
     roster: &Roster,
     changes: &MembershipChanges,
@@ -92,7 +94,7 @@ pub(crate) fn present_members(
     };
     let mut members: Vec<MemberView> = listed.into_iter().map(view).collect();
     members.sort_by_key(|member| member.id);
-    MembersView { confirmed: confirmed.is_some(), members }
+    MembersView { confirmed: confirmed.is_some(), members, unknown: Vec::new() }
 }
 
 /// Returns a member with the name and client URLs that a quorum of the voters reports now. A member
@@ -174,15 +176,19 @@ pub(crate) fn explain(view: &MembersView, name: &str) -> Vec<Explanation> {
         view.members.iter().filter(|member| !member.is_learner).collect();
     let well = voters.iter().filter(|member| member.is_healthy()).count();
     let quorum = voters.len() / 2 + 1;
-    let mut lines = Vec::new();
+    let mut lines: Vec<Explanation> = explain_unknown(&view.unknown).into_iter().collect();
     let awaited = voters.iter().filter(|member| member.is_awaited).count();
     let released = voters.iter().filter(|member| member.is_released).count();
-    if well + awaited + released < quorum && !voters.is_empty() {
+    let lacks_quorum = well + awaited + released < quorum && !voters.is_empty();
+    // With unknown members, the list is that of an old backup: its silent members may have been
+    // removed long ago, and then nobody should start them or recover the cluster.
+    let is_outdated = lacks_quorum && !view.unknown.is_empty();
+    if lacks_quorum && !is_outdated {
         lines.push(explain_no_quorum(&voters, well, quorum));
     }
     lines.extend(explain_awaited(view));
     let left = well.saturating_sub(quorum);
-    for member in view.members.iter().filter(|member| member.is_silent) {
+    for member in view.members.iter().filter(|member| member.is_silent && !is_outdated) {
         lines.push(explain_silent(member, name, (well >= quorum).then_some(left)));
     }
     for member in view.members.iter().filter(|member| !member.is_silent && !member.is_awaited) {
@@ -256,6 +262,34 @@ fn explain_awaited(view: &MembersView) -> Option<Explanation> {
              this says who is silent"
                 .into(),
         ),
+    })
+}
+
+/// Explains that members which the database doesn't know have proved that they joined. Returns
+/// `None` if there are no such members.
+fn explain_unknown(unknown: &[UnknownMember]) -> Option<Explanation> {
+    let names: Vec<String> = unknown
+        .iter()
+        .map(|member| format!("{} ({})", printable(&member.name), member.id))
+        .collect();
+    let first = unknown.first()?;
+    Some(Explanation {
+        code: "members_unknown".into(),
+        missing: format!(
+            "members that this service doesn't know have proved that they joined, so its database is \
+             older than that: {}",
+            names.join(", ")
+        ),
+        held_by: vec!["admin".into()],
+        last_error: None,
+        next_retry_ms: None,
+        command: Some(format!(
+            "wait for two minutes: the voters shown here report, and a quorum of them confirms the \
+             others. If most of these voters were replaced since the backup, restore a newer one. Don't \
+             retire or recover the cluster for what is shown here: ask it itself, by `muster-agent \
+             member list` on the host of {}",
+            printable(&first.name)
+        )),
     })
 }
 
@@ -379,7 +413,11 @@ pub(super) mod tests {
     }
 
     fn told(members: Vec<MemberView>) -> String {
-        let lines = explain(&MembersView { confirmed: true, members }, "prod");
+        told_with(members, Vec::new())
+    }
+
+    fn told_with(members: Vec<MemberView>, unknown: Vec<UnknownMember>) -> String {
+        let lines = explain(&MembersView { confirmed: true, members, unknown }, "prod");
         let line = |line: &Explanation| {
             let command = line.command.as_deref().unwrap_or_default();
             format!("{}: {} | {}\n  {command}\n", line.code, line.missing, line.held_by.join(","))
@@ -431,6 +469,20 @@ pub(super) mod tests {
         member_never_heard: voter db-3 (0000000000000003) has never reported that its node runs | db-3
           start that host's agent again
         ");
+    }
+
+    #[test]
+    fn nobody_is_told_to_recover_a_cluster_whose_list_is_older_than_its_members() {
+        let other = UnknownMember { id: MemberId::new(9), name: "db-9".into(), last_heard_ms: 1 };
+        let silent = vec![member(1, Some(1_000), true), member(2, Some(1_000), true)];
+        insta::assert_snapshot!(told_with(silent, vec![other.clone()]), @"
+        members_unknown: members that this service doesn't know have proved that they joined, so its database is older than that: db-9 (0000000000000009) | admin
+          wait for two minutes: the voters shown here report, and a quorum of them confirms the others. If most of these voters were replaced since the backup, restore a newer one. Don't retire or recover the cluster for what is shown here: ask it itself, by `muster-agent member list` on the host of db-9
+        ");
+        // With a quorum, the list will be confirmed anew, and a silent member is one.
+        let two = [member(1, Some(1_000), false), member(2, Some(1_000), false)];
+        let told = told_with([&two[..], &[member(3, Some(1), true)]].concat(), vec![other]);
+        assert!(told.contains("members_unknown") && told.contains("member_silent"), "{told}");
     }
 
     #[test]

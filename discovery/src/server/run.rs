@@ -93,10 +93,7 @@ pub(crate) async fn serve(args: ServeArgs) -> Result<(), ServerError> {
     let ended = tokio::select! {
         _ = terminate.recv() => Ok("SIGTERM"),
         _ = interrupt.recv() => Ok("SIGINT"),
-        Ok(_) = ledger_failed.wait_for(|failed| *failed) => Err(ServerError::Failed {
-            message: "the ledger's disk has failed: mend it, then start again".into(),
-            source: None,
-        }),
+        Ok(_) = ledger_failed.wait_for(|failed| *failed) => Err(ledger_disk_failed()),
         Ok(_) = elsewhere.wait_for(|met| *met) => {
             Err(ServerError::permanent_if(true, "this process must not go on", LEDGER_USED_TWICE))
         }
@@ -136,13 +133,14 @@ pub(crate) async fn start(args: ServeArgs) -> Result<RunningService, ServerError
     let console = prepare_console(&args, &keys, &console_sockets)?;
     let (options, postgres) = open_database(&args.database).await?;
     let pool = PoolSettings { size: args.database.pool_size, wait: POOL_WAIT };
+    let ledger_failed = ledger.failed();
     let store = match connect(options, pool, ledger, &keys, metrics).await {
         Ok(store) => store,
         Err(error) => {
             if let Some(postgres) = postgres {
                 postgres.stop().await;
             }
-            return Err(database_error(error));
+            return Err(start_error(error, *ledger_failed.borrow()));
         }
     };
     let process = store.ledger().process();
@@ -211,6 +209,20 @@ pub(super) fn ledger_error(error: LedgerError) -> ServerError {
             let damaged = matches!(error, LedgerError::Damaged { .. });
             ServerError::permanent_if(damaged, "can't open the ledger", error)
         }
+    }
+}
+
+fn ledger_disk_failed() -> ServerError {
+    let message = "the ledger's disk has failed: mend it or free space on it, then start again";
+    ServerError::Failed { message: message.into(), source: None }
+}
+
+/// Returns the error of a start that could not use the database. Each connection writes to the
+/// ledger before it is used, so a failed ledger is the reason, and not the database.
+fn start_error(error: ConnectError, has_ledger_failed: bool) -> ServerError {
+    match has_ledger_failed {
+        true => ledger_disk_failed(),
+        false => database_error(error),
     }
 }
 
@@ -562,5 +574,27 @@ impl RunningService {
         if let Some(postgres) = self.postgres {
             postgres.stop().await;
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::store::StoreError;
+
+    #[test]
+    fn a_full_disk_of_the_ledger_is_not_called_a_silent_database() {
+        let error = || ConnectError::from(StoreError::no_answer());
+        let told = |has_ledger_failed| {
+            let error = start_error(error(), has_ledger_failed);
+            (error.exit_code(), error.to_string())
+        };
+        let (code, text) = told(true);
+        assert!(
+            code == 1 && text.contains("ledger's disk") && text.contains("free space"),
+            "{text}"
+        );
+        let (code, text) = told(false);
+        assert!(code == 1 && text.contains("database"), "{text}");
     }
 }

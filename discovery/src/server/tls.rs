@@ -14,6 +14,7 @@ use actix_web::dev::Extensions;
 use actix_web::rt::net::TcpStream;
 use discovery_types::access::AccessToken;
 use discovery_types::digest::Digest;
+use discovery_types::key::KeyId;
 use muster_tls::{CertificateRule, PeerCertificate};
 use rustls::pki_types::CertificateDer;
 use rustls::server::ParsedCertificate;
@@ -41,20 +42,22 @@ pub(crate) struct ConnectionPeer {
 #[derive(Clone, Debug, Default)]
 pub(crate) struct LastToken(Arc<Mutex<Option<HashedToken>>>);
 
-/// Hash of a token's text, and the token.
-type HashedToken = (Digest, Arc<AccessToken>);
+/// Hash of a token's text, id of the key that signed it, and the token.
+type HashedToken = (Digest, KeyId, Arc<AccessToken>);
 
 impl LastToken {
-    /// Returns the token if its text has this hash.
-    pub(crate) fn with_hash(&self, hash: &Digest) -> Option<Arc<AccessToken>> {
+    /// Returns the token if its text has this hash, and the id of the key that signed it. The caller
+    /// checks that the service still has that key.
+    pub(crate) fn with_hash(&self, hash: &Digest) -> Option<(KeyId, Arc<AccessToken>)> {
         let last = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        last.as_ref().filter(|(known, _)| known == hash).map(|(_, token)| token.clone())
+        let known = last.as_ref().filter(|(known, _, _)| known == hash);
+        known.map(|(_, signer, token)| (*signer, token.clone()))
     }
 
-    /// Remembers a token whose text has this hash, instead of the last one. The caller has signed
-    /// it or verified its signature.
-    pub(crate) fn set(&self, hash: Digest, token: Arc<AccessToken>) {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some((hash, token));
+    /// Remembers a token whose text has this hash, instead of the last one. The caller has signed it
+    /// with the key `signer`, or verified its signature.
+    pub(crate) fn set(&self, hash: Digest, signer: KeyId, token: Arc<AccessToken>) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some((hash, signer, token));
     }
 }
 
@@ -139,11 +142,11 @@ mod tests {
         let (first, second) = (Digest::of(b"first"), Digest::of(b"second"));
         let last = LastToken::default();
         assert_eq!(last.with_hash(&first), None);
-        last.set(first, Arc::new(token.clone()));
-        assert_eq!(last.clone().with_hash(&first), Some(Arc::new(token)), "clones share it");
+        last.set(first, id, Arc::new(token.clone()));
+        assert_eq!(last.clone().with_hash(&first), Some((id, Arc::new(token))), "clones share it");
         assert_eq!(last.with_hash(&second), None);
-        last.set(second, Arc::new(other.clone()));
+        last.set(second, id, Arc::new(other.clone()));
         assert_eq!(last.with_hash(&first), None);
-        assert_eq!(last.with_hash(&second), Some(Arc::new(other)));
+        assert_eq!(last.with_hash(&second), Some((id, Arc::new(other))));
     }
 }

@@ -480,6 +480,19 @@ impl Store {
         }
     }
 
+    /// Stores an error of the service as the last error of a forming cluster.
+    pub(crate) async fn note_error(&self, id: Uuid, text: &str) -> Result<(), StoreError> {
+        sqlx::query(
+            "UPDATE clusters SET error_us = now_us(), error_key = NULL, error_text = $2
+             WHERE id = $1 AND phase IN ('open', 'preparing')",
+        )
+        .bind(id)
+        .bind(text)
+        .execute(&mut *self.acquire().await?)
+        .await?;
+        Ok(())
+    }
+
     /// Abandons a forming cluster without parsing its rows, so damaged rows can't prevent it.
     /// Returns `false` if the cluster isn't forming.
     pub(crate) async fn abandon_unread(

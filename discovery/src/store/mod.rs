@@ -28,6 +28,7 @@ pub(crate) mod present;
 pub(crate) mod rewrap;
 pub(crate) mod statement_branches;
 mod transaction;
+pub(crate) mod unknown_members;
 
 use std::fmt;
 use std::ops::{Deref, DerefMut};

@@ -156,8 +156,39 @@ async fn a_faulty_cluster_fails_no_other_commit_of_the_batch() {
         assert!(!service.app().store.ledger().contains(faulty), "{fault}");
         let seen = others[0].0.agent.poll(None).await.unwrap();
         assert!(seen.proposal.is_some() && seen.document.is_none(), "{fault}: it is still forming");
+        let explained = world.owner(&service).explain(faulty).await.unwrap().explain;
+        let error = explained[0].last_error.clone().unwrap_or_default();
+        let is_explained = error.contains("can't commit the list");
+        assert_eq!(is_explained, fault.contains("authorities"), "{fault}: {error}");
         service.stop().await;
     }
+}
+
+/// The machine's list and the one that was signed could differ only if rows or the program are
+/// wrong. Then the request gets the store's error, which doesn't end the other requests' task.
+#[tokio::test]
+async fn a_list_that_is_not_the_signed_one_is_not_committed() {
+    let world = TestInstallation::new().await;
+    let service = world.serve().await;
+    let admin = world.owner(&service);
+    let statement = world.cluster(&admin, "demo", 1).await;
+    let token = world.token(&admin, &statement).await;
+    let agent = TestAgent::new(&world, &service, &statement, &token, 1);
+    agent.redeem().await.unwrap();
+    agent.poll_until(|seen| seen.proposal.is_some()).await;
+    let app = service.app();
+    let ids = [statement.cluster];
+    let mut transaction = app.store.begin_batch(&ids, &[], None).await.unwrap();
+    let authorities = transaction.authorities(&ids).await.unwrap();
+    let loaded = &transaction.clusters[&statement.cluster];
+    let authorities = &authorities[&statement.cluster];
+    let other = discovery_formation::Hash([7; 32]);
+    let refused = app.build_commit(loaded, other, None, authorities).unwrap_err();
+    let text = refused.to_string();
+    assert!(refused.is_damage() && text.contains(&statement.cluster.to_string()), "{text}");
+    assert!(text.contains("isn't the one that was signed") && text.contains("abandon"), "{text}");
+    drop(transaction);
+    service.stop().await;
 }
 
 /// Instructions for a process that is to die in a batch.

@@ -360,8 +360,8 @@ async fn every_changed_access_token_is_refused() {
     let stranger = SigningKey::generate();
     let good = service.app().issue_access_token(world.owner.public(), ClientKind::Admin);
     let claims: Value = good.access_token.claims_unverified(JwsType::Access).unwrap();
-    let signer = &service.app().keys.signer().key;
-    let template = Template::new(JwsType::Access, signer, &stranger, claims);
+    let signer = service.app().keys.signer();
+    let template = Template::new(JwsType::Access, &signer.key, &stranger, claims);
     let mut vectors = template.vectors();
     for (claim, value) in [
         ("cnf", Value::Null),

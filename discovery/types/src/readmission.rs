@@ -10,6 +10,8 @@
 //! - a signature by the node key over the agent's key, since certificates are public.
 //!
 //! The proofs don't show whether the member was removed since; only the cluster itself knows that.
+//! After a recovery, the operator's signature shows it: the recovery statement names the member of
+//! whose data the cluster was made.
 
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
@@ -37,6 +39,11 @@ pub struct ReadmitRequest {
     /// ECDSA signature (P-256, SHA-256, in DER) by the node key over cluster and agent key, as
     /// base64url.
     pub signature: String,
+    /// Recovery statements from the founded Raft cluster to the present one, which an operator has
+    /// made of this member's data. An agent sends them only if the service doesn't readmit it
+    /// without them, because services of earlier versions don't know this field.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub recoveries: Vec<Jws>,
 }
 
 /// A readmission whose signatures are all valid.

@@ -3,9 +3,10 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use discovery_types::api::{ClusterView, MemberView, SeatView};
+use discovery_types::api::{ClusterView, MemberView, SeatView, UnknownMember};
 use discovery_types::csr::Csr;
 use discovery_types::leaves::verify_leaf;
+use discovery_types::text::printable;
 use discovery_types::url::NodeUrl;
 use ipnet::IpNet;
 use serde_json::json;
@@ -52,6 +53,9 @@ pub(super) async fn credentials(
     let chain = session.chain(cluster.cluster).await?;
     let view = session.client.show_cluster(cluster.cluster).await?;
     confirm_members(&view, expected, yes, printer)?;
+    if let Some(sentence) = unknown_members(&view.present.unknown) {
+        printer.warn(&sentence);
+    }
     let csr = Csr::new(&pair);
     let answer = session.client.issue_credentials(cluster.cluster, &csr).await?;
     let statement = chain.newest();
@@ -121,6 +125,19 @@ fn confirm_members(
     Err(CliError::Usage(
         "nothing was done: look at `cluster show`, then type yes, or add --yes".into(),
     ))
+}
+
+/// Returns a sentence about members whose addresses the answer lacks, if there are any.
+fn unknown_members(unknown: &[UnknownMember]) -> Option<String> {
+    let names: Vec<String> =
+        unknown.iter().map(|member| printable(&member.name).into_owned()).collect();
+    (!names.is_empty()).then(|| {
+        format!(
+            "the service's database is older than these members' joins, so they are not among the \
+             endpoints: {}. Ask the cluster itself: muster-agent member list",
+            names.join(", ")
+        )
+    })
 }
 
 /// Returns a sentence for each member with an address outside the expected networks.

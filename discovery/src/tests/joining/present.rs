@@ -68,7 +68,7 @@ pub(super) fn founders(cluster: &CommittedCluster) -> Vec<(MemberId, bool)> {
     cluster.agents.iter().map(|agent| (cluster.id(agent), false)).collect()
 }
 
-fn retire(cluster: &CommittedCluster, force: bool) -> Jws {
+pub(super) fn retire(cluster: &CommittedCluster, force: bool) -> Jws {
     let retire = Retire {
         cluster: cluster.statement.cluster,
         statement: cluster.chain().newest_hash(),

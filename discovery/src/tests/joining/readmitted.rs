@@ -3,15 +3,18 @@
 use discovery_types::api::{IntentState, Outcome};
 use discovery_types::client::ClientError;
 use discovery_types::csr::NodeKey;
-use discovery_types::digest::MemberId;
+use discovery_types::digest::{Incarnation, MemberId};
 use discovery_types::jws::Jws;
 use discovery_types::key::SigningKey;
 use discovery_types::leaves::Leaves;
 use discovery_types::member_proof::sign_as_node;
 use discovery_types::problem::Code;
 use discovery_types::readmission::ReadmitRequest;
+use discovery_types::recovery::{NodeIdentity, Recovery};
 
 use super::policies::policy;
+use super::present::retire;
+use super::recovered::{FIRST_RECOVERED_CLUSTER, SURVIVOR};
 use super::{CommittedCluster, added, code};
 use crate::tests::agent::TestAgent;
 
@@ -52,12 +55,28 @@ impl ForgottenMember {
             redeem: self.agent.envelope(),
             certificate: self.leaves.peer.clone(),
             signature: self.signature(&self.agent),
+            recoveries: Vec::new(),
         }
     }
 
     fn signature(&self, agent: &TestAgent) -> String {
         let cluster = self.cluster.statement.cluster;
         sign_as_node(&agent.node_key, cluster, agent.key.public()).unwrap()
+    }
+
+    /// Returns the identity of a member of the founded cluster that no agent here has.
+    fn other_node(&self) -> NodeIdentity {
+        NodeIdentity {
+            cluster_id: format!("{:016x}", self.cluster.raft_cluster()),
+            member_id: format!("{:016x}", MEMBER + 1),
+            incarnation: Incarnation::random(),
+        }
+    }
+
+    /// Returns the members that the service shows as unknown to its database.
+    async fn unknown_members(&self) -> Vec<MemberId> {
+        let shown = self.cluster.admin.show_cluster(self.cluster.statement.cluster).await.unwrap();
+        shown.present.unknown.iter().map(|member| member.id).collect()
     }
 
     async fn send(
@@ -91,8 +110,10 @@ async fn a_member_that_the_database_has_forgotten_proves_how_it_joined() {
     // The known members haven't reported yet.
     let early = forgotten.send(agent, &forgotten.request()).await;
     assert_eq!(code(early), Code::WrongState);
+    assert_eq!(forgotten.unknown_members().await, [MemberId::new(MEMBER)]);
     forgotten.confirm(&[(MEMBER, true)], 30).await;
     assert_eq!(forgotten.send(agent, &forgotten.request()).await.unwrap(), IntentState::Added);
+    assert!(forgotten.unknown_members().await.is_empty());
     assert_eq!(forgotten.send(agent, &forgotten.request()).await.unwrap(), IntentState::Added);
 
     // The readmitted agent has the rights of any member's agent.
@@ -105,6 +126,29 @@ async fn a_member_that_the_database_has_forgotten_proves_how_it_joined() {
     assert!(own.is_some_and(|own| own.last_heard_ms.is_some()), "{:?}", shown.present.members);
     // The readmitted member's ticket stays used.
     assert_eq!(agent.join().await.unwrap().intent.state, IntentState::Added);
+    forgotten.cluster.service.stop().await;
+}
+
+/// The founders have all been replaced since the backup, so nobody can confirm the member. People
+/// see that the database is old, and a retirement has to be forced.
+#[tokio::test]
+async fn an_unknown_members_cluster_is_explained_as_newer_than_the_database() {
+    let forgotten = ForgottenMember::new().await;
+    let (cluster, id) = (&forgotten.cluster, forgotten.cluster.statement.cluster);
+    let retire = retire(cluster, false);
+    let refused = forgotten.send(&forgotten.agent, &forgotten.request()).await;
+    assert_eq!(code(refused), Code::WrongState);
+    let explained = cluster.admin.explain(id).await.unwrap().explain;
+    let line = explained.iter().find(|line| line.code == "members_unknown").unwrap();
+    assert!(line.missing.contains(&forgotten.agent.record.name.to_string()), "{}", line.missing);
+    assert!(line.command.as_ref().unwrap().contains("Don't retire or recover"), "{line:?}");
+    let refused = cluster.admin.retire(id, &retire).await.unwrap_err();
+    assert_eq!(refused.code(), Some(Code::MembersReport), "{refused}");
+    // A proof of a day ago means nothing.
+    let old = "UPDATE unknown_members SET at_us = at_us - 86400000000";
+    sqlx::raw_sql(old).execute(&mut cluster.world.database.connect().await).await.unwrap();
+    assert!(forgotten.unknown_members().await.is_empty());
+    cluster.admin.retire(id, &retire).await.unwrap();
     forgotten.cluster.service.stop().await;
 }
 
@@ -137,6 +181,42 @@ async fn a_member_whose_removal_the_database_has_forgotten_does_not_come_back() 
     forgotten.confirm(&[(MEMBER + 1, false)], 50).await;
     let refused = forgotten.send(&forgotten.agent, &forgotten.request()).await;
     assert_eq!(code(refused), Code::WrongState);
+    forgotten.cluster.service.stop().await;
+}
+
+/// All founders were replaced since the backup, and then the cluster was lost, too. An operator has
+/// made a new one of the data of a member that the database doesn't know.
+#[tokio::test]
+async fn a_recovery_of_a_member_that_the_database_has_forgotten_is_followed() {
+    let forgotten = ForgottenMember::new().await;
+    let (cluster, agent) = (&forgotten.cluster, &forgotten.agent);
+    let owner = &cluster.world.owner;
+    let right = Recovery {
+        was: NodeIdentity { member_id: format!("{MEMBER:016x}"), ..forgotten.other_node() },
+        ..cluster.recovery(cluster.raft_cluster(), FIRST_RECOVERED_CLUSTER, agent)
+    };
+    let of_founder = Recovery { agent: *cluster.agents[0].key.public(), ..right.clone() };
+    let of_another_member = Recovery { was: forgotten.other_node(), ..right.clone() };
+    for (what, statement) in [
+        ("a statement of nobody", right.sign(&agent.key)),
+        ("another agent", of_founder.sign(owner)),
+        ("another member", of_another_member.sign(owner)),
+    ] {
+        let request = ReadmitRequest { recoveries: vec![statement], ..forgotten.request() };
+        let refused = forgotten.send(agent, &request).await;
+        assert_eq!(code(refused), Code::RecoveryRefused, "{what}");
+    }
+    let request = ReadmitRequest { recoveries: vec![right.sign(owner)], ..forgotten.request() };
+    for _ in 0..2 {
+        assert_eq!(forgotten.send(agent, &request).await.unwrap(), IntentState::Promoted);
+    }
+    let recovered = FIRST_RECOVERED_CLUSTER;
+    let answer = cluster.answer(recovered, agent, 2, &[SURVIVOR]).await.unwrap();
+    assert_eq!(answer.raft_cluster_id, Some(format!("{recovered:016x}")));
+    assert_eq!(cluster.confirmed().await, Some(vec![SURVIVOR]));
+    assert!(forgotten.unknown_members().await.is_empty());
+    let lost = cluster.answer(recovered, &cluster.agents[0], 3, &[SURVIVOR]).await;
+    assert_eq!(code(lost), Code::ClusterLost);
     forgotten.cluster.service.stop().await;
 }
 

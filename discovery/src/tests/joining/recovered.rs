@@ -17,16 +17,16 @@ use super::{CommittedCluster, added, code, names, remove};
 use crate::tests::agent::TestAgent;
 
 /// Raft cluster id after the first recovery.
-const FIRST_RECOVERED_CLUSTER: u64 = 0xc1;
+pub(super) const FIRST_RECOVERED_CLUSTER: u64 = 0xc1;
 /// Raft cluster id after the second recovery.
 const SECOND_RECOVERED_CLUSTER: u64 = 0xc2;
 /// The only member after the first recovery.
-const SURVIVOR: MemberId = MemberId([0, 0, 0, 0, 0, 0, 0x10, 0xc1]);
+pub(super) const SURVIVOR: MemberId = MemberId([0, 0, 0, 0, 0, 0, 0x10, 0xc1]);
 
 impl CommittedCluster {
     /// Makes a recovery statement: the host of `agent` continues Raft cluster `was` as Raft cluster
     /// `is`.
-    fn recovery(&self, was: u64, is: u64, agent: &TestAgent) -> Recovery {
+    pub(super) fn recovery(&self, was: u64, is: u64, agent: &TestAgent) -> Recovery {
         let identity = |of: u64| NodeIdentity {
             cluster_id: format!("{of:016x}"),
             member_id: format!("{:016x}", of + 0x1000),
@@ -61,7 +61,7 @@ impl CommittedCluster {
     }
 
     /// Sends a report by `agent` that the Raft cluster has these voters. Returns the answer.
-    async fn answer(
+    pub(super) async fn answer(
         &self,
         raft_cluster: u64,
         agent: &TestAgent,

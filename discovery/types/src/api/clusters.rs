@@ -442,6 +442,21 @@ pub struct MembersView {
     pub confirmed: bool,
     /// Members, ordered by id; empty before the commit.
     pub members: Vec<MemberView>,
+    /// Members that have proved lately that they joined, and that the service's database doesn't
+    /// know, because it was restored from an older backup.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub unknown: Vec<UnknownMember>,
+}
+
+/// A member that the service's database doesn't know.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct UnknownMember {
+    /// Id of the member in its Raft cluster, from its certificate.
+    pub id: MemberId,
+    /// Name in the record with which the member's host joined.
+    pub name: String,
+    /// Time of the member's last proof, in milliseconds since 1970.
+    pub last_heard_ms: i64,
 }
 
 /// End of a cluster.

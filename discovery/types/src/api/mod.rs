@@ -82,7 +82,7 @@ pub use clusters::{
     ClusterQuery, ClusterState, ClusterStates, ClusterSummary, ClusterView, CommitDocument,
     CredentialsRequest, CredentialsResponse, DraftRequest, DraftResponse, EndView, ExplainResponse,
     Explanation, MAX_PAGE, MIN_REPORT_INTERVAL, MemberRotation, MemberView, MembersView, Moment,
-    RotationView, SILENT_AFTER, SeatView, StatementList, StatementsRequest,
+    RotationView, SILENT_AFTER, SeatView, StatementList, StatementsRequest, UnknownMember,
 };
 pub use etcd_tokens::{
     EtcdMember, EtcdTokenList, EtcdTokenQuery, EtcdTokenRequest, EtcdTokenResponse, EtcdTokenState,
