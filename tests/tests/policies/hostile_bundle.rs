@@ -54,30 +54,33 @@ fn hosts_that_never_start_use_up_the_policy_and_a_ticket_fills_the_place() -> Re
     running.wait_voter(&newcomer, 3)
 }
 
-impl FormedCluster {
-    /// Returns a use under way, as a writer to the store can forge it: `thief` takes the place of
-    /// `victim`.
-    fn forged_use(&self, policy: &str, victim: &AgentProcess, more: Value) -> Result<Value> {
-        let list = self.testbed.admin_json(&["intent", "list", "demo"])?;
-        let operation = &list["intents"][0]["intent"]["operation"];
-        ensure!(operation.is_string(), "{list}");
-        let status = self.etcdctl()?.json(&["endpoint", "status"])?;
-        let raft_cluster =
-            status[0]["Status"]["header"]["cluster_id"].as_u64().context("a cluster id")?;
-        let mut forged = json!({
-            "policy": policy,
-            "operation": operation,
-            "member": self.id(victim)?,
-            "member_name": self.name(victim)?,
-            "newcomer": "thief",
-            "voters": 3,
-            "raft_cluster": format!("{raft_cluster:016x}"),
-            "began_at": SystemTime::now().duration_since(UNIX_EPOCH)?.as_secs(),
-        });
-        let fields = more.as_object().context("fields")?.clone();
-        forged.as_object_mut().context("fields")?.extend(fields);
-        Ok(json!({ "version": 1, "uses": [forged] }))
-    }
+/// Returns a use under way, as a writer to the store can forge it: `thief` takes the place of
+/// `victim`.
+fn forged_use(
+    running: &FormedCluster,
+    policy: &str,
+    victim: &AgentProcess,
+    more: Value,
+) -> Result<Value> {
+    let list = running.testbed.admin_json(&["intent", "list", "demo"])?;
+    let operation = &list["intents"][0]["intent"]["operation"];
+    ensure!(operation.is_string(), "{list}");
+    let status = running.etcdctl()?.json(&["endpoint", "status"])?;
+    let raft_cluster =
+        status[0]["Status"]["header"]["cluster_id"].as_u64().context("a cluster id")?;
+    let mut forged = json!({
+        "policy": policy,
+        "operation": operation,
+        "member": running.id(victim)?,
+        "member_name": running.name(victim)?,
+        "newcomer": "thief",
+        "voters": 3,
+        "raft_cluster": format!("{raft_cluster:016x}"),
+        "began_at": SystemTime::now().duration_since(UNIX_EPOCH)?.as_secs(),
+    });
+    let fields = more.as_object().context("fields")?.clone();
+    forged.as_object_mut().context("fields")?.extend(fields);
+    Ok(json!({ "version": 1, "uses": [forged] }))
 }
 
 /// A writer to the store says that a replacement of a living member is under way, or that the
@@ -92,7 +95,7 @@ fn a_forged_use_replaces_no_living_member() -> Result<()> {
         let before = running.members()?;
         let leader = leader(&running)?;
         let victim = if names_leader { leader } else { (leader + 1) % 3 };
-        let forged = running.forged_use(&id, &running.agents[victim], more.clone())?;
+        let forged = forged_use(&running, &id, &running.agents[victim], more.clone())?;
         running.etcdctl()?.run(&["put", USES, &forged.to_string()])?;
         let code = thief.exit_code(REPLACED)?;
         ensure!(code == 3, "{names_leader} {more}: {code} {}", thief.output());

@@ -24,18 +24,34 @@ const SERVICE: &str = "muster/v1/service";
 /// Text that an agent logs once for each outage of discovery.
 const LOST: &str = "The node and this agent go on";
 
-impl FormedCluster {
+/// Steps of the tests whose service moves, on a running cluster.
+pub(crate) trait ServiceMoves {
     /// Returns the words of the admin's context line.
-    pub(crate) fn context(&self) -> Result<String> {
+    fn context(&self) -> Result<String>;
+    /// Replaces the admin's context by this line.
+    fn use_context(&self, line: &str) -> Result<()>;
+    /// Stops the service and starts it at another port, with the same keys, Postgres and ledger.
+    fn move_service(&mut self) -> Result<()>;
+    /// Announces the service's address to all clusters. Returns the statement's sequence number.
+    fn announce(&self, more: &[&str]) -> Result<u64>;
+    /// Signs a service statement of this cluster, without sending it.
+    fn forge(&self, sequence: u64, key: &SigningKey) -> Result<Jws>;
+    /// Runs `context set` on an agent's host with one statement.
+    fn set_context(&self, agent: &AgentProcess, jws: &Jws) -> Result<Output>;
+    /// Returns the service statement in the cluster's own store.
+    fn stored_service(&self) -> Result<String>;
+}
+
+impl ServiceMoves for FormedCluster {
+    fn context(&self) -> Result<String> {
         let shown = self.testbed.admin_json(&["context", "show"])?;
         Ok(shown["line"].as_str().context("a line")?.to_owned())
     }
 
-    pub(crate) fn use_context(&self, line: &str) -> Result<()> {
+    fn use_context(&self, line: &str) -> Result<()> {
         self.testbed.admin_command(&["context", "add", line, "--replace"]).map(drop)
     }
 
-    /// Stops the service and starts it at another port, with the same keys, Postgres and ledger.
     fn move_service(&mut self) -> Result<()> {
         self.testbed.stop_discovery()?;
         let old = format!(":{}", self.testbed.options.ports[0]);
@@ -44,20 +60,18 @@ impl FormedCluster {
         self.testbed.start_discovery()
     }
 
-    pub(crate) fn announce(&self, more: &[&str]) -> Result<u64> {
+    fn announce(&self, more: &[&str]) -> Result<u64> {
         let all = self.testbed.admin_json(&[&["service", "announce", "--all"], more].concat())?;
         ensure!(all[0]["is_new"] == true, "{all}");
         all[0]["sequence"].as_u64().with_context(|| format!("a number: {all}"))
     }
 
-    /// Signs a service statement of this cluster, without sending it.
     fn forge(&self, sequence: u64, key: &SigningKey) -> Result<Jws> {
         let shown = self.testbed.admin_json(&["cluster", "show", "demo"])?;
         let cluster = shown["cluster"].as_str().context("an id")?.parse()?;
         Ok(service_statement(cluster, sequence)?.sign(key))
     }
 
-    /// Runs `context set` on an agent's host with one statement.
     fn set_context(&self, agent: &AgentProcess, jws: &Jws) -> Result<Output> {
         let file = self.testbed.path("forged.service");
         fs_err::write(&file, format!("{SERVICE_WORD} {jws}\n"))?;

@@ -11,7 +11,7 @@ use muster_tests::harness::process::last_lines;
 use muster_tests::harness::testbed::path_text;
 use muster_tests::harness::{AgentProcess, Network, poll_slowly};
 
-use crate::moved_service::{NEW_PORT, context_set, wait_follows, wait_lost};
+use crate::moved_service::{NEW_PORT, ServiceMoves as _, context_set, wait_follows, wait_lost};
 
 /// Time until each agent has reported to a restored service. If the service's URL has not changed,
 /// an agent repeats its report one to two minutes after the last one.

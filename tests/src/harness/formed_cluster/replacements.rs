@@ -47,7 +47,7 @@ impl FormedCluster {
     }
 
     /// Returns the reasons why newcomers wait, as agents have reported them to discovery.
-    fn waits(&self) -> Result<Vec<String>> {
+    pub fn waits(&self) -> Result<Vec<String>> {
         let list = self.testbed.admin_json(&["intent", "list", "demo", "--all"])?;
         let views = list["intents"].as_array().context("a list of intents")?;
         let reason = |view: &Value| view["waits"]["reason"].as_str().unwrap_or_default().to_owned();
