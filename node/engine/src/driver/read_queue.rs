@@ -103,6 +103,7 @@ impl ReadQueue {
         });
         let repeats = !again.is_empty();
         self.waiting.append(&mut again);
+        self.is_delayed = false;
         if self.waiting.is_empty() || leader == 0 || self.rounds.len() >= MAX_ROUNDS {
             return false;
         }
@@ -110,7 +111,6 @@ impl ReadQueue {
             self.is_delayed = true;
             return false;
         }
-        self.is_delayed = false;
         self.has_delay_ended = false;
         let context = consensus.read_index();
         self.rounds_started += 1;

@@ -258,3 +258,18 @@ fn readers_that_have_ended_delay_no_round_for_ever() {
     assert!((1..15).contains(&delayed), "{delayed} rounds were delayed");
     assert_eq!(answered(&cluster, 0), (1..60).collect::<Vec<_>>());
 }
+
+/// Otherwise the core thread would wake up again and again, until another leader is elected.
+#[test]
+fn no_round_is_delayed_while_there_is_no_leader() {
+    let mut cluster = DriverCluster::led(3);
+    (1..=8).for_each(|token| read(&mut cluster, 0, token));
+    while cluster.deliver(&ALL) {}
+    assert_eq!(cluster.drivers[0].delayed_read_round(), Some(1));
+    // An answer of a later term makes the leader step down.
+    let later = Message { term: 9, ..Message::new(MessageKind::AppendResponse, 2, 1) };
+    cluster.drivers[0].message(later);
+    cluster.run_until_idle(0);
+    assert_eq!(cluster.leaders()[0], 0);
+    assert_eq!(cluster.drivers[0].delayed_read_round(), None);
+}
